@@ -1,0 +1,1 @@
+"""The sweeper that packs points into fleets."""

@@ -1,0 +1,93 @@
+"""Hydra's door to fleets: expands the points of a request and hands whole fleets to whatever launcher is chosen."""
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobStatus
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lab import app
+
+
+@dataclass
+class FleetSweeperConf:
+    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet."""
+
+    _target_: str = "hydra_plugins.fleet_sweeper.fleet_sweeper.FleetSweeper"
+    params: dict[str, Any] = field(default_factory=dict)
+    max_runs: int = 8
+    dry_run: bool = False
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSweeperConf, provider="instability-lab")
+
+
+class FleetSweeper(Sweeper):
+    """Compose every point first, freeze the list, then train what is missing, fleet by fleet."""
+
+    def __init__(self, params: DictConfig, max_runs: int, dry_run: bool) -> None:
+        self.params = {str(key): value for key, value in params.items()}
+        self.max_runs, self.dry_run = max_runs, dry_run
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.loader: Any = hydra_context.config_loader
+        self.config = config
+        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        written = [f"{key}={value}" for key, value in self.params.items()]
+        trees = list(self._compose(expand(self._parse([*written, *arguments]))))
+        return app.run_sweep(trees, self._launch, max_runs=self.max_runs, dry_run=self.dry_run)
+
+    def _parse(self, overrides: Sequence[str]) -> list[Override]:
+        parser = OverridesParser.create(config_loader=self.loader)
+        return list(parser.parse_overrides(list(overrides)))
+
+    def _launch(self, jobs: Sequence[Sequence[str]]) -> None:
+        for job in self.launcher.launch(jobs, initial_job_idx=0):
+            if job.status is not JobStatus.COMPLETED:  # its runs are missing, and so count as failed
+                print(f"lab: a job died: {job._return_value}", file=sys.stderr)
+
+    def _compose(self, points: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+        """One resolved tree per point.  Composing is slow, so points that choose the same files share it."""
+        composed: dict[tuple[str, ...], DictConfig] = {}
+        for point in points:
+            overrides = self._parse(point)
+            chooses = [self.loader.repository.group_exists(override.key_or_group) for override in overrides]
+            files = tuple(text for text, is_file in zip(point, chooses, strict=True) if is_file)
+            if files not in composed:
+                composed[files] = self.loader.load_sweep_config(self.config, list(files))
+            tree = deepcopy(composed[files])
+            values = [override for override, is_file in zip(overrides, chooses, strict=True) if not is_file]
+            self.loader._apply_overrides_to_config(values, tree)
+            with open_dict(tree):
+                del tree["hydra"], tree["fleet"]
+            yield OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)  # type: ignore[misc]
+
+
+def expand(overrides: Sequence[Override]) -> list[list[str]]:
+    """The product of all values given; a key given again replaces what stood there before."""
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            values[override.key_or_group] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            values[override.key_or_group] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise HydraException(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
+    return [list(point) for point in itertools.product(*values.values())]

@@ -1,0 +1,99 @@
+"""Isolated processes on one machine: as many jobs at once as there are cores, each losing only itself."""
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+
+@dataclass
+class LocalLauncherConf:
+    """``processes`` at once; 0 means one per core this process may use."""
+
+    _target_: str = "hydra_plugins.local_launcher.local_launcher.LocalLauncher"
+    processes: int = 0
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="instability-lab")
+
+
+class LocalLauncher(Launcher):
+    """Every job in a fresh process; a job that dies is reported as failed, and the others go on."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes or cores()
+        self.running: set[Any] = set()
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        setup_globals()
+        # one clean process imports torch once; every job is a fork of it, and none inherits another's state
+        processes = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
+        if sys.platform != "win32":
+            processes.set_forkserver_preload(["lab.fleet", "lab.record"])
+        pool = ThreadPoolExecutor(self.processes)
+        try:
+            jobs = [
+                pool.submit(self._watch, processes, initial_job_idx + place, list(overrides))
+                for place, overrides in enumerate(job_overrides)
+            ]
+            return [job.result() for job in jobs]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in self.running:
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown()
+
+    def _watch(self, processes: Any, index: int, overrides: list[str]) -> JobReturn:
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        with open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = str(index), index
+        job = processes.Process(target=_job, args=(self.hydra_context, self.task_function, config))
+        job.start()
+        self.running.add(job)
+        job.join()
+        self.running.discard(job)
+        done = JobReturn(overrides=overrides, cfg=config)
+        done.status = JobStatus.COMPLETED if job.exitcode == 0 else JobStatus.FAILED
+        done.return_value = RuntimeError(f"job {index} ended with exit code {job.exitcode}") if job.exitcode else None
+        return done
+
+
+def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    setup_globals()
+    done = run_job(
+        hydra_context=hydra_context,
+        task_function=task_function,
+        config=config,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+    _ = done.return_value  # raises what the task raised
+
+
+def _die_with_parent() -> None:
+    """A killed sweep must not leave jobs behind that nobody waits for."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,120 @@
+"""The door: sweep, train, report, list; each a thin function over the library."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lab.registry import RequestError, nearest
+
+USAGE = """\
+lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
+lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
+lab report DIR [DIR ...]                         rebuild tables, figures and report.html from stored records
+lab list [sweeps|models|interventions|optimizers|schedules|data|probes|figures]
+
+out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
+--cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what can be named.
+Tab completion: eval "$(lab -sc install=bash)"
+"""
+DONE, FAILED, REFUSED, INTERRUPTED, FAULT = 0, 1, 2, 130, 70
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        return _dispatch(arguments)
+    except RequestError as refusal:
+        return _refuse(str(refusal))
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command trains what is missing", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
+    except BrokenPipeError:
+        return FAILED
+    except Exception as fault:
+        line = _hydra_line(fault)
+        if line:
+            return _refuse(line)
+        traceback.print_exc()
+        print("\nA fault of the lab, not of your request; please report it with the lines above.", file=sys.stderr)
+        return FAULT
+
+
+def _refuse(line: str) -> int:
+    print(f"lab: {line}", file=sys.stderr)
+    return REFUSED
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return DONE if arguments else REFUSED
+    word, rest = arguments[0], list(arguments[1:])
+    if word in ("-sc", "--shell-completion"):
+        from lab import completion
+
+        completion.answer(arguments, list(COMMANDS))
+        return DONE
+    if word not in COMMANDS:
+        raise RequestError(f"unknown sub-command {word!r}; {nearest(word, COMMANDS)}")
+    COMMANDS[word](rest)
+    return DONE
+
+
+def _sweep(arguments: list[str]) -> None:
+    from lab import request
+
+    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
+        raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(request.sweeps())}")
+    sweep = request.find_sweep(arguments[0])
+    request.run(arguments[1:], name=sweep.stem, sweep=sweep)
+
+
+def _train(arguments: list[str]) -> None:
+    from lab import request
+
+    words = [word for word in arguments if word not in ("-m", "--multirun")]
+    request.run(words, name="train", one=len(words) == len(arguments))
+
+
+def _report(arguments: list[str]) -> None:
+    from lab.analysis import report
+
+    if not arguments:
+        raise RequestError("report which folder? lab report DIR [DIR ...]")
+    folders = [Path(folder) for folder in arguments]
+    page = report.build(folders)
+    print(report.summary(folders))
+    print(f"report: {page}")
+
+
+def _list(arguments: list[str]) -> None:
+    from lab import catalogue
+
+    for line in catalogue.lines(arguments):
+        print(line)
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"sweep": _sweep, "train": _train, "report": _report, "list": _list}
+
+
+def _hydra_line(fault: Exception) -> str | None:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(fault, (HydraException, OmegaConfBaseException)):
+        return None
+    from lab import request
+
+    return request.one_line(fault)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Curves: runs that differ in nothing but learning rate and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab import store
+from lab.analysis.arms import Curve, name_arms, spell
+from lab.store import Records
+
+LR = "optimizer.lr"
+# What a curve runs over, and what changes no number of a run or only names others.  Probes change nothing either.
+FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device"}
+# An intervention may add a few gains; these make no size of their own.
+SAME_SIZE = 1.05
+
+
+def load(*folders: str | Path) -> Records:
+    """Overlay the records of one or more results folders; equal ids are one run, rather whole than failed.
+
+    Raises:
+        RequestError: a folder is absent, empty, or of another record version.
+    """
+    tables = [store.read(Path(folder)) for folder in folders]
+    runs = pd.concat([table.runs.assign(folder=place) for place, table in enumerate(tables)], ignore_index=True)
+    runs = runs.loc[(runs["status"] == "failed").sort_values(kind="stable").index].drop_duplicates("id")
+    kept = [set(runs.loc[runs["folder"] == place, "id"]) for place in range(len(tables))]
+    metrics = [table.metrics[table.metrics["id"].isin(ids)] for table, ids in zip(tables, kept, strict=True)]
+    runs = runs.drop(columns="folder").sort_values("id", ignore_index=True)
+    return Records(runs, pd.concat(metrics, ignore_index=True))
+
+
+def points(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per run that did not fail: where it lies.
+
+    Of runs that repeat a point (on another device, say) the first id stays.
+
+    Returns:
+        Columns ``id``, ``curve`` (a number), ``arm`` (a label), ``size`` (``parameters`` up to what gains add),
+        ``parameters`` (without embeddings), ``lr`` (peak), ``seed`` (text; data seed after a slash), ``loss`` (final,
+        held-out), ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step).
+        Sorted by arm, size, learning rate, seed.
+    """
+    ended = runs[runs["status"] != "failed"].sort_values("id")
+    keys, curves = configs(ended)
+    counts = [int(count) for count in ended["parameters_without_embeddings"]]
+    by_curve = dict(zip(keys, counts, strict=True))
+    sizes = _sizes(counts)
+    arms = dict(zip(curves, name_arms(list(curves.values()), [sizes[by_curve[key]] for key in curves]), strict=True))
+    numbers = {key: number for number, key in enumerate(curves)}
+    frame = pd.DataFrame(
+        {
+            "id": ended["id"],
+            "curve": [numbers[key] for key in keys],
+            "place": [arms[key].place for key in keys],
+            "arm": pd.Series([arms[key].label for key in keys], ended.index, dtype="string"),
+            "size": [sizes[count] for count in counts],
+            "parameters": counts,
+            "lr": significant(ended[LR]),
+            "seed": _replicates(ended),
+            "loss": ended["final_val_loss"],
+            **{name: ended[name] for name in ("loss_at_init", "loss_bigram", "status", "diverged_at")},
+        }
+    )
+    frame = frame.drop_duplicates(["curve", "lr", "seed"]).sort_values(["place", "size", "lr", "seed"])
+    return frame.drop(columns="place").reset_index(drop=True)
+
+
+def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
+    """Key of the curve of each run, and the config of each curve in plain values by dotted key."""
+    config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - FREE if key.split(".")[0] != "probes")
+    columns = ["intervention", *config, "data_fingerprint"]
+    keys: list[Hashable] = [tuple(map(plain, row)) for row in runs[columns].itertuples(index=False, name=None)]
+    return keys, {key: dict(zip(columns, key, strict=True)) for key in keys}  # type: ignore[call-overload]
+
+
+def plain(value: Any) -> Hashable:
+    """A config value that can be compared: absent is ``None``, a number a float, a list or switch its text."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return f"[{', '.join(map(str, value))}]"
+    if value is None or value is pd.NA or value != value:
+        return None
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool | np.bool_) else str(value)
+
+
+def significant(values: Iterable[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Learning rates to six digits, so that 0.1 * 3 and 0.3, or single and double precision, are one."""
+    return np.array([float(f"{value:.6g}") for value in values], dtype=float)
+
+
+def _sizes(counts: Sequence[int]) -> dict[int, int]:
+    """To each parameter count the smallest one that is the same size."""
+    sizes: dict[int, int] = {}
+    size = -1
+    for count in sorted(set(counts)):
+        size = count if count > SAME_SIZE * size else size
+        sizes[count] = size
+    return sizes
+
+
+def _replicates(runs: pd.DataFrame) -> list[str]:
+    data = runs["data.seed"] if "data.seed" in runs else [None] * len(runs)
+    pairs = [(plain(seed), plain(other)) for seed, other in zip(runs["seed"], data, strict=True)]
+    return [spell(seed) if other is None else f"{spell(seed)}/{spell(other)}" for seed, other in pairs]

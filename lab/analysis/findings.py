@@ -1,0 +1,84 @@
+"""Findings in sentences: what pairs of arms differ in, and what a reader of the numbers must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pandas as pd
+
+from lab.analysis.arms import count, spell
+from lab.analysis.sensitivity import FEWEST_SEEDS, HIGH, LOW
+from lab.analysis.study import Study
+
+# With more pairs than four arms have, the headline compares with the first arm only; the table has every pair.
+MOST_PAIRS = 6
+
+
+def headline(pairs: pd.DataFrame) -> list[str]:
+    """A sentence per pair of arms on sensitivity and one on its instability part; ``pairs`` as by ``all_pairs``."""
+    groups = pairs.groupby(["first", "second"], sort=False)
+    first = pairs["first"].iloc[0] if len(groups) > MOST_PAIRS else None
+    shown = [table for (one, _), table in groups if first in (None, one)]
+    parts = {"total": "LR sensitivity", "above": "The instability part"}
+    return [f"{name} {_difference(table, part)}." for table in shown for part, name in parts.items()]
+
+
+def _difference(table: pd.DataFrame, part: str) -> str:
+    first, second, intervals = table["first"].iloc[0], table["second"].iloc[0], list(table[part])
+    everywhere = "" if len(intervals) == 1 else " at every size"
+    if any(interval.n < FEWEST_SEEDS for interval in intervals):
+        verdict = f"of {first} minus that of {second}, with too few seeds for an interval:"
+    elif all(interval.low > 0 for interval in intervals):
+        verdict = f"is lower with {second} than with {first}{everywhere}, by"
+    elif all(interval.high < 0 for interval in intervals):
+        verdict, intervals = f"is lower with {first} than with {second}{everywhere}, by", [-i for i in intervals]
+    else:
+        settled = sum(interval.low > 0 or interval.high < 0 for interval in intervals)
+        where = f"{settled} of {len(intervals)} sizes" if settled else "no size"
+        verdict = f"of {first} minus that of {second} differs from zero at {where}:"
+    at_sizes = [f"{interval} at {count(size)}" for interval, size in zip(intervals, table["size"], strict=True)]
+    return f"{verdict} {listed(at_sizes)} parameters"
+
+
+def notes(study: Study) -> Iterator[str]:
+    """What limits the numbers, one line per kind."""
+    runs, failed = study.records.runs, study.failed
+    if len(failed):
+        yield f"Failed, and left out of the curves: {len(failed)} of {len(runs)} runs ({listed(failed['id'])})."
+    repeated = sorted(set(runs["id"]) - set(failed["id"]) - set(study.points["id"]))
+    if repeated:
+        yield f"Left out, since another run is the same point: {len(repeated)} runs ({listed(repeated)})."
+    for curves, sentence in _cautions(study):
+        if len(curves):
+            yield sentence.format(listed(_place(*at) for at in zip(curves["arm"], curves["size"], strict=True)))
+    for (arm, size), points in study.points.groupby(["arm", "size"], sort=False):
+        for seed, some in points.groupby("seed"):
+            missing = sorted(set(points["lr"]) - set(some["lr"]))
+            if missing:
+                yield f"{_place(arm, size)}: seed {seed} has no run at learning rate {listed(map(spell, missing))}."
+
+
+def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
+    """Curves, and a sentence about them."""
+    curves = study.curves
+    total, below = (curves[part].map(lambda interval: interval.mean) for part in ("total", "below"))
+    n = curves["total"].map(lambda interval: interval.n)
+    learned = study.points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
+    idle = learned.index[learned["capped"] > learned["loss_bigram"]]
+    at = pd.MultiIndex.from_frame(curves[["arm", "size"]])
+    few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
+    slow = "More than half of the sensitivity is under-training, from learning rates below the best one, for {}."
+    yield curves[n == 0], f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}: {{}}."
+    yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
+    yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
+    yield curves[at.isin(idle)], "No run ended better than the bigram model, so low sensitivity says nothing: {}."
+
+
+def _place(arm: object, size: object) -> str:
+    return f"{arm} at {count(float(str(size)))}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """``a, b and c``."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

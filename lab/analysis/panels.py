@@ -1,0 +1,106 @@
+"""Panels: what one pair of axes shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+from lab.analysis import drawing
+from lab.analysis.arms import count
+from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
+from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
+
+DASHED = (0, (4, 2))
+
+
+def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
+    """Logarithmic learning rates, ticks at decades, or at the learning rates themselves when they are few."""
+    grid = sorted(set(lrs))
+    axes.set_xscale("log")
+    axes.set_xlim(grid[0] / 1.4, grid[-1] * 1.4)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if len(grid) < 4:
+        axes.set_xticks(grid, [f"{lr:g}" for lr in grid])
+    axes.set_xlabel("peak learning rate")
+
+
+def loss_axis(axes: Axes, low: float, high: float, what: str) -> None:
+    """Logarithmic loss, so that the loss at initialization fits without flattening what training changed."""
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.04, high * 1.06)
+    ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
+    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.04 <= tick <= high * 1.06]))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel(what)
+
+
+def over_lr(axes: Axes, runs: pd.DataFrame, value: str, colour: str, mean: Any) -> None:
+    """Over learning rates: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost."""
+    by_lr = runs.groupby("lr")
+    line = by_lr[value].agg(["min", "max"]).assign(mean=by_lr[value].agg(mean))
+    fates = by_lr["fate"].agg(lambda seeds: next((fate for fate in ("diverged", "unstable") if fate in set(seeds)), ""))
+    axes.fill_between(line.index, line["min"], line["max"], color=colour, alpha=0.2, linewidth=0)
+    axes.plot(line.index, line["mean"], color=colour)
+    for fate, mark in {"": "o", **FATES}.items():
+        look = FATE_LOOK if fate else {"markersize": 3.5}
+        axes.plot(line.index[fates == fate], line["mean"][fates == fate], mark, color=colour, **look)
+
+
+def references(axes: Axes, runs: pd.DataFrame) -> None:
+    """Thin lines at the loss at initialization and that of the bigram model, each a mean over ``runs``."""
+    for column, (_, dashes) in REFERENCES.items():
+        axes.axhline(runs[column].mean(), color=INK, linewidth=0.8, linestyle=dashes, zorder=1)
+
+
+def over_steps(axes: Axes, lines: pd.DataFrame, shades: Mapping[Any, str]) -> None:
+    """A line per learning rate: columns ``lr``, ``step``, ``value``."""
+    for lr, line in lines.groupby("lr"):
+        axes.plot(line["step"], line["value"], color=shades[lr], linewidth=1)
+
+
+def sensitivities(axes: Axes, curves: pd.DataFrame) -> None:
+    """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``."""
+    sizes, arms, keys = sorted(curves["size"].unique()), list(curves["arm"].unique()), []
+    reach = np.log(sizes[-1] / sizes[0]) or 1.0
+    for place, arm in enumerate(arms):
+        some = curves[curves["arm"] == arm]
+        look: dict[str, Any] = {"color": drawing.ARM_COLOURS[place % 7], "marker": drawing.ARM_MARKS[place % 7]}
+        # arms stand a hair apart, or bars would hide one another
+        x = some["size"].to_numpy() * np.exp(reach * 0.012 * (place - (len(arms) - 1) / 2))
+        _intervals(axes, x, list(some["total"]), **look)
+        _intervals(axes, x, list(some["above"]), **look, linestyle=DASHED, markerfacecolor="white")
+        seeds = sorted({interval.n for interval in some["total"]})
+        n = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
+        keys.append(Line2D([], [], markersize=5, label=drawing.literal(f"{arm} (n = {n})", 34), **look))
+    keys += [Line2D([], [], color=INK, label="sensitivity")]
+    keys += [Line2D([], [], color=INK, linestyle=DASHED, label="its instability part")]
+    drawing.beside(axes, keys)
+    if not any(interval.n for interval in curves["total"]):
+        axes.text(
+            0.5, 0.5, "undefined: fewer than two learning rates", transform=axes.transAxes, ha="center", color=INK
+        )
+    axes.set_xscale("log")
+    axes.set_xlim(sizes[0] / np.exp(0.15 * reach), sizes[-1] * np.exp(0.15 * reach))
+    axes.set_xticks(sizes, [count(size) for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("parameters without embeddings")
+    axes.set_ylabel("LR sensitivity (nats/token)")
+
+
+def _intervals(axes: Axes, x: Any, intervals: list[Interval], **look: Any) -> None:
+    """Means joined by a line, each with its interval; below three seeds the seeds themselves."""
+    means = [interval.mean for interval in intervals]
+    half = [interval.high - interval.mean for interval in intervals]
+    axes.plot(x, means, markersize=5, **look)
+    axes.errorbar(x, means, half, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5)
+    for place, interval in zip(x, intervals, strict=True):
+        if interval.n < FEWEST_SEEDS:
+            axes.plot([place] * interval.n, interval.values, "_", color=look["color"], markersize=8)

@@ -1,0 +1,122 @@
+"""The report: one page, its figures and its tables, out of the records of one or more results folders."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from lab import store
+from lab.analysis import drawing, page, tables
+from lab.analysis.arms import count, spell
+from lab.analysis.figures import FIGURES
+from lab.analysis.findings import headline, listed, notes
+from lab.analysis.study import Study, study
+from lab.registry import RequestError
+from lab.store import Records
+
+SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
+a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). Its two parts add up to it:
+learning rates below the best one were too slow for the steps given (under-training), those above it too fast
+(instability). ± is a 95 % Student-t interval over n seeds; below three seeds the values are shown. eta_div is the
+smallest learning rate at which a run diverged or, above its best learning rate, ended worse than a bigram model."""
+PAIRED = "Differences are paired by seed, in nats/token; ± is a 95 % Student-t interval over n seeds."
+DIFFERENCES = """The first arm's number minus the second arm's, taken seed by seed: the same seed means the same order
+of the data and the same initial values of the weights both arms have. An interval that leaves out zero is a
+difference; intervals are not widened for the number of comparisons."""
+LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
+unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number."""
+
+
+def summary(folders: Sequence[str | Path]) -> str:
+    """The table of sensitivities as plain text, then a line for each thing its reader must know."""
+    made = study(folders)
+    shown = tables.sensitivities(made)
+    cells = [list(shown.columns), *shown.astype(str).to_numpy().tolist()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([*lines, *notes(made)])
+
+
+def build(folders: Sequence[str | Path]) -> Path:
+    """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` into the first folder.
+
+    Returns:
+        Path of the page; the same records give the same bytes.
+
+    Raises:
+        RequestError: a folder cannot be read, or none of its runs ended.
+    """
+    made, places = study(folders), [Path(folder) for folder in folders]
+    for name, table in tables.files(made).items():
+        text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        store.write_text(places[0] / "tables" / f"{name}.csv", text)
+    figures = dict(_figures(made.records, places[0]))
+    title = " and ".join(place.resolve().name for place in places)
+    body = [*_findings(made), *figures.values(), *_details(made), *_making(made, places)]
+    store.write_text(places[0] / "report.html", page.document(title, body))
+    return places[0] / "report.html"
+
+
+def _figures(records: Records, out: Path) -> Iterator[tuple[str, str]]:
+    """Every registered figure as a section of the page, and as a file."""
+    for name in FIGURES:
+        caption = inspect.getdoc(FIGURES[name]) or name
+        try:
+            svg = drawing.svg(FIGURES[name](records), name)
+            store.write_text(out / "figures" / f"{name}.svg", svg)
+            shown = page.figure(svg, caption)
+        except RequestError as refusal:
+            shown = page.paragraph(str(refusal))
+        yield name, page.section(caption.split("\n")[0].rstrip("."), shown)
+
+
+def _findings(made: Study) -> Iterator[str]:
+    yield page.paragraph(_extent(made), "lead")
+    if len(made.pairs):
+        yield page.section("Between the arms", page.bullets(headline(made.pairs)), page.paragraph(PAIRED))
+    cautions = list(notes(made))
+    if cautions:
+        yield page.section("Read with care", page.bullets(cautions))
+    yield page.section("Learning-rate sensitivity", page.paragraph(SENSITIVITY), page.table(tables.sensitivities(made)))
+
+
+def _extent(made: Study) -> str:
+    fates = {name: int((made.records.runs["status"] == name).sum()) for name in store.STATUSES}
+    points, runs = made.points, made.records.runs
+    lrs, steps = sorted(points["lr"].unique()), sorted(set(map(spell, map(float, runs["steps"]))))
+    return (
+        f"{len(runs)} runs ({', '.join(f'{n} {name}' for name, n in fates.items())}): arms "
+        f"{listed(points['arm'].unique())}; {listed(map(count, sorted(points['size'].unique())))} parameters without "
+        f"embeddings; {len(lrs)} peak learning rates from {lrs[0]:g} to {lrs[-1]:g}; "
+        f"{points['seed'].nunique()} seeds; {listed(steps)} steps."
+    )
+
+
+def _details(made: Study) -> Iterator[str]:
+    if len(made.pairs):
+        shown = page.table(tables.differences(made))
+        yield page.section("Differences between arms, paired by seed", page.paragraph(DIFFERENCES), shown)
+    yield page.section("Final loss by learning rate", page.paragraph(LOSSES), page.table(tables.losses(made)))
+    lost = tables.lost(made)
+    if len(lost):
+        yield page.section("Runs that failed, diverged or were unstable", page.table(lost))
+
+
+def _making(made: Study, places: list[Path]) -> Iterator[str]:
+    """Whatever is needed to make the page again."""
+    commands = "\n".join(dict.fromkeys(command for place in places for command in store.commands(place)))
+    runs = made.records.runs
+    said = [f"{name}: {', '.join(sorted(runs[name].dropna().unique()))}" for name in ("versions", "data_fingerprint")]
+    libraries = {"Python": platform.python_version(), "matplotlib": matplotlib.__version__}
+    libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
+    said += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
+    settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(made).items())
+    yield page.section("What sets the arms and sizes apart", page.table(tables.arms(made)))
+    yield page.section("How this was made", page.block(commands or "no command on record"), page.bullets(said))
+    yield page.section("What all runs share", page.block(settings))

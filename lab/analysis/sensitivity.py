@@ -1,0 +1,172 @@
+"""Learning-rate sensitivity: a number per seed, its two parts, and intervals over seeds and between arms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtrit
+
+from lab.analysis.curves import significant
+
+LOW, HIGH = 3e-4, 3e-1
+FEWEST_SEEDS = 3
+PARTS = ("total", "below", "above")
+
+
+class Sensitivity(NamedTuple):
+    """LR sensitivity in nats per token; ``total = below + above``.
+
+    ``below`` comes from learning rates below the best one (too slow for the steps given: under-training), ``above``
+    from those above it (instability).
+    """
+
+    total: float
+    below: float
+    above: float
+
+
+class Interval(NamedTuple):
+    """Mean over ``n`` seeds with its Student-t interval; ``low`` and ``high`` are NaN below three seeds."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    values: tuple[float, ...] = ()
+
+    @property
+    def bare(self) -> str:
+        """Mean and half width, or the values themselves below three seeds; to stand beside a column ``n``."""
+        if self.n < FEWEST_SEEDS:
+            return ", ".join(f"{value:.3f}" for value in self.values) or "undefined"
+        return f"{self.mean:.3f} ± {self.high - self.mean:.3f}"
+
+    def __str__(self) -> str:
+        return f"{self.bare} (n = {self.n})"
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.mean, -self.high, -self.low, self.n, tuple(-value for value in self.values))
+
+
+def student_t(values: Iterable[float], level: float = 0.95) -> Interval:
+    """Interval of the mean of ``values``, one per seed; NaN is no value."""
+    known = np.array([value for value in values if not math.isnan(value)], dtype=float)
+    n, shown = len(known), tuple(known.tolist())
+    mean = float(known.mean()) if n else math.nan
+    if n < FEWEST_SEEDS:
+        return Interval(mean, math.nan, math.nan, n, shown)
+    half = float(stdtrit(n - 1, (1 + level) / 2) * known.std(ddof=1) / math.sqrt(n))
+    return Interval(mean, mean - half, mean + half, n, shown)
+
+
+def lr_sensitivity(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> float:
+    """Mean regret over the learning rates inside ``[low, high]`` (Wortsman et al. 2023, sec. 2.2), nats per token.
+
+    Args:
+        curve: columns ``lr``, ``loss``, ``loss_at_init``; one row per learning rate, in any order.
+
+    Returns:
+        NaN with fewer than two learning rates inside.
+
+    Raises:
+        ValueError: a second row for a learning rate.
+    """
+    return split(curve, low, high).total
+
+
+def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitivity:
+    """``lr_sensitivity`` and its two parts; among equally good learning rates the smallest is the best."""
+    lr = significant(curve["lr"])
+    if len(set(lr)) < len(lr):
+        raise ValueError(f"a learning rate has more than one row in {sorted(lr)}")
+    floor, ceiling = significant([low, high])
+    inside = np.flatnonzero((lr >= floor) & (lr <= ceiling))
+    if len(inside) < 2:
+        return Sensitivity(math.nan, math.nan, math.nan)
+    loss = capped(curve)[inside[np.argsort(lr[inside])]]
+    regret, best = (loss - loss.min()) / len(loss), int(loss.argmin())
+    return Sensitivity(float(regret.sum()), float(regret[:best].sum()), float(regret[best:].sum()))
+
+
+def capped(runs: pd.DataFrame) -> np.ndarray:
+    """Final loss, at most the loss at initialization; a loss that is no number counts as that (sec. 2.2)."""
+    loss, at_init = runs["loss"].to_numpy(dtype=float), runs["loss_at_init"].to_numpy(dtype=float)
+    return np.where(np.isfinite(loss), np.fmin(loss, at_init), at_init)
+
+
+def judge(points: pd.DataFrame) -> pd.DataFrame:
+    """``points`` with ``capped`` (loss) and ``fate``: ``diverged``, ``unstable`` or nothing.
+
+    A run is unstable when its learning rate is above the best of its seed's curve and it ended worse than a bigram
+    model of the text: on the small scale divergence is a plateau, seldom a NaN.
+    """
+    frame = points.assign(capped=capped(points))
+    frame["best_lr"] = frame.sort_values(["capped", "lr"]).groupby(["curve", "seed"])["lr"].transform("first")
+    unstable = (frame["lr"] > frame["best_lr"]) & (frame["loss"] > frame["loss_bigram"])
+    diverged = (frame["status"] == "diverged").to_numpy(dtype=bool) | ~np.isfinite(frame["loss"])
+    return frame.assign(fate=np.select([diverged, unstable], ["diverged", "unstable"], ""))
+
+
+def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
+    """One row per curve and seed: ``total``, ``below``, ``above``, ``best_lr``, ``eta_div`` and ``lrs``.
+
+    ``eta_div`` is the smallest learning rate that diverged or was unstable, NaN when none was; ``lrs`` says how many
+    learning rates lie inside the window.
+    """
+    floor, ceiling = significant([low, high])
+    rows = []
+    for _, runs in judge(points).groupby(["curve", "seed"], sort=False):
+        lost = runs.loc[runs["fate"] != "", "lr"]
+        found = {
+            "best_lr": runs["best_lr"].iloc[0],
+            "eta_div": lost.min(),
+            "lrs": runs["lr"].between(floor, ceiling).sum(),
+        }
+        rows.append({**_where(runs, "curve", "seed"), **split(runs, low, high)._asdict(), **found})
+    return pd.DataFrame(rows)
+
+
+def _where(rows: pd.DataFrame, *more: str) -> dict[str, Any]:
+    return {column: rows[column].iloc[0] for column in ("arm", "size", "parameters", *more)}
+
+
+def by_curve(seeds: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm and size: an ``Interval`` for each part, and the seeds' ``best_lr`` and ``eta_div`` as lists."""
+    rows = []
+    for _, some in seeds.groupby("curve", sort=False):
+        parts = {part: student_t(some[part]) for part in PARTS}
+        rows.append({**_where(some), **parts, "best_lr": some["best_lr"].tolist(), "eta_div": some["eta_div"].tolist()})
+    return pd.DataFrame(rows)
+
+
+def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
+    """Sensitivity of arm ``first`` minus that of arm ``second``, one row per size both have.
+
+    Differences are taken per seed (same data order, same shared initial weights) over the learning rates both ran.
+
+    Returns:
+        Columns ``first``, ``second``, ``size``, and an ``Interval`` over seeds for ``total``, ``below``, ``above``.
+    """
+    where = ["size", "seed", "lr"]
+    one, other = (points[points["arm"] == arm] for arm in (first, second))
+    shared = one[where].merge(other[where])
+    rows = []
+    if len(shared):
+        left, right = (per_seed(arm.merge(shared), low, high) for arm in (one, other))
+        both = left.merge(right, on=["size", "seed"], suffixes=("", "_other"))
+        for size, some in both.groupby("size"):
+            parts = {part: student_t(some[part] - some[f"{part}_other"]) for part in PARTS}
+            rows.append({"first": first, "second": second, "size": size, **parts})
+    return pd.DataFrame(rows, columns=["first", "second", "size", *PARTS])
+
+
+def all_pairs(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
+    """``paired`` for every two arms, in the order of the arms."""
+    arms = points["arm"].unique()
+    tables = [paired(points, first, second, low, high) for first, second in combinations(arms, 2)]
+    return pd.concat(tables, ignore_index=True) if tables else paired(points, "", "", low, high)

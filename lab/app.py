@@ -1,0 +1,123 @@
+"""The Hydra task and the sweep around it: freeze the points, train one fleet per job, gather, report."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Waiting threads that spin starve everybody on a shared machine; this must be said before torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import hydra
+from omegaconf import DictConfig
+
+from lab import store
+from lab.progress import Sayer, Watcher
+
+if TYPE_CHECKING:
+    from lab.sweep import Point
+
+# What the user typed, as it can be typed again; the door says it.
+COMMAND: ContextVar[str] = ContextVar("command", default="lab")
+Launch = Callable[[Sequence[Sequence[str]]], None]
+
+
+def data_folder(name: str) -> Path:
+    """``conf`` or ``sweeps``: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / name
+    return inside if inside.is_dir() else Path(__file__).parent.parent / name
+
+
+def hydra_task(config: DictConfig) -> None:
+    """One job trains one fleet of a frozen plan."""
+    plan, index = str(config.fleet).rsplit("/", 1)
+    train_fleet(Path(config.out), plan, int(index))
+
+
+# Not a decorator: a launcher sends the task to other processes by its name.
+hydra_main = hydra.main(version_base="1.3", config_path=str(data_folder("conf")), config_name="config")(hydra_task)
+
+
+def run_sweep(trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: int, dry_run: bool) -> None:
+    """Train what is missing of the points asked for, then gather and report.
+
+    Raises:
+        RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
+        SystemExit: with status 1 when a run failed.
+    """
+    from lab.cost import estimate, training_flops
+    from lab.record import label
+    from lab.sweep import pack, points
+
+    folder = Path(trees[0]["out"])
+    asked = points(trees)
+    there = store.statuses(folder)
+    missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
+    fleets = pack(missing, max_runs)
+    if dry_run:
+        for line in estimate(fleets, len(asked) - len(missing)):
+            print(line)
+        return
+    store.open_folder(folder)
+    store.note_command(folder, COMMAND.get())
+    if fleets:
+        name = store.write_plan(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
+        labels = [label([point.config for point in fleet]) for fleet in fleets]
+        sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
+        with Watcher(folder, name, labels, sizes):
+            launch([[f"fleet={name}/{index}", f"out={_quoted(folder)}"] for index in range(len(fleets))])
+    _close(folder, asked, missing)
+
+
+def _quoted(folder: Path) -> str:
+    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> None:
+    from lab.analysis import report
+
+    ended = store.statuses(folder)
+    status = [ended.get(point.id, "failed") for point in asked]  # a run whose job died left no card
+    page = None
+    if ended:
+        store.gather(folder)
+        page = report.build([folder])
+        print(report.summary([folder]))
+    failed, diverged = (status.count(word) for word in ("failed", "diverged"))
+    counts = f"{len(missing) - failed} trained, {len(asked) - len(missing)} already there"
+    print(f"{counts}, {diverged} diverged, {failed} failed; report: {page}")
+    if failed:
+        raise SystemExit(1)
+
+
+def train_fleet(folder: Path, plan: str, index: int) -> None:
+    """Train one fleet of a plan and leave its runs behind; a fault of a run is recorded, not raised."""
+    import torch
+
+    from lab.config import run_config
+    from lab.fleet import Fleet
+    from lab.record import Tape, card, verdict
+    from lab.train import train
+
+    torch.set_num_threads(1)  # the same bits whatever the machine's cores, and no thread that waits for another
+    fleet = store.read_plan(folder, plan)["fleets"][index]
+    ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
+    progress = Sayer(folder, plan, index, configs[0].steps)
+    progress.say(0)
+    try:
+        tape = Tape(Fleet(configs))
+        for moment in train(tape.fleet):
+            tape.keep(moment)
+            progress.say(moment.step)
+        runs = tape.runs()
+    except Exception as fault:
+        traceback.print_exc()
+        runs = [({"status": "failed", "reason": f"{type(fault).__name__}: {fault}".split("\n")[0]}, [])] * len(ids)
+    for name, config, (outcome, metrics) in zip(ids, configs, runs, strict=True):
+        store.write_run(folder, card(name, config, outcome), metrics)
+    progress.say(configs[0].steps, verdict(runs))

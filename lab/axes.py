@@ -1,0 +1,42 @@
+"""Axis letters, reductions that keep the run axis, and spreading one number per run over a tensor.
+
+``r`` run, ``b`` batch, ``t`` query position, ``s`` key position, ``d`` width, ``h`` heads, ``k`` head width,
+``m`` MLP width, ``v`` vocabulary.  A tensor's name ends in its axes: ``q_rbhtk``.  ``r`` leads and is never contracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+
+def over(number_r: Tensor | float, tensor_r: Tensor) -> Tensor | float:
+    """Shape one number per run ``[r]`` so that it meets every entry of that run in ``tensor_r``; a plain float passes.
+
+    Numbers per run are kept in float64 and rounded here, once, to the precision of the tensor they meet.
+    """
+    if isinstance(number_r, Tensor):
+        return number_r.to(tensor_r.dtype).view(-1, *(1,) * (tensor_r.ndim - 1))
+    return number_r
+
+
+def per_run_mean(tensor_r: Tensor) -> Tensor:
+    """``[r ...] -> [r]``: the mean over everything but the run axis."""
+    return tensor_r.flatten(1).mean(1)
+
+
+def per_run_max(tensor_r: Tensor) -> Tensor:
+    """``[r ...] -> [r]``: the largest entry of each run; NaN where the run holds a NaN."""
+    return tensor_r.flatten(1).amax(1)
+
+
+def per_run_rms(tensor_r: Tensor) -> Tensor:
+    """``[r ...] -> [r]``: root of the mean square of each run."""
+    return per_run_mean(tensor_r.square()).sqrt()
+
+
+def per_run_norm(tensors_r: Iterable[Tensor]) -> Tensor:
+    """Global norm ``[r]`` of all tensors of a run taken together, in the order given."""
+    # one after the other: a reduction over stacked tensors would add in another order for another number of runs
+    return sum(tensor_r.square().flatten(1).sum(1) for tensor_r in tensors_r).sqrt()  # type: ignore[union-attr]

@@ -1,0 +1,124 @@
+"""One run, written down: the config tree a user speaks becomes frozen dataclasses here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import lab.data
+import lab.loss
+import lab.model.interventions
+import lab.optim.schedule
+import lab.probes.activations
+import lab.probes.updates  # noqa: F401  (these six fill the registries)
+from lab import store
+from lab.fields import PerRunSeed, bounded, build, leaves, one_of
+from lab.model.transformer import ModelConfig
+from lab.optim.optimizer import Optimizer, build_optimizer
+from lab.probes.probe import ProbesConfig
+from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, Registry, RequestError, nearest
+
+# What a key may be without changing any record: labels, places, devices.
+NO_PART_OF_ID = ("out", "device", "model.name", "scale.name")
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """Name of the preset that sized the sweep."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """An entry of a registry, and the name it was found by."""
+
+    name: str
+    entry: Any
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides one run; stacked, everything that decides a fleet."""
+
+    model: ModelConfig
+    parametrization: Named
+    intervention: Mapping[str, Any]
+    optimizer: Optimizer
+    schedule: Named
+    data: Named
+    probes: ProbesConfig
+    scale: ScaleConfig
+    out: str
+    batch_size: int = bounded(above=0)
+    seq_len: int = bounded(above=0)
+    steps: int = bounded(above=0)
+    seed: PerRunSeed = bounded(at_least=0)
+    precision: str = one_of("fp32")
+    device: str = one_of("auto", "cpu", "cuda", "mps")
+
+
+def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> Named:
+    name = str(values["name"])
+    rest = {key: value for key, value in values.items() if key != "name"}
+    return Named(name, build(registry[name], rest, where))
+
+
+def run_config(tree: Mapping[str, Any]) -> RunConfig:
+    """Types for a resolved config tree of plain dicts, lists and scalars.
+
+    Raises:
+        RequestError: an unknown or missing key, an unknown name, a value that makes no sense; one line.
+    """
+    known = [field.name for field in fields(RunConfig)]
+    for key in tree:
+        if key not in known:
+            raise RequestError(f"unknown key '{key}'; {nearest(key, known)}")
+    parts = {
+        "model": build(ModelConfig, tree["model"], "model"),
+        "parametrization": _named(PARAMETRIZATIONS, tree["parametrization"], "parametrization"),
+        "intervention": {
+            name: build(INTERVENTIONS[name], values or {}, f"intervention.{name}")
+            for name, values in (tree["intervention"] or {}).items()
+        },
+        "optimizer": build_optimizer(tree["optimizer"]),
+        "schedule": _named(SCHEDULES, tree["schedule"], "schedule"),
+        "data": _named(DATA, tree["data"], "data"),
+        "probes": build(ProbesConfig, tree["probes"], "probes"),
+        "scale": build(ScaleConfig, tree["scale"], "scale"),
+    }
+    plain = {key: value for key, value in tree.items() if key not in parts}
+    return build(RunConfig, {**parts, **plain}, "")
+
+
+def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
+    """Dotted user key -> (value, whether it may differ inside a fleet)."""
+    rows = {}
+    for key, value, free in leaves(config):
+        key = key.replace(".entry.", ".").replace("optimizer.links.", "optimizer/")
+        if "optimizer/" in key:
+            key = f"optimizer.{key.rsplit('.', 1)[1]}"
+        rows[key] = (value, free)
+    rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
+    return rows
+
+
+def columns(config: RunConfig) -> dict[str, Any]:
+    """One run's config as the columns of its record: dotted keys; lists joined with ``+``."""
+    flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in _rows(config).items()}
+    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none"}
+
+
+def static_key(config: RunConfig) -> str:
+    """Runs whose static keys are equal have the same shapes and may share a fleet."""
+    labels = ("out", "model.name", "scale.name")
+    shared = {key: value for key, (value, free) in _rows(config).items() if not free and key not in labels}
+    return store.digest({**shared, "intervention": sorted(config.intervention)})
+
+
+def run_id(config: RunConfig, fingerprint: str) -> str:
+    """Digest of everything that can change the record: config, data, record version; not labels, places or devices."""
+    flat = {key: value for key, value in columns(config).items() if key not in NO_PART_OF_ID}
+    flat["probes.names"] = "+".join(sorted(config.probes.names))
+    return store.digest({"config": flat, "data": fingerprint, "version": store.RECORD_VERSION})

@@ -1,0 +1,81 @@
+"""What a request would cost: points, fleets, parameters, FLOPs, and time and memory from a few throwaway steps."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from lab.config import RunConfig, columns, static_key
+from lab.fleet import Fleet
+from lab.record import label
+from lab.sweep import Point
+
+TIMED_STEPS = 3
+
+
+def training_flops(config: RunConfig) -> float:
+    """Floating-point operations of one run: six per matrix weight and token, twelve per score, depth and width.
+
+    Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1, with the head counted and scores counted in full, as they are
+    computed; held-out evaluation is left out.
+    """
+    model, tokens = config.model, config.batch_size * config.seq_len * config.steps
+    matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
+    return float(tokens) * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len)
+
+
+def _seconds(fleet: Fleet) -> float:
+    """Estimated wall time of the whole fleet, from a few steps and one look at all that is held out."""
+    config = fleet.config
+    fleet.step(0)
+    started = time.perf_counter()
+    for step in range(TIMED_STEPS):
+        fleet.step(step % config.steps)
+    stepped = time.perf_counter()
+    fleet.evaluate(whole=True)
+    looked = time.perf_counter()
+    looks = 2 + 0.06 * config.steps / config.probes.every  # the slice in between is about a sixteenth of the whole
+    return float((stepped - started) / TIMED_STEPS * config.steps + (looked - stepped) * looks)
+
+
+def _peak_gigabytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    unit = 1.0 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def estimate(fleets: Sequence[Sequence[Point]], there: int) -> Iterator[str]:
+    """Say, line by line, what training these fleets would take; nothing of it is kept."""
+    torch.set_num_threads(1)
+    yield f"{sum(map(len, fleets))} runs to train in {len(fleets)} fleets, {there} already there"
+    keys = swept([point for fleet in fleets for point in fleet])
+    seconds: dict[tuple[str, int], float] = {}
+    for index, fleet in enumerate(fleets):
+        configs = [point.config for point in fleet]
+        shape = (static_key(configs[0]), len(configs))
+        trial = Fleet(configs)
+        if shape not in seconds:
+            seconds[shape] = _seconds(trial)
+        each, bare = trial.parameters()
+        size = f"{each:,} parameters each ({bare:,} without embeddings), {training_flops(configs[0]):.2g} FLOPs each"
+        yield f"fleet {index + 1}: {label(configs)}, {size}, about {seconds[shape]:.0f} s"
+        for point in fleet:
+            row = columns(point.config)
+            yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])
+    if fleets:
+        total = sum(seconds[static_key(fleet[0].config), len(fleet)] for fleet in fleets) / 60
+        flops = sum(training_flops(point.config) for fleet in fleets for point in fleet)
+        memory = f"{_peak_gigabytes(trial.device):.1f} GB of memory a fleet"
+        yield f"in all {flops:.2g} FLOPs, about {total:.1f} min one fleet after another, at most {memory}"
+
+
+def swept(points: Sequence[Point]) -> list[str]:
+    """The config columns in which points differ."""
+    rows = [columns(point.config) for point in points]
+    keys = {key: None for row in rows for key in row}
+    return [key for key in keys if len({repr(row.get(key)) for row in rows}) > 1]

@@ -1,0 +1,111 @@
+"""What every data source opens to: batches addressed by (seed, step), and held-out windows that are always the same."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.registry import RequestError
+
+HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, as far as the corpus allows
+BIGRAM_SEQ_LEN = 64
+BACKOFF = 2.0  # pseudo-counts that a bigram row borrows from the unigram
+
+# Streams of randomness that can never overlap, whatever the seed.
+TRAINING, HELD_OUT, COUNTED, DEFINITION = range(4)
+
+Tokens = NDArray[np.int64]
+Bits = NDArray[np.uint64]
+
+
+def draw(stream: int, seed: int, step: int, rows: int, columns: int) -> Bits:
+    """Uniform 64-bit integers ``[rows, columns]``, a pure function of the arguments; more rows change no earlier row.
+
+    Philox-4x64-10 (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405): the key is (seed, stream), the
+    counter (place in the step, step).  Only raw bits are taken, since numpy promises them for good, on every machine,
+    and promises nothing about its distributions.
+    """
+    bits = np.random.Philox(key=seed % 2**64 + stream * 2**64, counter=step * 2**128)
+    return bits.random_raw(rows * columns).reshape(rows, columns)
+
+
+def fingerprint(*parts: NDArray[np.generic]) -> str:
+    """Sixteen hexadecimal digits that stand for the parts, in this order and with these borders."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part.data).digest())
+    return whole.hexdigest()[:16]
+
+
+def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> Tokens:
+    """How often a token follows another along the last axis: counts ``[previous, next]``."""
+    counts = np.zeros(vocabulary**2, dtype=np.int64)
+    previous, following = tokens[..., :-1].ravel(), tokens[..., 1:].ravel()
+    piece = 2**22  # the index of a pair takes 8 bytes; a large text must not need eight times its size
+    for start in range(0, previous.size, piece):
+        pairs = previous[start : start + piece].astype(np.int64) * vocabulary + following[start : start + piece]
+        counts += np.bincount(pairs, minlength=vocabulary**2)
+    return counts.reshape(vocabulary, vocabulary)
+
+
+def bigram_loss(counts: Tokens, windows: Tokens) -> float:
+    """Mean loss (nats per token) on ``windows [n, seq_len + 1]`` of a bigram model made from ``counts [v, v]``.
+
+    Each row backs off to an add-one unigram (MacKay and Peto 1995, https://doi.org/10.1017/S1351324900000218):
+    ``p(b | a) = (c(ab) + mu p(b)) / (c(a) + mu)``, with ``mu = BACKOFF``.
+    """
+    following = counts.sum(0) + 1.0
+    prior = following / following.sum()
+    table = (counts + BACKOFF * prior) / (counts.sum(1, keepdims=True) + BACKOFF)
+    return float(-np.log(table[windows[:, :-1], windows[:, 1:]]).mean())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Corpus(ABC):
+    """Tokens to learn from and tokens held out, both below ``vocabulary``.
+
+    ``fingerprint`` stands for the tokens, wherever they came from; ``notes`` say what else a record should hold.
+    """
+
+    fingerprint: str
+    notes: dict[str, str | float]
+    vocabulary: int = 256
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """The largest ``seq_len`` that both the training part and the held-out part allow."""
+
+    @abstractmethod
+    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
+        """Training windows ``[batch_size, seq_len + 1]`` of one step, a pure function of the arguments."""
+
+    @abstractmethod
+    def held_out(self, seq_len: int) -> Tokens:
+        """Validation windows ``[n, seq_len + 1]``, at least 65,536 targets where there are as many; no seed enters."""
+
+    @abstractmethod
+    def pair_counts(self) -> Tokens:
+        """How often a token follows another in the training part: ``[vocabulary, vocabulary]``."""
+
+    @cached_property
+    def loss_bigram(self) -> float:
+        """``bigram_loss`` (nats per token) on the held-out windows of 64 tokens, or of what a shorter corpus has."""
+        return bigram_loss(self.pair_counts(), self.held_out(min(BIGRAM_SEQ_LEN, self.longest)))
+
+    def check(self, batch_size: int, seq_len: int) -> None:
+        """Refuse windows that the corpus cannot fill; any ``batch_size`` can be, since windows are drawn anew.
+
+        Raises:
+            RequestError: one part of the corpus is too short for a window of ``seq_len + 1`` tokens.
+        """
+        if seq_len > self.longest:
+            raise RequestError(
+                f"the text is too short for seq_len={seq_len}: its training and held-out parts "
+                f"allow at most seq_len={self.longest}"
+            )

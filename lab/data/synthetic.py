@@ -1,0 +1,139 @@
+"""A language without end: Zipf-distributed successors, and rows that quote themselves so that attention pays."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.data.corpus import (
+    BIGRAM_SEQ_LEN,
+    COUNTED,
+    DEFINITION,
+    HELD_OUT,
+    HELD_OUT_TARGETS,
+    TRAINING,
+    Bits,
+    Corpus,
+    Tokens,
+    count_pairs,
+    draw,
+    fingerprint,
+)
+from lab.fields import PerRunSeed
+from lab.registry import DATA
+
+VOCABULARY = 256
+EXPONENT = 1.8  # of the Zipf law over the ranks of a successor
+TILT = 0.3  # how much low tokens are preferred as successors
+QUOTING = 0.9  # share of the rows that quote themselves
+SHORTEST = 8  # tokens of a quotation; the longest is a third of the row
+COUNTED_ROWS = 16_384  # rows of 65 tokens that the bigram model is counted on
+FIRST = 0  # the token that is taken to stand before every row
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SyntheticCorpus(Corpus):
+    """Rows from a first-order source: ``successors[previous, rank]``, the rank below ``thresholds[rank]`` of 2**32.
+
+    The rank follows a Zipf law of exponent 1.8 and entropy h.  In nine of ten rows a segment of 8 tokens to a third of
+    the row comes again later in the row, and the tokens after it follow from its last.  To whoever knows the source a
+    quoted token costs nothing once the quotation is known, any other token h nats: the entropy per target is at least
+    h times the share of targets that are not quoted, and at most h, since quoting saves more than the choice of a
+    segment costs.  Rows shorter than 24 tokens quote nothing.
+    """
+
+    thresholds: NDArray[np.uint64]
+    successors: Tokens
+
+    @property
+    def longest(self) -> int:
+        """No row is too long."""
+        return sys.maxsize
+
+    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
+        """Rows ``[batch_size, seq_len + 1]`` of one step."""
+        return self._rows(TRAINING, seed, step, batch_size, seq_len + 1)
+
+    def held_out(self, seq_len: int) -> Tokens:
+        """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
+        return self._rows(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
+
+    def pair_counts(self) -> Tokens:
+        """How often a token follows another in a million tokens drawn as batches are: ``[256, 256]``."""
+        rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, BIGRAM_SEQ_LEN + 1)
+        return count_pairs(rows, self.vocabulary)
+
+    def _rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        bits = draw(stream, seed, step, rows, length + 4)
+        rank_tb = np.searchsorted(self.thresholds, bits[:, 4:].T >> np.uint64(32), side="right")
+        # A quoted token is drawn again as its original was: after the same token, at the same rank.
+        origin_tb = _origins(bits[:, :4], length)
+        rank_tb = np.take_along_axis(rank_tb, origin_tb, axis=0)
+        before_tb = origin_tb * rows + np.arange(rows)  # place in the flat chain, which begins one token early
+        chain = np.full((length + 1) * rows, FIRST, dtype=np.int64)
+        for t in range(length):
+            chain[(t + 1) * rows : (t + 2) * rows] = self.successors[chain[before_tb[t]], rank_tb[t]]
+        return np.ascontiguousarray(chain[rows:].reshape(length, rows).T)
+
+
+def _origins(bits: Bits, length: int) -> Tokens:
+    """Where in its row each token is drawn first ``[length, rows]``: its own place, or the one it quotes."""
+    place_t1 = np.arange(length, dtype=np.int64)[:, None]
+    if length // 3 < SHORTEST:
+        return np.broadcast_to(place_t1, (length, len(bits)))
+    quotes, some_size, some_start, some_source = bits.T
+    size = SHORTEST + _below(length // 3 - SHORTEST + 1, some_size)
+    start = size + _below(length - 2 * size + 1, some_start)
+    source = _below(start - size + 1, some_source)
+    quotes = quotes < np.uint64(int(QUOTING * 2**64))
+    quoted = quotes & (place_t1 >= start) & (place_t1 < start + size)
+    return place_t1 - np.where(quoted, start - source, 0)
+
+
+def _below(count: int | Tokens, bits: Bits) -> Tokens:
+    return (bits % np.asarray(count, dtype=np.uint64)).astype(np.int64)
+
+
+@DATA.register("synthetic")
+@dataclass(frozen=True)
+class Synthetic:
+    """An endless language of 256 tokens, the same on every machine, of known entropy; it needs no file."""
+
+    seed: PerRunSeed = 0
+
+    def open(self) -> Corpus:
+        """Lay down the tables of the language, once per process."""
+        return _open()
+
+
+@cache
+def _open() -> Corpus:
+    share = np.arange(1.0, VOCABULARY + 1) ** -EXPONENT
+    share /= share.sum()
+    entropy = float(-(share * np.log(share)).sum())
+    # The largest share of targets that are quoted; it falls with the length of the row, from the shortest that quotes.
+    quoted = QUOTING * SHORTEST / (3 * SHORTEST - 1)
+    # Integers, so that no machine sees another rank or order: logarithms and powers differ between machines by about
+    # 1e-15, whereas every threshold is further than 1e-3 from where its rounding turns, and any two scores of a
+    # token's successors differ by more than 1e-8.
+    thresholds = np.rint(share.cumsum() * 2**32).astype(np.uint64)
+    successors = np.argsort(successor_scores(), axis=1, kind="stable")
+    corpus = SyntheticCorpus(
+        fingerprint="",
+        notes={"entropy_at_most": entropy, "entropy_at_least": (1 - quoted) * entropy},
+        thresholds=thresholds,
+        successors=successors,
+    )
+    # The sample stands for the recipe: whatever changes a row changes the fingerprint.
+    return replace(corpus, fingerprint=fingerprint(thresholds, successors, corpus.held_out(BIGRAM_SEQ_LEN)))
+
+
+def successor_scores() -> NDArray[np.float64]:
+    """Scores ``[previous, next]``; the successor of lowest score has rank 0.  A preference plus Gumbel noise."""
+    uniform = ((draw(DEFINITION, 0, 0, VOCABULARY, VOCABULARY) >> np.uint64(12)) + 0.5) * 2.0**-52
+    scores: NDArray[np.float64] = TILT * np.log(np.arange(1.0, VOCABULARY + 1)) - np.log(-np.log(uniform))
+    return scores

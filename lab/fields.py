@@ -1,0 +1,153 @@
+"""What a config field may hold: static or per run, within which bounds; how plain numbers become a typed config."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from lab.registry import RequestError, nearest
+
+# A field annotated with one of these may differ between the runs of a fleet; stacking turns it into a tensor [r]
+# (a tuple of r integers for seeds).  Everything else is static and must agree.
+PerRun = Annotated[float | Tensor, "per run"]
+PerRunSeed = Annotated[int | tuple[int, ...], "per run"]
+
+Config = TypeVar("Config")
+Leaf = tuple[str, Any, bool]
+
+
+def bounded(*, above: float | None = None, at_least: float | None = None, below: float | None = None) -> Any:
+    """A number that must lie inside the bounds given; NaN never does."""
+    return dataclasses.field(metadata={"above": above, "at least": at_least, "below": below})
+
+
+def one_of(*choices: str) -> Any:
+    """A word out of a closed list."""
+    return dataclasses.field(metadata={"choices": choices})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def is_per_run(kind: type, name: str) -> bool:
+    """Whether runs that share a fleet may differ in this field."""
+    return _hints(kind)[name] in (PerRun, PerRunSeed)
+
+
+def build(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
+    """Make ``kind`` from plain ``values`` read from config key ``where``.
+
+    Raises:
+        RequestError: an unknown or missing key, a value of the wrong type or out of bounds.
+    """
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise RequestError(f"unknown key '{_inside(where, key)}'; {nearest(key, fields)}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise RequestError(f"key '{_inside(where, missing[0])}' is missing")
+    made = {name: _convert(kind, fields[name], value, _inside(where, name)) for name, value in values.items()}
+    try:
+        return kind(**made)
+    except RequestError:
+        raise
+    except ValueError as refusal:
+        raise RequestError(f"{where}: {refusal}") from None
+
+
+def _inside(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _convert(kind: type, field: dataclasses.Field[Any], value: Any, where: str) -> Any:
+    hint = _hints(kind)[field.name]
+    hint = {PerRun: float, PerRunSeed: int}.get(hint, hint)
+    if get_origin(hint) is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise RequestError(f"{where} must be a list, not {value!r}")
+        return tuple(str(item) for item in value)
+    if hint in (int, float):
+        return _number(hint, value, field.metadata, where)
+    if hint is str:
+        choices = field.metadata.get("choices", ())
+        if choices and value not in choices:
+            raise RequestError(f"{where} is {value!r}; {nearest(str(value), choices)}")
+        if not isinstance(value, (str, int, float)):
+            raise RequestError(f"{where} must be a word, not {value!r}")
+        return str(value)
+    return value
+
+
+def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> int | float:
+    try:
+        if isinstance(value, bool) or value is None:
+            raise ValueError
+        number = float(value)
+        if hint is int and not number.is_integer():
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        kind = "a whole number" if hint is int else "a number"
+        raise RequestError(f"{where} must be {kind}, not {value!r}") from None
+    above, least, below = bounds.get("above"), bounds.get("at least"), bounds.get("below")
+    if math.isnan(number):
+        raise RequestError(f"{where} is NaN")
+    if above is not None and not number > above:
+        raise RequestError(f"{where} must be above {above:g}, not {value}")
+    if least is not None and not number >= least:
+        raise RequestError(f"{where} must be at least {least:g}, not {value}")
+    if below is not None and not number < below:
+        raise RequestError(f"{where} must be below {below:g}, not {value}")
+    if hint is float:
+        return number
+    return value if isinstance(value, int) else int(number)  # through a float, a large seed would lose its last digits
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[Leaf]:
+    """Every value of a nested config as ``(dotted key, value, whether it may differ inside a fleet)``."""
+    if isinstance(config, Mapping):
+        for key in sorted(config):
+            yield from leaves(config[key], f"{prefix}{key}.")
+        return
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", value, is_per_run(type(config), field.name)
+
+
+def stack(configs: Sequence[Any], device: torch.device) -> Any:
+    """Write N configs of one static shape as one: floats per run become a float64 tensor ``[r]``, seeds a tuple."""
+    first = configs[0]
+    if isinstance(first, Mapping):
+        return {key: stack([config[key] for config in configs], device) for key in first}
+    return dataclasses.replace(
+        first,
+        **{field.name: _stacked(first, field.name, configs, device) for field in dataclasses.fields(first)},
+    )
+
+
+def _stacked(first: Any, name: str, configs: Sequence[Any], device: torch.device) -> Any:
+    values = [getattr(config, name) for config in configs]
+    if dataclasses.is_dataclass(values[0]) or isinstance(values[0], Mapping):
+        return stack(values, device)
+    kind: type = type(first)
+    if _hints(kind)[name] == PerRunSeed:
+        return tuple(values)
+    if _hints(kind)[name] == PerRun:
+        precision = torch.float32 if device.type == "mps" else torch.float64  # the one device without float64
+        return torch.tensor(values, dtype=precision, device=device)
+    return values[0]

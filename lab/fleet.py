@@ -1,0 +1,94 @@
+"""Runs of one shape, trained as one: weights, optimizer state, batches, one step, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.config import RunConfig, static_key
+from lab.fields import stack
+from lab.loss import losses
+from lab.model.transformer import Transformer
+from lab.optim.transforms import Now
+from lab.registry import RequestError
+
+# Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
+# fleet, so that a run's bits do not depend on its neighbours.
+GLANCE_TOKENS = 4096
+PASS_TOKENS = 2048
+
+
+def pick_device(device: str) -> torch.device:
+    """``auto`` is the first of cuda, mps, cpu that is there.
+
+    Raises:
+        RequestError: the device named is not there.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        return torch.device(next(name for name, is_there in there.items() if is_there))
+    if not there[device]:
+        raise RequestError(
+            f"device={device} is not available here; available: {', '.join(d for d in there if there[d])}"
+        )
+    return torch.device(device)
+
+
+class Fleet:
+    """N runs side by side; a fleet of one is a run, and there is no second code path."""
+
+    def __init__(self, configs: Sequence[RunConfig], dtype: torch.dtype = torch.float32) -> None:
+        assert len({static_key(config) for config in configs}) == 1, "runs of different shapes cannot share a fleet"
+        self.runs, self.device = len(configs), pick_device(configs[0].device)
+        self.config = config = stack(configs, self.device)
+        self.corpus = config.data.entry.open()
+        changes = {n: i for n, i in config.intervention.items() if "loss" not in i.attaches_to}
+        self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
+        self.model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes).to(self.device, dtype)
+        factors = self.model.factors(config.parametrization.entry, config.model.width)
+        self.model.initialize(config.seed, factors)
+        self.weights = {name: layer.weight for name, layer in self.model.layers()}
+        self.lr_factor = {name: factor.lr for name, factor in factors.items()}
+        self.shape_sr = config.schedule.entry.shape(config.steps, config.optimizer.lr)
+        self.state = config.optimizer.begin(self.weights)
+        self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
+        self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
+
+    def parameters(self) -> tuple[int, int]:
+        """Parameters of one run: all of them, and without input embedding and output head."""
+        sizes = {name: weight[0].numel() for name, weight in self.weights.items()}
+        total = sum(sizes.values())
+        return total, total - sizes["embedding"] - sizes["head"]
+
+    def batch(self, step: int) -> Tensor:
+        """Windows ``[r b t+1]`` of this step; runs of equal data seed see the same ones."""
+        config, seeds = self.config, self.config.data.entry.seed
+        windows = {seed: self.corpus.batch(seed, step, config.batch_size, config.seq_len) for seed in set(seeds)}
+        return torch.from_numpy(np.stack([windows[seed] for seed in seeds])).to(self.device)
+
+    def step(self, step: int) -> None:
+        """Forward, backward, update; remembers each run's first step with a non-finite loss."""
+        tokens_rbt = self.batch(step)
+        loss_r, _ = losses(self.model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], self.terms)
+        gradients = torch.autograd.grad(loss_r.sum(), list(self.weights.values()))
+        fresh_r = (self.first_bad_r < 0) & ~loss_r.detach().isfinite()
+        self.first_bad_r = torch.where(fresh_r, step, self.first_bad_r)
+        now = Now(step, self.weights, self.shape_sr[step], self.lr_factor)
+        self.config.optimizer.step(dict(zip(self.weights, gradients, strict=True)), self.state, now)
+
+    @torch.no_grad()
+    def evaluate(self, *, whole: bool) -> Tensor:
+        """Held-out cross-entropy ``[r]`` in nats per token: on all windows, or on a fixed slice of them."""
+        windows_nt = self.held_out_nt
+        length = windows_nt.shape[1] - 1
+        if not whole:
+            windows_nt = windows_nt[:: max(1, len(windows_nt) * length // GLANCE_TOKENS)]
+        total_r = torch.zeros_like(self.shape_sr[0])
+        for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
+            tokens_rbt = chunk_bt.expand(self.runs, -1, -1)
+            _, loss_r = losses(self.model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], {})
+            total_r += loss_r * len(chunk_bt)
+        return total_r / len(windows_nt)

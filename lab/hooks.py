@@ -1,0 +1,48 @@
+"""Hook points: named places where a tensor may be observed or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+
+Ear = Callable[..., None]
+_ear: ContextVar[Ear | None] = ContextVar("ear", default=None)
+
+
+def announce(kind: str, where: str, *heard: Any) -> None:
+    """Tell whoever listens that a value of this kind passed ``where``; costs nothing when nobody does."""
+    ear = _ear.get()
+    if ear is not None:
+        ear(kind, where, *heard)
+
+
+@contextmanager
+def listening(ear: Ear | None) -> Iterator[None]:
+    """Within the block, ``ear(kind, where, *heard)`` overhears every announcement; ``None`` hears nothing."""
+    token = _ear.set(ear)
+    try:
+        yield
+    finally:
+        _ear.reset(token)
+
+
+class HookPoint(nn.Module):
+    """A place in the model: announces the tensor that arrives, then hands it through whatever is attached.
+
+    What listens hears the tensor *before* it is changed (a score before its cap).  Doing nothing is the empty list.
+    """
+
+    def __init__(self, kind: str, where: str) -> None:
+        super().__init__()
+        self.kind, self.where = kind, where
+        self.changes = nn.ModuleDict()
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        announce(self.kind, self.where, tensor)
+        for change in self.changes.values():
+            tensor = change(tensor)
+        return tensor

@@ -1,0 +1,55 @@
+"""A sum of named terms, one number per run: cross-entropy, and whatever an intervention adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lab.axes import over
+from lab.fields import PerRun, bounded
+from lab.hooks import announce
+from lab.registry import INTERVENTIONS
+
+# A target that is not counted, in the loss as in every term added to it.
+IGNORED = -1
+
+
+@INTERVENTIONS.register("z_loss")
+@dataclass(frozen=True)
+class ZLoss:
+    """coefficient * (log Z)^2 per token, Z the softmax normalizer (PaLM; Wortsman et al. 2023, sec. 3.1.2)."""
+
+    attaches_to: ClassVar = ("loss",)
+    coefficient: PerRun = bounded(at_least=0)
+
+    def __call__(self, log_z_rbt: Tensor) -> Tensor:
+        return over(self.coefficient, log_z_rbt) * log_z_rbt.square()
+
+
+def mean_over_tokens(value_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
+    """``[r b t] -> [r]``: mean over the counted tokens; ``where``, since a product would let NaN through."""
+    total_r = torch.where(counted_rbt, value_rbt, 0.0).flatten(1).sum(1)
+    return total_r / counted_rbt.flatten(1).sum(1)
+
+
+def losses(logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Loss to train on ``[r]`` and cross-entropy ``[r]`` in nats per token; targets equal to IGNORED do not count."""
+    counted_rbt = targets_rbt != IGNORED
+    index_rbt1 = torch.where(counted_rbt, targets_rbt, 0).unsqueeze(-1)
+    # masked before the softmax: behind it, a gradient of zero times the softmax of a broken position would be NaN
+    logits_rbtv = logits_rbtv.masked_fill(~counted_rbt.unsqueeze(-1), 0.0)
+    log_probability_rbt = F.log_softmax(logits_rbtv, dim=-1).gather(-1, index_rbt1).squeeze(-1)
+    # log p = y - log Z, so the normalizer costs one gather more and no second pass over the vocabulary
+    log_z_rbt = logits_rbtv.gather(-1, index_rbt1).squeeze(-1) - log_probability_rbt
+    cross_entropy_r = mean_over_tokens(-log_probability_rbt, counted_rbt)
+    announce("log_z", "", mean_over_tokens(log_z_rbt, counted_rbt))
+    announce("train_loss", "", cross_entropy_r)
+    total_r = cross_entropy_r
+    for name in sorted(terms):
+        total_r = total_r + mean_over_tokens(terms[name](log_z_rbt), counted_rbt)
+    return total_r, cross_entropy_r

@@ -1,0 +1,1 @@
+"""A decoder-only Transformer whose every weight leads with the run axis."""

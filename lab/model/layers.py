@@ -1,0 +1,76 @@
+"""The only rooms that own weights; each holds one tensor that leads with the run axis and knows its role."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from lab.model.parametrization import Role
+
+# std of a unit normal cut at two standard deviations; dividing by it makes the *truncated* std the one asked for
+TRUNCATED_STD = 0.87962566103423978
+LAYERNORM_EPS = 1e-6
+
+
+class Layer(nn.Module):
+    """One weight ``[r ...]``, its role, and the fan-in that sets its scale."""
+
+    def __init__(self, runs: int, shape: tuple[int, ...], role: Role, fan_in: int) -> None:
+        super().__init__()
+        self.role, self.fan_in = role, fan_in
+        self.weight = nn.Parameter(torch.empty(runs, *shape))
+
+
+class Embedding(Layer):
+    """Tokens ``[r b t]`` to vectors ``[r b t d]``; normal at initialization (Flax's default)."""
+
+    def __init__(self, runs: int, vocabulary: int, width: int) -> None:
+        super().__init__(runs, (vocabulary, width), Role.EMBEDDING, fan_in=width)
+
+    def forward(self, tokens_rbt: Tensor) -> Tensor:
+        runs, vocabulary, _ = self.weight.shape
+        first_row_r = torch.arange(runs, device=tokens_rbt.device).view(-1, 1, 1) * vocabulary
+        return F.embedding(tokens_rbt + first_row_r, self.weight.flatten(0, 1))
+
+
+class Linear(Layer):
+    """``x @ W`` per run, no bias; truncated normal at initialization."""
+
+    def __init__(self, runs: int, fan_in: int, fan_out: int, role: Role = Role.MATRIX) -> None:
+        super().__init__(runs, (fan_in, fan_out), role, fan_in)
+
+    def forward(self, x_rbti: Tensor) -> Tensor:
+        x_rni = rearrange(x_rbti, "r b t i -> r (b t) i")
+        return torch.bmm(x_rni, self.weight).view(*x_rbti.shape[:3], -1)
+
+
+class LayerNorm(Layer):
+    """LayerNorm over the last axis with a gain per run and no bias (Flax's, eps 1e-6)."""
+
+    def __init__(self, runs: int, width: int) -> None:
+        super().__init__(runs, (width,), Role.GAIN, fan_in=width)
+
+    def forward(self, x_r: Tensor) -> Tensor:
+        gain_r = self.weight.view(len(self.weight), *(1,) * (x_r.ndim - 2), -1)
+        return F.layer_norm(x_r, x_r.shape[-1:], eps=LAYERNORM_EPS) * gain_r
+
+
+def draw(layer: Layer, name: str, seed: int, std: float) -> Tensor:
+    """One run's initial value, from (seed, name) alone: arms that share a weight share its values.
+
+    Drawn on the CPU in float64, so that every device and precision starts from the same numbers.
+    """
+    shape = layer.weight.shape[1:]
+    if layer.role is Role.GAIN:
+        return torch.ones(shape, dtype=torch.float64)
+    stream = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(stream[:8], "big", signed=True))
+    value = torch.empty(shape, dtype=torch.float64)
+    if layer.role is Role.EMBEDDING:
+        return value.normal_(0.0, std, generator=generator)
+    full = std / TRUNCATED_STD
+    return nn.init.trunc_normal_(value, 0.0, full, -2 * full, 2 * full, generator=generator)

@@ -1,0 +1,159 @@
+"""A decoder-only Transformer with pre-LayerNorm, RoPE and no biases, as in Wortsman et al. 2023, sec. 2.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from lab.fields import bounded
+from lab.hooks import HookPoint
+from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw
+from lab.model.parametrization import Factors, Role
+
+ROPE_BASE = 10_000.0
+WHOLE_VECTORS = 64  # entries; a multiple of what any CPU kernel takes at once
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the model; ``depth`` 0 is the zero-block bigram model."""
+
+    name: str
+    width: int = bounded(above=0)
+    depth: int = bounded(at_least=0)
+    head_width: int = bounded(above=0)
+
+    def __post_init__(self) -> None:
+        if self.width % self.head_width:
+            raise ValueError(f"width {self.width} is not a multiple of head_width {self.head_width}")
+        if self.head_width % 2:
+            raise ValueError(f"head_width must be even for rotary positions, not {self.head_width}")
+
+    @property
+    def heads(self) -> int:
+        return self.width // self.head_width
+
+
+def rotate(x_tk: Tensor) -> Tensor:
+    """Rotary positions over the last two axes; entry i is paired with i + k/2 (Su et al., arXiv:2104.09864)."""
+    length, size = x_tk.shape[-2:]
+    frequency_k = ROPE_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64, device="cpu") / size)
+    angle_tk = torch.outer(torch.arange(length, dtype=torch.float64), frequency_k)
+    cos_tk, sin_tk = (part.to(x_tk) for part in (angle_tk.cos(), angle_tk.sin()))
+    first_tk, second_tk = x_tk.chunk(2, dim=-1)
+    return torch.cat([first_tk * cos_tk - second_tk * sin_tk, second_tk * cos_tk + first_tk * sin_tk], dim=-1)
+
+
+def gelu(x_rbtm: Tensor) -> Tensor:
+    """GELU in its tanh form (Hendrycks & Gimpel, arXiv:1606.08415).
+
+    The CPU's kernel rounds the tail of a buffer otherwise than its body; whole vectors for every run keep a run's bits
+    independent of where in the fleet it stands.
+    """
+    entries = x_rbtm[0].numel()
+    if spare := -entries % WHOLE_VECTORS:
+        padded_rn = F.pad(x_rbtm.flatten(1), (0, spare))
+        return F.gelu(padded_rn, approximate="tanh")[:, :entries].view_as(x_rbtm)
+    return F.gelu(x_rbtm, approximate="tanh")
+
+
+class Attention(nn.Module):
+    """Causal softmax attention with explicit scores and the scale 1/sqrt(head width)."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    at_query: HookPoint
+    at_key: HookPoint
+    at_scores: HookPoint
+    at_attention: HookPoint
+
+    def __init__(self, runs: int, config: ModelConfig, where: str) -> None:
+        super().__init__()
+        self.heads, self.scale = config.heads, config.head_width**-0.5
+        for part in ("query", "key", "value", "output"):
+            setattr(self, part, Linear(runs, config.width, config.width))
+        for kind in ("query", "key", "scores", "attention"):
+            setattr(self, f"at_{kind}", HookPoint(kind, where))
+
+    def forward(self, x_rbtd: Tensor) -> Tensor:
+        split = "r b t (h k) -> r b h t k"
+        q_rbhtk, k_rbhsk, v_rbhsk = (
+            rearrange(part(x_rbtd), split, h=self.heads) for part in (self.query, self.key, self.value)
+        )
+        q_rbhtk, k_rbhsk = rotate(self.at_query(q_rbhtk)), rotate(self.at_key(k_rbhsk))
+        scores_rbhts = self.at_scores(torch.matmul(q_rbhtk * self.scale, k_rbhsk.transpose(-1, -2)))
+        future_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=x_rbtd.device).triu(1)
+        weights_rbhts = self.at_attention(F.softmax(scores_rbhts.masked_fill(future_ts, -torch.inf), dim=-1))
+        mixed_rbhtk = torch.matmul(weights_rbhts, v_rbhsk)
+        output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
+        return output_rbtd
+
+
+class Block(nn.Module):
+    """Attention, then an MLP of four times the width with tanh-form GELU, each added to the residual stream."""
+
+    def __init__(self, runs: int, config: ModelConfig, where: str) -> None:
+        super().__init__()
+        self.attention_norm = LayerNorm(runs, config.width)
+        self.attention = Attention(runs, config, where)
+        self.mlp_norm = LayerNorm(runs, config.width)
+        self.mlp_up = Linear(runs, config.width, 4 * config.width)
+        self.mlp_down = Linear(runs, 4 * config.width, config.width)
+        self.at_output = HookPoint("block_output", where)
+
+    def forward(self, x_rbtd: Tensor) -> Tensor:
+        x_rbtd = x_rbtd + self.attention(self.attention_norm(x_rbtd))
+        up_rbtm = gelu(self.mlp_up(self.mlp_norm(x_rbtd)))
+        x_rbtd = self.at_output(x_rbtd + self.mlp_down(up_rbtm))
+        return x_rbtd
+
+
+class Transformer(nn.Module):
+    """Tokens ``[r b t]`` to logits ``[r b t v]``; ``runs`` models of one shape side by side."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int, runs: int, interventions: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.embedding = Embedding(runs, vocabulary, config.width)
+        self.blocks = [f"block{index}" for index in range(config.depth)]
+        for where in self.blocks:
+            setattr(self, where, Block(runs, config, where))
+        self.final_norm = LayerNorm(runs, config.width)
+        self.head = Linear(runs, config.width, vocabulary, Role.READOUT)
+        self.at_logits = HookPoint("logits", "")
+        sizes = {"query": config.head_width, "key": config.head_width, "block_output": config.width}
+        for name, change in sorted(interventions.items()):  # a request names them in no particular order
+            for point in self.modules():
+                if isinstance(point, HookPoint) and point.kind in change.attaches_to:
+                    point.changes[name] = change.attach(runs, sizes.get(point.kind, 0))
+
+    def forward(self, tokens_rbt: Tensor) -> Tensor:
+        x_rbtd: Tensor = self.embedding(tokens_rbt)
+        for where in self.blocks:
+            x_rbtd = self.get_submodule(where)(x_rbtd)
+        logits_rbtv: Tensor = self.at_logits(self.head(self.final_norm(x_rbtd)))
+        return logits_rbtv
+
+    def layers(self) -> Iterator[tuple[str, Layer]]:
+        """Every weight-owning layer by the name its weight goes by (``block0.attention.query``)."""
+        for path, module in self.named_modules():
+            if isinstance(module, Layer):
+                yield path.replace(".at_", ".").replace(".changes.", "."), module
+
+    def factors(self, parametrization: Any, width: int) -> dict[str, Factors]:
+        """Initial scale and LR multiplier of every weight, by name."""
+        return {name: parametrization.factors(layer.role, layer.fan_in, width) for name, layer in self.layers()}
+
+    @torch.no_grad()
+    def initialize(self, seeds: Sequence[int], factors: Mapping[str, Factors]) -> None:
+        """Draw every weight of run i from seed i; the run's neighbours play no part."""
+        for name, layer in self.layers():
+            for run, seed in enumerate(seeds):
+                layer.weight[run].copy_(draw(layer, name, seed, factors[name].init_std))

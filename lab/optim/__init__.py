@@ -1,0 +1,1 @@
+"""From gradients to updates: schedules, links, and the chain they make."""

@@ -1,0 +1,53 @@
+"""Learning rate as a pure function of the step: a shape in [0, 1] that multiplies the peak."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lab.fields import PerRun, bounded
+from lab.registry import SCHEDULES
+
+
+def _ramp(step_s1: Tensor, steps: int, warmup: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Warm-up length in steps (below 1 it is a fraction of all steps), and the ramp ``[s r]`` up to 1."""
+    warmup_r = torch.as_tensor(warmup, dtype=step_s1.dtype, device=step_s1.device)
+    warmup_r = torch.where(warmup_r < 1, warmup_r * steps, warmup_r)
+    return warmup_r, torch.where(step_s1 < warmup_r, step_s1 / warmup_r, 1.0)
+
+
+def _steps(steps: int, peak_r: Tensor) -> Tensor:
+    return torch.arange(steps, dtype=peak_r.dtype, device=peak_r.device).unsqueeze(1)
+
+
+@SCHEDULES.register("cosine")
+@dataclass(frozen=True)
+class Cosine:
+    """Linear warm-up, then half a cosine down to an absolute floor (Wortsman et al. 2023, sec. 2.1)."""
+
+    warmup: PerRun = bounded(at_least=0)
+    floor: PerRun = bounded(at_least=0)
+
+    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+        """``s_t`` ``[s r]``, LR at step t over the peak: computed as a shape, never by dividing one by the other."""
+        step_s1 = _steps(steps, peak_r)
+        warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
+        floor_r = (self.floor / peak_r).clamp(max=1)
+        progress_sr = ((step_s1 - warmup_r) / (steps - warmup_r).clamp(min=1)).clamp(0, 1)
+        cosine_sr = floor_r + (1 - floor_r) * 0.5 * (1 + torch.cos(math.pi * progress_sr))
+        return torch.where(step_s1 < warmup_r, ramp_sr, cosine_sr)
+
+
+@SCHEDULES.register("constant")
+@dataclass(frozen=True)
+class Constant:
+    """Linear warm-up, then the peak."""
+
+    warmup: PerRun = bounded(at_least=0)
+
+    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+        """``s_t`` ``[s r]``, LR at step t over the peak."""
+        return _ramp(_steps(steps, peak_r), steps, self.warmup)[1].expand(-1, len(peak_r))

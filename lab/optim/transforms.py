@@ -1,0 +1,125 @@
+"""Gradient in, update out: the links an optimizer chains, each a pure rule over all tensors of a fleet.
+
+A link reads its numbers by field name out of ``conf/optimizer/NAME.yaml``.  ``makes`` says what leaves it: still a
+``gradient``, a ``direction`` (the rule's own step of about unit size), or the ``step`` that is subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lab.axes import over, per_run_norm
+from lab.fields import PerRun, bounded
+from lab.hooks import announce
+from lab.registry import LINKS
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a link may look at: the weights, the schedule's shape ``[r]`` at this step, each tensor's LR multiplier."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    shape_r: Tensor
+    lr_factor: Mapping[str, float]
+
+
+class Link:
+    """A link without memory; ``begin`` gives the tensors a link keeps between steps, which it updates in place."""
+
+    makes: ClassVar[str]
+
+    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """Fresh state: tensors by a name of the link's own, each leading with the run axis."""
+        return {}
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        raise NotImplementedError
+
+
+@LINKS.register("clip")
+@dataclass(frozen=True)
+class Clip(Link):
+    """Scale a run's whole gradient down to norm ``clip`` (Pascanu et al. 2013); infinity switches it off."""
+
+    makes: ClassVar = "gradient"
+    clip: PerRun = bounded(above=0)
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        norm_r = per_run_norm(updates.values())
+        keep_r = torch.where(norm_r > self.clip, self.clip / norm_r, 1.0)
+        return {name: gradient * over(keep_r, gradient) for name, gradient in updates.items()}
+
+
+@LINKS.register("adam")
+@dataclass(frozen=True)
+class Adam(Link):
+    """Bias-corrected first moment over root of second (Kingma & Ba 2015); moments kept in the weights' precision."""
+
+    makes: ClassVar = "direction"
+    beta1: PerRun = bounded(at_least=0, below=1)
+    beta2: PerRun = bounded(at_least=0, below=1)
+    eps: PerRun = bounded(above=0)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
+        return {f"{moment}.{name}": torch.zeros_like(w) for name, w in weights.items() for moment in ("mean", "square")}
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        announce("adam", "", updates, self.eps)
+        unbias1, unbias2 = (1 - beta ** (now.step + 1) for beta in (self.beta1, self.beta2))
+        direction = {}
+        for name, gradient in updates.items():
+            mean, square = state[f"mean.{name}"], state[f"square.{name}"]
+            # products and sums apart: a fused multiply-add rounds differently in the tail of a buffer than in its
+            # body, and a run's bits must not depend on where in the fleet it stands
+            mean.mul_(over(self.beta1, mean)).add_(gradient * over(1 - self.beta1, mean))
+            square.mul_(over(self.beta2, square)).add_(gradient.square() * over(1 - self.beta2, square))
+            root = (square / over(unbias2, square)).sqrt_().add_(over(self.eps, square))
+            direction[name] = (mean / over(unbias1, mean)).div_(root)
+        return direction
+
+
+@LINKS.register("decay")
+@dataclass(frozen=True)
+class Decay(Link):
+    """Add ``weight_decay`` times the weight: before the peak LR the decay is coupled to it, after it independent.
+
+    Independent: theta <- theta - s_t (eta Delta + lambda theta); coupled: theta <- theta - s_t eta (Delta + lambda
+    theta) (Wortsman et al. 2023, sec. 3.2.2; Loshchilov & Hutter 2019).
+    """
+
+    makes: ClassVar = "step"
+    weight_decay: PerRun = bounded(at_least=0)
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        return {name: u + now.weights[name] * over(self.weight_decay, u) for name, u in updates.items()}
+
+
+@LINKS.register("peak")
+@dataclass(frozen=True)
+class Peak(Link):
+    """Multiply by the peak learning rate and the parametrization's multiplier for that tensor."""
+
+    makes: ClassVar = "step"
+    lr: PerRun = bounded(above=0)
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        return {name: u * over(self.lr * now.lr_factor[name], u) for name, u in updates.items()}
+
+
+@LINKS.register("schedule")
+@dataclass(frozen=True)
+class Schedule(Link):
+    """Multiply by the schedule's shape, which every chain does last."""
+
+    makes: ClassVar = "step"
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        return {name: u * over(now.shape_r, u) for name, u in updates.items()}

@@ -1,0 +1,1 @@
+"""What may be overheard of a training step."""

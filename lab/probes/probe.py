@@ -1,0 +1,75 @@
+"""What a probe is, when it fires, and how it overhears the real step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.fields import bounded
+from lab.registry import PROBES
+
+Measure = Callable[..., "Tensor | dict[str, Tensor]"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A named function of what is announced under ``hears``; gives one number per run, or one per tensor and run."""
+
+    name: str
+    hears: str
+    measure: Measure
+
+
+def probe(hears: str) -> Callable[[Measure], Measure]:
+    """Register a function as the probe of its own name."""
+
+    def file(measure: Measure) -> Measure:
+        name = measure.__name__
+        PROBES.register(name)(Probe(name, hears, measure))
+        return measure
+
+    return file
+
+
+@dataclass(frozen=True)
+class ProbesConfig:
+    """Which probes listen, and every how many steps."""
+
+    name: str
+    every: int = bounded(at_least=1)
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            PROBES[name]
+
+    def fires(self, step: int, steps: int) -> bool:
+        """Whether probes listen at ``step``: the first, every ``every``-th, the last; never without probes."""
+        return bool(self.names) and (step % self.every == 0 or step == steps - 1)
+
+
+class Listener:
+    """An ear for one step: what the named probes make of what is announced, by (probe, where), ``[r]`` each."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.heard: dict[tuple[str, str], Tensor] = {}
+        self._by_kind: dict[str, list[Probe]] = {}
+        for name in sorted(names):
+            self._by_kind.setdefault(PROBES[name].hears, []).append(PROBES[name])
+
+    def hears(self, kind: str) -> bool:
+        """Whether any of its probes cares for this kind."""
+        return kind in self._by_kind
+
+    @torch.no_grad()
+    def __call__(self, kind: str, where: str, *heard: Any) -> None:
+        for listens in self._by_kind.get(kind, ()):
+            value = listens.measure(*heard)
+            if isinstance(value, Mapping):
+                self.heard |= {(listens.name, name): number_r for name, number_r in value.items()}
+            else:
+                self.heard[listens.name, where] = value.clone()

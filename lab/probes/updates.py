@@ -1,0 +1,50 @@
+"""Probes of the backward pass and the update: gradient, update and parameter RMS per tensor, norms per run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lab.axes import per_run_norm, per_run_rms
+from lab.probes.probe import probe
+
+
+def _rms_of_each(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: per_run_rms(tensor) for name, tensor in tensors.items()}
+
+
+@probe(hears="gradients")
+def grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
+    """Global norm of the gradient before clipping."""
+    return per_run_norm(gradients.values())
+
+
+@probe(hears="clipped_gradients")
+def grad_norm_clipped(gradients: Mapping[str, Tensor]) -> Tensor:
+    """Global norm of the gradient after clipping."""
+    return per_run_norm(gradients.values())
+
+
+@probe(hears="clipped_gradients")
+def grad_rms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradient RMS per tensor, after clipping (Wortsman et al., fig. 11)."""
+    return _rms_of_each(gradients)
+
+
+@probe(hears="direction")
+def update_rms(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Update RMS per tensor, before the learning rate and without decay (Wortsman et al., fig. 13)."""
+    return _rms_of_each(directions)
+
+
+@probe(hears="parameters")
+def param_rms(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameter RMS per tensor, before the update."""
+    return _rms_of_each(weights)
+
+
+@probe(hears="adam")
+def eps_ratio(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
+    """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al., sec. 3.4)."""
+    return {name: eps / rms for name, rms in _rms_of_each(gradients).items()}

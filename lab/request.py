@@ -1,0 +1,122 @@
+"""From the words of a command line to Hydra, and from Hydra's errors back to one line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
+from lab import app
+from lab.registry import RequestError, nearest
+
+
+def sweeps() -> dict[str, Path]:
+    """The sweeps that come with the lab, by name."""
+    return {path.stem: path for path in sorted(app.data_folder("sweeps").glob("*.yaml"))}
+
+
+def find_sweep(named: str) -> Path:
+    """The file of a sweep, given by name or by path.
+
+    Raises:
+        RequestError: there is no such sweep.
+    """
+    path = Path(named)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise RequestError(f"no sweep file {path}")
+        return path
+    if named not in sweeps():
+        raise RequestError(f"unknown sweep {named!r}; {nearest(named, sweeps())}; or give a FILE.yaml")
+    return sweeps()[named]
+
+
+def read_sweep(path: Path) -> DictConfig:
+    """A sweep file as Hydra will compose it.
+
+    Raises:
+        RequestError: it is not a YAML mapping.
+    """
+    try:
+        content = OmegaConf.load(path)
+    except Exception as refusal:  # whatever the YAML reader says
+        raise RequestError(f"{path} is not YAML: {' '.join(str(refusal).split())}") from None
+    if not isinstance(content, DictConfig):
+        raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
+    return content
+
+
+def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool = False) -> None:
+    """Hand a request to Hydra: train (or with --dry-run only cost) its points, or show what --cfg or --help ask for.
+
+    ``name`` names the default results folder, ``runs/NAME``; ``one`` refuses a list of values.
+    """
+    app.COMMAND.set(shlex.join(["lab", *sys.argv[1:]]))
+    content = read_sweep(sweep) if sweep else OmegaConf.create()
+    chosen = []
+    if sweep:
+        ConfigStore.instance().store(group="sweeps", name=sweep.stem, node=content, package="_global_")
+        chosen = [f"sweeps={sweep.stem}"]
+    flags = [word for word in words if word.startswith("-") and word != "--dry-run"]
+    overrides = [word for word in words if not word.startswith("-")]
+    params = OmegaConf.select(content, "hydra.sweeper.params") or {}
+    points = _points([f"{key}={value}" for key, value in params.items()], overrides)
+    if one and len(points) > 1:
+        raise RequestError("several values given: lab train -m trains a sweep")
+    if "out" not in content and not any(word.startswith("out=") for word in overrides):
+        chosen.append(f"out=runs/{name}")
+    if flags:
+        sys.argv = ["lab", *flags, *chosen, *points[0]]
+    else:
+        dry = ["hydra.sweeper.dry_run=true"] if "--dry-run" in words else []
+        sys.argv = ["lab", "--multirun", *chosen, *overrides, *dry]
+    app.hydra_main()
+
+
+def _points(written: Sequence[str], overrides: Sequence[str]) -> list[list[str]]:
+    parser = OverridesParser.create()
+    return expand([*parser.parse_overrides(list(written)), *parser.parse_overrides(list(overrides))])
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of the default config, and its groups."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
+        tree = compose("config")
+    keys: set[str] = set()
+
+    def walk(node: Any, prefix: str) -> None:
+        for key in node:
+            keys.add(f"{prefix}{key}")
+            child = node._get_node(key)
+            if isinstance(child, DictConfig) and not child._is_none():
+                walk(child, f"{prefix}{key}.")
+
+    walk(tree, "")
+    return sorted(keys - {"fleet"})
+
+
+def one_line(fault: Exception) -> str:
+    """What Hydra or OmegaConf refused, in one line that names the nearest valid choice."""
+    text = str(fault)
+    if found := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
+        listed = re.search(r"Available options in '[^']*':\n((?:\t.*\n?)*)", text)
+        there = listed[1].split() if listed else [p.stem for p in app.data_folder("conf").glob(f"{found[1]}/*.yaml")]
+        return f"unknown {found[1]} {found[2]!r}; {nearest(found[2], there)}"
+    if found := re.search(r"Could not (?:override|append|delete|find).*?'\+*~*([^'=]+)'?", text):
+        key = found[1]
+        return f"unknown key '{key}'; {nearest(key, known_keys())}"
+    if isinstance(fault, OmegaConfBaseException) and fault.full_key:
+        return f"{fault.full_key}: {text.splitlines()[0]}"
+    return text.splitlines()[0].rstrip(".:")

@@ -1,0 +1,238 @@
+"""What a run leaves behind, and the only doorway between training and analysis.
+
+A results folder holds::
+
+    store.json                     the record version this folder is written in
+    commands.json                  every command that added to this folder
+    plans/<digest>.json            the frozen list of points and fleets of one request, written before anything runs
+    plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
+    runs/<id>/metrics.parquet      what the probes heard
+    runs/<id>/run.json             the run card; written last, so a run is there whole or not at all
+    runs.parquet, metrics.parquet  all runs in two tables, gathered from the above
+
+Every file appears at once under its name (written beside it, then moved), so a killed process leaves no half file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lab.registry import RequestError
+
+RECORD_VERSION = 1
+
+# Columns every run has, whatever its config.  A column of the config is its dotted key (``optimizer.lr``).
+RUN_COLUMNS = {
+    "id": "string",  # digest of everything that can change the record
+    "intervention": "string",  # names of what is switched on, sorted, joined with "+"; "none"
+    "status": "string",  # finished | diverged | failed
+    "diverged_at": "Int64",  # first step with a non-finite loss; null when there was none
+    "reason": "string",  # why a run failed or counts as diverged
+    "loss_at_init": "float64",  # on the held-out tokens, nats per token, without z-loss
+    "final_val_loss": "float64",  # same tokens, after the last update
+    "loss_bigram": "float64",  # same tokens under a smoothed bigram model of the training text
+    "parameters": "Int64",
+    "parameters_without_embeddings": "Int64",  # without input embedding and output head
+    "model_steps_per_second": "float64",  # steps of all runs of the fleet, per second
+    "wall_seconds": "float64",  # of the fleet, divided by its runs
+    "versions": "string",
+    "data_fingerprint": "string",
+    "data_notes": "string",  # what the data says of itself: files, Python version, entropy
+}
+METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
+STATUSES = ("finished", "diverged", "failed")
+
+
+class Records(NamedTuple):
+    """All runs of a folder: one row per run, and one row per (run, step, probe, where)."""
+
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+
+
+def digest(value: Any) -> str:
+    """Sixteen hexadecimal digits that stand for a JSON value; the order of keys does not matter."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _appearing(path: Path) -> Any:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that is there whole or not at all."""
+    with _appearing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def _write_table(path: Path, table: pd.DataFrame) -> None:
+    with _appearing(path) as beside:
+        table.to_parquet(beside, index=False)
+
+
+def open_folder(folder: Path) -> None:
+    """Make ``folder`` ready to be written.
+
+    Raises:
+        RequestError: it holds records of another version, or cannot be written.
+    """
+    check_version(folder)
+    try:
+        for inner in ("runs", "plans"):
+            (folder / inner).mkdir(parents=True, exist_ok=True)
+        write_text(folder / "store.json", json.dumps({"record_version": RECORD_VERSION}) + "\n")
+    except OSError as refusal:
+        raise RequestError(f"cannot write to {folder}: {refusal.strerror}") from None
+
+
+def check_version(folder: Path) -> None:
+    """Refuse a folder whose records were written in another version; an empty or absent folder passes."""
+    card = folder / "store.json"
+    if not card.exists():
+        return
+    try:
+        version = json.loads(card.read_text())["record_version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RequestError(f"{card} cannot be read; move the folder away or give another out=") from None
+    if version != RECORD_VERSION:
+        raise RequestError(
+            f"{folder} holds records of version {version}, this lab writes version {RECORD_VERSION}; give another out="
+        )
+
+
+def write_plan(folder: Path, plan: Mapping[str, Any]) -> str:
+    """Freeze a request before anything of it runs; returns the name under which ``read_plan`` finds it."""
+    name = digest(plan)
+    write_text(folder / "plans" / f"{name}.json", json.dumps(plan, indent=1) + "\n")
+    return name
+
+
+def read_plan(folder: Path, name: str) -> dict[str, Any]:
+    """The request frozen under ``name``."""
+    plan: dict[str, Any] = json.loads((folder / "plans" / f"{name}.json").read_text())
+    return plan
+
+
+def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
+    """Say how far a fleet of a plan is, to whoever watches the folder."""
+    write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress))
+
+
+def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
+    """How far the fleets of a plan are that have begun, by index."""
+    places = (folder / "plans" / f"{plan}.progress").glob("[0-9]*")
+    return {int(place.name): json.loads(place.read_text()) for place in places}
+
+
+def forget_progress(folder: Path, plan: str) -> None:
+    """Clear what ``write_progress`` left: at the start of a request, and at its end."""
+    shutil.rmtree(folder / "plans" / f"{plan}.progress", ignore_errors=True)
+
+
+def note_command(folder: Path, command: str) -> None:
+    """Remember, once, a command that added to this folder."""
+    known = commands(folder)
+    if command not in known:
+        write_text(folder / "commands.json", json.dumps([*known, command], indent=1) + "\n")
+
+
+def commands(folder: Path) -> list[str]:
+    """The commands that filled this folder, oldest first."""
+    path = folder / "commands.json"
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int, str, str, float]]) -> None:
+    """Leave one run behind: its metrics ``(step, probe, where, value)``, then its card, a row of ``runs.parquet``.
+
+    An intact run of the same id that did not fail is left alone.
+    """
+    place = folder / "runs" / card["id"]
+    if _intact(place) and json.loads((place / "run.json").read_text())["status"] != "failed":
+        return
+    table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
+    _write_table(place / "metrics.parquet", table)
+    sealed = {**card, "metrics_digest": _file_digest(place / "metrics.parquet")}
+    write_text(place / "run.json", json.dumps(sealed, indent=1) + "\n")
+
+
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _intact(place: Path) -> bool:
+    try:
+        card = json.loads((place / "run.json").read_text())
+        return bool(card["id"] == place.name) and card["metrics_digest"] == _file_digest(place / "metrics.parquet")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def read(folder: Path) -> Records:
+    """All runs of a folder: the gathered tables, with the runs left behind since then added.
+
+    Raises:
+        RequestError: no such folder, no runs in it, or records of another version.
+    """
+    if not folder.is_dir():
+        raise RequestError(f"no results folder {folder}")
+    check_version(folder)
+    places = sorted(place for place in (folder / "runs").glob("*") if _intact(place))
+    cards = [json.loads((place / "run.json").read_text()) for place in places]
+    runs = pd.DataFrame([{key: value for key, value in card.items() if key != "metrics_digest"} for card in cards])
+    metrics = [pd.read_parquet(place / "metrics.parquet") for place in places]
+    tables = [folder / "runs.parquet", folder / "metrics.parquet"]
+    if all(table.exists() for table in tables):
+        seen = set(runs["id"]) if len(runs) else set()
+        gathered, heard = (pd.read_parquet(table) for table in tables)
+        runs = pd.concat([gathered[~gathered["id"].isin(seen)], runs], ignore_index=True)
+        metrics = [heard[~heard["id"].isin(seen)], *metrics]
+    if not len(runs):
+        raise RequestError(f"no runs in {folder}")
+    return Records(_declared(runs), pd.concat(metrics, ignore_index=True).astype(METRIC_COLUMNS))
+
+
+def _declared(runs: pd.DataFrame) -> pd.DataFrame:
+    """Fixed columns first and in their declared types, then every config column, none dropped; rows by id."""
+    for column, kind in RUN_COLUMNS.items():
+        runs[column] = (runs[column] if column in runs else pd.Series([None] * len(runs), runs.index)).astype(kind)  # type: ignore[call-overload]
+    config = sorted(set(runs.columns) - set(RUN_COLUMNS))
+    return runs[[*RUN_COLUMNS, *config]].sort_values("id", ignore_index=True)
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    """How every run of a folder ended, by id; none in a folder that holds no runs, or is not there yet."""
+    check_version(folder)
+    try:
+        runs = read(folder).runs
+    except RequestError:
+        return {}
+    return dict(zip(runs["id"], runs["status"], strict=True))
+
+
+def gather(folder: Path) -> Records:
+    """Write all runs of a folder as ``runs.parquet`` and ``metrics.parquet``, and return them."""
+    records = read(folder)
+    _write_table(folder / "runs.parquet", records.runs)
+    _write_table(folder / "metrics.parquet", records.metrics)
+    return records

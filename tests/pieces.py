@@ -1,0 +1,71 @@
+"""Pieces of the lab put together for tests, from the same files a user's request reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+import lab.loss
+import lab.model.interventions
+import lab.optim.schedule
+import lab.probes.activations
+import lab.probes.updates  # noqa: F401  (these fill the registries)
+from lab.fields import build, stack
+from lab.model.parametrization import Standard
+from lab.model.transformer import ModelConfig, Transformer
+from lab.optim.optimizer import Optimizer, build_optimizer
+from lab.registry import INTERVENTIONS
+
+CONF = Path(__file__).parents[1] / "conf"
+CPU = torch.device("cpu")
+
+
+def recipe(group: str, name: str) -> dict[str, Any]:
+    """What ``conf/group/name.yaml`` says."""
+    values = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def intervention(name: str, **changes: Any) -> Any:
+    """An intervention with the numbers of its file, some of them changed."""
+    return build(INTERVENTIONS[name], {**(recipe("intervention", name)[name] or {}), **changes}, f"intervention.{name}")
+
+
+def optimizer(name: str, *per_run: Mapping[str, Any], without: Sequence[str] = ()) -> Optimizer:
+    """A stacked optimizer with the numbers of its file: one run per set of changes; links ``without`` left out."""
+    values = recipe("optimizer", name)
+    numbers = {key: value for key, value in values.items() if key not in without}
+    numbers["chain"] = [link for link in values["chain"] if link not in without]
+    return stack([build_optimizer({**numbers, **changes}) for changes in per_run], CPU)
+
+
+def model(
+    *seeds: int,
+    width: int = 8,
+    depth: int = 2,
+    head_width: int = 4,
+    vocabulary: int = 11,
+    changes: Mapping[str, Any] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Transformer:
+    """Runs of these seeds at initialization."""
+    made = Transformer(ModelConfig("small", width, depth, head_width), vocabulary, len(seeds), changes or {}).to(dtype)
+    made.initialize(seeds, made.factors(Standard(), width))
+    return made
+
+
+def weights_of(made: Transformer) -> dict[str, Tensor]:
+    """Every weight by its name."""
+    return {name: layer.weight for name, layer in made.layers()}
+
+
+def tokens(*seeds: int, batch: int = 3, length: int = 7, vocabulary: int = 11) -> Tensor:
+    """Random tokens ``[r b t]``, those of a run decided by its seed alone."""
+    draws = (torch.Generator().manual_seed(seed) for seed in seeds)
+    return torch.stack([torch.randint(vocabulary, (batch, length), generator=draw) for draw in draws])

@@ -1,0 +1,92 @@
+"""The model written a second time, without the lab: one run, one sequence, one head at a time, in plain torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Seen(NamedTuple):
+    """What passes through the model: logits ``[b t v]``; per block scores and weights ``[b h t s]``, output ``[b t d]``."""
+
+    logits: Tensor
+    scores: list[Tensor]
+    attention: list[Tensor]
+    outputs: list[Tensor]
+
+
+def layer_norm(x: Tensor, gain: Tensor) -> Tensor:
+    """Centred, over the root of the variance plus 1e-6, times a gain."""
+    centred = x - x.mean(-1, keepdim=True)
+    return gain * centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + 1e-6)
+
+
+def turn(x_tk: Tensor) -> Tensor:
+    """Rotary positions: entries i and i + k/2 are one complex number, turned by position / 10000^(2i/k)."""
+    length, size = x_tk.shape
+    half = size // 2
+    position, index = torch.arange(length, dtype=x_tk.dtype), torch.arange(half, dtype=x_tk.dtype)
+    angle = position[:, None] / 10000.0 ** (2 * index / size)
+    turned = torch.complex(x_tk[:, :half], x_tk[:, half:]) * torch.exp(1j * angle)
+    return torch.cat([turned.real, turned.imag], dim=1)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Half x times one plus tanh(sqrt(2/pi) (x + .044715 x^3))."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def causal_softmax(scores_ts: Tensor) -> Tensor:
+    """Row t: exponentials of its first t + 1 scores over their sum, then zeros."""
+    rows = []
+    for t, row in enumerate(scores_ts):
+        powers = torch.exp(row[: t + 1] - row[: t + 1].max().detach())
+        rows.append(torch.cat([powers / powers.sum(), torch.zeros(len(row) - t - 1, dtype=row.dtype)]))
+    return torch.stack(rows)
+
+
+def transformer(weights: Mapping[str, Tensor], tokens_bt: Tensor, depth: int, heads: int, qk_layernorm: bool) -> Seen:
+    """The whole model on one run's weights."""
+    seen = Seen(torch.empty(0), *([[] for _ in range(depth)] for _ in range(3)))
+    logits = []
+    for tokens_t in tokens_bt:
+        x_td = torch.stack([weights["embedding"][token] for token in tokens_t])
+        for block in range(depth):
+            own = {name.removeprefix(f"block{block}."): w for name, w in weights.items() if f"block{block}." in name}
+            x_td, scores, attention = _block(own, x_td, heads, qk_layernorm)
+            for kept, value in zip(seen[1:], (scores, attention, x_td), strict=True):
+                kept[block].append(value)
+        logits.append(layer_norm(x_td, weights["final_norm"]) @ weights["head"])
+    return Seen(torch.stack(logits), *([torch.stack(values) for values in kept] for kept in seen[1:]))
+
+
+def _block(w: Mapping[str, Tensor], x_td: Tensor, heads: int, qk_layernorm: bool) -> tuple[Tensor, Tensor, Tensor]:
+    normed = layer_norm(x_td, w["attention_norm"])
+    size = x_td.shape[1] // heads
+    every_score, every_weight, mixed = [], [], []
+    for head in range(heads):
+        mine = slice(head * size, (head + 1) * size)
+        q, k, v = (normed @ w[f"attention.{part}"][:, mine] for part in ("query", "key", "value"))
+        if qk_layernorm:
+            q = layer_norm(q, w["attention.query.qk_layernorm"])
+            k = layer_norm(k, w["attention.key.qk_layernorm"])
+        scores = turn(q) @ turn(k).T / math.sqrt(size)
+        attention = causal_softmax(scores)
+        every_score.append(scores)
+        every_weight.append(attention)
+        mixed.append(attention @ v)
+    x_td = x_td + torch.cat(mixed, dim=1) @ w["attention.output"]
+    x_td = x_td + gelu(layer_norm(x_td, w["mlp_norm"]) @ w["mlp_up"]) @ w["mlp_down"]
+    return x_td, torch.stack(every_score), torch.stack(every_weight)
+
+
+def losses(logits_btv: Tensor, targets_bt: Tensor, z_coefficient: float) -> tuple[Tensor, Tensor]:
+    """Loss with z-loss, and cross-entropy alone: means over all tokens."""
+    log_z = torch.log(torch.exp(logits_btv).sum(-1))
+    right = torch.stack([row[target] for row, target in zip(logits_btv.flatten(0, 1), targets_bt.flatten(), strict=True)])
+    cross_entropy = (log_z.flatten() - right).mean()
+    return cross_entropy + z_coefficient * (log_z**2).mean(), cross_entropy

@@ -1,0 +1,118 @@
+"""Which runs make a curve, what the arms are called, and that nothing is mixed."""
+
+import planted
+import pytest
+
+from lab.analysis import load
+from lab.analysis.curves import points
+from lab.registry import RequestError
+
+
+def laid(*groups):
+    return points(planted.records([card for group in groups for card in group]).runs)
+
+
+def small(arms=("z_loss",), widths=(32,), lrs=(1e-3, 1e-2), seeds=(0, 1), **changes):
+    return planted.cards(arms, widths, lrs, seeds, **changes)
+
+
+def names(*groups):
+    return list(laid(*groups)["arm"].unique())
+
+
+def test_a_curve_runs_over_learning_rates_and_seeds_of_one_arm_and_size():
+    runs = laid(planted.cards())
+    assert runs["curve"].nunique() == 4
+    assert set(runs.groupby("curve").size()) == {21}
+    assert list(runs["arm"].unique()) == ["z_loss", "qk_layernorm+z_loss"]
+    assert (runs.groupby("curve")[["arm", "size", "parameters"]].nunique() == 1).all(axis=None)
+
+
+def test_the_gains_of_an_intervention_make_no_size_of_their_own():
+    runs = laid(planted.cards())
+    assert runs["parameters"].nunique() == 4
+    assert sorted(runs["size"].unique()) == [24736, 98624]
+
+
+WEIGHT_DECAY, COEFFICIENT = "optimizer.weight_decay", "intervention.z_loss.coefficient"
+
+
+def test_runs_that_differ_in_a_number_are_never_one_curve():
+    runs = laid(small(), small(**{WEIGHT_DECAY: 1e-3}), small(**{WEIGHT_DECAY: None}))
+    assert list(runs["arm"].unique()) == ["no weight_decay", "weight_decay=0.0001", "weight_decay=0.001"]
+    assert set(runs.groupby("arm", sort=False)["curve"].nunique()) == {1}
+    assert not runs.duplicated(["curve", "lr", "seed"]).any()
+    assert len(runs) == 12
+
+
+@pytest.mark.parametrize(
+    ("groups", "arms"),
+    [
+        ([{}], ["z_loss"]),
+        ([{"arms": ("z_loss", "none")}], ["none", "z_loss"]),
+        (
+            [{"arms": ("z_loss", "none")}, {COEFFICIENT: 1e-3}],
+            ["none", "z_loss coefficient=0.0001", "z_loss coefficient=0.001"],
+        ),
+        ([{}, {"optimizer.name": "lion", "optimizer.chain": ["clip"]}], ["optimizer=adamw", "optimizer=lion"]),
+        (
+            [{}, {"model.beta1": 1.0, "optimizer.beta1": 0.8}],
+            ["optimizer.beta1=0.9", "model.beta1=1 optimizer.beta1=0.8"],
+        ),
+        ([{"steps": 400}, {"steps": 1000}], ["steps=400", "steps=1000"]),
+        ([{}, {"data.name": "code", "data_fingerprint": "b"}], ["data=code", "data=text"]),
+        ([{}, {"data_fingerprint": "b"}], ["data_fingerprint=a1b2c3d4e5f60718", "data_fingerprint=b"]),
+        ([{"widths": (32,)}, {"widths": (64,), "model.head_width": 32}], ["z_loss"]),
+        ([{}, {"model.head_width": 8}], ["head_width=8", "head_width=16"]),
+        (
+            [{"widths": (32, 64, 128)}, {"model.depth": 8, "parameters_without_embeddings": 98_848}],
+            ["depth=2", "depth=8"],
+        ),
+    ],
+)
+def test_arms_are_named_by_what_differs_and_sizes_are_not_arms(groups, arms):
+    assert names(*(small(**group) for group in groups)) == arms
+
+
+@pytest.mark.parametrize("key", ["model.name", "scale.name", "out", "probes.every", "probes.names"])
+def test_what_changes_no_number_makes_no_arm(key):
+    assert names(small(seeds=[0]), small(seeds=[1], **{key: "7"})) == ["z_loss"]
+    assert laid(small(seeds=[0]), small(seeds=[1], **{key: "7"}))["curve"].nunique() == 1
+
+
+def test_a_data_seed_is_a_replicate_of_its_own():
+    runs = laid(small(seeds=[0], **{"data.seed": 0}), small(seeds=[0], **{"data.seed": 5}))
+    assert runs["curve"].nunique() == 1
+    assert set(runs["seed"]) == {"0/0", "0/5"}
+
+
+def test_of_two_runs_at_one_point_the_first_stays():
+    cards = [*small(), *small(device="cuda")]
+    runs = laid(cards)
+    assert len(runs) == 4
+    assert set(runs["id"]) < {card["id"] for card in cards}
+
+
+def test_failed_runs_are_on_no_curve():
+    cards = list(small())
+    cards[0] |= {"status": "failed", "final_val_loss": None, "reason": "out of memory"}
+    assert set(laid(cards)["id"]) == {card["id"] for card in cards[1:]}
+
+
+def test_folders_are_overlaid_and_equal_ids_are_one_run(tmp_path):
+    cards = list(small())
+    broken = [cards[0] | {"status": "failed", "final_val_loss": None}, *cards[1:]]
+    one = planted.write(tmp_path / "one", broken[:3])
+    other = planted.write(tmp_path / "other", cards)
+    runs, metrics = load(one, other)
+    assert sorted(runs["id"]) == sorted(card["id"] for card in cards)
+    assert set(runs["status"]) == {"finished"}
+    assert set(metrics["id"]) == set(runs["id"])
+    assert not metrics.duplicated(["id", "step", "probe", "where"]).any()
+    assert len(load(one).runs) == 3
+    assert "folder" not in runs
+
+
+def test_an_absent_folder_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="no results folder"):
+        load(tmp_path / "nowhere")

@@ -1,0 +1,192 @@
+"""The page, the figures and the plain summary, made from planted records."""
+
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import planted
+import pytest
+
+from lab.analysis import findings, report
+from lab.analysis.curves import points
+from lab.analysis.drawing import svg
+from lab.analysis.figures import FIGURES
+from lab.analysis.sensitivity import all_pairs
+from lab.registry import RequestError, first_line
+
+HOSTILE = '_<script>alert("1")</script> $x^{2 \\foo & {0} \u2603'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A study with a hostile arm, a diverged run and a failed one, and its page."""
+    cards = list(planted.cards(arms=("z_loss", HOSTILE)))
+    cards[20] |= {"status": "diverged", "diverged_at": 200, "final_val_loss": math.nan, "reason": "loss is NaN"}
+    cards[4] |= {"status": "failed", "final_val_loss": None, "reason": "<b>out of memory</b>"}
+    folder = planted.write(tmp_path_factory.mktemp("runs") / "a <i>study</i>", cards)
+    report.build([folder])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return (folder / "report.html").read_text()
+
+
+class Links(HTMLParser):
+    """Collects tags and everything that could fetch something."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.ids, self.links = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attributes if name == "id"]
+        self.links += [value for name, value in attributes if name in ("src", "href", "xlink:href", "data", "action")]
+
+
+def test_the_page_needs_nothing_but_itself(page):
+    found = Links(page)
+    assert not {"script", "link", "img", "iframe", "object", "b", "i"} & set(found.tags)
+    assert found.tags.count("svg") == len(list(FIGURES)) == 3
+    assert found.links
+    assert all(link.startswith("#") for link in found.links)
+    assert "url(http" not in page
+    assert "@import" not in page
+    addresses = set(re.findall(r"https?://[^\s\"'<)]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert len(page) < 2e6
+
+
+def test_drawings_on_one_page_share_no_ids(page):
+    found = Links(page)
+    assert len(found.ids) == len(set(found.ids))
+    assert {link[1:] for link in found.links} <= set(found.ids)
+
+
+def test_names_from_outside_are_shown_as_text(page):
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt; $x^{2" in page
+    assert "<title>a &lt;i&gt;study&lt;/i&gt;</title>" in page
+    assert "&lt;b&gt;out of memory&lt;/b&gt;" in page
+
+
+def test_the_page_says_how_it_was_made_and_what_it_rests_on(page):
+    assert "lab sweep qk_layernorm" in page
+    assert "a1b2c3d4e5f60718" in page
+    assert f"Python {sys.version.split()[0]}" in page
+    assert "84 runs (82 finished, 1 diverged, 1 failed)" in page
+    assert "(n = 3)" in page
+    assert "seed 1 has no run at learning rate 0.001" in page
+
+
+def test_the_same_records_give_the_same_bytes(folder):
+    made = [folder / "report.html", *folder.glob("figures/*.svg"), *folder.glob("tables/*.csv")]
+    before = {path: path.read_bytes() for path in made}
+    report.build([folder])
+    assert {path: path.read_bytes() for path in made} == before
+    assert len(made) == 1 + 3 + 4
+
+
+def test_other_records_give_another_page(folder, page, tmp_path):
+    cards = list(planted.cards(arms=("z_loss",), widths=(32,)))
+    other = report.build([planted.write(tmp_path / folder.name, cards)]).read_text()
+    assert other != page
+
+
+def test_the_summary_warns_where_the_number_misleads(tmp_path):
+    cards = list(planted.cards(arms=("qk_layernorm+z_loss",), widths=(32,), seeds=(0, 1)))
+    text = report.summary([planted.write(tmp_path / "slow", cards)])
+    assert "24,800" in text
+    assert "More than half of the sensitivity is under-training" in text
+    assert "Fewer than 3 seeds" in text
+    assert "±" not in text
+    steep = [
+        card | {"final_val_loss": 2 + card["optimizer.lr"]} for card in planted.cards(("none",), (32,), seeds=range(3))
+    ]
+    text = report.summary([planted.write(tmp_path / "fast", steep)])
+    assert "More than half" not in text
+    assert "±" in text
+
+
+def test_the_summary_says_why_there_is_no_number(tmp_path):
+    cards = list(planted.cards(arms=("none",), widths=(32,), lrs=(1e-2,)))
+    text = report.summary([planted.write(tmp_path / "one", cards)])
+    assert "No sensitivity, for want of two learning rates" in text
+    assert "undefined" in text
+
+
+def test_a_folder_of_failures_is_refused_with_its_reason(tmp_path):
+    cards = [card | {"status": "failed", "reason": "no memory"} for card in planted.cards(widths=(32,), seeds=(0,))]
+    with pytest.raises(RequestError, match="all 14 runs failed, the first with: no memory"):
+        report.build([planted.write(tmp_path / "failed", cards)])
+
+
+def test_the_headline_follows_the_paired_intervals():
+    def said(second, losses):
+        cards = list(planted.cards(arms=("none", "z_loss"), widths=(32, 64)))
+        for card in cards:
+            high = card["optimizer.lr"] == 0.3
+            card["final_val_loss"] = 2 + high * losses[card["intervention"]](card)
+        return findings.headline(all_pairs(points(planted.records(cards).runs)))
+
+    worse, better = lambda card: 1 + 0.01 * card["seed"], lambda card: 0.5
+    first = said("z_loss", {"none": worse, "z_loss": better})
+    assert first[0].startswith("LR sensitivity is lower with z_loss than with none at every size, by 0.073")
+    assert first[1].startswith("The instability part is lower with z_loss")
+    assert said("none", {"none": better, "z_loss": worse})[0].startswith("LR sensitivity is lower with none")
+    noisy = said("none", {"none": lambda card: card["seed"], "z_loss": lambda card: 1 + 0.1 * card["seed"]})
+    assert "differs from zero at no size" in noisy[0]
+    mixed = {"none": worse, "z_loss": lambda card: 0.5 if card["model.width"] == 32 else card["seed"]}
+    assert "differs from zero at 1 of 2 sizes" in said("none", mixed)[0]
+
+
+LONE = {"arms": ("none",), "widths": (32,), "seeds": (0,), "lrs": (1e-2,)}
+MANY = {"arms": ("none", "z_loss", "qk_layernorm", "qk_layernorm+z_loss"), "widths": (32, 64, 128), "seeds": (0, 1)}
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+@pytest.mark.parametrize("shape", [LONE, MANY], ids=["lone", "many"])
+def test_every_figure_can_be_drawn(name, shape):
+    figure = FIGURES[name](planted.records(list(planted.cards(**shape)), every=40))
+    assert first_line(FIGURES[name])
+    drawn = svg(figure, name)
+    assert drawn.startswith("<svg")
+    assert drawn == svg(FIGURES[name](planted.records(list(planted.cards(**shape)), every=40)), name)
+
+
+def test_a_diverged_run_does_not_stretch_the_loss_axis():
+    cards = list(planted.cards(arms=("z_loss",), widths=(32,)))
+    cards[-1] |= {"final_val_loss": 1e9}
+    cards[-2] |= {"status": "diverged", "diverged_at": 9, "final_val_loss": math.inf}
+    for name in ("learning_rate_sensitivity", "loss_over_steps"):
+        top = FIGURES[name](planted.records(cards)).axes[0].get_ylim()[1]
+        assert planted.AT_INIT < top < 1.2 * planted.AT_INIT
+
+
+def test_lost_runs_are_marked():
+    cards = list(planted.cards(arms=("z_loss",), widths=(32,), seeds=(0,)))
+
+    def marks():
+        lines = FIGURES["learning_rate_sensitivity"](planted.records(cards)).axes[0].get_lines()
+        return {line.get_marker(): list(line.get_xdata()) for line in lines if line.get_marker() in ("x", "^")}
+
+    assert marks() == {"x": [0.3], "^": []}
+    cards[5] |= {"status": "diverged", "diverged_at": 9, "final_val_loss": math.nan}
+    assert marks() == {"x": [0.3], "^": [0.1]}
+
+
+def test_a_figure_without_its_probe_says_so(tmp_path):
+    runs, metrics = planted.records(list(planted.cards(**LONE)))
+    with pytest.raises(RequestError, match="no run recorded attention_logit_max"):
+        FIGURES["max_attention_logit"](type(planted.records([planted.card()]))(runs, metrics[metrics["probe"] == "x"]))
+
+
+@pytest.mark.parametrize("module", ["lab.analysis", "lab.analysis.report"])
+def test_analysis_does_not_import_torch(module):
+    code = f"import sys, {module}; assert 'torch' not in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,139 @@
+"""The loss is cross-entropy plus named terms, per run, over the targets that count."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pieces import CPU, intervention, recipe
+from torch import Tensor
+
+from lab.fields import build, stack
+from lab.hooks import listening
+from lab.loss import IGNORED, ZLoss, losses
+from lab.registry import INTERVENTIONS, RequestError
+
+TERMS = [name for name in INTERVENTIONS if "loss" in INTERVENTIONS[name].attaches_to]
+RUNS, BATCH, LENGTH, VOCABULARY = 3, 2, 5, 7
+
+
+def draw(scale: float = 2.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Logits ``[r b t v]`` that ask for gradients, and targets."""
+    generator = torch.Generator().manual_seed(0)
+    logits_rbtv = scale * torch.randn(RUNS, BATCH, LENGTH, VOCABULARY, generator=generator, dtype=dtype)
+    return logits_rbtv.requires_grad_(), torch.randint(VOCABULARY, (RUNS, BATCH, LENGTH), generator=generator)
+
+
+def gradient(loss_r: Tensor, logits_rbtv: Tensor) -> Tensor:
+    return torch.autograd.grad(loss_r.sum(), [logits_rbtv], retain_graph=True)[0]
+
+
+def test_without_terms_it_is_cross_entropy() -> None:
+    logits_rbtv, targets_rbt = draw()
+    loss_r, cross_entropy_r = losses(logits_rbtv, targets_rbt, {})
+    for run in range(RUNS):
+        theirs = F.cross_entropy(logits_rbtv[run].flatten(0, 1), targets_rbt[run].flatten())
+        torch.testing.assert_close(loss_r[run], theirs, rtol=1e-12, atol=0)
+        (felt,) = torch.autograd.grad(theirs, [logits_rbtv])
+        torch.testing.assert_close(gradient(loss_r, logits_rbtv)[run], felt[run], rtol=1e-12, atol=1e-15)
+    assert torch.equal(loss_r, cross_entropy_r)
+
+
+def test_z_loss_is_its_coefficient_times_the_mean_square_of_log_z() -> None:
+    logits_rbtv, targets_rbt = draw()
+    coefficients = torch.tensor([1e-4, 0.0, 0.5], dtype=torch.float64)
+    loss_r, cross_entropy_r = losses(logits_rbtv, targets_rbt, {"z_loss": ZLoss(coefficients)})
+    log_z_rbt = logits_rbtv.exp().sum(-1).log()
+    added_r = coefficients * (log_z_rbt**2).mean((1, 2))
+    torch.testing.assert_close(loss_r - cross_entropy_r, added_r, rtol=1e-11, atol=1e-15)
+    added = gradient(loss_r, logits_rbtv) - gradient(cross_entropy_r, logits_rbtv)
+    torch.testing.assert_close(added, gradient(added_r, logits_rbtv), rtol=1e-11, atol=1e-15)
+    assert added[2].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_contract_of_loss_terms(name: str) -> None:
+    """A term moves the loss and its gradient, never the cross-entropy that is reported, and sees no other run."""
+    logits_rbtv, targets_rbt = draw()
+    loss_r, cross_entropy_r = losses(logits_rbtv, targets_rbt, {name: intervention(name)})
+    bare_r, _ = losses(logits_rbtv, targets_rbt, {})
+    assert torch.equal(cross_entropy_r, bare_r)
+    assert loss_r.shape == (RUNS,)
+    assert (loss_r != bare_r).all()
+    assert not torch.equal(gradient(loss_r, logits_rbtv), gradient(bare_r, logits_rbtv))
+    alone_r, _ = losses(logits_rbtv[1:2], targets_rbt[1:2], {name: intervention(name)})
+    assert torch.equal(alone_r, loss_r[1:2])
+
+
+def test_terms_add_up() -> None:
+    logits_rbtv, targets_rbt = draw()
+    some, more = ZLoss(0.1), ZLoss(0.2)
+    loss_r, cross_entropy_r = losses(logits_rbtv, targets_rbt, {"some": some, "more": more})
+    summed_r = sum(losses(logits_rbtv, targets_rbt, {"one": term})[0] - cross_entropy_r for term in (some, more))
+    torch.testing.assert_close(loss_r - cross_entropy_r, summed_r, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("garbage", [1e3, math.nan, math.inf, -math.inf])
+def test_ignored_targets_leave_no_trace(garbage: float) -> None:
+    """Nor do the logits there: in no loss, in no gradient, in nothing that is overheard."""
+    logits_rbtv, targets_rbt = draw()
+    ignored_rbt = torch.zeros_like(targets_rbt, dtype=torch.bool)
+    ignored_rbt[0, 0, 1:], ignored_rbt[2, 1, 2] = True, True
+    targets_rbt = targets_rbt.masked_fill(ignored_rbt, IGNORED)
+    dirty_rbtv = logits_rbtv.detach().clone()
+    dirty_rbtv[ignored_rbt] = garbage
+    dirty_rbtv.requires_grad_()
+    terms, heard = {name: intervention(name) for name in TERMS}, {}
+    with listening(lambda kind, where, value: heard.__setitem__(kind, value.detach())):
+        loss_r, cross_entropy_r = losses(dirty_rbtv, targets_rbt, terms)
+    for run in range(RUNS):
+        counted_bt = ~ignored_rbt[run]
+        kept = logits_rbtv[run][counted_bt][None, None], targets_rbt[run][counted_bt][None, None]
+        alone_r, bare_r = losses(*kept, terms)
+        torch.testing.assert_close(loss_r[run], alone_r[0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(cross_entropy_r[run], bare_r[0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(heard["train_loss"][run], bare_r[0].detach(), rtol=1e-12, atol=0)
+        log_z = torch.logsumexp(kept[0], -1).mean().detach()
+        torch.testing.assert_close(heard["log_z"][run], log_z, rtol=1e-12, atol=0)
+    felt = gradient(loss_r, dirty_rbtv)
+    assert felt[ignored_rbt].eq(0).all()
+    assert torch.equal(felt, gradient(losses(logits_rbtv, targets_rbt, terms)[0], logits_rbtv))
+    assert felt[~ignored_rbt].ne(0).any(-1).all()
+
+
+def test_the_mean_is_over_tokens_and_never_over_runs() -> None:
+    logits_rbtv, targets_rbt = draw()
+    felt = gradient(losses(logits_rbtv, targets_rbt, {})[0], logits_rbtv)
+    alone = gradient(losses(logits_rbtv[:1], targets_rbt[:1], {})[0], logits_rbtv)
+    assert torch.equal(felt[0], alone[0])
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_run_changes_no_bit_of_the_others(broken: float) -> None:
+    logits_rbtv, targets_rbt = draw(dtype=torch.float32)
+    hurt_rbtv = logits_rbtv.detach().clone()
+    hurt_rbtv[1] = broken
+    hurt_rbtv.requires_grad_()
+    terms = {name: intervention(name) for name in TERMS}
+    fine_r, hurt_r = losses(logits_rbtv, targets_rbt, terms)[0], losses(hurt_rbtv, targets_rbt, terms)[0]
+    assert hurt_r[1].isnan()
+    others = [0, 2]
+    assert torch.equal(fine_r[others], hurt_r[others])
+    assert torch.equal(gradient(fine_r, logits_rbtv)[others], gradient(hurt_r, hurt_rbtv)[others])
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits_rbtv, targets_rbt = draw(scale=1e4, dtype=torch.float32)
+    loss_r, _ = losses(logits_rbtv, targets_rbt, {"z_loss": ZLoss(1e-4)})
+    theirs_r, _ = losses(logits_rbtv.double(), targets_rbt, {"z_loss": ZLoss(1e-4)})
+    torch.testing.assert_close(loss_r, theirs_r.float(), rtol=1e-5, atol=0)
+
+
+def test_coefficients_are_per_run_and_never_negative() -> None:
+    term = stack([intervention("z_loss", coefficient=c) for c in (0.0, 1e-4)], CPU)
+    assert term.coefficient.tolist() == [0.0, 1e-4]
+    assert recipe("intervention", "z_loss")["z_loss"]["coefficient"] == 1e-4  # the paper's
+    with pytest.raises(RequestError, match="coefficient must be at least 0"):
+        build(ZLoss, {"coefficient": -1e-4}, "intervention.z_loss")

@@ -1,0 +1,265 @@
+"""The model is the one the paper describes, for every run of a fleet and whoever stands beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import reference
+import torch
+from pieces import intervention, model, tokens, weights_of
+from torch import Tensor
+
+from lab.fields import build
+from lab.hooks import listening
+from lab.loss import ZLoss, losses
+from lab.model.layers import Layer
+from lab.model.parametrization import MuPSimple, Role, Standard
+from lab.model.transformer import ModelConfig, Transformer, rotate
+from lab.registry import INTERVENTIONS, RequestError
+
+CHANGES = [name for name in INTERVENTIONS if "loss" not in INTERVENTIONS[name].attaches_to]
+SHAPES = [  # width, head width, vocabulary, batch, length; the last two fill no vector register evenly
+    (16, 8, 29, 4, 12),
+    (20, 10, 37, 5, 9),
+    (12, 2, 5, 1, 3),
+]
+
+
+def changes(*names: str) -> dict[str, Any]:
+    return {name: intervention(name) for name in names}
+
+
+@torch.no_grad()
+def stir(made: Transformer) -> Transformer:
+    """Move every weight from where it starts, the gains above all, so that none can hide."""
+    draw = torch.Generator().manual_seed(5)
+    for _, layer in made.layers():
+        layer.weight.add_(0.2 * torch.randn(layer.weight.shape, generator=draw))
+    return made
+
+
+def gradients(made: Transformer, rows_rbt: Tensor, terms: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    """Gradients of the loss, and the loss itself."""
+    weights = weights_of(made)
+    loss_r, _ = losses(made(rows_rbt[..., :-1]), rows_rbt[..., 1:], terms or {})
+    parts = torch.autograd.grad(loss_r.sum(), list(weights.values()))
+    return {**dict(zip(weights, parts, strict=True)), "loss": loss_r.detach()}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("z_loss", [False, True], ids=["plain", "z_loss"])
+@pytest.mark.parametrize("qk_layernorm", [False, True], ids=["bare", "qk_layernorm"])
+def test_forward_and_gradients_equal_the_reference(depth: int, heads: int, qk_layernorm: bool, z_loss: bool) -> None:
+    seeds, coefficients = (0, 1, 7), (1e-4, 0.3, 0.0)
+    made = stir(model(*seeds, width=4 * heads, depth=depth, changes=changes("qk_layernorm") if qk_layernorm else {}))
+    rows_rbt = tokens(*seeds, length=6)
+    terms = {"z_loss": ZLoss(torch.tensor(coefficients, dtype=torch.float64))} if z_loss else {}
+    ours = gradients(made, rows_rbt, terms)
+    logits_rbtv = made(rows_rbt[..., :-1])
+    for run, coefficient in enumerate(coefficients):
+        leaves = {name: weight[run].detach().requires_grad_() for name, weight in weights_of(made).items()}
+        seen = reference.transformer(leaves, rows_rbt[run, :, :-1], depth, heads, qk_layernorm)
+        loss, _ = reference.losses(seen.logits, rows_rbt[run, :, 1:], coefficient if z_loss else 0.0)
+        close(logits_rbtv[run], seen.logits)
+        close(ours["loss"][run], loss)
+        for name, theirs in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+            assert theirs.abs().max() > 1e-6, f"{name} has no gradient, so nothing was compared"
+            close(ours[name][run], theirs, name)
+
+
+def close(ours: Tensor, theirs: Tensor, name: str = "") -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=lambda text: f"{name}: {text}")
+
+
+def test_the_reference_tells_the_arms_apart() -> None:
+    weights = {name: weight[0] for name, weight in weights_of(stir(model(0, changes=changes("qk_layernorm")))).items()}
+    rows_bt = tokens(0)[0]
+    on, off = (reference.transformer(weights, rows_bt, 2, 2, toggle).logits for toggle in (True, False))
+    assert (on - off).abs().max() > 0.01
+    assert (on - reference.transformer(weights, rows_bt, 2, 1, False).logits).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("names", [(), tuple(CHANGES)], ids=["bare", "all interventions"])
+def test_later_tokens_get_exactly_no_gradient_from_earlier_outputs(names: tuple[str, ...]) -> None:
+    length, now = 7, 3
+    made = model(0, 1, changes=changes(*names))
+    rows_rbt = torch.stack([torch.randperm(11, generator=torch.Generator().manual_seed(s))[:length] for s in (0, 1)])
+    logits_rbtv = made(rows_rbt.unsqueeze(1))
+    embedding_rvd = weights_of(made)["embedding"]
+    (gradient_rvd,) = torch.autograd.grad(logits_rbtv[:, :, : now + 1].square().sum(), [embedding_rvd])
+    for run in range(2):
+        assert gradient_rvd[run, rows_rbt[run, now + 1 :]].eq(0).all()
+        assert gradient_rvd[run, rows_rbt[run, : now + 1]].ne(0).all()
+
+
+def test_rotary_scores_depend_on_distance_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    q_k, k_k = (torch.randn(6, dtype=torch.float64, generator=draw) for _ in range(2))
+    scores_ts = rotate(q_k.expand(9, -1)) @ rotate(k_k.expand(9, -1)).T
+    torch.testing.assert_close(scores_ts[1:, 1:], scores_ts[:-1, :-1], rtol=0, atol=1e-12)
+    assert scores_ts[0].diff().abs().min() > 1e-3  # and they do depend on it
+    torch.testing.assert_close(scores_ts[0, 0], q_k @ k_k)  # distance nought turns nothing
+    torch.testing.assert_close(rotate(q_k.expand(9, -1)).norm(dim=1), q_k.norm().expand(9))
+
+
+def test_first_block_scores_survive_a_shift_of_the_text() -> None:
+    made, heard = model(0), {}
+    with listening(lambda kind, where, *values: heard.setdefault((kind, where), []).append(values[0].detach())):
+        made(torch.tensor([[[9, 1, 2, 3, 4, 5]]]))
+        made(torch.tensor([[[9, 9, 9, 1, 2, 3]]]))
+    early, late = heard["scores", "block0"]
+    torch.testing.assert_close(early[..., 1:4, 1:4], late[..., 3:6, 3:6], rtol=0, atol=1e-12)
+    early, late = heard["scores", "block1"]  # the text before has been mixed in by then
+    assert (early[..., 1:4, 1:4] - late[..., 3:6, 3:6]).abs().max() > 1e-3
+
+
+def test_initial_scale() -> None:
+    """Truncated normals have std 1/sqrt(fan-in) *after* the cut, which is at two of the uncut normal's."""
+    width, vocabulary = 32, 256
+    fan_ins = {"query": 32, "key": 32, "value": 32, "output": 32, "mlp_up": 32, "mlp_down": 128, "head": 32}
+    weights = weights_of(model(*range(6), width=width, depth=1, head_width=8, vocabulary=vocabulary))
+    density, inside = math.exp(-2) / math.sqrt(2 * math.pi), math.erf(math.sqrt(2))
+    cut_std = math.sqrt(1 - 4 * density / inside)  # of a unit normal cut at two
+    for part, fan_in in fan_ins.items():
+        weight = weights[part if part == "head" else f"block0.{part}" if "mlp" in part else f"block0.attention.{part}"]
+        std, count = fan_in**-0.5, weight.numel()
+        assert abs(weight.std() / std - 1) < 4 * 0.6 / math.sqrt(count), part  # 0.6: std error of a cut normal's std
+        assert abs(weight.mean() / std) < 4 / math.sqrt(count), part
+        assert 1.98 * std < weight.abs().max() * cut_std <= 2 * std, part
+    embedding = weights["embedding"]
+    assert abs(embedding.std() * math.sqrt(width) - 1) < 4 * 0.71 / math.sqrt(embedding.numel())
+    assert embedding.abs().max() * math.sqrt(width) > 3.5  # not cut
+    for name, weight in weights.items():
+        assert weight.eq(1).all() == name.endswith("norm"), name
+
+
+def test_a_weight_starts_from_its_seed_and_name_alone() -> None:
+    bare, dressed = weights_of(model(3)), weights_of(model(3, changes=changes(*CHANGES)))
+    assert set(bare) < set(dressed)
+    company, deep, single = weights_of(model(1, 3, 2)), weights_of(model(3, depth=3)), model(3, dtype=torch.float32)
+    for name, weight in bare.items():
+        assert torch.equal(weight, dressed[name])  # in every arm
+        assert torch.equal(weight[0], company[name][1])  # at every place in every fleet
+        assert torch.equal(weight, deep[name])  # at every depth
+        assert torch.equal(weight.float(), weights_of(single)[name])  # in every precision
+
+
+def test_weights_of_other_names_and_seeds_differ() -> None:
+    weights = weights_of(model(0, 1, 2**40, depth=2))
+    drawn = {(name, run): w[run] for name, w in weights.items() if "norm" not in name for run in range(3)}
+    alike = [tuple(value.shape) for value in drawn.values()]
+    assert alike.count((8, 8)) == 24
+    assert len({tuple(value.flatten().tolist()) for value in drawn.values()}) == len(drawn)
+
+
+def test_every_parameter_is_the_weight_of_one_named_layer() -> None:
+    made = model(0, 1, changes=changes(*CHANGES))
+    weights = weights_of(made)
+    assert len(weights) == len(list(made.layers()))
+    assert {id(weight) for weight in weights.values()} == {id(parameter) for parameter in made.parameters()}
+    assert all(len(weight) == 2 for weight in weights.values())
+    assert not any("at_" in name or "changes" in name for name in weights)
+
+
+def test_roles() -> None:
+    layers = dict(model(0, depth=1, changes=changes("qk_layernorm")).layers())
+    by_role = {role: sorted(name for name, layer in layers.items() if layer.role is role) for role in Role}
+    assert by_role[Role.EMBEDDING] == ["embedding"]
+    assert by_role[Role.READOUT] == ["head"]
+    assert all("norm" in name for name in by_role[Role.GAIN])
+    assert len(by_role[Role.MATRIX]) == 6
+
+
+def test_mup_simple_is_standard_at_base_width_and_slows_linear_layers_elsewhere() -> None:
+    made = model(0, width=16, changes=changes("qk_layernorm"))
+    standard, base, wide = (made.factors(p, 16) for p in (Standard(), MuPSimple(16), MuPSimple(4)))
+    assert standard == base
+    layers: dict[str, Layer] = dict(made.layers())
+    linear = {name for name, layer in layers.items() if layer.role in (Role.MATRIX, Role.READOUT)}
+    for name in layers:
+        assert standard[name].lr == 1
+        assert wide[name].lr == (0.25 if name in linear else 1)
+        assert wide[name].init_std == standard[name].init_std  # the simple variant starts as standard does
+    assert {"head", "block1.mlp_down"} < linear
+    assert not {"embedding", "final_norm", "block0.attention.query.qk_layernorm"} & linear
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_contract_of_interventions(name: str) -> None:
+    """Attached, it changes what the model says; what it owns learns; what it does not own starts as without it."""
+    rows_rbt = tokens(0, 1)
+    bare, dressed = model(0, 1), model(0, 1, changes=changes(name))
+    for run in range(2):
+        assert not torch.equal(bare(rows_rbt)[run], dressed(rows_rbt)[run])
+    before, after = weights_of(bare), weights_of(dressed)
+    assert all(torch.equal(before[shared], after[shared]) for shared in before)
+    own = set(after) - set(before)
+    assert all(name in weight for weight in own)
+    felt = gradients(dressed, rows_rbt)
+    for weight in own:
+        assert felt[weight].flatten(1).abs().amax(1).gt(0).all(), f"{weight} does not learn"
+    assert felt["loss"].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("names", [(), tuple(CHANGES)], ids=["bare", "all interventions"])
+def test_a_run_alone_has_the_bits_of_the_run_in_company(names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    width, head_width, vocabulary, batch, length = shape
+
+    def bits(*seeds: int) -> dict[str, Tensor]:
+        sizes = {"width": width, "head_width": head_width, "vocabulary": vocabulary}
+        made = model(*seeds, **sizes, changes=changes(*names), dtype=torch.float32)
+        return gradients(made, tokens(*seeds, batch=batch, length=length, vocabulary=vocabulary))
+
+    company = bits(4, 0, 2)
+    for place, seed in enumerate((4, 0, 2)):
+        for name, value in bits(seed).items():
+            assert torch.equal(value[0], company[name][place]), name
+
+
+def test_a_broken_run_changes_no_bit_of_the_others() -> None:
+    whole, broken = (model(0, 1, 2, changes=changes(*CHANGES), dtype=torch.float32) for _ in range(2))
+    with torch.no_grad():
+        weights_of(broken)["block0.mlp_up"][1, 0, 0] = math.nan
+    rows_rbt = tokens(0, 1, 2)
+    fine, hurt = gradients(whole, rows_rbt), gradients(broken, rows_rbt)
+    assert hurt["loss"][1].isnan()
+    for name, value in fine.items():
+        assert torch.equal(value[[0, 2]], hurt[name][[0, 2]]), name
+
+
+def test_interventions_stack_in_one_order_however_they_are_named() -> None:
+    class Scale:
+        attaches_to = ("logits",)
+
+        def __init__(self, summand: float, factor: float) -> None:
+            self.summand, self.factor = summand, factor
+
+        def attach(self, runs: int, size: int) -> torch.nn.Module:
+            made = torch.nn.Identity()
+            made.register_forward_hook(lambda module, given, out: self.factor * (out + self.summand))
+            return made
+
+    double, shift = Scale(0, 2), Scale(1, 1)
+    rows_rbt = tokens(0)
+    one, other = model(0, changes={"a": double, "b": shift}), model(0, changes={"b": shift, "a": double})
+    assert torch.equal(one(rows_rbt), other(rows_rbt))
+    assert not torch.equal(one(rows_rbt), model(0, changes={"b": double, "a": shift})(rows_rbt))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ({"width": 20, "head_width": 8}, "width 20 is not a multiple of head_width 8"),
+        ({"width": 9, "head_width": 3}, "head_width must be even"),
+        ({"width": 0}, "model.width must be above 0"),
+        ({"depth": -1}, "model.depth must be at least 0"),
+    ],
+)
+def test_impossible_shapes_are_refused(numbers: dict[str, int], complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        build(ModelConfig, {"name": "x", "width": 16, "depth": 2, "head_width": 8, **numbers}, "model")

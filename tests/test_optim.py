@@ -1,0 +1,378 @@
+"""The optimizer does what its chain says, per run; the schedule is a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from pieces import CPU, CONF, intervention, model, optimizer, recipe, weights_of
+from torch import Tensor
+
+from lab.fields import build, stack
+from lab.model.parametrization import MuPSimple
+from lab.optim.optimizer import Optimizer, build_optimizer
+from lab.optim.schedule import Constant, Cosine
+from lab.optim.transforms import Link, Now
+from lab.registry import LINKS, SCHEDULES, RequestError
+
+# Tensors of one run: a matrix, an embedding and a gain, of sizes that fill no vector register evenly.
+SHAPES = {"query": (5, 3), "embedding": (11, 7), "final_norm": (13,)}
+RECIPES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
+Run = dict[str, Any]
+
+
+def draw(*seeds: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Tensors ``[r ...]``, those of a run decided by its seed alone."""
+    made: dict[str, list[Tensor]] = {name: [] for name in SHAPES}
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        for name, shape in SHAPES.items():
+            made[name].append(scale * torch.randn(shape, generator=generator, dtype=dtype))
+    return {name: torch.stack(runs) for name, runs in made.items()}
+
+
+def at(step: int, weights: Mapping[str, Tensor], shape_r: Tensor, factors: Mapping[str, float] | None = None) -> Now:
+    return Now(step, weights, shape_r, factors or dict.fromkeys(weights, 1.0))
+
+
+def walk(
+    chain: Optimizer,
+    gradients: Iterable[dict[str, Tensor]],
+    shape_sr: Tensor,
+    factors: Mapping[str, float] | None = None,
+    weights: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The weights after as many steps as there are gradients; they begin at ``weights``, or at random."""
+    runs = shape_sr.shape[1]
+    weights = weights or draw(*range(100, 100 + runs))
+    state = chain.begin(weights)
+    for step, gradient in enumerate(gradients):
+        chain.step(gradient, state, at(step, weights, shape_sr[step], factors))
+    return weights
+
+
+def noise(steps: int, runs: int, scale: float = 1.0) -> list[dict[str, Tensor]]:
+    """Gradients whose size differs between steps and runs."""
+    gradients = [draw(*range(step * runs, (step + 1) * runs), scale=scale) for step in range(steps)]
+    size_r = torch.logspace(-1, 0.5, runs, dtype=torch.float64)
+    return [{n: g * size_r.view(-1, *(1,) * (g.ndim - 1)) * (1 + s % 3) for n, g in d.items()} for s, d in enumerate(gradients)]
+
+
+def torch_adamw(run: int, settings: Run, gradients: Sequence[dict[str, Tensor]], shape_s: Tensor, decay: float) -> Run:
+    """One run by ``torch.optim.AdamW``, clipped by hand."""
+    weights = {name: weight[0].requires_grad_() for name, weight in draw(100 + run).items()}
+    theirs = torch.optim.AdamW(
+        weights.values(),
+        lr=1.0,
+        betas=(settings["beta1"], settings["beta2"]),
+        eps=settings["eps"],
+        weight_decay=decay,
+    )
+    for gradient, shape in zip(gradients, shape_s.tolist(), strict=True):
+        norm = math.sqrt(sum(float(g[run].square().sum()) for g in gradient.values()))
+        keep = min(1.0, settings.get("clip", math.inf) / norm)
+        for name, weight in weights.items():
+            weight.grad = gradient[name][run] * keep
+        theirs.param_groups[0]["lr"] = settings["lr"] * shape
+        theirs.step()
+    return {name: weight.detach() for name, weight in weights.items()}
+
+
+RUNS: list[Run] = [  # every number differs between the runs, and no run clips always or never
+    {"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "clip": 2.0},
+    {"lr": 0.3, "weight_decay": 0.0, "beta1": 0.5, "beta2": 0.999, "eps": 1e-15, "clip": 10.0},
+    {"lr": 3e-2, "weight_decay": 0.7, "beta1": 0.0, "beta2": 0.5, "eps": 0.1, "clip": math.inf},
+]
+
+
+@pytest.mark.parametrize("clipped", [True, False], ids=["clip", "no clip"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_coupled"])
+def test_every_run_equals_torch_adamw_with_its_own_numbers(name: str, clipped: bool) -> None:
+    """Independent decay is PyTorch's with weight_decay = lambda / peak, under any schedule."""
+    runs = RUNS if clipped else [{k: v for k, v in run.items() if k != "clip"} for run in RUNS]
+    chain = optimizer(name, *runs, without=() if clipped else ("clip",))
+    assert ("clip" in chain.links) == clipped
+    gradients, shape_sr = noise(50, 3), Cosine(0.1, 1e-3).shape(50, chain.lr)
+    weights = walk(chain, gradients, shape_sr)
+    for run, settings in enumerate(runs):
+        decay = settings["weight_decay"] / (1 if name == "adamw_coupled" else settings["lr"])
+        theirs = torch_adamw(run, settings, gradients, shape_sr[:, run], decay)
+        for tensor, value in theirs.items():
+            torch.testing.assert_close(weights[tensor][run], value, rtol=1e-12, atol=1e-12)
+            assert (value - draw(100 + run)[tensor][0]).abs().max() > 1e-3
+
+
+def test_clipping_and_decay_do_bite() -> None:
+    gradients, shape_sr = noise(5, 1), torch.ones(5, 1, dtype=torch.float64)
+    ends = [walk(optimizer("adamw", change), gradients, shape_sr)["query"] for change in ({}, {"clip": 0.1}, {"weight_decay": 0.1})]
+    assert not torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_infinite_clip_and_no_decay_are_the_chain_without_these_links() -> None:
+    gradients, shape_sr = noise(10, 2), torch.ones(10, 2, dtype=torch.float64)
+    lrs = [{"lr": 1e-3}, {"lr": 0.1}]
+    off = optimizer("adamw", *({**lr, "clip": math.inf, "weight_decay": 0.0} for lr in lrs))
+    values = {key: value for key, value in recipe("optimizer", "adamw").items() if key not in ("clip", "weight_decay")}
+    bare = stack([build_optimizer({**values, "chain": ["adam", "peak", "schedule"], **lr}) for lr in lrs], CPU)
+    ends = [walk(chain, gradients, shape_sr) for chain in (off, bare)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in SHAPES)
+
+
+def test_clip_scales_a_whole_run_down_to_the_norm_and_never_up() -> None:
+    gradient = draw(0, 1, scale=2.0)
+    clipped = LINKS["clip"](clip=torch.tensor([0.5, 1e3]))(gradient, {}, None)
+    norm = torch.cat([clipped[name][0].flatten() for name in SHAPES]).norm()
+    torch.testing.assert_close(norm, torch.tensor(0.5, dtype=torch.float64))
+    ratio = torch.cat([(clipped[name][0] / gradient[name][0]).flatten() for name in SHAPES])
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
+    assert all(torch.equal(clipped[name][1], gradient[name][1]) for name in SHAPES)
+    nothing = LINKS["clip"](clip=1.0)({name: torch.zeros_like(g) for name, g in gradient.items()}, {}, None)
+    assert all(value.eq(0).all() for value in nothing.values())
+
+
+def test_independent_decay_shrinks_alike_at_every_learning_rate_and_coupled_does_not() -> None:
+    peaks, steps, decay = (1e-4, 1e-2, 1.0), 40, 0.02
+    shrunk = {}
+    for name in ("adamw", "adamw_coupled"):
+        chain = optimizer(name, *({"lr": lr, "weight_decay": decay} for lr in peaks))
+        shape_sr = Cosine(0.1, 0.0).shape(steps, chain.lr)
+        still = {tensor: torch.zeros_like(value) for tensor, value in draw(0, 0, 0).items()}
+        before = draw(1, 2, 3)
+        after = walk(chain, [still] * steps, shape_sr, weights={tensor: w.clone() for tensor, w in before.items()})
+        shrunk[name] = {tensor: (after[tensor] / before[tensor]).flatten(1) for tensor in before}
+    factor = math.prod(1 - s * decay for s in shape_sr[:, 0].tolist())
+    assert factor < 0.7
+    for tensor in SHAPES:
+        for run, lr in enumerate(peaks):
+            assert shrunk["adamw"][tensor][run].sub(factor).abs().max() < 1e-12
+            expected = math.prod(1 - s * lr * decay for s in shape_sr[:, 0].tolist())
+            assert shrunk["adamw_coupled"][tensor][run].sub(expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_weight_is_decayed_gains_and_embeddings_too(name: str) -> None:
+    made = model(0, 1, changes={"qk_layernorm": intervention("qk_layernorm")})
+    weights = {tensor: weight.detach() for tensor, weight in weights_of(made).items()}
+    before = {tensor: weight.clone() for tensor, weight in weights.items()}
+    still = {tensor: torch.zeros_like(weight) for tensor, weight in weights.items()}
+    shape_sr = torch.ones(1, 2, dtype=torch.float64)
+    walk(optimizer(name, {"weight_decay": 0.5}, {"weight_decay": 0.0}), [still], shape_sr, weights=weights)
+    for tensor, weight in weights.items():
+        assert (weight[0].abs() < before[tensor][0].abs()).all(), tensor
+        assert torch.equal(weight[1], before[tensor][1])
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e3])
+def test_only_epsilon_over_gradient_scale_matters(scale: float) -> None:
+    """Scaling the loss and epsilon alike leaves every step where it was (without clipping, which hides it)."""
+    gradients, shape_sr = noise(20, 1), torch.ones(20, 1, dtype=torch.float64)
+    scaled = [{name: scale * g for name, g in gradient.items()} for gradient in gradients]
+
+    def end(eps: float, given: list[dict[str, Tensor]]) -> Tensor:
+        return walk(optimizer("adamw", {"eps": eps, "lr": 0.1}, without=("clip",)), given, shape_sr)["embedding"]
+
+    torch.testing.assert_close(end(0.03 * scale, scaled), end(0.03, gradients), rtol=1e-12, atol=1e-12)
+    assert (end(0.03, scaled) - end(0.03, gradients)).abs().max() > 0.01
+
+
+def test_a_tensor_s_own_factor_meets_its_learning_rate_but_not_independent_decay() -> None:
+    factors = {"query": 0.25, "embedding": 1.0, "final_norm": 1.0}
+    shape_sr = torch.ones(1, 1, dtype=torch.float64)
+    for name in ("adamw", "adamw_coupled"):
+        for change in ({"weight_decay": 0.0}, {"weight_decay": 0.5}):
+            gradient, before = draw(7), draw(8)
+            chain = optimizer(name, {**change, "lr": 0.1})
+            full, slow = (
+                walk(chain, [gradient], shape_sr, f, {n: w.clone() for n, w in before.items()}) for f in (None, factors)
+            )
+            whole, less = (before["query"] - end["query"] for end in (full, slow))
+            untouched = change["weight_decay"] * before["query"] if name == "adamw" else 0
+            torch.testing.assert_close(less - untouched, 0.25 * (whole - untouched), rtol=1e-12, atol=1e-14)
+            assert torch.equal(full["embedding"], slow["embedding"])
+
+
+def test_mup_factors_reach_the_step_of_a_real_model() -> None:
+    """One Adam step without decay moves a linear layer by base width / width of what it moves others."""
+    made = model(0, width=16, depth=1)
+    weights = {name: weight.detach() for name, weight in weights_of(made).items()}
+    before = {name: weight.clone() for name, weight in weights.items()}
+    factors = {name: factor.lr for name, factor in made.factors(MuPSimple(4), 16).items()}
+    ones = {name: torch.ones_like(weight) for name, weight in weights.items()}
+    chain = optimizer("adamw", {"weight_decay": 0.0, "lr": 0.01, "eps": 1e-30})
+    walk(chain, [ones], torch.ones(1, 1, dtype=torch.float64), factors, weights)
+    for name, weight in weights.items():
+        slow = name == "head" or "mlp_" in name and "norm" not in name or "attention." in name
+        moved = (before[name] - weight).unique()
+        torch.testing.assert_close(moved, torch.full_like(moved, 0.0025 if slow else 0.01))
+
+
+def cosine_by_hand(step: int, steps: int, peak: float, warmup: float, floor: float) -> float:
+    length = warmup * steps if warmup < 1 else warmup
+    if step < length:
+        return peak * step / length
+    low = min(floor, peak)
+    return low + (peak - low) * (1 + math.cos(math.pi * (step - length) / (steps - length))) / 2
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 0.25, 7.0, 1.0, 0.33])
+def test_every_learning_rate_of_the_cosine(warmup: float) -> None:
+    steps, peaks, floor = 40, [1e-6, 1e-3, 0.3], 1e-5
+    schedule = build(Cosine, {"warmup": warmup, "floor": floor}, "schedule")
+    peak_r = torch.tensor(peaks, dtype=torch.float64)
+    lr_sr = schedule.shape(steps, peak_r) * peak_r
+    assert lr_sr.shape == (steps, 3)
+    expected = [[cosine_by_hand(step, steps, peak, warmup, floor) for peak in peaks] for step in range(steps)]
+    torch.testing.assert_close(lr_sr, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-18)
+
+
+def test_milestones_of_the_cosine() -> None:
+    peak_r = torch.tensor([1e-6, 1e-2], dtype=torch.float64)
+    lr_sr = Cosine(10.0, 1e-5).shape(1000, peak_r) * peak_r
+    assert lr_sr[0].tolist() == [0, 0]  # the ramp begins at nothing
+    assert lr_sr[10].tolist() == peak_r.tolist()  # and is at the peak at the end of warm-up
+    assert lr_sr[10:, 0].tolist() == pytest.approx([1e-6] * 990, rel=1e-12)  # a peak below the floor is the floor
+    assert 1e-5 < lr_sr[-1, 1] < 1.01e-5  # absolute: not a fraction of the peak
+    assert lr_sr[10:, 1].diff().lt(0).all()
+    assert lr_sr[505, 1].item() == pytest.approx((1e-2 + 1e-5) / 2, rel=1e-12)  # halfway
+
+
+def test_schedules_per_run() -> None:
+    peak_r = torch.tensor([1e-2, 1e-2, 0.1], dtype=torch.float64)
+    numbers = [{"warmup": 5, "floor": 0.0}, {"warmup": 0.5, "floor": 1e-3}, {"warmup": 0, "floor": 1e-5}]
+    together = stack([build(Cosine, n, "schedule") for n in numbers], CPU).shape(20, peak_r)
+    for run, own in enumerate(numbers):
+        alone = build(Cosine, own, "schedule").shape(20, peak_r[run : run + 1])
+        assert torch.equal(together[:, run : run + 1], alone)
+
+
+def test_constant_is_a_ramp_and_then_the_peak() -> None:
+    peak_r = torch.tensor([1e-3, 0.3], dtype=torch.float64)
+    assert Constant(4.0).shape(8, peak_r)[:, 1].tolist() == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
+    assert Constant(0.0).shape(8, peak_r).tolist() == [[1, 1]] * 8
+    per_run = Constant(torch.tensor([2.0, 0.0], dtype=torch.float64)).shape(3, peak_r)
+    assert per_run.tolist() == [[0, 1], [0.5, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_contract_of_schedules(name: str) -> None:
+    """A shape within [0, 1] for every step and run, in the precision of the peaks, the same for a run alone."""
+    numbers = {key: value for key, value in recipe("schedule", name).items() if key != "name"}
+    schedule = build(SCHEDULES[name], numbers, "schedule")
+    peak_r = torch.tensor([1e-6, 1e-3, 1.0], dtype=torch.float64)
+    shape_sr = stack([schedule] * 3, CPU).shape(30, peak_r)
+    assert shape_sr.shape == (30, 3)
+    assert shape_sr.dtype == torch.float64
+    assert shape_sr.ge(0).all()
+    assert shape_sr.le(1).all()
+    assert shape_sr.amax(0).eq(1).any()
+    assert torch.equal(schedule.shape(30, peak_r[1:2])[:, 0], shape_sr[:, 1])
+    assert schedule.shape(1, peak_r).isfinite().all()
+
+
+def link(name: str, runs: int) -> Link:
+    """A link with the numbers that the recipes give it."""
+    known: Run = {}
+    for each in RECIPES:
+        known |= recipe("optimizer", each)
+    kind = LINKS[name]
+    return stack([build(kind, {f.name: known[f.name] for f in fields(kind)}, "optimizer")] * runs, CPU)
+
+
+def follow(name: str, *seeds: int, broken: int | None = None) -> list[Tensor]:
+    """All that a link makes and keeps over three steps, in float32."""
+    made, weights = link(name, len(seeds)), draw(*seeds, dtype=torch.float32)
+    state, seen = made.begin(weights), []
+    shape_r = torch.tensor([0.1 + 0.2 * seed for seed in seeds], dtype=torch.float64)
+    for step in range(3):
+        gradient = draw(*(seed + 10 * step for seed in seeds), scale=3.0, dtype=torch.float32)
+        if broken is not None and step == 1:
+            gradient["query"][broken, 0, 0] = math.nan
+        given = {tensor: value.clone() for tensor, value in gradient.items()}
+        updates = made(gradient, state, at(step, weights, shape_r))
+        assert {tensor: u.shape for tensor, u in updates.items()} == {tensor: w.shape for tensor, w in weights.items()}
+        assert all(torch.equal(given[t], gradient[t]) or broken is not None for t in given), "a link spoils its input"
+        seen += [*updates.values(), *(value.clone() for value in state.values())]
+    return seen
+
+
+@pytest.mark.parametrize("name", list(LINKS))
+def test_contract_of_links(name: str) -> None:
+    """State leads with the run axis; a run's bits depend on no other run, wherever it stands, NaN or not."""
+    kind, runs = LINKS[name], (3, 0, 2)
+    assert kind.makes in ("gradient", "direction", "step")
+    weights = draw(*runs)
+    assert all(len(value) == 3 for value in link(name, 3).begin(weights).values())
+    company, hurt = follow(name, *runs), follow(name, *runs, broken=1)
+    for place, seed in enumerate(runs):
+        for alone, together, beside_nan in zip(follow(name, seed), company, hurt, strict=True):
+            assert together.dtype == torch.float32
+            assert torch.equal(alone[0], together[place])
+            assert together[place].isfinite().all()
+            if place != 1:
+                assert torch.equal(together[place], beside_nan[place])
+    assert any(value[1].isnan().any() for value in hurt)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_contract_of_recipes(name: str) -> None:
+    """Every run of every chain: the same bits alone and in company, and gradients that come out as they went in."""
+    values = recipe("optimizer", name)
+    assert values["name"] == name
+    runs = [{"lr": 1e-3}, {"lr": 0.3}, {"lr": 1e-2}]
+    for place, run in enumerate(runs):
+        ends = []
+        for these, seeds in ((runs, (0, 1, 2)), ([run], (place,))):
+            chain, weights = optimizer(name, *these), draw(*seeds, dtype=torch.float32)
+            state = chain.begin(weights)
+            for step in range(3):
+                gradient = draw(*(seed + 10 * step for seed in seeds), dtype=torch.float32)
+                chain.step(gradient, state, at(step, weights, torch.ones(len(seeds), dtype=torch.float64)))
+                again = draw(*(seed + 10 * step for seed in seeds), dtype=torch.float32)
+                assert all(torch.equal(gradient[tensor], again[tensor]) for tensor in gradient)
+            ends.append(weights)
+        company, alone = ends
+        assert all(torch.equal(alone[tensor][0], company[tensor][place]) for tensor in SHAPES)
+        assert not any(torch.equal(alone[tensor], draw(place, dtype=torch.float32)[tensor]) for tensor in SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"lrr": 1e-3}, r"unknown key 'optimizer.lrr'; nearest: lr"),
+        ({"weight_dekay": 0.1}, r"unknown key 'optimizer.weight_dekay'; nearest: weight_decay"),
+        ({"chain": ["adam", "peak", "schedule"]}, r"unknown key 'optimizer.(weight_decay|clip)'"),
+        ({"chain": ["adm", "peak", "schedule"]}, r"unknown optimizer link 'adm'; nearest: adam"),
+        ({"chain": ["clip", "adam", "decay", "schedule"]}, r"optimizer.chain must list links"),
+        ({"chain": ["clip", "adam", "decay", "peak"]}, r"optimizer.chain must list links"),
+        ({"chain": ["peak", "peak", "schedule"]}, r"optimizer.chain must list links, each once"),
+        ({"chain": "peak"}, r"optimizer.chain must list links"),
+        ({"chain": None}, r"optimizer.chain must list links"),
+        ({"chain": [["peak"], "schedule"]}, r"optimizer.chain must list links"),
+        ({"lr": 0}, r"optimizer.lr must be above 0"),
+        ({"eps": 0}, r"optimizer.eps must be above 0"),
+        ({"beta2": 1}, r"optimizer.beta2 must be below 1"),
+        ({"weight_decay": -1}, r"optimizer.weight_decay must be at least 0"),
+        ({"clip": 0}, r"optimizer.clip must be above 0"),
+        ({"clip": math.nan}, r"optimizer.clip is NaN"),
+    ],
+)
+def test_refusals(change: Run, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        build_optimizer({**recipe("optimizer", "adamw"), **change})
+
+
+@pytest.mark.parametrize("key", ["name", "chain", "lr", "beta1", "eps", "clip", "weight_decay"])
+def test_nothing_may_be_missing(key: str) -> None:
+    values = {name: value for name, value in recipe("optimizer", "adamw").items() if name != key}
+    with pytest.raises(RequestError, match=f"key 'optimizer.{key}' is missing"):
+        build_optimizer(values)
+
+
+def test_the_order_of_the_chain_is_kept() -> None:
+    for name, order in (("adamw", ["peak", "decay"]), ("adamw_coupled", ["decay", "peak"])):
+        assert list(optimizer(name, {}).links) == ["clip", "adam", *order, "schedule"]
