@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Waiting threads that spin starve everybody on a shared machine; this must be said before torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import hydra
 from omegaconf import DictConfig
 
-from lab import store
+from lab import machine, store
+from lab import plan as plans
 from lab.progress import Sayer, Watcher
 
 if TYPE_CHECKING:
     from lab.sweep import Point
+
+machine.prepare()
 
 # What the user typed, as it can be typed again; the door says it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
@@ -65,7 +64,7 @@ def run_sweep(trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: i
     store.open_folder(folder)
     store.note_command(folder, COMMAND.get())
     if fleets:
-        name = store.write_plan(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
+        name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         labels = [label([point.config for point in fleet]) for fleet in fleets]
         sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
         with Watcher(folder, name, labels, sizes):
@@ -84,7 +83,7 @@ def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> No
     ended = store.statuses(folder)
     status = [ended.get(point.id, "failed") for point in asked]  # a run whose job died left no card
     page = None
-    if ended:
+    if {"finished", "diverged"} & set(ended.values()):
         store.gather(folder)
         page = report.build([folder])
         print(report.summary([folder]))
@@ -105,7 +104,7 @@ def train_fleet(folder: Path, plan: str, index: int) -> None:
     from lab.train import train
 
     torch.set_num_threads(1)  # the same bits whatever the machine's cores, and no thread that waits for another
-    fleet = store.read_plan(folder, plan)["fleets"][index]
+    fleet = plans.thaw(folder, plan)["fleets"][index]
     ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
     progress = Sayer(folder, plan, index, configs[0].steps)
     progress.say(0)

@@ -37,16 +37,36 @@ def mean_over_tokens(value_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
     return total_r / counted_rbt.flatten(1).sum(1)
 
 
+class TokenLoss(torch.autograd.Function):
+    """Logits ``[r b t v]``, targets ``[r b t]`` to cross-entropy and log Z ``[r b t]``, in nats.
+
+    Written out because its gradient is one formula, (dCE + dlogZ) softmax - dCE onehot, which autograd would spread
+    over four more tensors of the logits' size.  Nothing comes back from targets equal to IGNORED, not even NaN.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_rbtv: Tensor, targets_rbt: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        ignored_rbt1 = targets_rbt.unsqueeze(-1) == IGNORED
+        index_rbt1 = targets_rbt.unsqueeze(-1).masked_fill(ignored_rbt1, 0)
+        log_p_rbtv = F.log_softmax(logits_rbtv, dim=-1)
+        ctx.save_for_backward(log_p_rbtv, index_rbt1, ignored_rbt1)
+        loss_rbt1 = -log_p_rbtv.gather(-1, index_rbt1)
+        return loss_rbt1.squeeze(-1), (logits_rbtv.gather(-1, index_rbt1) + loss_rbt1).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        log_p_rbtv, index_rbt1, ignored_rbt1 = ctx.saved_tensors
+        of_loss_rbt1, of_log_z_rbt1 = (gradient_rbt.unsqueeze(-1) for gradient_rbt in gradients)
+        gradient_rbtv = log_p_rbtv.exp().mul_(of_loss_rbt1 + of_log_z_rbt1)
+        gradient_rbtv.scatter_add_(-1, index_rbt1, -of_loss_rbt1)
+        return gradient_rbtv.masked_fill_(ignored_rbt1, 0.0), None
+
+
 def losses(logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Loss to train on ``[r]`` and cross-entropy ``[r]`` in nats per token; targets equal to IGNORED do not count."""
     counted_rbt = targets_rbt != IGNORED
-    index_rbt1 = torch.where(counted_rbt, targets_rbt, 0).unsqueeze(-1)
-    # masked before the softmax: behind it, a gradient of zero times the softmax of a broken position would be NaN
-    logits_rbtv = logits_rbtv.masked_fill(~counted_rbt.unsqueeze(-1), 0.0)
-    log_probability_rbt = F.log_softmax(logits_rbtv, dim=-1).gather(-1, index_rbt1).squeeze(-1)
-    # log p = y - log Z, so the normalizer costs one gather more and no second pass over the vocabulary
-    log_z_rbt = logits_rbtv.gather(-1, index_rbt1).squeeze(-1) - log_probability_rbt
-    cross_entropy_r = mean_over_tokens(-log_probability_rbt, counted_rbt)
+    cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)
+    cross_entropy_r = mean_over_tokens(cross_entropy_rbt, counted_rbt)
     announce("log_z", "", mean_over_tokens(log_z_rbt, counted_rbt))
     announce("train_loss", "", cross_entropy_r)
     total_r = cross_entropy_r

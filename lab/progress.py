@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lab import store
+from lab import plan as plans
 
 SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
 
@@ -29,7 +29,7 @@ class Sayer:
             return
         self.said = now
         progress = {"step": step, "steps": self.steps, "seconds": now - self.started, "verdict": verdict}
-        store.write_progress(self.folder, self.plan, self.index, progress)
+        plans.write_progress(self.folder, self.plan, self.index, progress)
 
 
 class Watcher(threading.Thread):
@@ -41,7 +41,7 @@ class Watcher(threading.Thread):
         self.live, self.over, self.told = sys.stdout.isatty(), threading.Event(), set[int]()
 
     def __enter__(self) -> Watcher:
-        store.forget_progress(self.folder, self.plan)
+        plans.forget_progress(self.folder, self.plan)
         self.started = time.time()
         self.start()
         return self
@@ -52,7 +52,7 @@ class Watcher(threading.Thread):
         self.tell()
         if self.live:
             self._print("\r\x1b[K", end="")
-        store.forget_progress(self.folder, self.plan)
+        plans.forget_progress(self.folder, self.plan)
 
     def run(self) -> None:
         """Until the block is left."""
@@ -61,7 +61,7 @@ class Watcher(threading.Thread):
 
     def tell(self) -> None:
         """Say what is new: fleets that ended, and in a terminal how far the others are."""
-        progress = store.read_progress(self.folder, self.plan)
+        progress = plans.read_progress(self.folder, self.plan)
         for index in sorted(progress):
             if progress[index]["verdict"] and index not in self.told:
                 self.told.add(index)

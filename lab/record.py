@@ -76,7 +76,7 @@ def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, 
         "id": name,
         **columns(config),
         **outcome,
-        "loss_bigram": corpus.loss_bigram,
+        "loss_bigram": corpus.loss_bigram(config.seq_len),
         "versions": f"instability-lab {__version__}, python {platform.python_version()}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} thread",
         "data_fingerprint": corpus.fingerprint,

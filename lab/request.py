@@ -21,6 +21,11 @@ from lab import app
 from lab.registry import RequestError, nearest
 
 
+# Hydra's flags that show something and run nothing, and those that say where configs are.
+SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--package", "-p", "--resolve", "--version")
+PLACES = ("--config-dir", "-cd")
+
+
 def sweeps() -> dict[str, Path]:
     """The sweeps that come with the lab, by name."""
     return {path.stem: path for path in sorted(app.data_folder("sweeps").glob("*.yaml"))}
@@ -68,19 +73,22 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     if sweep:
         ConfigStore.instance().store(group="sweeps", name=sweep.stem, node=content, package="_global_")
         chosen = [f"sweeps={sweep.stem}"]
-    flags = [word for word in words if word.startswith("-") and word != "--dry-run"]
-    overrides = [word for word in words if not word.startswith("-")]
+    overrides = [word for word in words if "=" in word and not word.startswith("-")]
+    flags = [word for word in words if word not in overrides and word != "--dry-run"]
+    for flag in flags:
+        if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *PLACES]:
+            raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW])}")
     params = OmegaConf.select(content, "hydra.sweeper.params") or {}
     points = _points([f"{key}={value}" for key, value in params.items()], overrides)
     if one and len(points) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
     if "out" not in content and not any(word.startswith("out=") for word in overrides):
         chosen.append(f"out=runs/{name}")
-    if flags:
+    if any(flag.split("=")[0] in SHOW for flag in flags):
         sys.argv = ["lab", *flags, *chosen, *points[0]]
     else:
         dry = ["hydra.sweeper.dry_run=true"] if "--dry-run" in words else []
-        sys.argv = ["lab", "--multirun", *chosen, *overrides, *dry]
+        sys.argv = ["lab", "--multirun", *flags, *chosen, *overrides, *dry]
     app.hydra_main()
 
 

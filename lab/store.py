@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
@@ -120,35 +119,6 @@ def check_version(folder: Path) -> None:
         )
 
 
-def write_plan(folder: Path, plan: Mapping[str, Any]) -> str:
-    """Freeze a request before anything of it runs; returns the name under which ``read_plan`` finds it."""
-    name = digest(plan)
-    write_text(folder / "plans" / f"{name}.json", json.dumps(plan, indent=1) + "\n")
-    return name
-
-
-def read_plan(folder: Path, name: str) -> dict[str, Any]:
-    """The request frozen under ``name``."""
-    plan: dict[str, Any] = json.loads((folder / "plans" / f"{name}.json").read_text())
-    return plan
-
-
-def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
-    """Say how far a fleet of a plan is, to whoever watches the folder."""
-    write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress))
-
-
-def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
-    """How far the fleets of a plan are that have begun, by index."""
-    places = (folder / "plans" / f"{plan}.progress").glob("[0-9]*")
-    return {int(place.name): json.loads(place.read_text()) for place in places}
-
-
-def forget_progress(folder: Path, plan: str) -> None:
-    """Clear what ``write_progress`` left: at the start of a request, and at its end."""
-    shutil.rmtree(folder / "plans" / f"{plan}.progress", ignore_errors=True)
-
-
 def note_command(folder: Path, command: str) -> None:
     """Remember, once, a command that added to this folder."""
     known = commands(folder)
@@ -204,12 +174,19 @@ def read(folder: Path) -> Records:
     tables = [folder / "runs.parquet", folder / "metrics.parquet"]
     if all(table.exists() for table in tables):
         seen = set(runs["id"]) if len(runs) else set()
-        gathered, heard = (pd.read_parquet(table) for table in tables)
+        gathered, heard = map(_read_table, tables)
         runs = pd.concat([gathered[~gathered["id"].isin(seen)], runs], ignore_index=True)
         metrics = [heard[~heard["id"].isin(seen)], *metrics]
     if not len(runs):
         raise RequestError(f"no runs in {folder}")
     return Records(_declared(runs), pd.concat(metrics, ignore_index=True).astype(METRIC_COLUMNS))
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError):
+        raise RequestError(f"{path} is damaged; without it and its sister it is made again from runs/") from None
 
 
 def _declared(runs: pd.DataFrame) -> pd.DataFrame:

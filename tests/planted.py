@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def cards(
         )
 
 
-def heard(run: Mapping[str, Any], every: int = 4, tensors: Sequence[str] = ()) -> list[tuple[int, str, str, float]]:
+def heard(run: Mapping[str, Any], every: int = 25, tensors: Sequence[str] = ()) -> list[tuple[int, str, str, float]]:
     """What the probes of a planted run might have heard, as rows ``(step, probe, where, value)``."""
     steps, lr, final = run["steps"], run["optimizer.lr"], run["final_val_loss"]
     noise = np.random.default_rng([run["seed"], round(1e5 * lr)])
@@ -127,11 +127,15 @@ def heard(run: Mapping[str, Any], every: int = 4, tensors: Sequence[str] = ()) -
     return [*rows, (0, "val_loss", "", run["loss_at_init"]), (steps, "val_loss", "", final)]
 
 
+def table(runs: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The runs table of these cards, as ``store.read`` would return it."""
+    return store._declared(pd.DataFrame(list(runs)))
+
+
 def records(runs: Sequence[Mapping[str, Any]], **kept: Any) -> Records:
     """The cards as ``store.read`` would return them, without a folder."""
-    table = store._declared(pd.DataFrame(list(runs)))
     rows = [(run["id"], *row) for run in runs if run["status"] != "failed" for row in heard(run, **kept)]
-    return Records(table, pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
+    return Records(table(runs), pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
 
 
 def write(folder: Path, runs: Sequence[Mapping[str, Any]], **kept: Any) -> Path:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Seen(NamedTuple):
-    """What passes through the model: logits ``[b t v]``; per block scores and weights ``[b h t s]``, output ``[b t d]``."""
+    """What passes through: logits ``[b t v]``; per block scores and weights ``[b h t s]``, output ``[b t d]``."""
 
     logits: Tensor
     scores: list[Tensor]
@@ -87,6 +87,6 @@ def _block(w: Mapping[str, Tensor], x_td: Tensor, heads: int, qk_layernorm: bool
 def losses(logits_btv: Tensor, targets_bt: Tensor, z_coefficient: float) -> tuple[Tensor, Tensor]:
     """Loss with z-loss, and cross-entropy alone: means over all tokens."""
     log_z = torch.log(torch.exp(logits_btv).sum(-1))
-    right = torch.stack([row[target] for row, target in zip(logits_btv.flatten(0, 1), targets_bt.flatten(), strict=True)])
-    cross_entropy = (log_z.flatten() - right).mean()
+    rows = zip(logits_btv.flatten(0, 1), targets_bt.flatten(), strict=True)
+    cross_entropy = (log_z.flatten() - torch.stack([row[target] for row, target in rows])).mean()
     return cross_entropy + z_coefficient * (log_z**2).mean(), cross_entropy

@@ -9,7 +9,7 @@ from lab.registry import RequestError
 
 
 def laid(*groups):
-    return points(planted.records([card for group in groups for card in group]).runs)
+    return points(planted.table(card for group in groups for card in group))
 
 
 def small(arms=("z_loss",), widths=(32,), lrs=(1e-3, 1e-2), seeds=(0, 1), **changes):

@@ -20,7 +20,7 @@ def curve(losses, lrs=planted.LRS, at_init=5.0):
 
 
 def study(cards):
-    return points(planted.records(list(cards)).runs)
+    return points(planted.table(cards))
 
 
 def test_sensitivity_is_the_mean_regret_with_a_diverged_run_counted_as_untrained():
@@ -53,8 +53,8 @@ def test_two_losses_at_one_learning_rate_are_refused():
 
 
 def test_among_equals_the_smallest_learning_rate_is_the_best():
-    found = split(curve([3.0, 2.0, 2.0, 3.0]))
-    assert (found.below, found.above) == (0.25, 0.25)
+    found = split(curve([3.0, 2.0, 2.5, 2.0]))  # what lies between two bests counts as instability
+    assert (found.below, found.above) == (0.25, 0.125)
     runs = study(planted.cards(arms=["none"], widths=[32], seeds=[0], final_val_loss=2.0))
     assert set(sensitivity.per_seed(runs)["best_lr"]) == {3e-4}
 
@@ -62,6 +62,7 @@ def test_among_equals_the_smallest_learning_rate_is_the_best():
 @pytest.mark.parametrize("edge", [float(np.float32(3e-4)), 0.1 * 3e-3, float(np.float32(0.3)), 0.1 + 0.2])
 def test_the_window_holds_its_edges_however_they_were_rounded(edge):
     assert lr_sensitivity(curve([2.0, 3.0], lrs=(1e-2, edge))) == 0.5
+    assert lr_sensitivity(curve([2.0, 3.0], lrs=(1e-2, float(f"{edge:.1g}"))), min(edge, 1e-2), max(edge, 1e-2)) == 0.5
 
 
 def test_outside_the_window_nothing_counts_not_even_as_the_best():
@@ -70,15 +71,17 @@ def test_outside_the_window_nothing_counts_not_even_as_the_best():
     assert lr_sensitivity(table, low=1e-4, high=1.0) == pytest.approx(2.5 / 4)
 
 
-losses = st.floats(allow_nan=True, allow_infinity=True, width=32)
+losses = st.floats(-30, 30) | st.sampled_from([math.nan, math.inf, -math.inf])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(losses, min_size=2, max_size=7), st.floats(0.1, 20), st.randoms())
 def test_the_parts_add_up_and_no_regret_is_negative(some, at_init, order):
     table = curve(some, at_init=at_init)
     found = split(table.iloc[order.sample(range(len(some)), len(some))])
-    assert found.total == pytest.approx(found.below + found.above, abs=1e-9)
+    counted = [min(loss, at_init) if math.isfinite(loss) else at_init for loss in some]
+    assert found.total == found.below + found.above
+    assert found.total == pytest.approx(sum(counted) / len(some) - min(counted), rel=1e-6, abs=1e-9)
     assert min(found) >= 0
 
 

@@ -100,7 +100,6 @@ def beside(axes: Axes, handles: Sequence[Any], title: str = "", lower: bool = Fa
 def svg(figure: Figure, name: str) -> str:
     """The figure as one ``<svg>`` element; its ids begin with ``name``, so that several can share a page."""
     with matplotlib.rc_context(STYLE), io.StringIO() as text:
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         drawn = text.getvalue()
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn[drawn.index("<svg") :])

@@ -90,7 +90,8 @@ def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitiv
         return Sensitivity(math.nan, math.nan, math.nan)
     loss = capped(curve)[inside[np.argsort(lr[inside])]]
     regret, best = (loss - loss.min()) / len(loss), int(loss.argmin())
-    return Sensitivity(float(regret.sum()), float(regret[:best].sum()), float(regret[best:].sum()))
+    below, above = float(regret[:best].sum()), float(regret[best:].sum())
+    return Sensitivity(below + above, below, above)
 
 
 def capped(runs: pd.DataFrame) -> np.ndarray:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from lab.registry import RequestError
 
 HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, as far as the corpus allows
-BIGRAM_SEQ_LEN = 64
 BACKOFF = 2.0  # pseudo-counts that a bigram row borrows from the unigram
 
 # Streams of randomness that can never overlap, whatever the seed.
@@ -93,10 +92,13 @@ class Corpus(ABC):
     def pair_counts(self) -> Tokens:
         """How often a token follows another in the training part: ``[vocabulary, vocabulary]``."""
 
+    def loss_bigram(self, seq_len: int) -> float:
+        """``bigram_loss`` (nats per token) on the held-out windows of this length, the ones a run is validated on."""
+        return bigram_loss(self._counted, self.held_out(seq_len))
+
     @cached_property
-    def loss_bigram(self) -> float:
-        """``bigram_loss`` (nats per token) on the held-out windows of 64 tokens, or of what a shorter corpus has."""
-        return bigram_loss(self.pair_counts(), self.held_out(min(BIGRAM_SEQ_LEN, self.longest)))
+    def _counted(self) -> Tokens:
+        return self.pair_counts()
 
     def check(self, batch_size: int, seq_len: int) -> None:
         """Refuse windows that the corpus cannot fill; any ``batch_size`` can be, since windows are drawn anew.

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.data.corpus import (
-    BIGRAM_SEQ_LEN,
     COUNTED,
     DEFINITION,
     HELD_OUT,
@@ -32,6 +31,7 @@ TILT = 0.3  # how much low tokens are preferred as successors
 QUOTING = 0.9  # share of the rows that quote themselves
 SHORTEST = 8  # tokens of a quotation; the longest is a third of the row
 COUNTED_ROWS = 16_384  # rows of 65 tokens that the bigram model is counted on
+COUNTED_SEQ_LEN = 64
 FIRST = 0  # the token that is taken to stand before every row
 
 
@@ -64,7 +64,7 @@ class SyntheticCorpus(Corpus):
 
     def pair_counts(self) -> Tokens:
         """How often a token follows another in a million tokens drawn as batches are: ``[256, 256]``."""
-        rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, BIGRAM_SEQ_LEN + 1)
+        rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
         return count_pairs(rows, self.vocabulary)
 
     def _rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
@@ -129,7 +129,7 @@ def _open() -> Corpus:
         successors=successors,
     )
     # The sample stands for the recipe: whatever changes a row changes the fingerprint.
-    return replace(corpus, fingerprint=fingerprint(thresholds, successors, corpus.held_out(BIGRAM_SEQ_LEN)))
+    return replace(corpus, fingerprint=fingerprint(thresholds, successors, corpus.held_out(COUNTED_SEQ_LEN)))
 
 
 def successor_scores() -> NDArray[np.float64]:

@@ -84,10 +84,7 @@ class Attention(nn.Module):
             setattr(self, f"at_{kind}", HookPoint(kind, where))
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
-        split = "r b t (h k) -> r b h t k"
-        q_rbhtk, k_rbhsk, v_rbhsk = (
-            rearrange(part(x_rbtd), split, h=self.heads) for part in (self.query, self.key, self.value)
-        )
+        q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
         q_rbhtk, k_rbhsk = rotate(self.at_query(q_rbhtk)), rotate(self.at_key(k_rbhsk))
         scores_rbhts = self.at_scores(torch.matmul(q_rbhtk * self.scale, k_rbhsk.transpose(-1, -2)))
         future_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=x_rbtd.device).triu(1)
@@ -95,6 +92,15 @@ class Attention(nn.Module):
         mixed_rbhtk = torch.matmul(weights_rbhts, v_rbhsk)
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
+
+
+    def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[r b h t k]`` by one product, which a CPU does faster than three narrow ones."""
+        weight_rdo = torch.cat([part.weight for part in (self.query, self.key, self.value)], dim=-1)
+        qkv_rno = torch.bmm(x_rbtd.flatten(1, 2), weight_rdo)
+        batch, length = x_rbtd.shape[1:3]
+        split = "r (b t) (three h k) -> three r b h t k"
+        return rearrange(qkv_rno, split, b=batch, t=length, three=3, h=self.heads).unbind(0)  # type: ignore
 
 
 class Block(nn.Module):
@@ -112,8 +118,8 @@ class Block(nn.Module):
     def forward(self, x_rbtd: Tensor) -> Tensor:
         x_rbtd = x_rbtd + self.attention(self.attention_norm(x_rbtd))
         up_rbtm = gelu(self.mlp_up(self.mlp_norm(x_rbtd)))
-        x_rbtd = self.at_output(x_rbtd + self.mlp_down(up_rbtm))
-        return x_rbtd
+        output_rbtd: Tensor = self.at_output(x_rbtd + self.mlp_down(up_rbtm))
+        return output_rbtd
 
 
 class Transformer(nn.Module):

@@ -1,0 +1,25 @@
+"""What the lab asks of the machine, before torch is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+# glibc's numbers for mallopt(3), and the values asked for.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+KEEP, PAD = 2_000_000_000, 64 * 2**20
+
+
+def prepare() -> None:
+    """Let waiting threads sleep, and let the allocator keep what it has.
+
+    Threads that spin while they wait starve everybody on a shared machine.  And every step frees tensors of a few
+    megabytes: by default glibc hands each back to the system and faults it in again, page by page.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if mallopt is not None:
+            for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
+                mallopt(option, value)

@@ -1,0 +1,40 @@
+"""A request under way: its frozen list of points and fleets, and how far each fleet is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.store import digest, write_text
+
+
+def freeze(folder: Path, plan: Mapping[str, Any]) -> str:
+    """Freeze a request before anything of it runs; returns the name under which ``thaw`` finds it."""
+    name = digest(plan)
+    write_text(folder / "plans" / f"{name}.json", json.dumps(plan, indent=1) + "\n")
+    return name
+
+
+def thaw(folder: Path, name: str) -> dict[str, Any]:
+    """The request frozen under ``name``."""
+    plan: dict[str, Any] = json.loads((folder / "plans" / f"{name}.json").read_text())
+    return plan
+
+
+def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
+    """Say how far a fleet of a plan is, to whoever watches the folder."""
+    write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress))
+
+
+def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
+    """How far the fleets of a plan are that have begun, by index."""
+    places = (folder / "plans" / f"{plan}.progress").glob("[0-9]*")
+    return {int(place.name): json.loads(place.read_text()) for place in places}
+
+
+def forget_progress(folder: Path, plan: str) -> None:
+    """Clear what ``write_progress`` left: at the start of a request, and at its end."""
+    shutil.rmtree(folder / "plans" / f"{plan}.progress", ignore_errors=True)

@@ -1,0 +1,226 @@
+"""The command line as its user meets it: what it leaves behind, what it says, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lab import request, store
+from lab.__main__ import main
+
+TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
+ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def lab(*words: str) -> int:
+    """Exit code of a command line, run in this process."""
+    sys.argv = ["lab", *words]
+    return main(list(words))
+
+
+def spoken(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "lab", *words], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+@pytest.mark.parametrize("name", request.sweeps())
+def test_every_sweep_still_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("sweep", name, *TOY) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.endswith(f"0 diverged, 0 failed; report: runs/{name}/report.html")
+    records = store.read(Path("runs", name))
+    assert set(records.runs["steps"]) == {5}
+    assert set(records.runs["model.width"]) == {16}
+    assert records.runs["optimizer.lr"].nunique() == 2
+    assert records.runs["seed"].nunique() == 1
+    assert Path("runs", name, "report.html").stat().st_size > 10_000
+    header = request.sweeps()[name].read_text()
+    for word in ("Hypothesis:", "Source:", "Expected:", "Cost:"):
+        assert f"# {word}" in header
+
+
+def test_the_same_command_trains_nothing_and_more_values_train_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    def last_line(*words: str) -> str:
+        assert lab("train", "-m", *ONE, *words) == 0
+        return capsys.readouterr().out.strip().splitlines()[-1]
+
+    assert last_line("seed=0,1").startswith("2 trained, 0 already there")
+    before = {path: path.read_bytes() for path in Path("runs/train/runs").rglob("*.*")}
+    assert last_line("seed=0,1").startswith("0 trained, 2 already there")
+    assert last_line("seed=0,1,2", "optimizer.lr=1e-2,1e-3").startswith("4 trained, 2 already there")
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(store.read(Path("runs/train")).runs) == 6
+    assert len(store.commands(Path("runs/train"))) == 2
+
+
+def test_a_key_given_here_replaces_the_sweeps_values() -> None:
+    assert lab("sweep", "smoke", *TOY, "optimizer.lr=3e-3", "seed=7,8", "intervention=[]", "out=here") == 0
+    runs = store.read(Path("here")).runs
+    assert set(runs["seed"]) == {7, 8}
+    assert set(runs["optimizer.lr"]) == {3e-3}
+    assert set(runs["intervention"]) == {"none"}
+
+
+def test_a_users_own_sweep_file_is_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text(
+        "# Mine.\nsteps: 3\nmodel: {width: 16}\ndefaults:\n  - override /data: synthetic\n"
+        "hydra: {sweeper: {params: {schedule.warmup: '0,0.5', intervention.z_loss.coefficient: '0,1e-4'}}}\n"
+    )
+    assert lab("sweep", "mine.yaml", "hydra/launcher=basic") == 0
+    runs = store.read(Path("runs/mine")).runs
+    assert sorted(zip(runs["schedule.warmup"], runs["intervention.z_loss.coefficient"], strict=True)) == [
+        (0.0, 0.0),
+        (0.0, 1e-4),
+        (0.5, 0.0),
+        (0.5, 1e-4),
+    ]
+
+
+def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("sweep", "quickstart", *TOY, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("4 runs to train in 2 fleets, 0 already there")  # both widths are 16, so equal points
+    for word in ("parameters each", "FLOPs", "min", "GB of memory", "optimizer.lr=0.1"):
+        assert word in said
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("words", [["train", "--cfg", "job"], ["sweep", "smoke", "seed=3,4", "--cfg", "job"]])
+def test_the_config_is_shown_and_nothing_runs(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab(*words) == 0
+    said = capsys.readouterr().out
+    assert "weight_decay: 0.0001" in said
+    assert words[0] == "train" or "seed: 3" in said
+    assert not list(Path().iterdir())
+
+
+REFUSALS = [
+    (["swep"], "unknown sub-command 'swep'; nearest: sweep"),
+    (["sweep"], "lab sweep needs a name"),
+    (["sweep", "quickstrat"], "unknown sweep 'quickstrat'; nearest: quickstart"),
+    (["sweep", "none.yaml"], "no sweep file none.yaml"),
+    (["train", "stepz=3"], "unknown key 'stepz'; nearest: steps"),
+    (["train", "optimizer.lrr=3"], "unknown key 'optimizer.lrr'; nearest: optimizer.lr"),
+    (["train", "+optimizer.lrr=3"], "unknown key 'optimizer.lrr'; nearest: lr"),
+    (["train", "model=d65"], "unknown model 'd65'; nearest: d64"),
+    (["train", "intervention=[z_los]"], "unknown intervention 'z_los'; nearest: z_loss"),
+    (["train", "probes.names=[val_los]"], "unknown probe 'val_los'; nearest: val_loss"),
+    (["train", "seed=0,1"], "add -m|lab train -m"),
+    (["train", "optimizer.lr=-1"], "optimizer.lr must be above 0"),
+    (["train", "seed=[1"], ""),
+    (["train", "-m", "optimizer.lr=interval(0,1)"], "give the values one by one"),
+    (["train", "data=text", "data.path=missing.txt"], "missing.txt"),
+    (["report"], "which folder"),
+    (["report", "nowhere"], "no results folder nowhere"),
+    (["list", "sweps"], "unknown list 'sweps'; nearest: sweeps"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSALS, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_bad_request_gets_one_line_exit_code_2_and_leaves_nothing(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lab(*words) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1, error
+    assert any(part in error for part in said.split("|")), error
+    assert not list(Path().iterdir())
+
+
+def test_a_folder_of_another_version_is_left_intact(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("train", *ONE) == 0
+    card = Path("runs/train/store.json")
+    card.write_text(json.dumps({"record_version": 99}))
+    before = {path: path.read_bytes() for path in Path().rglob("*.*") if path.is_file()}
+    for words in (["train", *ONE, "seed=1"], ["report", "runs/train"]):
+        assert lab(*words) == 2
+        assert "version 99" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path().rglob("*.*") if path.is_file()} == before
+
+
+def test_a_place_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("in the way")
+    assert lab("train", *ONE, "out=file/inside") == 2
+    assert "cannot write to file/inside" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_refused() -> None:
+    Path("locked").mkdir(mode=0o555)
+    assert lab("train", *ONE, "out=locked") == 2
+
+
+def test_divergence_is_data_and_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
+    wild = ["optimizer.lr=1e30", "optimizer.clip=inf", "schedule.warmup=0", "intervention=[]"]
+    assert lab("train", *ONE, *wild) == 0
+    assert "1 trained, 0 already there, 1 diverged, 0 failed" in capsys.readouterr().out
+    assert store.read(Path("runs/train")).runs["diverged_at"].notna().all()
+    assert lab("train", *ONE, *wild) == 0
+    assert "0 trained, 1 already there, 1 diverged, 0 failed" in capsys.readouterr().out
+
+
+def test_a_fault_in_a_run_is_recorded_exits_1_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lab.fleet import Fleet
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Fleet, "step", lambda *_: 1 / 0)
+        assert lab("train", *ONE) == 1
+    assert "0 trained, 0 already there, 0 diverged, 1 failed" in capsys.readouterr().out
+    runs = store.read(Path("runs/train")).runs
+    assert list(runs["status"]) == ["failed"]
+    assert "ZeroDivisionError" in runs["reason"][0]
+    assert lab("train", *ONE) == 0
+    assert list(store.read(Path("runs/train")).runs["status"]) == ["finished"]
+
+
+def test_a_fault_of_ours_is_owned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(request, "run", lambda *_, **__: 1 / 0)
+    assert lab("train") == 70
+    assert "please report" in capsys.readouterr().err
+
+
+def test_the_local_launcher_gives_the_same_records_as_one_process() -> None:
+    wanted = ["-m", "seed=0,1,2", "hydra.sweeper.max_runs=1", *ONE[:-1]]
+    assert lab("train", *wanted, "hydra/launcher=basic", "out=one") == 0
+    assert lab("train", *wanted, "hydra/launcher=local", "out=two") == 0
+    one, two = (store.read(Path(folder)) for folder in ("one", "two"))
+    pd.testing.assert_frame_equal(one.metrics, two.metrics)
+
+
+def test_list_names_what_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("list") == 0
+    said = capsys.readouterr().out
+    for word in ("quickstart", "d128", "z_loss", "adamw_coupled", "cosine", "stdlib", "eps_ratio", "figures:"):
+        assert word in said
+
+
+def test_help_needs_no_torch_and_the_report_neither() -> None:
+    assert spoken("--help").stdout.startswith("lab sweep")
+    assert lab("train", "-m", *ONE, "optimizer.lr=1e-3,1e-2") == 0
+    program = "import sys; from lab.__main__ import main; code = main(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
+    for words in (["--help"], ["report", "runs/train"], ["list", "sweeps"]):
+        assert subprocess.run([sys.executable, "-c", program, *words], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [("lab sw", "sweep"), ("lab sweep quick", "quickstart"), ("lab sweep smoke model=d", "model=d64"), ("lab list ", "probes")],
+)
+def test_tab_completion(line: str, offers: str) -> None:
+    assert offers in spoken("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line))).stdout.split()

@@ -1,0 +1,149 @@
+"""A config holds what its fields allow, says so in one line where it does not, and stacks run by run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from pieces import CPU
+
+from lab.axes import over, per_run_max, per_run_mean, per_run_norm, per_run_rms
+from lab.fields import PerRun, PerRunSeed, bounded, build, leaves, one_of, stack
+from lab.registry import RequestError
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A part."""
+
+    coefficient: PerRun = bounded(at_least=0, below=1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A config with a field of every kind."""
+
+    width: int = bounded(above=0)
+    rate: PerRun = bounded(above=0)
+    device: str = one_of("cpu", "cuda")
+    names: tuple[str, ...] = ()
+    seed: PerRunSeed = 0
+    parts: dict[str, Inner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.width == 13:
+            raise ValueError("width 13 is unlucky")
+
+
+GOOD: dict[str, Any] = {"width": 8, "rate": 1e-3, "device": "cpu", "names": ["a", "b"], "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"widht": 8}, r"unknown key 'here.widht'; nearest: width"),
+        ({"zzz": 8}, r"unknown key 'here.zzz'; known: device, names, parts, rate, seed, width"),
+        ({"width": True}, r"here.width must be a whole number, not True"),
+        ({"width": 8.5}, r"here.width must be a whole number, not 8.5"),
+        ({"width": "many"}, r"here.width must be a whole number, not 'many'"),
+        ({"width": None}, r"here.width must be a whole number, not None"),
+        ({"width": [8]}, r"here.width must be a whole number"),
+        ({"width": math.inf}, r"here.width must be a whole number, not inf"),
+        ({"width": 0}, r"here.width must be above 0, not 0"),
+        ({"width": 10**400}, r"here.width must be a whole number"),
+        ({"width": 13}, r"here: width 13 is unlucky"),
+        ({"rate": False}, r"here.rate must be a number, not False"),
+        ({"rate": math.nan}, r"here.rate is NaN"),
+        ({"rate": "nan"}, r"here.rate is NaN"),
+        ({"rate": -1}, r"here.rate must be above 0, not -1"),
+        ({"device": "cdua"}, r"here.device is 'cdua'; nearest: cuda"),
+        ({"names": "abc"}, r"here.names must be a list, not 'abc'"),
+        ({"names": None}, r"here.names must be a list, not None"),
+        ({"seed": 0.5}, r"here.seed must be a whole number, not 0.5"),
+    ],
+)
+def test_refusals(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint) as refusal:
+        build(Sample, {**GOOD, **change}, "here")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["width", "rate", "device"])
+def test_what_has_no_default_may_not_be_missing(key: str) -> None:
+    with pytest.raises(RequestError, match=f"key 'here.{key}' is missing"):
+        build(Sample, {name: value for name, value in GOOD.items() if name != key}, "here")
+
+
+def test_bounds_below_and_at_least() -> None:
+    assert build(Inner, {"coefficient": 0}, "x").coefficient == 0
+    for value, complaint in ((-1e-9, "must be at least 0"), (1, "must be below 1")):
+        with pytest.raises(RequestError, match=f"x.coefficient {complaint}"):
+            build(Inner, {"coefficient": value}, "x")
+
+
+def test_values_come_out_in_the_type_of_their_field() -> None:
+    made = build(Sample, {**GOOD, "width": "1e2", "rate": "1e-3", "seed": 4.0}, "")
+    assert made == Sample(100, 1e-3, "cpu", ("a", "b"), 4)
+    assert [type(value) for value in (made.width, made.rate, made.seed)] == [int, float, int]
+    assert isinstance(build(Sample, {**GOOD, "rate": 1}, "").rate, float)
+    assert build(Sample, {**GOOD, "rate": math.inf}, "").rate == math.inf
+    assert build(Sample, {**GOOD, "seed": 2**60 + 1}, "").seed == 2**60 + 1
+
+
+def test_a_key_of_the_root_is_named_without_a_dot() -> None:
+    with pytest.raises(RequestError, match=r"unknown key 'widht'"):
+        build(Sample, {**GOOD, "widht": 1}, "")
+
+
+def sample(rate: float, seed: int, coefficient: float) -> Sample:
+    return build(Sample, {**GOOD, "rate": rate, "seed": seed, "parts": {"b": Inner(coefficient), "a": Inner(0.5)}}, "")
+
+
+def test_leaves_know_which_fields_may_differ_inside_a_fleet() -> None:
+    found = {key: (value, free) for key, value, free in leaves(sample(1e-3, 3, 0.1))}
+    assert found == {
+        "width": (8, False),
+        "rate": (1e-3, True),
+        "device": ("cpu", False),
+        "names": (("a", "b"), False),
+        "seed": (3, True),
+        "parts.a.coefficient": (0.5, True),
+        "parts.b.coefficient": (0.1, True),
+    }
+
+
+def test_stacking_turns_numbers_per_run_into_a_vector_and_keeps_the_rest() -> None:
+    together = stack([sample(1e-3, 3, 0.1), sample(0.3, 3, 0.0), sample(1e-3, 2**60 + 1, 0.2)], CPU)
+    assert together.rate.tolist() == [1e-3, 0.3, 1e-3]
+    assert together.rate.dtype == torch.float64
+    assert together.seed == (3, 3, 2**60 + 1)
+    assert together.parts["b"].coefficient.tolist() == [0.1, 0.0, 0.2]
+    assert list(together.parts) == ["b", "a"]
+    assert (together.width, together.device, together.names) == (8, "cpu", ("a", "b"))
+    assert stack([sample(1e-3, 3, 0.1)], CPU).rate.tolist() == [1e-3]  # a fleet of one is a run
+
+
+def test_one_number_per_run_meets_every_entry_of_that_run() -> None:
+    number_r, tensor_rbt = torch.tensor([2.0, 1 / 3], dtype=torch.float64), torch.ones(2, 3, 4)
+    spread = over(number_r, tensor_rbt)
+    assert isinstance(spread, torch.Tensor)
+    assert spread.shape == (2, 1, 1)
+    assert spread.dtype == torch.float32  # rounded once, to the precision it meets
+    assert (spread * tensor_rbt)[1].eq(torch.tensor(1 / 3)).all()
+    assert over(number_r, torch.ones(2)).shape == (2,)
+    assert over(0.5, tensor_rbt) == 0.5
+
+
+def test_reductions_keep_the_runs_apart() -> None:
+    x_rbt = torch.tensor([[[1.0, -2.0], [3.0, 4.0]], [[0.0, math.nan], [5.0, 6.0]], [[-3.0, -3.0], [-3.0, -3.0]]])
+    broken = [False, True, False]
+    for reduce, expected in ((per_run_mean, [1.5, -3]), (per_run_max, [4, -3]), (per_run_rms, [math.sqrt(7.5), 3])):
+        value_r = reduce(x_rbt)
+        assert value_r.isnan().tolist() == broken
+        assert value_r[[0, 2]].tolist() == pytest.approx(expected)
+    norm_r = per_run_norm([x_rbt, x_rbt[:, 0]])
+    assert norm_r.isnan().tolist() == broken
+    assert norm_r[[0, 2]].tolist() == pytest.approx([math.sqrt(35), math.sqrt(54)])

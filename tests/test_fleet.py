@@ -1,0 +1,110 @@
+"""A run's record does not depend on its company, on who listens, or on how it ended for its neighbours."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lab.fleet import Fleet, pick_device
+from lab.record import outcome
+from lab.registry import RequestError
+from tests.runs import configs, trained
+
+PER_RUN = [
+    f"optimizer.lr={lr} seed={seed} schedule.warmup={warmup} optimizer.eps={eps}"
+    for lr, seed, warmup, eps in ((1e-3, 0, 0.1, 1e-8), (1e-1, 0, 2, 1e-8), (3e-2, 1, 0, 1e-6), (1e4, 2, 0.1, 1e-8))
+]
+# The last shape fills no whole number of vectors: whatever a kernel does to the tail of a buffer, it does there.
+SHAPES = [
+    (),
+    ("intervention=[]", "optimizer=adamw_coupled"),
+    ("model.depth=0", "parametrization=mup_simple"),
+    ("model.width=10", "model.head_width=2", "seq_len=5", "batch_size=1"),
+]
+
+
+@pytest.mark.parametrize("shared", SHAPES, ids=lambda shared: " ".join(shared) or "default")
+def test_a_run_is_the_same_bits_alone_and_in_any_company(shared: tuple[str, ...]) -> None:
+    wanted = configs(*PER_RUN, shared=shared)
+    together = trained(wanted)
+    alone = [trained([config])[0] for config in wanted]
+    backwards = trained(wanted[::-1])[::-1]
+    assert repr(together) == repr(alone) == repr(backwards)
+    assert len({repr(rows) for _, rows in together}) == len(wanted)  # the twin that must differ
+
+
+def test_a_broken_run_leaves_its_neighbours_alone() -> None:
+    calm, wild = "optimizer.lr=1e-2", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0 seed=1"
+    together = trained(configs(calm, wild, f"{calm} seed=3"))
+    assert together[1][0]["status"] == "diverged"
+    assert together[1][0]["diverged_at"] is not None
+    assert any(math.isnan(value) for *_, value in together[1][1])
+    assert repr([together[0], together[2]]) == repr(trained(configs(calm, f"{calm} seed=3")))
+
+
+def test_listening_changes_no_bits() -> None:
+    heard, deaf = (trained(configs(*PER_RUN, shared=(f"probes={name}",))) for name in ("all", "none"))
+    assert [result for result, _ in heard] == [result for result, _ in deaf]
+    assert all(rows and not none for (_, rows), (_, none) in zip(heard, deaf, strict=True))
+
+
+def test_arms_share_the_initial_values_of_the_weights_they_share() -> None:
+    with_norm, without = (
+        Fleet(configs("seed=3", shared=(arm,))) for arm in ("intervention=[qk_layernorm,z_loss]", "intervention=[]")
+    )
+    assert set(without.weights) < set(with_norm.weights)
+    assert all(torch.equal(weight, with_norm.weights[name]) for name, weight in without.weights.items())
+    assert torch.equal(with_norm.batch(7), without.batch(7))
+
+
+def test_data_and_initial_values_follow_their_own_seeds() -> None:
+    fleet = Fleet(configs("seed=1", "seed=1 data.seed=5", "seed=5"))
+    batch_rbt = fleet.batch(3)
+    assert torch.equal(batch_rbt[1], batch_rbt[2])
+    assert not torch.equal(batch_rbt[0], batch_rbt[1])
+    query_rdd = fleet.weights["block0.attention.query"]
+    assert torch.equal(query_rdd[0], query_rdd[1])
+    assert not torch.equal(query_rdd[0], query_rdd[2])
+
+
+def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
+    (result, rows), *_ = trained(configs("", shared=("probes.every=5", "steps=12")))
+    steps: dict[tuple[str, str], list[int]] = {}
+    for step, probe, where, _ in rows:
+        steps.setdefault((probe, where), []).append(step)
+    assert set(map(tuple, steps.values())) == {(0, 5, 10, 11)}
+    assert {probe for probe, _ in steps} == set(configs("")[0].probes.names)
+    losses = {step: value for step, probe, _, value in rows if probe == "val_loss"}
+    assert losses[0] == result["loss_at_init"]
+    assert losses[11] == result["final_val_loss"]
+    assert {where for probe, where in steps if probe == "attention_logit_max"} == {"block0", "block1"}
+    assert {where for probe, where in steps if probe == "train_loss"} == {""}
+
+
+def test_a_high_loss_on_the_way_is_not_divergence() -> None:
+    assert outcome(5.0, 4.9, -1, 10)["status"] == "finished"
+    assert outcome(5.0, 5.0, -1, 10)["status"] == "diverged"
+    assert outcome(5.0, math.inf, -1, 10) | {"final_val_loss": 0} == outcome(5.0, math.nan, 10, 10) | {"final_val_loss": 0}
+    assert outcome(5.0, 1.0, 3, 10)["diverged_at"] == 3
+    assert outcome(5.0, 6.0, -1, 10)["diverged_at"] is None
+
+
+def test_training_lowers_the_held_out_loss() -> None:
+    (result, _), *_ = trained(configs("optimizer.lr=1e-2", shared=("steps=60", "seq_len=32")))
+    assert result["final_val_loss"] < result["loss_at_init"] - 1
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    absent = next(name for name, there in (("cuda", torch.cuda.is_available()), ("mps", False)) if not there)
+    with pytest.raises(RequestError, match=f"device={absent} is not available"):
+        pick_device(absent)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_elsewhere_a_run_agrees_with_its_solo_self_over_twenty_steps() -> None:
+    wanted = configs(*PER_RUN[:3], shared=("device=cuda", "steps=20", "probes.every=1"))
+    for (_, rows), config in zip(trained(wanted), wanted, strict=True):
+        alone = [value for *_, value in trained([config])[0][1]]
+        assert [value for *_, value in rows] == pytest.approx(alone, rel=1e-5)

@@ -1,0 +1,282 @@
+"""Probes overhear the real step: each says what its formula says, of every run apart, and changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import reference
+import torch
+from pieces import intervention, model, optimizer, recipe, tokens, weights_of
+from torch import Tensor, nn
+
+from lab.fields import build
+from lab.hooks import listening
+from lab.loss import ZLoss, losses
+from lab.model.transformer import Transformer
+from lab.optim.transforms import Now
+from lab.probes.probe import Listener, ProbesConfig, probe
+from lab.registry import PROBES, RequestError
+
+Heard = dict[tuple[str, str], Tensor]
+DEPTH, HEADS, SEEDS = 2, 2, (0, 5, 9)
+EPS, CLIPS, DECAY, LR, BETA1, BETA2 = (1e-8, 1e-2, 1e-4), (0.1, 1.0, math.inf), 0.1, 0.05, 0.9, 0.95
+BLOCKS = ["block0", "block1"]
+
+
+@dataclass
+class Steps:
+    """A few training steps of three runs, with an ear at each."""
+
+    names: tuple[str, ...] = tuple(PROBES)
+    dtype: torch.dtype = torch.float64
+    changes: Mapping[str, Any] = field(default_factory=lambda: {"qk_layernorm": intervention("qk_layernorm")})
+    seeds: tuple[int, ...] = SEEDS
+    spoil: Callable[[Transformer], None] | None = None
+
+    def run(self, count: int) -> tuple[dict[str, Tensor], list[Heard]]:
+        """Final weights, and what was heard at each step."""
+        made = model(*self.seeds, depth=DEPTH, head_width=8 // HEADS, changes=self.changes, dtype=self.dtype)
+        if self.spoil:
+            self.spoil(made)
+        runs = [{"eps": e, "clip": c, "weight_decay": DECAY, "lr": LR} for e, c in zip(EPS, CLIPS, strict=True)]
+        chain = optimizer("adamw", *(runs[SEEDS.index(seed)] for seed in self.seeds))
+        weights, heard = weights_of(made), []
+        state, shape_r = chain.begin(weights), torch.full((len(self.seeds),), 0.5, dtype=torch.float64)
+        for step in range(count):
+            rows_rbt = tokens(*(seed + 100 * step for seed in self.seeds))
+            listener = Listener(self.names)
+            with listening(listener if self.names else None):
+                loss_r, bare_r = losses(made(rows_rbt[..., :-1]), rows_rbt[..., 1:], {"z_loss": ZLoss(0.01)})
+                parts = torch.autograd.grad(loss_r.sum(), list(weights.values()))
+                now = Now(step, weights, shape_r, dict.fromkeys(weights, 1.0))
+                chain.step(dict(zip(weights, parts, strict=True)), state, now)
+            listener("val_loss", "", bare_r)  # the one that is not part of a step
+            heard.append(listener.heard)
+        return {name: weight.detach() for name, weight in weights.items()}, heard
+
+
+@pytest.fixture(scope="module")
+def heard() -> Heard:
+    """What all probes heard of the third step."""
+    return Steps().run(3)[1][2]
+
+
+@dataclass
+class Told:
+    """The same third step of one run by the reference model and by hand."""
+
+    seen: reference.Seen
+    targets: Tensor
+    cross_entropy: Tensor
+    weights: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    clipped: dict[str, Tensor]
+    direction: dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def told() -> list[Told]:
+    return [by_hand(run) for run in range(len(SEEDS))]
+
+
+def by_hand(run: int) -> Told:
+    start = model(*SEEDS, depth=DEPTH, head_width=8 // HEADS, changes={"qk_layernorm": intervention("qk_layernorm")})
+    weights = {name: weight[run].detach() for name, weight in weights_of(start).items()}
+    mean, square = ({name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
+    for step in range(3):
+        rows = tokens(SEEDS[run] + 100 * step)[0]
+        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+        seen = reference.transformer(leaves, rows[:, :-1], DEPTH, HEADS, True)
+        loss, bare = reference.losses(seen.logits, rows[:, 1:], 0.01)
+        gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        norm = math.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
+        clipped = {name: g * min(1.0, CLIPS[run] / norm) for name, g in gradients.items()}
+        direction = {}
+        for name, g in clipped.items():
+            mean[name] = BETA1 * mean[name] + (1 - BETA1) * g
+            square[name] = BETA2 * square[name] + (1 - BETA2) * g * g
+            m, v = mean[name] / (1 - BETA1 ** (step + 1)), square[name] / (1 - BETA2 ** (step + 1))
+            direction[name] = m / (v.sqrt() + EPS[run])
+        before = weights
+        weights = {name: w - 0.5 * (LR * direction[name] + DECAY * w) for name, w in weights.items()}
+    return Told(seen, rows[:, 1:], bare, before, gradients, clipped, direction)
+
+
+def rms(x: Tensor) -> Tensor:
+    return (x.detach() ** 2).mean().sqrt()
+
+
+def norm_of(tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([x.flatten() for x in tensors.values()]).norm()
+
+
+def causal_max(scores_bhts: Tensor) -> Tensor:
+    length = scores_bhts.shape[-1]
+    return torch.stack([scores_bhts[..., t, s].max() for t in range(length) for s in range(t + 1)]).max()
+
+
+def entropy(weights_bhts: Tensor) -> Tensor:
+    return -torch.where(weights_bhts > 0, weights_bhts * weights_bhts.clamp(min=1e-300).log(), 0.0).sum(-1).mean()
+
+
+# What each probe should say of one run, by where.
+FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
+    "train_loss": lambda told, run: {"": told.cross_entropy},
+    "val_loss": lambda told, run: {"": told.cross_entropy},
+    "attention_logit_max": lambda told, run: dict(zip(BLOCKS, map(causal_max, told.seen.scores), strict=True)),
+    "attention_entropy": lambda told, run: dict(zip(BLOCKS, map(entropy, told.seen.attention), strict=True)),
+    "output_logit_mean": lambda told, run: {"": told.seen.logits.mean()},
+    "output_logit_rms": lambda told, run: {"": rms(told.seen.logits)},
+    "log_z": lambda told, run: {"": told.seen.logits.exp().sum(-1).log().mean()},
+    "block_rms": lambda told, run: dict(zip(BLOCKS, map(rms, told.seen.outputs), strict=True)),
+    "grad_norm": lambda told, run: {"": norm_of(told.gradients)},
+    "grad_norm_clipped": lambda told, run: {"": norm_of(told.clipped)},
+    "grad_rms": lambda told, run: {name: rms(g) for name, g in told.clipped.items()},
+    "update_rms": lambda told, run: {name: rms(d) for name, d in told.direction.items()},
+    "param_rms": lambda told, run: {name: rms(w) for name, w in told.weights.items()},
+    "eps_ratio": lambda told, run: {name: EPS[run] / rms(g) for name, g in told.clipped.items()},
+}
+
+
+@pytest.mark.parametrize("name", list(PROBES))
+def test_every_probe_says_what_its_formula_says(name: str, heard: Heard, told: list[Told]) -> None:
+    assert name in FORMULAS, "a new probe needs its formula here, written a second time"
+    for run, truth in enumerate(told):
+        expected = FORMULAS[name](truth, run)
+        assert {where for probe_name, where in heard if probe_name == name} == set(expected)
+        for where, value in expected.items():
+            torch.testing.assert_close(
+                heard[name, where][run], value.detach(), rtol=1e-9, atol=1e-12, msg=f"{name} {where}"
+            )
+
+
+def test_the_step_that_is_measured_has_something_to_tell_apart(told: list[Told]) -> None:
+    """Before or after the clip, with the future or without, with decay or without: it matters here."""
+    assert float(norm_of(told[0].gradients)) > 2 * float(norm_of(told[0].clipped))
+    assert float(norm_of(told[0].clipped)) == pytest.approx(CLIPS[0])
+    assert norm_of(told[2].gradients) == norm_of(told[2].clipped)
+    assert any(scores.max() > causal_max(scores) + 0.1 for truth in told for scores in truth.seen.scores)
+    decayed = {n: told[0].direction[n] + DECAY / LR * w for n, w in told[0].weights.items()}
+    assert abs(rms(decayed["final_norm"]) / rms(told[0].direction["final_norm"]) - 1) > 0.1
+    assert max(EPS[1] / rms(g) for g in told[1].clipped.values()) > 1  # where epsilon is larger than the gradient
+    assert min(rms(d) for d in told[1].direction.values()) < 0.5  # the update shrinks
+
+
+@pytest.mark.parametrize("name", list(PROBES))
+def test_contract_of_probes(name: str, heard: Heard) -> None:
+    """One finite number per run, that keeps no graph alive, the same whoever else listens."""
+    mine = {key: value for key, value in heard.items() if key[0] == name}
+    assert mine
+    alone = Steps(names=(name,)).run(3)[1][2]
+    assert set(alone) == set(mine)
+    for key, value_r in mine.items():
+        assert value_r.shape == (len(SEEDS),)
+        assert value_r.is_floating_point()
+        assert value_r.isfinite().all()
+        assert not value_r.requires_grad
+        assert torch.equal(alone[key], value_r)
+
+
+@torch.no_grad()
+def break_second_run(made: Transformer) -> None:
+    for weight in weights_of(made).values():
+        weight[1].fill_(math.nan)
+
+
+def test_a_broken_run_is_heard_and_touches_no_other() -> None:
+    fine, hurt = (Steps(dtype=torch.float32, spoil=spoil).run(2)[1][1] for spoil in (None, break_second_run))
+    assert set(fine) == set(hurt)
+    for key, value_r in hurt.items():
+        assert value_r[1].isnan(), key
+        assert torch.equal(value_r[[0, 2]], fine[key][[0, 2]]), key
+
+
+def test_a_run_alone_says_what_it_says_in_company() -> None:
+    company = Steps(dtype=torch.float32).run(2)[1][1]
+    for place, seed in enumerate(SEEDS):
+        alone = Steps(dtype=torch.float32, seeds=(seed,)).run(2)[1][1]
+        for key, value_r in company.items():
+            assert torch.equal(alone[key], value_r[place : place + 1]), key
+
+
+def test_listening_changes_no_bit() -> None:
+    deaf, _ = Steps(names=(), dtype=torch.float32).run(4)
+    listened, heard = Steps(dtype=torch.float32).run(4)
+    assert {name for name, _ in heard[3]} == set(PROBES)
+    assert all(torch.equal(deaf[name], listened[name]) for name in deaf)
+
+
+def test_values_are_kept_from_later_steps() -> None:
+    """What was heard is a copy: later steps change weights and moments in place."""
+    first = Steps().run(1)[1][0]
+    _, every = Steps().run(3)
+    assert all(torch.equal(every[0][key], value) for key, value in first.items())
+    assert not torch.equal(every[0]["param_rms", "head"], every[1]["param_rms", "head"])
+
+
+class Cap(nn.Module):
+    def forward(self, scores_rbhts: Tensor) -> Tensor:
+        return 0.1 * torch.tanh(scores_rbhts / 0.1)
+
+
+class ScoreCap:
+    attaches_to: ClassVar = ("scores",)
+
+    def attach(self, runs: int, size: int) -> nn.Module:
+        return Cap()
+
+
+def test_the_score_is_heard_before_its_cap() -> None:
+    capped, bare = (Steps(names=("attention_logit_max",), changes=c).run(1)[1][0] for c in ({"cap": ScoreCap()}, {}))
+    where = ("attention_logit_max", "block0")
+    assert torch.equal(capped[where], bare[where])
+    assert capped[where].min() > 0.1  # no capped score is as large
+    assert not torch.equal(capped[where[0], "block1"], bare[where[0], "block1"])  # and the cap is there
+
+
+def test_entropy_of_even_attention() -> None:
+    """Query t spreads over t + 1 keys: the mean of ln 1, ln 2, ..."""
+    length = 6
+
+    @torch.no_grad()
+    def silence(made: Transformer) -> None:
+        for name, weight in weights_of(made).items():
+            if "query" in name:
+                weight.zero_()
+
+    value_r = Steps(names=("attention_entropy",), changes={}, spoil=silence).run(1)[1][0]["attention_entropy", "block1"]
+    even = sum(math.log(t + 1) for t in range(length)) / length
+    assert value_r.tolist() == pytest.approx([even] * 3, rel=1e-12)
+
+
+def test_when_probes_fire() -> None:
+    config = build(ProbesConfig, {"name": "x", "every": 4, "names": ["grad_norm"]}, "probes")
+    assert [step for step in range(11) if config.fires(step, 11)] == [0, 4, 8, 10]
+    assert not any(ProbesConfig("none", 1).fires(step, 5) for step in range(5))
+
+
+def test_unknown_probes_are_refused_before_anything_runs() -> None:
+    with pytest.raises(RequestError, match=r"unknown probe 'grad_normm'; nearest: grad_norm"):
+        build(ProbesConfig, {**recipe("probes", "all"), "names": ["grad_normm"]}, "probes")
+    with pytest.raises(RequestError, match=r"probes.every must be at least 1"):
+        build(ProbesConfig, {**recipe("probes", "all"), "every": 0}, "probes")
+
+
+def test_no_probe_means_nothing_is_heard() -> None:
+    listener = Listener(())
+    listener("train_loss", "", torch.ones(2))
+    assert not listener.heard
+    assert not listener.hears("train_loss")
+    assert Listener(["grad_norm"]).hears("gradients")
+
+
+def test_a_name_is_taken_once() -> None:
+    def grad_norm(loss_r: Tensor) -> Tensor:
+        return loss_r
+
+    with pytest.raises(ValueError, match="probe 'grad_norm' is already registered"):
+        probe(hears="train_loss")(grad_norm)

@@ -1,0 +1,128 @@
+"""Whatever has a name introduces itself and has its file in ``conf``; a wrong name is told the nearest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pieces import CONF, recipe
+
+import lab.data  # noqa: F401  (fills a registry; ``pieces`` fills the others)
+from lab import registry
+from lab.fields import build
+from lab.model.transformer import ModelConfig
+from lab.optim.optimizer import build_optimizer
+from lab.probes.probe import ProbesConfig
+from lab.registry import (
+    DATA,
+    INTERVENTIONS,
+    LINKS,
+    PARAMETRIZATIONS,
+    PROBES,
+    SCHEDULES,
+    Registry,
+    RequestError,
+    first_line,
+    nearest,
+)
+
+REGISTRIES: list[Registry[Any]] = [DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES]
+EVERY_ENTRY = [(each, name) for each in REGISTRIES for name in each]
+# Groups of conf whose files are the entries of a registry.
+GROUPS = {"data": DATA, "intervention": INTERVENTIONS, "parametrization": PARAMETRIZATIONS, "schedule": SCHEDULES}
+FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
+
+
+def files(group: str) -> list[str]:
+    return [name.split("/")[1] for name in FILES if name.startswith(f"{group}/")]
+
+
+@pytest.mark.parametrize("each", REGISTRIES, ids=lambda each: each.plural)
+def test_a_wrong_name_is_told_the_nearest(each: Registry[Any]) -> None:
+    right = next(iter(each))
+    with pytest.raises(RequestError) as refusal:
+        each[f"{right}x"]
+    line = str(refusal.value)
+    assert line.startswith(f"unknown {each.kind} '{right}x'; nearest: ")
+    assert right in line
+    assert "\n" not in line
+    with pytest.raises(RequestError, match=f"unknown {each.kind} 'zzzzzz'; known: .*{right}"):
+        each["zzzzzz"]
+    assert right in each
+    assert "zzzzzz" not in each
+    assert list(each) == sorted(each)
+
+
+def test_nearest() -> None:
+    assert nearest("lerning_rate", ["learning_rate", "eps"]) == "nearest: learning_rate"
+    assert nearest("lr", ["eps", "clip"]) == "known: clip, eps"
+    assert nearest("lr", []) == "known: none"
+
+
+def test_a_name_is_taken_once() -> None:
+    shelf: Registry[Any] = Registry("thing", "things")
+    shelf.register("one")(int)
+    with pytest.raises(ValueError, match="thing 'one' is already registered"):
+        shelf.register("one")(float)
+    assert shelf["one"] is int
+
+
+def test_other_packages_add_theirs_through_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf: Registry[Any] = Registry("thing", "things")
+    asked = []
+
+    class Point:
+        @staticmethod
+        def load() -> None:
+            shelf.register("theirs")(str)
+
+    def points(group: str) -> list[type[Point]]:
+        asked.append(group)
+        return [Point]
+
+    monkeypatch.setattr(registry, "entry_points", points)
+    assert shelf["theirs"] is str
+    assert "theirs" in shelf
+    assert list(shelf) == ["theirs"]
+    assert asked == ["lab.things"]  # once
+
+
+@pytest.mark.parametrize(("each", "name"), EVERY_ENTRY, ids=[f"{e.kind} {n}" for e, n in EVERY_ENTRY])
+def test_every_entry_introduces_itself_in_one_line(each: Registry[Any], name: str) -> None:
+    entry = getattr(each[name], "measure", each[name])
+    line = first_line(entry)
+    assert len(line.split()) >= 3, f"{each.kind} {name} says nothing of itself"
+    assert not line.startswith(f"{getattr(entry, '__name__', '')}("), "the docstring is the one dataclasses make up"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_has_one_file_per_entry(group: str) -> None:
+    assert files(group) == list(GROUPS[group])
+
+
+def test_no_group_is_forgotten() -> None:
+    assert {name.split("/")[0] for name in FILES} == {*GROUPS, "model", "optimizer", "probes", "scale"}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_says_its_own_name_and_builds(file: str) -> None:
+    group, name = file.split("/")
+    values = recipe(group, name)
+    if group == "intervention":  # the presence of a key
+        assert list(values) == [name]
+        build(INTERVENTIONS[name], values[name] or {}, f"intervention.{name}")
+        return
+    assert (values["scale"] if group == "scale" else values)["name"] == name
+    rest = {key: 0 if value == "${seed}" else value for key, value in values.items() if key != "name"}
+    if group == "optimizer":
+        build_optimizer(values)
+    elif group in GROUPS:
+        build(GROUPS[group][name], rest, group)
+    elif group in ("model", "probes"):
+        build({"model": ModelConfig, "probes": ProbesConfig}[group], values, group)
+
+
+def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
+    assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
+    assert sorted(recipe("probes", "all")["names"]) == list(PROBES)
+    assert recipe("probes", "none")["names"] == []

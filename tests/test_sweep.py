@@ -1,0 +1,129 @@
+"""Points, their ids, and the fleets they pack into."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lab.config import columns, run_config, static_key
+from lab.registry import RequestError
+from lab.sweep import Point, pack, points
+from tests.runs import configs, tree
+
+
+def ids(*overrides: str) -> list[str]:
+    """Ids of small runs, one per string of overrides, in the order asked."""
+    return [points([tree(*one.split())])[0].id for one in overrides]
+
+
+CHANGES = (
+    "optimizer.lr=2e-2 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=inf optimizer.beta1=0.8 seed=1 data.seed=1 "
+    "schedule=constant schedule.warmup=0.2 schedule.floor=0 parametrization=mup_simple model.width=32 model.depth=1 "
+    "model.head_width=16 steps=13 seq_len=11 batch_size=5 intervention=[z_loss] intervention=[] data=stdlib "
+    "optimizer=adamw_coupled optimizer.chain=[adam,peak,schedule] intervention.z_loss.coefficient=1e-3 probes.every=4 "
+    "probes.names=[val_loss]"
+)
+NO_CHANGES = "out=elsewhere device=cpu model.name=x scale.name=x intervention=[z_loss,qk_layernorm]"
+
+
+def test_the_id_covers_whatever_can_change_a_record_and_nothing_else() -> None:
+    changed = [change for change in CHANGES.split() if not change.startswith("optimizer.chain")]
+    assert len({*ids("", *changed)}) == 1 + len(changed)
+    assert {*ids("", *NO_CHANGES.split())} == {*ids("")}
+
+
+def test_a_link_less_in_the_chain_is_another_run() -> None:
+    chain = "optimizer.chain=[adam,peak,decay,schedule]"
+    assert ids("~optimizer.clip " + chain) != ids("")
+
+
+def test_the_id_follows_the_text_and_not_its_place(tmp_path) -> None:
+    places = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for place in places:
+        place.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    before = ids(f"data=text data.path={places[0]}")
+    fingerprints = [run_config(tree("data=text", f"data.path={place}")).data.entry.open().fingerprint for place in places]
+    assert fingerprints[0] == fingerprints[1]
+    places[1].write_bytes(b"jackdaws love my big sphinx of quartz. " * 230)
+    other = run_config(tree("data=text", f"data.path={places[1]}"))
+    assert ids(f"data=text data.path={places[1]}") != before
+    assert other.data.name == "text"
+
+
+def test_equal_points_are_one_run() -> None:
+    assert len(points([tree("model.name=a"), tree("model.name=b"), tree("seed=1")])) == 2
+
+
+def grid(seeds: int, rates: int, arms: tuple[str, ...]) -> list[Point]:
+    """Points of a small sweep."""
+    trees = [
+        tree(f"intervention={arm}", f"optimizer.lr={10**-rate}", f"seed={seed}")
+        for arm, rate, seed in itertools.product(arms, range(rates), range(seeds))
+    ]
+    return points(trees)
+
+
+@pytest.mark.parametrize(("seeds", "rates", "max_runs"), [(3, 2, 8), (3, 2, 4), (2, 3, 1), (2, 2, 3)])
+def test_fleets_hold_every_point_once_share_a_shape_and_keep_seeds_first(seeds: int, rates: int, max_runs: int) -> None:
+    asked = grid(seeds, rates, ("[]", "[z_loss]"))
+    fleets = pack(asked, max_runs)
+    assert sorted(point.id for fleet in fleets for point in fleet) == sorted(point.id for point in asked)
+    assert all(len(fleet) <= max_runs for fleet in fleets)
+    assert all(len({static_key(point.config) for point in fleet}) == 1 for fleet in fleets)
+    assert max(map(len, fleets)) - min(map(len, fleets)) <= 1
+    first_seeds = [fleet[0].config.seed for fleet in fleets]
+    assert first_seeds == sorted(first_seeds)
+
+
+def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:
+    per_run = "optimizer.lr=1 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=2 optimizer.beta1=0.8 optimizer.beta2=0.9 "
+    per_run += "seed=1 data.seed=2 schedule.warmup=3 schedule.floor=0 intervention.z_loss.coefficient=1 out=x scale.name=x"
+    assert {static_key(config) for config in configs("", *per_run.split())} == {static_key(configs("")[0])}
+    static = "steps=13 batch_size=5 seq_len=11 model.width=32 intervention=[] schedule=constant parametrization=mup_simple "
+    static += "optimizer=adamw_coupled probes.every=3 data=stdlib device=cpu"
+    keys = [static_key(config) for config in configs("", *static.split())]
+    assert len(set(keys)) == len(keys)
+
+
+def test_columns_are_the_keys_a_user_types() -> None:
+    row = columns(configs("")[0])
+    for key in (
+        "model.name model.width optimizer.lr optimizer.chain schedule.name schedule.warmup data.name data.seed seed steps "
+        "intervention.z_loss.coefficient parametrization.name probes.every scale.name precision device out"
+    ).split():
+        assert key in row, key
+    assert row["intervention"] == "qk_layernorm+z_loss"
+    assert columns(configs("intervention=[]")[0])["intervention"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.lr=0", "optimizer.lr must be above 0"),
+        ("optimizer.lr=nan", "optimizer.lr is NaN"),
+        ("optimizer.lr=-1", "optimizer.lr must be above 0"),
+        ("optimizer.beta2=1", "optimizer.beta2 must be below 1"),
+        ("optimizer.weight_decay=-1e-4", "optimizer.weight_decay must be at least 0"),
+        ("optimizer.clip=0", "optimizer.clip must be above 0"),
+        ("schedule.warmup=-1", "schedule.warmup must be at least 0"),
+        ("steps=0", "steps must be above 0"),
+        ("steps=1.5", "steps must be a whole number"),
+        ("batch_size=none", "batch_size must be a whole number, not 'none'"),
+        ("model.width=17", "width 17 is not a multiple of head_width 8"),
+        ("model.head_width=1", "head_width must be even"),
+        ("+model.dept=3", "unknown key 'model.dept'; nearest: depth"),
+        ("+stepz=3", "unknown key 'stepz'; nearest: steps"),
+        ("+intervention.z_lss={}", "unknown intervention 'z_lss'; nearest: z_loss"),
+        ("probes.names=[val_los]", "unknown probe 'val_los'; nearest: val_loss"),
+        ("optimizer.chain=[adamm,peak,schedule]", "unknown optimizer link 'adamm'; nearest: adam"),
+        ("precision=fp16", "precision is 'fp16'; known: fp32"),
+        ("intervention.z_loss.coefficient=-1", "intervention.z_loss.coefficient must be at least 0"),
+        ("data=text", "data=text needs data.path"),
+        ("data=stdlib seq_len=100000000", "too short"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(override: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said.replace("[", r"\[")) as refusal:
+        points([tree(*override.split())])
+    assert "\n" not in str(refusal.value)
