@@ -60,7 +60,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if word in ("-sc", "--shell-completion"):
         from lab import completion
 
-        completion.answer(arguments, list(COMMANDS))
+        print(*completion.answer(arguments, list(COMMANDS)))
         return DONE
     if word not in COMMANDS:
         raise RequestError(f"unknown sub-command {word!r}; {nearest(word, COMMANDS)}")

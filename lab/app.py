@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -22,7 +23,8 @@ machine.prepare()
 
 # What the user typed, as it can be typed again; the door says it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
-Launch = Callable[[Sequence[Sequence[str]]], None]
+# Runs jobs, each given by its overrides; returns a line for each job that died.
+Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
 
 def data_folder(name: str) -> Path:
@@ -67,9 +69,16 @@ def run_sweep(trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: i
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         labels = [label([point.config for point in fleet]) for fleet in fleets]
         sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
-        with Watcher(folder, name, labels, sizes):
-            launch([[f"fleet={name}/{index}", f"out={_quoted(folder)}"] for index in range(len(fleets))])
+        jobs = [[f"fleet={name}/{index}", f"out={_quoted(folder)}"] for index in range(len(fleets))]
+        with Watcher(folder, name, labels, sizes, _say, live=sys.stdout.isatty()):
+            deaths = launch(jobs)
+        for death in deaths:
+            print(f"lab: {death}", file=sys.stderr)
     _close(folder, asked, missing)
+
+
+def _say(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def _quoted(folder: Path) -> str:

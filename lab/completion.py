@@ -9,21 +9,20 @@ from collections.abc import Sequence
 from lab import app, catalogue, request
 
 
-def answer(arguments: Sequence[str], sub_commands: Sequence[str]) -> None:
-    """Print what a shell asks for: its hook script (``install=bash``), or the words that may come next."""
+def answer(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[str]:
+    """The words that may come next; or, where keys are asked for, let Hydra print them (``install=bash``, too)."""
     line = os.environ.get("COMP_LINE", "")
     words, fresh = line.split(), line.endswith(" ")
     place = len(words) if fresh else len(words) - 1
     if "query=" in " ".join(arguments):
         if place == 1:
-            print(" ".join(sub_commands))
-            return
+            return sub_commands
         if place == 2 and words[1] in ("sweep", "list"):
-            print(" ".join(request.sweeps() if words[1] == "sweep" else catalogue.SHELVES))
-            return
+            return list(request.sweeps() if words[1] == "sweep" else catalogue.SHELVES)
         if words[1] not in ("sweep", "train"):
-            return
+            return []
         own = 3 if words[1] == "sweep" else 2
         os.environ["COMP_LINE"] = " ".join([words[0], *words[own:]]) + " " * fresh
     sys.argv = ["lab", *arguments]
     app.hydra_main()
+    return []

@@ -25,7 +25,7 @@ def training_flops(config: RunConfig) -> float:
     """
     model, tokens = config.model, config.batch_size * config.seq_len * config.steps
     matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
-    return float(tokens) * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len)
+    return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
 
 
 def _seconds(fleet: Fleet) -> float:

@@ -45,7 +45,7 @@ class TokenLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits_rbtv: Tensor, targets_rbt: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def forward(ctx: Any, logits_rbtv: Tensor, targets_rbt: Tensor) -> tuple[Tensor, Tensor]:
         ignored_rbt1 = targets_rbt.unsqueeze(-1) == IGNORED
         index_rbt1 = targets_rbt.unsqueeze(-1).masked_fill(ignored_rbt1, 0)
         log_p_rbtv = F.log_softmax(logits_rbtv, dim=-1)
@@ -65,7 +65,7 @@ class TokenLoss(torch.autograd.Function):
 def losses(logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Loss to train on ``[r]`` and cross-entropy ``[r]`` in nats per token; targets equal to IGNORED do not count."""
     counted_rbt = targets_rbt != IGNORED
-    cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)
+    cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)  # type: ignore[no-untyped-call]
     cross_entropy_r = mean_over_tokens(cross_entropy_rbt, counted_rbt)
     announce("log_z", "", mean_over_tokens(log_z_rbt, counted_rbt))
     announce("train_loss", "", cross_entropy_r)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,10 +34,19 @@ class Sayer:
 class Watcher(threading.Thread):
     """Looks at the folder twice a second while the block runs: a line per finished fleet, and how long is left."""
 
-    def __init__(self, folder: Path, plan: str, labels: Sequence[str], sizes: Sequence[float]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        plan: str,
+        labels: Sequence[str],
+        sizes: Sequence[float],
+        say: Callable[[str], None],
+        *,
+        live: bool,
+    ) -> None:
         super().__init__(daemon=True)
         self.folder, self.plan, self.labels, self.sizes = folder, plan, labels, sizes
-        self.live, self.over, self.told = sys.stdout.isatty(), threading.Event(), set[int]()
+        self.say, self.live, self.over, self.told = say, live, threading.Event(), set[int]()
 
     def __enter__(self) -> Watcher:
         plans.forget_progress(self.folder, self.plan)
@@ -51,7 +59,7 @@ class Watcher(threading.Thread):
         self.join()
         self.tell()
         if self.live:
-            self._print("\r\x1b[K", end="")
+            self.say("\r\x1b[K")
         plans.forget_progress(self.folder, self.plan)
 
     def run(self) -> None:
@@ -65,9 +73,9 @@ class Watcher(threading.Thread):
         for index in sorted(progress):
             if progress[index]["verdict"] and index not in self.told:
                 self.told.add(index)
-                self._print(("\r\x1b[K" if self.live else "") + self.ended(index, progress[index]))
+                self.say(("\r\x1b[K" if self.live else "") + self.ended(index, progress[index]) + "\n")
         if self.live and progress:
-            self._print(f"\r{self.under_way(progress)[:110]}\x1b[K", end="")
+            self.say(f"\r{self.under_way(progress)[:110]}\x1b[K")
 
     def ended(self, index: int, progress: dict[str, Any]) -> str:
         """A fleet's last line."""
@@ -83,6 +91,3 @@ class Watcher(threading.Thread):
         busy = {index: p for index, p in progress.items() if not p["verdict"]}
         running = [f"{self.labels[index].split('  ')[0]} {p['step']}/{p['steps']}" for index, p in busy.items()]
         return f"{done:4.0%}  {elapsed:.0f} s, {left}  |  {len(running)} under way: {', '.join(running)}"
-
-    def _print(self, text: str, end: str = "\n") -> None:
-        print(text, end=end, flush=True)

@@ -13,13 +13,13 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
 from lab import app
 from lab.registry import RequestError, nearest
-
 
 # Hydra's flags that show something and run nothing, and those that say where configs are.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--package", "-p", "--resolve", "--version")
@@ -118,6 +118,8 @@ def known_keys() -> list[str]:
 def one_line(fault: Exception) -> str:
     """What Hydra or OmegaConf refused, in one line that names the nearest valid choice."""
     text = str(fault)
+    if isinstance(fault, OverrideParseException):
+        return f"cannot read '{fault.override}': {text.splitlines()[0]}"
     if found := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
         listed = re.search(r"Available options in '[^']*':\n((?:\t.*\n?)*)", text)
         there = listed[1].split() if listed else [p.stem for p in app.data_folder("conf").glob(f"{found[1]}/*.yaml")]

@@ -15,7 +15,15 @@ from lab.fleet import Fleet
 from lab.record import Run, Tape
 from lab.train import Moment, train
 
-SMALL = ["data=synthetic", "model.width=16", "model.head_width=8", "seq_len=12", "batch_size=4", "steps=12", "probes.every=5"]
+SMALL = [
+    "data=synthetic",
+    "model.width=16",
+    "model.head_width=8",
+    "seq_len=12",
+    "batch_size=4",
+    "steps=12",
+    "probes.every=5",
+]
 
 
 def tree(*overrides: str) -> dict[str, Any]:

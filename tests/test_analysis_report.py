@@ -175,13 +175,18 @@ def test_every_figure_can_be_drawn(name, shape):
     assert svg(figure, name).startswith("<svg")
 
 
-def test_a_diverged_run_does_not_stretch_the_loss_axis():
+def test_the_loss_axis_holds_both_references_and_no_more():
     cards = list(planted.cards(arms=("z_loss",), widths=(32,)))
     cards[-1] |= {"final_val_loss": 1e9}
     cards[-2] |= {"status": "diverged", "diverged_at": 9, "final_val_loss": math.inf}
+    for card in cards:
+        card["loss_bigram"] = 1.5
     for name in ("learning_rate_sensitivity", "loss_over_steps"):
-        top = FIGURES[name](planted.records(cards)).axes[0].get_ylim()[1]
+        axes = FIGURES[name](planted.records(cards)).axes[0]
+        bottom, top = axes.get_ylim()
+        assert max(max(line.get_ydata()) for line in axes.get_lines() if len(line.get_ydata())) < top
         assert planted.AT_INIT < top < 1.2 * planted.AT_INIT
+        assert 1.2 < bottom < 1.5
 
 
 def test_lost_runs_are_marked():

@@ -32,7 +32,11 @@ def lab(*words: str) -> int:
 def spoken(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "lab", *words], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+        [sys.executable, "-m", "lab", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
     )
 
 
@@ -129,7 +133,9 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), REFUSALS, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("words", "said"), REFUSALS, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
 def test_a_bad_request_gets_one_line_exit_code_2_and_leaves_nothing(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,14 +219,21 @@ def test_list_names_what_can_be_named(capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_needs_no_torch_and_the_report_neither() -> None:
     assert spoken("--help").stdout.startswith("lab sweep")
     assert lab("train", "-m", *ONE, "optimizer.lr=1e-3,1e-2") == 0
-    program = "import sys; from lab.__main__ import main; code = main(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
+    program = (
+        "import sys; from lab.__main__ import main; code = main(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
+    )
     for words in (["--help"], ["report", "runs/train"], ["list", "sweeps"]):
         assert subprocess.run([sys.executable, "-c", program, *words], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("line", "offers"),
-    [("lab sw", "sweep"), ("lab sweep quick", "quickstart"), ("lab sweep smoke model=d", "model=d64"), ("lab list ", "probes")],
+    [
+        ("lab sw", "sweep"),
+        ("lab sweep quick", "quickstart"),
+        ("lab sweep smoke model=d", "model=d64"),
+        ("lab list ", "probes"),
+    ],
 )
 def test_tab_completion(line: str, offers: str) -> None:
     assert offers in spoken("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line))).stdout.split()

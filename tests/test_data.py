@@ -274,11 +274,6 @@ def test_a_window_longer_than_the_text_is_refused(tmp_path: Path, size: int, lon
             ask(4, longest + 1)
 
 
-
-
-
-
-
 # --- the standard library -------------------------------------------------------------------------------------------
 
 

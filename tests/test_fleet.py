@@ -86,7 +86,9 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
 def test_a_high_loss_on_the_way_is_not_divergence() -> None:
     assert outcome(5.0, 4.9, -1, 10)["status"] == "finished"
     assert outcome(5.0, 5.0, -1, 10)["status"] == "diverged"
-    assert outcome(5.0, math.inf, -1, 10) | {"final_val_loss": 0} == outcome(5.0, math.nan, 10, 10) | {"final_val_loss": 0}
+    assert outcome(5.0, math.inf, -1, 10) | {"final_val_loss": 0} == outcome(5.0, math.nan, 10, 10) | {
+        "final_val_loss": 0
+    }
     assert outcome(5.0, 1.0, 3, 10)["diverged_at"] == 3
     assert outcome(5.0, 6.0, -1, 10)["diverged_at"] is None
 

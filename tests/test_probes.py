@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
-import reference
 import torch
-from pieces import intervention, model, optimizer, recipe, tokens, weights_of
 from torch import Tensor, nn
 
 from lab.fields import build
@@ -20,6 +18,8 @@ from lab.model.transformer import Transformer
 from lab.optim.transforms import Now
 from lab.probes.probe import Listener, ProbesConfig, probe
 from lab.registry import PROBES, RequestError
+from tests import reference
+from tests.pieces import intervention, model, optimizer, recipe, tokens, weights_of
 
 Heard = dict[tuple[str, str], Tensor]
 DEPTH, HEADS, SEEDS = 2, 2, (0, 5, 9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pieces import CONF, recipe
 
 import lab.data  # noqa: F401  (fills a registry; ``pieces`` fills the others)
 from lab import registry
@@ -25,6 +24,7 @@ from lab.registry import (
     first_line,
     nearest,
 )
+from tests.pieces import CONF, recipe
 
 REGISTRIES: list[Registry[Any]] = [DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES]
 EVERY_ENTRY = [(each, name) for each in REGISTRIES for name in each]

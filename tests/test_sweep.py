@@ -18,7 +18,8 @@ def ids(*overrides: str) -> list[str]:
 
 
 CHANGES = (
-    "optimizer.lr=2e-2 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=inf optimizer.beta1=0.8 seed=1 data.seed=1 "
+    "optimizer.lr=2e-2 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=inf optimizer.beta1=0.8 "
+    "seed=1 data.seed=1 "
     "schedule=constant schedule.warmup=0.2 schedule.floor=0 parametrization=mup_simple model.width=32 model.depth=1 "
     "model.head_width=16 steps=13 seq_len=11 batch_size=5 intervention=[z_loss] intervention=[] data=stdlib "
     "optimizer=adamw_coupled optimizer.chain=[adam,peak,schedule] intervention.z_loss.coefficient=1e-3 probes.every=4 "
@@ -43,7 +44,9 @@ def test_the_id_follows_the_text_and_not_its_place(tmp_path) -> None:
     for place in places:
         place.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
     before = ids(f"data=text data.path={places[0]}")
-    fingerprints = [run_config(tree("data=text", f"data.path={place}")).data.entry.open().fingerprint for place in places]
+    fingerprints = [
+        run_config(tree("data=text", f"data.path={place}")).data.entry.open().fingerprint for place in places
+    ]
     assert fingerprints[0] == fingerprints[1]
     places[1].write_bytes(b"jackdaws love my big sphinx of quartz. " * 230)
     other = run_config(tree("data=text", f"data.path={places[1]}"))
@@ -77,10 +80,15 @@ def test_fleets_hold_every_point_once_share_a_shape_and_keep_seeds_first(seeds: 
 
 
 def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:
-    per_run = "optimizer.lr=1 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=2 optimizer.beta1=0.8 optimizer.beta2=0.9 "
-    per_run += "seed=1 data.seed=2 schedule.warmup=3 schedule.floor=0 intervention.z_loss.coefficient=1 out=x scale.name=x"
+    per_run = "optimizer.lr=1 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=2 optimizer.beta1=0.8 "
+    per_run += "optimizer.beta2=0.9 "
+    per_run += (
+        "seed=1 data.seed=2 schedule.warmup=3 schedule.floor=0 intervention.z_loss.coefficient=1 out=x scale.name=x"
+    )
     assert {static_key(config) for config in configs("", *per_run.split())} == {static_key(configs("")[0])}
-    static = "steps=13 batch_size=5 seq_len=11 model.width=32 intervention=[] schedule=constant parametrization=mup_simple "
+    static = (
+        "steps=13 batch_size=5 seq_len=11 model.width=32 intervention=[] schedule=constant parametrization=mup_simple "
+    )
     static += "optimizer=adamw_coupled probes.every=3 data=stdlib device=cpu"
     keys = [static_key(config) for config in configs("", *static.split())]
     assert len(set(keys)) == len(keys)
@@ -88,10 +96,25 @@ def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:
 
 def test_columns_are_the_keys_a_user_types() -> None:
     row = columns(configs("")[0])
-    for key in (
-        "model.name model.width optimizer.lr optimizer.chain schedule.name schedule.warmup data.name data.seed seed steps "
-        "intervention.z_loss.coefficient parametrization.name probes.every scale.name precision device out"
-    ).split():
+    for key in [
+        "model.name",
+        "model.width",
+        "optimizer.lr",
+        "optimizer.chain",
+        "schedule.name",
+        "schedule.warmup",
+        "data.name",
+        "data.seed",
+        "seed",
+        "steps",
+        "intervention.z_loss.coefficient",
+        "parametrization.name",
+        "probes.every",
+        "scale.name",
+        "precision",
+        "device",
+        "out",
+    ]:
         assert key in row, key
     assert row["intervention"] == "qk_layernorm+z_loss"
     assert columns(configs("intervention=[]")[0])["intervention"] == "none"

@@ -1,7 +1,6 @@
 """Hydra's door to fleets: expands the points of a request and hands whole fleets to whatever launcher is chosen."""
 
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -57,10 +56,10 @@ class FleetSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.loader)
         return list(parser.parse_overrides(list(overrides)))
 
-    def _launch(self, jobs: Sequence[Sequence[str]]) -> None:
-        for job in self.launcher.launch(jobs, initial_job_idx=0):
-            if job.status is not JobStatus.COMPLETED:  # its runs are missing, and so count as failed
-                print(f"lab: a job died: {job._return_value}", file=sys.stderr)
+    def _launch(self, jobs: Sequence[Sequence[str]]) -> list[str]:
+        """Runs of a job that died are missing, and so count as failed."""
+        done = self.launcher.launch(jobs, initial_job_idx=0)
+        return [f"a job died: {job._return_value}" for job in done if job.status is not JobStatus.COMPLETED]
 
     def _compose(self, points: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
         """One resolved tree per point.  Composing is slow, so points that choose the same files share it."""

@@ -43,9 +43,9 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``id``, ``curve`` (a number), ``arm`` (a label), ``size`` (``parameters`` up to what gains add),
-        ``parameters`` (without embeddings), ``lr`` (peak), ``seed`` (text; data seed after a slash), ``loss`` (final,
-        held-out), ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step).
-        Sorted by arm, size, learning rate, seed.
+        ``parameters`` (without embeddings), ``lr`` (peak), ``seed`` (text; a data seed unlike it after a slash),
+        ``loss`` (final, held-out), ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at``
+        (step).  Sorted by arm, size, learning rate, seed.
     """
     ended = runs[runs["status"] != "failed"].sort_values("id")
     keys, curves = configs(ended)
@@ -107,4 +107,4 @@ def _sizes(counts: Sequence[int]) -> dict[int, int]:
 def _replicates(runs: pd.DataFrame) -> list[str]:
     data = runs["data.seed"] if "data.seed" in runs else [None] * len(runs)
     pairs = [(plain(seed), plain(other)) for seed, other in zip(runs["seed"], data, strict=True)]
-    return [spell(seed) if other is None else f"{spell(seed)}/{spell(other)}" for seed, other in pairs]
+    return [spell(seed) if other in (None, seed) else f"{spell(seed)}/{spell(other)}" for seed, other in pairs]

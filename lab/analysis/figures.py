@@ -29,7 +29,8 @@ def learning_rate_sensitivity(records: Records) -> Figure:
     Top: the flatter a line, the less the choice of learning rate matters. Lines are means over seeds, bands reach from
     the lowest to the highest seed, and a loss above that at initialization is drawn there. A cross marks learning rates
     above the best one at which some seed ended worse than a bigram model of the text (unstable), a triangle those at
-    which some seed's loss was no longer a number (diverged). The loss axis is logarithmic.
+    which some seed's loss was no number any more or ended no lower than it began (diverged). The loss axis is
+    logarithmic.
 
     Bottom: mean regret over the learning rates, so lower is less sensitive. The dashed line is the part that comes from
     learning rates above the best one, instability; the distance between the two lines is under-training. Bars are 95 %
@@ -49,7 +50,7 @@ def learning_rate_sensitivity(records: Records) -> Figure:
         axes.set_title(drawing.literal(arm, 30))
         panels.lr_axis(axes, runs["lr"])
         axes.tick_params(labelleft=axes is top[0])
-    panels.loss_axis(top[0], runs["capped"].min(), runs["loss_at_init"].max(), "final held-out loss (nats/token)")
+    panels.loss_axis(top[0], runs, runs["capped"], "final held-out loss (nats/token)")
     drawing.beside(top[-1], drawing.line_keys(sizes, count), "parameters")
     drawing.beside(top[-1], [*_band_key(runs), *drawing.fate_keys(), *drawing.reference_keys()], lower=True)
     panels.sensitivities(figure.add_subplot(layout[1, :]), by_curve(per_seed(runs)))
@@ -79,7 +80,7 @@ def loss_over_steps(records: Records) -> Figure:
         axes.set_title(drawing.literal(arm, 30))
     for axes, size in zip(grid[:, 0], sizes, strict=True):
         label = f"{count(size)} parameters\ntraining loss (nats/token)"
-        panels.loss_axis(axes, heard["value"].min(), init.max(), label)
+        panels.loss_axis(axes, runs, heard["value"], label)
     drawing.beside(grid[0, -1], drawing.reference_keys(), lower=True)
     return figure
 

@@ -64,14 +64,15 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     total, below = (curves[part].map(lambda interval: interval.mean) for part in ("total", "below"))
     n = curves["total"].map(lambda interval: interval.n)
     learned = study.points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
-    idle = learned.index[learned["capped"] > learned["loss_bigram"]]
+    worse = learned.index[learned["capped"] > learned["loss_bigram"]]
     at = pd.MultiIndex.from_frame(curves[["arm", "size"]])
     few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
     slow = "More than half of the sensitivity is under-training, from learning rates below the best one, for {}."
+    idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable: {}."
     yield curves[n == 0], f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}: {{}}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
     yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
-    yield curves[at.isin(idle)], "No run ended better than the bigram model, so low sensitivity says nothing: {}."
+    yield curves[at.isin(worse)], idle
 
 
 def _place(arm: object, size: object) -> str:

@@ -30,8 +30,9 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
     axes.set_xlabel("peak learning rate")
 
 
-def loss_axis(axes: Axes, low: float, high: float, what: str) -> None:
-    """Logarithmic loss, so that the loss at initialization fits without flattening what training changed."""
+def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str) -> None:
+    """Logarithmic loss, from the lowest of ``losses`` and bigram losses up to initialization and no further."""
+    low, high = float(np.nanmin([*losses, *runs["loss_bigram"]])), float(runs["loss_at_init"].max())
     axes.set_yscale("log")
     axes.set_ylim(low / 1.04, high * 1.06)
     ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]

@@ -30,7 +30,8 @@ DIFFERENCES = """The first arm's number minus the second arm's, taken seed by se
 of the data and the same initial values of the weights both arms have. An interval that leaves out zero is a
 difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
-unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number."""
+unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
+lower than at initialization."""
 
 
 def summary(folders: Sequence[str | Path]) -> str:
@@ -105,14 +106,15 @@ def _details(made: Study) -> Iterator[str]:
     yield page.section("Final loss by learning rate", page.paragraph(LOSSES), page.table(tables.losses(made)))
     lost = tables.lost(made)
     if len(lost):
-        yield page.section("Runs that failed, diverged or were unstable", page.table(lost))
+        yield page.section("Runs that failed or diverged", page.table(lost))
 
 
 def _making(made: Study, places: list[Path]) -> Iterator[str]:
     """Whatever is needed to make the page again."""
     commands = "\n".join(dict.fromkeys(command for place in places for command in store.commands(place)))
     runs = made.records.runs
-    said = [f"{name}: {', '.join(sorted(runs[name].dropna().unique()))}" for name in ("versions", "data_fingerprint")]
+    facts = {name: sorted(runs[name].dropna().unique()) for name in ("versions", "data_fingerprint", "data_notes")}
+    said = [f"{name.replace('_', ' ')}: {'; '.join(values)}" for name, values in facts.items() if any(values)]
     libraries = {"Python": platform.python_version(), "matplotlib": matplotlib.__version__}
     libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
     said += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]

@@ -60,8 +60,8 @@ def losses(study: Study) -> pd.DataFrame:
 
 
 def lost(study: Study) -> pd.DataFrame:
-    """A row per run that was unstable, diverged or failed."""
-    some = study.points[study.points["fate"] != ""]
+    """A row per run that diverged or failed."""
+    some = study.points[study.points["fate"] == "diverged"]
     cards = study.records.runs.set_index("id")
     ended = {
         "run": some["id"],

@@ -93,7 +93,6 @@ class Attention(nn.Module):
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
 
-
     def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[r b h t k]`` by one product, which a CPU does faster than three narrow ones."""
         weight_rdo = torch.cat([part.weight for part in (self.query, self.key, self.value)], dim=-1)
