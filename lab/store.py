@@ -167,19 +167,21 @@ def read(folder: Path) -> Records:
     if not folder.is_dir():
         raise RequestError(f"no results folder {folder}")
     check_version(folder)
-    places = sorted(place for place in (folder / "runs").glob("*") if _intact(place))
-    cards = [json.loads((place / "run.json").read_text()) for place in places]
-    runs = pd.DataFrame([{key: value for key, value in card.items() if key != "metrics_digest"} for card in cards])
-    metrics = [pd.read_parquet(place / "metrics.parquet") for place in places]
     tables = [folder / "runs.parquet", folder / "metrics.parquet"]
-    if all(table.exists() for table in tables):
-        seen = set(runs["id"]) if len(runs) else set()
-        gathered, heard = map(_read_table, tables)
-        runs = pd.concat([gathered[~gathered["id"].isin(seen)], runs], ignore_index=True)
-        metrics = [heard[~heard["id"].isin(seen)], *metrics]
+    gathered = [_read_table(table) for table in tables] if all(table.exists() for table in tables) else []
+    if gathered:  # what failed may have been trained since; all else is final
+        final = set(gathered[0].loc[gathered[0]["status"] != "failed", "id"])
+    else:
+        final = set()
+    places = [place for place in sorted((folder / "runs").glob("*")) if place.name not in final and _intact(place)]
+    cards = [json.loads((place / "run.json").read_text()) for place in places]
+    fresh = pd.DataFrame([{key: value for key, value in card.items() if key != "metrics_digest"} for card in cards])
+    heard = [pd.read_parquet(place / "metrics.parquet") for place in places]
+    kept = [table[~table["id"].isin({place.name for place in places})] for table in gathered]
+    runs = pd.concat([*kept[:1], fresh], ignore_index=True)
     if not len(runs):
         raise RequestError(f"no runs in {folder}")
-    return Records(_declared(runs), pd.concat(metrics, ignore_index=True).astype(METRIC_COLUMNS))
+    return Records(_declared(runs), pd.concat([*kept[1:], *heard], ignore_index=True).astype(METRIC_COLUMNS))
 
 
 def _read_table(path: Path) -> pd.DataFrame:
