@@ -59,10 +59,19 @@ class RunConfig:
     device: str = one_of("auto", "cpu", "cuda", "mps")
 
 
-def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> Named:
-    name = str(values["name"])
-    rest = {key: value for key, value in values.items() if key != "name"}
-    return Named(name, build(registry[name], rest, where))
+def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mapping[str, Any]:
+    values = tree.get(where.rpartition(".")[2])
+    if not isinstance(values, Mapping):
+        raise RequestError(f"{where} must hold keys and values, not {values!r}")
+    if named and "name" not in values:
+        raise RequestError(f"key '{where}.name' is missing")
+    return values
+
+
+def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> Named:
+    values = dict(_group(tree, where))
+    name = str(values.pop("name"))
+    return Named(name, build(registry[name], values, where))
 
 
 def run_config(tree: Mapping[str, Any]) -> RunConfig:
@@ -75,18 +84,21 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
     for key in tree:
         if key not in known:
             raise RequestError(f"unknown key '{key}'; {nearest(key, known)}")
+    switched_on = _group(tree, "intervention", named=False)
     parts = {
-        "model": build(ModelConfig, tree["model"], "model"),
-        "parametrization": _named(PARAMETRIZATIONS, tree["parametrization"], "parametrization"),
+        "model": build(ModelConfig, _group(tree, "model"), "model"),
+        "parametrization": _named(PARAMETRIZATIONS, tree, "parametrization"),
         "intervention": {
-            name: build(INTERVENTIONS[name], values or {}, f"intervention.{name}")
-            for name, values in (tree["intervention"] or {}).items()
+            name: build(
+                INTERVENTIONS[name], _group(switched_on, f"intervention.{name}", named=False), f"intervention.{name}"
+            )
+            for name in switched_on
         },
-        "optimizer": build_optimizer(tree["optimizer"]),
-        "schedule": _named(SCHEDULES, tree["schedule"], "schedule"),
-        "data": _named(DATA, tree["data"], "data"),
-        "probes": build(ProbesConfig, tree["probes"], "probes"),
-        "scale": build(ScaleConfig, tree["scale"], "scale"),
+        "optimizer": build_optimizer(_group(tree, "optimizer")),
+        "schedule": _named(SCHEDULES, tree, "schedule"),
+        "data": _named(DATA, tree, "data"),
+        "probes": build(ProbesConfig, _group(tree, "probes"), "probes"),
+        "scale": build(ScaleConfig, _group(tree, "scale"), "scale"),
     }
     plain = {key: value for key, value in tree.items() if key not in parts}
     return build(RunConfig, {**parts, **plain}, "")

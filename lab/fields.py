@@ -22,9 +22,11 @@ Config = TypeVar("Config")
 Leaf = tuple[str, Any, bool]
 
 
-def bounded(*, above: float | None = None, at_least: float | None = None, below: float | None = None) -> Any:
-    """A number that must lie inside the bounds given; NaN never does."""
-    return dataclasses.field(metadata={"above": above, "at least": at_least, "below": below})
+def bounded(
+    *, above: float | None = None, at_least: float | None = None, below: float | None = None, infinite: bool = False
+) -> Any:
+    """A number that must lie inside the bounds given; NaN never does, infinity only where it means something."""
+    return dataclasses.field(metadata={"above": above, "at least": at_least, "below": below, "infinite": infinite})
 
 
 def one_of(*choices: str) -> Any:
@@ -104,6 +106,8 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
     above, least, below = bounds.get("above"), bounds.get("at least"), bounds.get("below")
     if math.isnan(number):
         raise RequestError(f"{where} is NaN")
+    if math.isinf(number) and not bounds.get("infinite"):
+        raise RequestError(f"{where} must be finite, not {value}")
     if above is not None and not number > above:
         raise RequestError(f"{where} must be above {above:g}, not {value}")
     if least is not None and not number >= least:

@@ -169,10 +169,8 @@ def read(folder: Path) -> Records:
     check_version(folder)
     tables = [folder / "runs.parquet", folder / "metrics.parquet"]
     gathered = [_read_table(table) for table in tables] if all(table.exists() for table in tables) else []
-    if gathered:  # what failed may have been trained since; all else is final
-        final = set(gathered[0].loc[gathered[0]["status"] != "failed", "id"])
-    else:
-        final = set()
+    # what failed may have been trained since; all else is final
+    final = set(gathered[0].loc[gathered[0]["status"] != "failed", "id"]) if gathered else set()
     places = [place for place in sorted((folder / "runs").glob("*")) if place.name not in final and _intact(place)]
     cards = [json.loads((place / "run.json").read_text()) for place in places]
     fresh = pd.DataFrame([{key: value for key, value in card.items() if key != "metrics_digest"} for card in cards])

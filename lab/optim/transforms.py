@@ -50,7 +50,7 @@ class Clip(Link):
     """Scale a run's whole gradient down to norm ``clip`` (Pascanu et al. 2013); infinity switches it off."""
 
     makes: ClassVar = "gradient"
-    clip: PerRun = bounded(above=0)
+    clip: PerRun = bounded(above=0, infinite=True)
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         norm_r = per_run_norm(updates.values())
@@ -77,8 +77,8 @@ class Adam(Link):
         direction = {}
         for name, gradient in updates.items():
             mean, square = state[f"mean.{name}"], state[f"square.{name}"]
-            # products and sums apart: a fused multiply-add rounds differently in the tail of a buffer than in its
-            # body, and a run's bits must not depend on where in the fleet it stands
+            # products and sums apart: a kernel is free to fuse them in the body of a buffer and not in its tail, and a
+            # run's bits must not depend on where in the fleet it stands
             mean.mul_(over(self.beta1, mean)).add_(gradient * over(1 - self.beta1, mean))
             square.mul_(over(self.beta2, square)).add_(gradient.square() * over(1 - self.beta2, square))
             root = (square / over(unbias2, square)).sqrt_().add_(over(self.eps, square))

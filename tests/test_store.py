@@ -1,0 +1,140 @@
+"""Records appear whole or not at all, none is lost, none is overwritten, no column is dropped."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lab import plan, store
+from lab.registry import RequestError
+
+
+def leave(folder: Path, name: str, status: str = "finished", **card: object) -> None:
+    """One run with two values."""
+    rows = [(0, "train_loss", "", 5.0), (3, "grad_rms", "block0.attention.query", math.nan)]
+    store.write_run(folder, {"id": name, "status": status, "final_val_loss": 2.0, **card}, rows)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store.open_folder(tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_what_is_written_is_read_back(folder: Path) -> None:
+    leave(folder, "a", diverged_at=3, final_val_loss=math.nan, **{"optimizer.clip": math.inf, "optimizer.lr": 3e-4})
+    runs, metrics = store.read(folder)
+    assert runs.loc[0, "optimizer.clip"] == math.inf
+    assert runs.loc[0, "optimizer.lr"] == 3e-4
+    assert runs.loc[0, "diverged_at"] == 3
+    assert math.isnan(runs.loc[0, "final_val_loss"])
+    assert metrics["step"].tolist() == [0, 3]
+    assert metrics["where"].tolist() == ["", "block0.attention.query"]
+    assert math.isnan(metrics["value"][1])
+
+
+def test_no_column_is_dropped_and_the_fixed_ones_are_always_there(folder: Path) -> None:
+    leave(folder, "a", **{"intervention.z_loss.coefficient": 1e-4})
+    leave(folder, "b", **{"parametrization.base_width": 32})
+    for runs in (store.read(folder).runs, store.gather(folder).runs, store.read(folder).runs):
+        assert {*store.RUN_COLUMNS, "intervention.z_loss.coefficient", "parametrization.base_width"} == set(runs)
+        assert list(runs)[: len(store.RUN_COLUMNS)] == list(store.RUN_COLUMNS)
+        assert runs["intervention.z_loss.coefficient"].isna().tolist() == [False, True]
+        assert {name: str(runs[name].dtype) for name in store.RUN_COLUMNS} == store.RUN_COLUMNS
+
+
+def test_gathered_tables_stand_alone_and_take_later_runs_in(folder: Path) -> None:
+    leave(folder, "a")
+    whole = store.gather(folder)
+    (folder / "runs" / "a").rename(folder.parent / "gone")
+    pd.testing.assert_frame_equal(store.read(folder).runs, whole.runs)
+    leave(folder, "b")
+    assert store.gather(folder).runs["id"].tolist() == ["a", "b"]
+    assert store.read(folder).metrics["id"].tolist() == ["a", "a", "b", "b"]
+
+
+def test_a_finished_run_is_never_overwritten_and_a_failed_one_is(folder: Path) -> None:
+    leave(folder, "a", "failed")
+    store.gather(folder)
+    leave(folder, "a", final_val_loss=3.0)
+    leave(folder, "a", final_val_loss=4.0)
+    runs = store.gather(folder).runs
+    assert runs["final_val_loss"].tolist() == [3.0]
+    assert store.statuses(folder) == {"a": "finished"}
+    assert len(store.read(folder).metrics) == 2
+
+
+@pytest.mark.parametrize("fault", ["card", "metrics", "swapped", "no card", "no metrics"])
+def test_a_damaged_run_counts_as_missing(folder: Path, fault: str) -> None:
+    leave(folder, "a")
+    leave(folder, "b", final_val_loss=1.0)
+    card, metrics = folder / "runs/a/run.json", folder / "runs/a/metrics.parquet"
+    match fault:
+        case "card":
+            card.write_text(card.read_text()[:-20])
+        case "metrics":
+            metrics.write_bytes(metrics.read_bytes().replace(b"PAR1", b"RAP1"))
+        case "swapped":
+            card.write_text((folder / "runs/b/run.json").read_text())
+        case "no card":
+            card.unlink()
+        case "no metrics":
+            metrics.unlink()
+    assert store.statuses(folder) == {"b": "finished"}
+    leave(folder, "a")
+    assert store.statuses(folder) == {"a": "finished", "b": "finished"}
+
+
+def test_a_write_that_breaks_off_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = folder / "page.html"
+    store.write_text(place, "before")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        store.write_text(place, "after")
+    assert place.read_text() == "before"
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {"page.html", "store.json"}
+
+
+@pytest.mark.parametrize("content", ['{"record_version": 2}', "{", "{}", "[]"])
+def test_a_folder_of_another_version_is_refused(folder: Path, content: str) -> None:
+    (folder / "store.json").write_text(content)
+    for ask in (store.read, store.open_folder, store.statuses):
+        with pytest.raises(RequestError, match="version 2|cannot be read"):
+            ask(folder)
+    assert (folder / "store.json").read_text() == content
+
+
+def test_folders_without_runs_say_so(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no runs in"):
+        store.read(folder)
+    with pytest.raises(RequestError, match="no results folder"):
+        store.read(tmp_path / "none")
+    (folder / "runs.parquet").write_text("not parquet")
+    (folder / "metrics.parquet").write_text("not parquet")
+    with pytest.raises(RequestError, match=r"runs.parquet is damaged"):
+        store.read(folder)
+
+
+def test_equal_values_have_equal_digests_whatever_their_order() -> None:
+    assert store.digest({"a": 1, "b": [1.5, None]}) == store.digest({"b": [1.5, None], "a": 1})
+    assert store.digest({"a": 1}) != store.digest({"a": 2})
+
+
+def test_commands_are_remembered_once_in_their_order(folder: Path) -> None:
+    for command in ("lab b", "lab a", "lab b"):
+        store.note_command(folder, command)
+    assert store.commands(folder) == ["lab b", "lab a"]
+
+
+def test_a_plan_is_frozen_and_progress_is_forgotten(folder: Path) -> None:
+    name = plan.freeze(folder, {"fleets": [[{"id": "a"}]]})
+    assert plan.thaw(folder, name) == {"fleets": [[{"id": "a"}]]}
+    plan.write_progress(folder, name, 3, {"step": 1})
+    assert plan.read_progress(folder, name) == {3: {"step": 1}}
+    plan.forget_progress(folder, name)
+    assert plan.read_progress(folder, name) == {}
+    assert json.loads((folder / "plans" / f"{name}.json").read_text())
