@@ -85,17 +85,17 @@ def plain(width: int, threads: int) -> Callable[[], int]:
 
 def fleet(width: int) -> Callable[[], int]:
     """One step of a fleet, the probes listening when they should."""
-    import torch
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
+    from lab import machine
     from lab.app import data_folder
     from lab.config import run_config
     from lab.fleet import Fleet
     from lab.hooks import listening
     from lab.probes.probe import Listener
 
-    torch.set_num_threads(1)
+    machine.settle()
     with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
         composed = compose(
             "config", ["seq_len=64", "steps=100000", f"model.width={width}", f"model.depth={depth(width)}"]

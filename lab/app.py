@@ -105,14 +105,12 @@ def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> No
 
 def train_fleet(folder: Path, plan: str, index: int) -> None:
     """Train one fleet of a plan and leave its runs behind; a fault of a run is recorded, not raised."""
-    import torch
-
     from lab.config import run_config
     from lab.fleet import Fleet
     from lab.record import Tape, card, verdict
     from lab.train import train
 
-    torch.set_num_threads(1)  # the same bits whatever the machine's cores, and no thread that waits for another
+    machine.settle()
     fleet = plans.thaw(folder, plan)["fleets"][index]
     ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
     progress = Sayer(folder, plan, index, configs[0].steps)

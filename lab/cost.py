@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from lab import machine
 from lab.config import RunConfig, columns, static_key
 from lab.fleet import Fleet
 from lab.record import label
@@ -51,7 +52,7 @@ def _peak_gigabytes(device: torch.device) -> float:
 
 def estimate(fleets: Sequence[Sequence[Point]], there: int) -> Iterator[str]:
     """Say, line by line, what training these fleets would take; nothing of it is kept."""
-    torch.set_num_threads(1)
+    machine.settle()
     yield f"{sum(map(len, fleets))} runs to train in {len(fleets)} fleets, {there} already there"
     keys = swept([point for fleet in fleets for point in fleet])
     seconds: dict[tuple[str, int], float] = {}

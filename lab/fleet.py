@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from lab.config import RunConfig, static_key
 from lab.fields import stack
@@ -79,16 +80,28 @@ class Fleet:
         now = Now(step, self.weights, self.shape_sr[step], self.lr_factor)
         self.config.optimizer.step(dict(zip(self.weights, gradients, strict=True)), self.state, now)
 
+    def evaluate_at_init(self) -> Tensor:
+        """``evaluate(whole=True)`` before the first update: runs of equal seed are still the same model, seen once."""
+        first = {seed: self.config.seed.index(seed) for seed in self.config.seed}
+        loss_of = dict(zip(first, self.evaluate(whole=True, places=list(first.values())), strict=True))
+        return torch.stack([loss_of[seed] for seed in self.config.seed])
+
     @torch.no_grad()
-    def evaluate(self, *, whole: bool) -> Tensor:
-        """Held-out cross-entropy ``[r]`` in nats per token: on all windows, or on a fixed slice of them."""
+    def evaluate(self, *, whole: bool, places: Sequence[int] | None = None) -> Tensor:
+        """Held-out cross-entropy ``[r]`` in nats per token: on all windows, or on a fixed slice of them.
+
+        Given ``places`` in the fleet, only of the runs that stand there.
+        """
         windows_nt = self.held_out_nt
         length = windows_nt.shape[1] - 1
         if not whole:
             windows_nt = windows_nt[:: max(1, len(windows_nt) * length // GLANCE_TOKENS)]
-        total_r = torch.zeros_like(self.shape_sr[0])
+        weights = {name: weight if places is None else weight[places] for name, weight in self.model.named_parameters()}
+        runs = self.runs if places is None else len(places)
+        total_r = self.shape_sr.new_zeros(runs)
         for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
-            tokens_rbt = chunk_bt.expand(self.runs, -1, -1)
-            _, loss_r = losses(self.model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], {})
+            tokens_rbt = chunk_bt.expand(runs, -1, -1)
+            logits_rbtv = functional_call(self.model, weights, tokens_rbt[..., :-1])
+            _, loss_r = losses(logits_rbtv, tokens_rbt[..., 1:], {})
             total_r += loss_r * len(chunk_bt)
-        return total_r / len(windows_nt)
+        return torch.div(total_r, len(windows_nt))

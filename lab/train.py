@@ -27,18 +27,17 @@ def train(fleet: Fleet) -> Iterator[Moment]:
     slice of it, before the update of that step.
     """
     probes, steps = fleet.config.probes, fleet.config.steps
-    yield _look(fleet, 0, Listener(probes.names), whole=True)
+    yield _look(0, Listener(probes.names), fleet.evaluate_at_init())
     for step in range(steps):
         listener = Listener(probes.names if probes.fires(step, steps) else ())
         if listener.hears("val_loss") and 0 < step < steps - 1:
-            _look(fleet, step, listener, whole=False)
+            listener("val_loss", "", fleet.evaluate(whole=False))
         with listening(listener):
             fleet.step(step)
-        yield Moment(step, listener.heard, None) if step < steps - 1 else _look(fleet, step, listener, whole=True)
+        last = step == steps - 1
+        yield _look(step, listener, fleet.evaluate(whole=True)) if last else Moment(step, listener.heard, None)
 
 
-def _look(fleet: Fleet, step: int, listener: Listener, *, whole: bool) -> Moment:
-    """Evaluate; who listens hears the result, and nothing of the way to it."""
-    val_loss_r = fleet.evaluate(whole=whole)
+def _look(step: int, listener: Listener, val_loss_r: Tensor) -> Moment:
     listener("val_loss", "", val_loss_r)
     return Moment(step, listener.heard, val_loss_r)

@@ -2,4 +2,7 @@
 
 import torch
 
+from lab import machine
+
+machine.prepare()
 torch.set_num_threads(1)

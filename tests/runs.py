@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from lab import machine
 from lab.app import data_folder
 from lab.config import RunConfig, run_config
 from lab.fleet import Fleet
 from lab.record import Run, Tape
-from lab.train import Moment, train
+from lab.train import train
 
 SMALL = [
     "data=synthetic",
@@ -41,15 +42,14 @@ def configs(*per_run: str, shared: tuple[str, ...] = ()) -> list[RunConfig]:
     return [run_config(tree(*shared, *overrides.split())) for overrides in per_run]
 
 
-def moments(fleet: Fleet) -> Iterator[Moment]:
-    """All moments of a fleet."""
-    return train(fleet)
-
-
 def trained(wanted: list[RunConfig]) -> list[Run]:
     """Outcome and rows of every run of one fleet, wall time left out."""
-    tape = Tape(Fleet(wanted))
-    for moment in train(tape.fleet):
-        tape.keep(moment)
+    machine.settle()
+    try:
+        tape = Tape(Fleet(wanted))
+        for moment in train(tape.fleet):
+            tape.keep(moment)
+    finally:
+        torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     timings = ("wall_seconds", "model_steps_per_second")
     return [({k: v for k, v in outcome.items() if k not in timings}, rows) for outcome, rows in tape.runs()]

@@ -58,6 +58,7 @@ GOOD: dict[str, Any] = {"width": 8, "rate": 1e-3, "device": "cpu", "names": ["a"
         ({"rate": False}, r"here.rate must be a number, not False"),
         ({"rate": math.nan}, r"here.rate is NaN"),
         ({"rate": "nan"}, r"here.rate is NaN"),
+        ({"rate": math.inf}, r"here.rate must be finite, not inf"),
         ({"rate": -1}, r"here.rate must be above 0, not -1"),
         ({"device": "cdua"}, r"here.device is 'cdua'; nearest: cuda"),
         ({"names": "abc"}, r"here.names must be a list, not 'abc'"),
@@ -89,7 +90,6 @@ def test_values_come_out_in_the_type_of_their_field() -> None:
     assert made == Sample(100, 1e-3, "cpu", ("a", "b"), 4)
     assert [type(value) for value in (made.width, made.rate, made.seed)] == [int, float, int]
     assert isinstance(build(Sample, {**GOOD, "rate": 1}, "").rate, float)
-    assert build(Sample, {**GOOD, "rate": math.inf}, "").rate == math.inf
     assert build(Sample, {**GOOD, "seed": 2**60 + 1}, "").seed == 2**60 + 1
 
 

@@ -143,7 +143,6 @@ def test_columns_are_the_keys_a_user_types() -> None:
         ("precision=fp16", "precision is 'fp16'; known: fp32"),
         ("intervention.z_loss.coefficient=-1", "intervention.z_loss.coefficient must be at least 0"),
         ("optimizer.lr=inf", "optimizer.lr must be finite"),
-        ("~model", "model must hold keys and values"),
         ("intervention.z_loss=3", "intervention.z_loss must hold keys and values, not 3"),
         ("~schedule.name", "key 'schedule.name' is missing"),
         ("data=text", "data=text needs data.path"),
