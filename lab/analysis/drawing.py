@@ -83,9 +83,11 @@ def fate_keys() -> list[Line2D]:
     ]
 
 
-def reference_keys() -> list[Line2D]:
-    """Entries for the thin lines."""
-    return [Line2D([], [], color=INK, linewidth=0.8, linestyle=dash, label=name) for name, dash in REFERENCES.values()]
+def reference_keys(axes: Axes) -> list[Line2D]:
+    """Entries for the thin lines, as far as they are in view."""
+    low, high = axes.get_ylim()
+    names = [name for name, _ in REFERENCES.values()]
+    return [line for line in axes.lines if line.get_label() in names and low <= np.max(line.get_ydata()) <= high]
 
 
 def beside(axes: Axes, handles: Sequence[Any], title: str = "", lower: bool = False) -> None:

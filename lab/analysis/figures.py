@@ -52,7 +52,7 @@ def learning_rate_sensitivity(records: Records) -> Figure:
         axes.tick_params(labelleft=axes is top[0])
     panels.loss_axis(top[0], runs, runs["capped"], "final held-out loss (nats/token)")
     drawing.beside(top[-1], drawing.line_keys(sizes, count), "parameters")
-    drawing.beside(top[-1], [*_band_key(runs), *drawing.fate_keys(), *drawing.reference_keys()], lower=True)
+    drawing.beside(top[-1], [*_band_key(runs), *drawing.fate_keys(), *drawing.reference_keys(top[-1])], lower=True)
     panels.sensitivities(figure.add_subplot(layout[1, :]), by_curve(per_seed(runs)))
     return figure
 
@@ -81,7 +81,7 @@ def loss_over_steps(records: Records) -> Figure:
     for axes, size in zip(grid[:, 0], sizes, strict=True):
         label = f"{count(size)} parameters\ntraining loss (nats/token)"
         panels.loss_axis(axes, runs, heard["value"], label)
-    drawing.beside(grid[0, -1], drawing.reference_keys(), lower=True)
+    drawing.beside(grid[0, -1], drawing.reference_keys(grid[0, -1]), lower=True)
     return figure
 
 

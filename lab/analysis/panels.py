@@ -31,8 +31,9 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
 
 
 def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str) -> None:
-    """Logarithmic loss, from the lowest of ``losses`` and bigram losses up to initialization and no further."""
-    low, high = float(np.nanmin([*losses, *runs["loss_bigram"]])), float(runs["loss_at_init"].max())
+    """Logarithmic loss, from the lowest to the highest of ``losses`` and bigram losses; never beyond initialization."""
+    shown = [*losses, *runs["loss_bigram"]]
+    low, high = float(np.nanmin(shown)), min(float(np.nanmax(shown)), float(runs["loss_at_init"].max()))
     axes.set_yscale("log")
     axes.set_ylim(low / 1.04, high * 1.06)
     ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
@@ -56,8 +57,8 @@ def over_lr(axes: Axes, runs: pd.DataFrame, value: str, colour: str, mean: Any) 
 
 def references(axes: Axes, runs: pd.DataFrame) -> None:
     """Thin lines at the loss at initialization and that of the bigram model, each a mean over ``runs``."""
-    for column, (_, dashes) in REFERENCES.items():
-        axes.axhline(runs[column].mean(), color=INK, linewidth=0.8, linestyle=dashes, zorder=1)
+    for column, (name, dashes) in REFERENCES.items():
+        axes.axhline(runs[column].mean(), color=INK, linewidth=0.8, linestyle=dashes, zorder=1, label=name)
 
 
 def over_steps(axes: Axes, lines: pd.DataFrame, shades: Mapping[Any, str]) -> None:

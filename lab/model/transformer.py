@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,12 +41,16 @@ class ModelConfig:
         return self.width // self.head_width
 
 
+@cache
+def _turns(length: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    frequency_k = ROPE_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle_tk = torch.outer(torch.arange(length, dtype=torch.float64), frequency_k)
+    return angle_tk.cos().to(device, dtype), angle_tk.sin().to(device, dtype)
+
+
 def rotate(x_tk: Tensor) -> Tensor:
     """Rotary positions over the last two axes; entry i is paired with i + k/2 (Su et al., arXiv:2104.09864)."""
-    length, size = x_tk.shape[-2:]
-    frequency_k = ROPE_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64, device="cpu") / size)
-    angle_tk = torch.outer(torch.arange(length, dtype=torch.float64), frequency_k)
-    cos_tk, sin_tk = (part.to(x_tk) for part in (angle_tk.cos(), angle_tk.sin()))
+    cos_tk, sin_tk = _turns(*x_tk.shape[-2:], x_tk.dtype, x_tk.device)
     first_tk, second_tk = x_tk.chunk(2, dim=-1)
     return torch.cat([first_tk * cos_tk - second_tk * sin_tk, second_tk * cos_tk + first_tk * sin_tk], dim=-1)
 
