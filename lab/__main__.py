@@ -39,16 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return FAILED
     except Exception as fault:
-        line = _hydra_line(fault)
-        if line:
-            return _refuse(line)
+        from lab import request
+
+        if request.is_refusal(fault):
+            return _refuse(request.one_line(fault))
         traceback.print_exc()
         print("\nA fault of the lab, not of your request; please report it with the lines above.", file=sys.stderr)
         return FAULT
 
 
 def _refuse(line: str) -> int:
-    print(f"lab: {line}", file=sys.stderr)
+    print("lab:", " ".join(line.split()), file=sys.stderr)
     return REFUSED
 
 
@@ -71,7 +72,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 def _sweep(arguments: list[str]) -> None:
     from lab import request
 
-    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
+    if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(request.sweeps())}")
     sweep = request.find_sweep(arguments[0])
     request.run(arguments[1:], name=sweep.stem, sweep=sweep)
@@ -103,17 +104,6 @@ def _list(arguments: list[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {"sweep": _sweep, "train": _train, "report": _report, "list": _list}
-
-
-def _hydra_line(fault: Exception) -> str | None:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    if not isinstance(fault, (HydraException, OmegaConfBaseException)):
-        return None
-    from lab import request
-
-    return request.one_line(fault)
 
 
 if __name__ == "__main__":

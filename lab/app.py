@@ -69,7 +69,7 @@ def run_sweep(trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: i
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         labels = [label([point.config for point in fleet]) for fleet in fleets]
         sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
-        jobs = [[f"fleet={name}/{index}", f"out={_quoted(folder)}"] for index in range(len(fleets))]
+        jobs = [[f"fleet={name}/{index}", f"out={quoted(folder)}"] for index in range(len(fleets))]
         with Watcher(folder, name, labels, sizes, _say, live=sys.stdout.isatty()):
             deaths = launch(jobs)
         for death in deaths:
@@ -81,7 +81,8 @@ def _say(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def _quoted(folder: Path) -> str:
+def quoted(folder: Path) -> str:
+    """A path as the value of an override, whatever it holds."""
     text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"
 

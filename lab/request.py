@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -71,8 +72,9 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     chosen = []
     if sweep:
-        ConfigStore.instance().store(group="sweeps", name=sweep.stem, node=content, package="_global_")
-        chosen = [f"sweeps={sweep.stem}"]
+        # under a name of our own, since a file may be called anything
+        ConfigStore.instance().store(group="sweeps", name="requested", node=content, package="_global_")
+        chosen = ["sweeps=requested"]
     overrides = [word for word in words if "=" in word and not word.startswith("-")]
     flags = [word for word in words if word not in overrides and word != "--dry-run"]
     for flag in flags:
@@ -82,8 +84,8 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     points = _points([f"{key}={value}" for key, value in params.items()], overrides)
     if one and len(points) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
-    if "out" not in content and not any(word.startswith("out=") for word in overrides):
-        chosen.append(f"out=runs/{name}")
+    if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
+        chosen.append(f"out={app.quoted(Path('runs', name))}")
     if any(flag.split("=")[0] in SHOW for flag in flags):
         sys.argv = ["lab", *flags, *chosen, *points[0]]
     else:
@@ -115,6 +117,16 @@ def known_keys() -> list[str]:
     return sorted(keys - {"fleet"})
 
 
+def is_refusal(fault: Exception) -> bool:
+    """Whether Hydra refused the request: it says so, or broke on it before any of our own code had it in hand."""
+    if isinstance(fault, (HydraException, OmegaConfBaseException)):
+        return True
+    frames = traceback.extract_tb(fault.__traceback__)
+    within = Path(frames[-1].filename).parts
+    ours_had_it = any(frame.name == "run_sweep" for frame in frames)
+    return not ours_had_it and bool({"hydra", "omegaconf", "antlr4"} & set(within))
+
+
 def one_line(fault: Exception) -> str:
     """What Hydra or OmegaConf refused, in one line that names the nearest valid choice."""
     text = str(fault)
@@ -124,9 +136,9 @@ def one_line(fault: Exception) -> str:
         listed = re.search(r"Available options in '[^']*':\n((?:\t.*\n?)*)", text)
         there = listed[1].split() if listed else [p.stem for p in app.data_folder("conf").glob(f"{found[1]}/*.yaml")]
         return f"unknown {found[1]} {found[2]!r}; {nearest(found[2], there)}"
-    if found := re.search(r"Could not (?:override|append|delete|find).*?'\+*~*([^'=]+)'?", text):
+    if found := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
         key = found[1]
         return f"unknown key '{key}'; {nearest(key, known_keys())}"
     if isinstance(fault, OmegaConfBaseException) and fault.full_key:
         return f"{fault.full_key}: {text.splitlines()[0]}"
-    return text.splitlines()[0].rstrip(".:")
+    return (text.splitlines() or [type(fault).__name__])[0].rstrip(".:")
