@@ -1,8 +1,8 @@
 """Which runs make a curve, what the arms are called, and that nothing is mixed."""
 
-import planted
 import pytest
 
+import planted
 from lab.analysis import load
 from lab.analysis.curves import points
 from lab.registry import RequestError

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
-import planted
 import pytest
 
+import planted
 from lab.analysis import Records, findings, report
 from lab.analysis.curves import points
 from lab.analysis.drawing import svg

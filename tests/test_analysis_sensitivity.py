@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pandas as pd
-import planted
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import planted
 from lab.analysis import sensitivity
 from lab.analysis.curves import points
 from lab.analysis.sensitivity import lr_sensitivity, split, student_t

@@ -10,7 +10,7 @@ import torch
 from lab.fleet import Fleet, pick_device
 from lab.record import outcome
 from lab.registry import RequestError
-from runs import configs, trained
+from small import configs, trained
 
 PER_RUN = [
     f"optimizer.lr={lr} seed={seed} schedule.warmup={warmup} optimizer.eps={eps}"

@@ -9,7 +9,7 @@ import pytest
 from lab.config import columns, run_config, static_key
 from lab.registry import RequestError
 from lab.sweep import Point, pack, points
-from runs import configs, tree
+from small import configs, tree
 
 
 def ids(*overrides: str) -> list[str]:
