@@ -8,12 +8,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lab import machine
 from lab.registry import RequestError, nearest
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
-lab report DIR [DIR ...]                         rebuild tables, figures and report.html from stored records
+lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
 lab list [sweeps|models|interventions|optimizers|schedules|data|probes|figures]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    machine.prepare()
     try:
         return _dispatch(arguments)
     except RequestError as refusal:
@@ -65,6 +67,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return DONE
     if word not in COMMANDS:
         raise RequestError(f"unknown sub-command {word!r}; {nearest(word, COMMANDS)}")
+    if word != "train" and rest in (["--help"], ["-h"]):
+        print(USAGE, end="")
+        return DONE
     COMMANDS[word](rest)
     return DONE
 

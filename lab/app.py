@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,11 @@ from omegaconf import DictConfig
 from lab import machine, store
 from lab import plan as plans
 from lab.progress import Sayer, Watcher
+from lab.registry import RequestError
 
 if TYPE_CHECKING:
     from lab.sweep import Point
 
-machine.prepare()
 
 # What the user typed, as it can be typed again; the door says it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
@@ -35,6 +36,7 @@ def data_folder(name: str) -> Path:
 
 def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
+    machine.prepare()
     plan, index = str(config.fleet).rsplit("/", 1)
     train_fleet(Path(config.out), plan, int(index))
 
@@ -43,19 +45,32 @@ def hydra_task(config: DictConfig) -> None:
 hydra_main = hydra.main(version_base="1.3", config_path=str(data_folder("conf")), config_name="config")(hydra_task)
 
 
-def run_sweep(trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: int, dry_run: bool) -> None:
+def run_sweep(
+    trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: int, dry_run: bool, one: bool, here: bool
+) -> None:
     """Train what is missing of the points asked for, then gather and report.
+
+    ``one`` refuses more than one point; ``here`` says that jobs run on this machine, so its devices must do.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
     from lab.cost import estimate, training_flops
+    from lab.fleet import pick_device
     from lab.record import label
     from lab.sweep import pack, points
 
-    folder = Path(trees[0]["out"])
     asked = points(trees)
+    outs = sorted({str(tree["out"]) for tree in trees})
+    if one and len(asked) > 1:
+        raise RequestError("several values given: lab train -m trains a sweep")
+    if len(outs) > 1 or not outs[0]:
+        raise RequestError(f"out must name one folder, not {', '.join(outs) or 'nothing'}")
+    folder = Path(outs[0])
+    if here:
+        for device in {point.config.device for point in asked}:
+            pick_device(device)
     there = store.statuses(folder)
     missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
     fleets = pack(missing, max_runs)
@@ -82,8 +97,8 @@ def _say(text: str) -> None:
 
 
 def quoted(folder: Path) -> str:
-    """A path as the value of an override, whatever it holds."""
-    text = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    """A path as the value of an override; Hydra reads a backslash as one, except before a quote."""
+    text = re.sub(r"(\\*)(?='|$)", r"\1\1", str(folder)).replace("'", "\\'")
     return f"'{text}'"
 
 
@@ -92,7 +107,7 @@ def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> No
 
     ended = store.statuses(folder)
     status = [ended.get(point.id, "failed") for point in asked]  # a run whose job died left no card
-    page = None
+    page = folder
     if {"finished", "diverged"} & set(ended.values()):
         store.gather(folder)
         page = report.build([folder])

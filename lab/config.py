@@ -13,7 +13,7 @@ import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates  # noqa: F401  (these six fill the registries)
 from lab import store
-from lab.fields import PerRunSeed, bounded, build, leaves, one_of
+from lab.fields import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.transformer import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
@@ -54,7 +54,7 @@ class RunConfig:
     batch_size: int = bounded(above=0)
     seq_len: int = bounded(above=0)
     steps: int = bounded(above=0)
-    seed: PerRunSeed = bounded(at_least=0)
+    seed: PerRunSeed = seed()
     precision: str = one_of("fp32")
     device: str = one_of("auto", "cpu", "cuda", "mps")
 

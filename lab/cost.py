@@ -53,7 +53,7 @@ def _peak_gigabytes(device: torch.device) -> float:
 def estimate(fleets: Sequence[Sequence[Point]], there: int) -> Iterator[str]:
     """Say, line by line, what training these fleets would take; nothing of it is kept."""
     machine.settle()
-    yield f"{sum(map(len, fleets))} runs to train in {len(fleets)} fleets, {there} already there"
+    yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {there} already there"
     keys = swept([point for fleet in fleets for point in fleet])
     seconds: dict[tuple[str, int], float] = {}
     for index, fleet in enumerate(fleets):

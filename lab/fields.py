@@ -23,10 +23,21 @@ Leaf = tuple[str, Any, bool]
 
 
 def bounded(
-    *, above: float | None = None, at_least: float | None = None, below: float | None = None, infinite: bool = False
+    default: Any = dataclasses.MISSING,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    infinite: bool = False,
 ) -> Any:
     """A number that must lie inside the bounds given; NaN never does, infinity only where it means something."""
-    return dataclasses.field(metadata={"above": above, "at least": at_least, "below": below, "infinite": infinite})
+    bounds = {"above": above, "at least": at_least, "below": below, "infinite": infinite}
+    return dataclasses.field(default=default, metadata=bounds)
+
+
+def seed(default: Any = dataclasses.MISSING) -> Any:
+    """A seed: what a random generator takes, and a table of 64-bit numbers holds."""
+    return bounded(default, at_least=0, below=2**63)
 
 
 def one_of(*choices: str) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.config import RunConfig, static_key
-from lab.fields import stack
+from lab.fields import leaves, stack
 from lab.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now
@@ -47,6 +47,7 @@ class Fleet:
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
         changes = {n: i for n, i in config.intervention.items() if "loss" not in i.attaches_to}
+        self.own_forward = any(is_free for *_, is_free in leaves(changes))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
         self.model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes).to(self.device, dtype)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
@@ -81,7 +82,12 @@ class Fleet:
         self.config.optimizer.step(dict(zip(self.weights, gradients, strict=True)), self.state, now)
 
     def evaluate_at_init(self) -> Tensor:
-        """``evaluate(whole=True)`` before the first update: runs of equal seed are still the same model, seen once."""
+        """``evaluate(whole=True)`` before the first update, when runs of equal seed are still one model and seen once.
+
+        They are not, where an intervention brings a number per run into the forward pass.
+        """
+        if self.own_forward:
+            return self.evaluate(whole=True)
         first = {seed: self.config.seed.index(seed) for seed in self.config.seed}
         loss_of = dict(zip(first, self.evaluate(whole=True, places=list(first.values())), strict=True))
         return torch.stack([loss_of[seed] for seed in self.config.seed])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from lab import plan as plans
+from lab.registry import RequestError
 
 SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
 
@@ -28,7 +30,8 @@ class Sayer:
             return
         self.said = now
         progress = {"step": step, "steps": self.steps, "seconds": now - self.started, "verdict": verdict}
-        plans.write_progress(self.folder, self.plan, self.index, progress)
+        with suppress(RequestError):  # a run must not fail because nobody can be told of it
+            plans.write_progress(self.folder, self.plan, self.index, progress)
 
 
 class Watcher(threading.Thread):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -25,6 +27,8 @@ from lab.registry import RequestError, nearest
 # Hydra's flags that show something and run nothing, and those that say where configs are.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--package", "-p", "--resolve", "--version")
 PLACES = ("--config-dir", "-cd")
+# Where we hand over to Hydra what the user wrote.
+OURS = (Path(__file__), Path(inspect.getfile(expand)))
 
 
 def sweeps() -> dict[str, Path]:
@@ -80,29 +84,40 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     for flag in flags:
         if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *PLACES]:
             raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW])}")
-    params = OmegaConf.select(content, "hydra.sweeper.params") or {}
-    points = _points([f"{key}={value}" for key, value in params.items()], overrides)
-    if one and len(points) > 1:
-        raise RequestError("several values given: lab train -m trains a sweep")
+    if any(word.lstrip("+~").startswith("fleet") for word in overrides):
+        raise RequestError("key 'fleet' is the sweeper's own")
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
         chosen.append(f"out={app.quoted(Path('runs', name))}")
     if any(flag.split("=")[0] in SHOW for flag in flags):
-        sys.argv = ["lab", *flags, *chosen, *points[0]]
+        sys.argv = ["lab", *flags, *_first_point([*chosen, *overrides], one=one)]
     else:
-        dry = ["hydra.sweeper.dry_run=true"] if "--dry-run" in words else []
-        sys.argv = ["lab", "--multirun", *flags, *chosen, *overrides, *dry]
+        options = {"dry_run": "--dry-run" in words, "one": one}
+        asked = [f"hydra.sweeper.{option}=true" for option, given in options.items() if given]
+        sys.argv = ["lab", "--multirun", *flags, *chosen, *overrides, *asked]
     app.hydra_main()
 
 
-def _points(written: Sequence[str], overrides: Sequence[str]) -> list[list[str]]:
-    parser = OverridesParser.create()
-    return expand([*parser.parse_overrides(list(written)), *parser.parse_overrides(list(overrides))])
+def _first_point(overrides: Sequence[str], *, one: bool) -> list[str]:
+    """The overrides of the point that a sweep of these would train first."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    fixed = [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
+    with _configs():
+        params = {} if one else compose("config", fixed, return_hydra_config=True).hydra.sweeper.params
+    written = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
+    return expand([*written, *parsed])[0]
+
+
+@contextmanager
+def _configs() -> Iterator[None]:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
+        yield
+    GlobalHydra.instance().clear()
 
 
 def known_keys() -> list[str]:
     """Every dotted key of the default config, and its groups."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
+    with _configs():
         tree = compose("config")
     keys: set[str] = set()
 
@@ -118,27 +133,32 @@ def known_keys() -> list[str]:
 
 
 def is_refusal(fault: Exception) -> bool:
-    """Whether Hydra refused the request: it says so, or broke on it before any of our own code had it in hand."""
+    """Whether Hydra refused the request: it says so, or broke while it read or composed what the user wrote."""
     if isinstance(fault, (HydraException, OmegaConfBaseException)):
         return True
-    frames = traceback.extract_tb(fault.__traceback__)
-    within = Path(frames[-1].filename).parts
-    ours_had_it = any(frame.name == "run_sweep" for frame in frames)
-    return not ours_had_it and bool({"hydra", "omegaconf", "antlr4"} & set(within))
+    frames = extract_tb(fault.__traceback__)
+    ours = [frame.name for frame in frames if Path(frame.filename) in OURS]
+    return bool(ours) and ours[-1] in ("run", "_first_point", "_parse", "_compose") and frames[-1].name not in ours
 
 
-def one_line(fault: Exception) -> str:
+def one_line(fault: BaseException) -> str:
     """What Hydra or OmegaConf refused, in one line that names the nearest valid choice."""
     text = str(fault)
     if isinstance(fault, OverrideParseException):
-        return f"cannot read '{fault.override}': {text.splitlines()[0]}"
+        return f"cannot read '{fault.override}'; quote the value, as in \"key='value'\""
+    if "raised while composing config" in text and fault.__cause__ is not None:
+        return one_line(fault.__cause__)
+    if found := re.search(r"already at '([^']*)'", text):
+        return f"key '{found[1]}' is there already; give it without the +"
     if found := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
         listed = re.search(r"Available options in '[^']*':\n((?:\t.*\n?)*)", text)
         there = listed[1].split() if listed else [p.stem for p in app.data_folder("conf").glob(f"{found[1]}/*.yaml")]
         return f"unknown {found[1]} {found[2]!r}; {nearest(found[2], there)}"
     if found := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
-        key = found[1]
-        return f"unknown key '{key}'; {nearest(key, known_keys())}"
+        key, known = found[1], known_keys()
+        if key in known:
+            return f"key '{key}' is not there in every choice of groups asked for"
+        return f"unknown key '{key}'; {nearest(key, known)}"
     if isinstance(fault, OmegaConfBaseException) and fault.full_key:
         return f"{fault.full_key}: {text.splitlines()[0]}"
     return (text.splitlines() or [type(fault).__name__])[0].rstrip(".:")

@@ -67,15 +67,18 @@ def digest(value: Any) -> str:
 
 @contextmanager
 def _appearing(path: Path) -> Any:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
     try:
-        yield Path(name)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            yield Path(name)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as refusal:
+        raise RequestError(f"cannot write {path}: {refusal.strerror or refusal}") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -96,12 +99,7 @@ def open_folder(folder: Path) -> None:
         RequestError: it holds records of another version, or cannot be written.
     """
     check_version(folder)
-    try:
-        for inner in ("runs", "plans"):
-            (folder / inner).mkdir(parents=True, exist_ok=True)
-        write_text(folder / "store.json", json.dumps({"record_version": RECORD_VERSION}) + "\n")
-    except OSError as refusal:
-        raise RequestError(f"cannot write to {folder}: {refusal.strerror}") from None
+    write_text(folder / "store.json", json.dumps({"record_version": RECORD_VERSION}) + "\n")
 
 
 def check_version(folder: Path) -> None:
@@ -128,8 +126,10 @@ def note_command(folder: Path, command: str) -> None:
 
 def commands(folder: Path) -> list[str]:
     """The commands that filled this folder, oldest first."""
-    path = folder / "commands.json"
-    return list(json.loads(path.read_text())) if path.exists() else []
+    try:
+        return list(map(str, json.loads((folder / "commands.json").read_text())))
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int, str, str, float]]) -> None:
@@ -166,27 +166,38 @@ def read(folder: Path) -> Records:
     """
     if not folder.is_dir():
         raise RequestError(f"no results folder {folder}")
+    records = _collect(folder)
+    if records is None:
+        raise RequestError(f"no runs in {folder}")
+    return records
+
+
+def _collect(folder: Path) -> Records | None:
     check_version(folder)
-    tables = [folder / "runs.parquet", folder / "metrics.parquet"]
-    gathered = [_read_table(table) for table in tables] if all(table.exists() for table in tables) else []
+    left_behind = sorted((folder / "runs").glob("*"))
+    gathered = _gathered(folder, replaceable=bool(left_behind))
     # what failed may have been trained since; all else is final
     final = set(gathered[0].loc[gathered[0]["status"] != "failed", "id"]) if gathered else set()
-    places = [place for place in sorted((folder / "runs").glob("*")) if place.name not in final and _intact(place)]
+    places = [place for place in left_behind if place.name not in final and _intact(place)]
     cards = [json.loads((place / "run.json").read_text()) for place in places]
     fresh = pd.DataFrame([{key: value for key, value in card.items() if key != "metrics_digest"} for card in cards])
     heard = [pd.read_parquet(place / "metrics.parquet") for place in places]
     kept = [table[~table["id"].isin({place.name for place in places})] for table in gathered]
     runs = pd.concat([*kept[:1], fresh], ignore_index=True)
     if not len(runs):
-        raise RequestError(f"no runs in {folder}")
+        return None
     return Records(_declared(runs), pd.concat([*kept[1:], *heard], ignore_index=True).astype(METRIC_COLUMNS))
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def _gathered(folder: Path, *, replaceable: bool) -> list[pd.DataFrame]:
+    """The two tables, none when they are not there, or damaged and to be made again from ``runs/``."""
+    tables = [folder / "runs.parquet", folder / "metrics.parquet"]
     try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError):
-        raise RequestError(f"{path} is damaged; without it and its sister it is made again from runs/") from None
+        return [pd.read_parquet(table) for table in tables] if all(table.exists() for table in tables) else []
+    except (OSError, ValueError) as fault:
+        if replaceable:
+            return []
+        raise RequestError(f"the tables in {folder} are damaged: {fault}") from None
 
 
 def _declared(runs: pd.DataFrame) -> pd.DataFrame:
@@ -199,17 +210,14 @@ def _declared(runs: pd.DataFrame) -> pd.DataFrame:
 
 def statuses(folder: Path) -> dict[str, str]:
     """How every run of a folder ended, by id; none in a folder that holds no runs, or is not there yet."""
-    check_version(folder)
-    try:
-        runs = read(folder).runs
-    except RequestError:
-        return {}
-    return dict(zip(runs["id"], runs["status"], strict=True))
+    records = _collect(folder)
+    return dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
 
 
 def gather(folder: Path) -> Records:
     """Write all runs of a folder as ``runs.parquet`` and ``metrics.parquet``, and return them."""
     records = read(folder)
-    _write_table(folder / "runs.parquet", records.runs)
+    # the runs last: what stands there is taken for gathered
     _write_table(folder / "metrics.parquet", records.metrics)
+    _write_table(folder / "runs.parquet", records.runs)
     return records

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.config import RunConfig, run_config, run_id, static_key
+from lab.registry import RequestError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
 
 def pack(missing: Sequence[Point], max_runs: int) -> list[list[Point]]:
     """Fleets of at most ``max_runs`` runs of one static shape, even in size, in the order of their first points."""
+    if max_runs < 1:
+        raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
     alike: dict[str, list[Point]] = {}
     for point in missing:
         alike.setdefault(static_key(point.config), []).append(point)

@@ -27,7 +27,8 @@ def train(fleet: Fleet) -> Iterator[Moment]:
     slice of it, before the update of that step.
     """
     probes, steps = fleet.config.probes, fleet.config.steps
-    yield _look(0, Listener(probes.names), fleet.evaluate_at_init())
+    # a single step is the first and the last; its one val_loss is that of the end
+    yield _look(0, Listener(probes.names if steps > 1 else ()), fleet.evaluate_at_init())
     for step in range(steps):
         listener = Listener(probes.names if probes.fires(step, steps) else ())
         if listener.hears("val_loss") and 0 < step < steps - 1:

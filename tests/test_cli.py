@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab import request, store
+from lab import app, request, store
 from lab.__main__ import main
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
@@ -96,7 +96,7 @@ def test_a_users_own_sweep_file_is_a_sweep(capsys: pytest.CaptureFixture[str]) -
 def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab("sweep", "quickstart", *TOY, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert said.startswith("4 runs to train in 2 fleets, 0 already there")  # both widths are 16, so equal points
+    assert said.startswith("to train: 4 runs in 2 fleets; 0 already there")  # both widths are 16, so equal points
     for word in ("parameters each", "FLOPs", "min", "GB of memory", "optimizer.lr=0.1"):
         assert word in said
     assert not list(Path().iterdir())
@@ -122,7 +122,18 @@ REFUSALS = [
     (["train", "model=d65"], "unknown model 'd65'; nearest: d64"),
     (["train", "intervention=[z_los]"], "unknown intervention 'z_los'; nearest: z_loss"),
     (["train", "probes.names=[val_los]"], "unknown probe 'val_los'; nearest: val_loss"),
-    (["train", "seed=0,1"], "add -m|lab train -m"),
+    (["train", "seed=0,1"], "lab train -m"),
+    (["train", "-m", "out=a,b"], "out must name one folder, not a, b"),
+    (["train", "out="], "out must name one folder"),
+    (["train", "out=null"], "out must be a word"),
+    (["train", "device=mps"], "device=mps is not available"),
+    (["train", f"seed={2**63}"], "seed must be below"),
+    (["train", f"data.seed={2**64}"], "data.seed must be below"),
+    (["train", "fleet=3"], "key 'fleet' is the sweeper's own"),
+    (["train", "+model.depth=1"], "key 'model.depth' is there already; give it without the +"),
+    (["train", "schedule=constant", "schedule.floor=0"], "key 'schedule.floor' is not there in every choice"),
+    (["train", "hydra.sweeper.max_runs=0"], "max_runs must be at least 1"),
+    (["train", "data.path=~/x"], "quote the value"),
     (["train", "optimizer.lr=-1"], "optimizer.lr must be above 0"),
     (["train", "seed=[1"], ""),
     (["train", "-m", "optimizer.lr=interval(0,1)"], "give the values one by one"),
@@ -158,10 +169,48 @@ def test_a_folder_of_another_version_is_left_intact(capsys: pytest.CaptureFixtur
     assert {path: path.read_bytes() for path in Path().rglob("*.*") if path.is_file()} == before
 
 
+def test_a_page_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("train", *ONE) == 0
+    for path in Path("runs/train/tables").iterdir():
+        path.unlink()
+    Path("runs/train/tables").rmdir()
+    Path("runs/train/tables").write_text("in the way")
+    assert lab("report", "runs/train") == 2
+    assert "cannot write runs/train/tables" in capsys.readouterr().err
+
+
+def test_tables_that_were_damaged_are_made_again_and_nothing_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("train", *ONE) == 0
+    Path("runs/train/runs.parquet").write_text("junk")
+    Path("runs/train/commands.json").write_text("junk")
+    capsys.readouterr()
+    assert lab("train", *ONE) == 0
+    assert "0 trained, 1 already there" in capsys.readouterr().out
+    assert len(pd.read_parquet("runs/train/runs.parquet")) == 1
+
+
+@pytest.mark.parametrize("name", ["it's", "back\\slash", "end\\", "a, b=c", "d'\\'e", "ünï"])
+def test_a_folder_may_have_any_name(name: str) -> None:
+    assert lab("train", *ONE, f"out={app.quoted(Path(name))}") == 0
+    assert [path.name for path in Path().iterdir()] == [name]
+
+
+def test_the_config_shown_is_the_first_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("sweep", "quickstart", "scale=toy", "--cfg", "job") == 0
+    shown = capsys.readouterr().out
+    assert "lr: 0.001\n" in shown
+    assert "steps: 5\n" in shown
+
+
+def test_train_without_m_is_one_run_at_any_scale() -> None:
+    assert lab("train", *TOY) == 0
+    assert len(store.read(Path("runs/train")).runs) == 1
+
+
 def test_a_place_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("in the way")
     assert lab("train", *ONE, "out=file/inside") == 2
-    assert "cannot write to file/inside" in capsys.readouterr().err
+    assert "cannot write file/inside" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

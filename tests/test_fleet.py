@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 
+from lab.axes import over
+from lab.fields import PerRun, bounded
 from lab.fleet import Fleet, pick_device
 from lab.record import outcome
-from lab.registry import RequestError
+from lab.registry import INTERVENTIONS, RequestError
 from small import configs, trained
+
+
+@dataclass(frozen=True)
+class Cap:
+    """Squash scores into (-cap, cap)."""
+
+    attaches_to: ClassVar = ("scores",)
+    cap: PerRun = bounded(above=0)
+
+    def attach(self, runs: int, size: int) -> nn.Module:
+        squash = nn.Module()
+        squash.forward = lambda x_r: over(self.cap, x_r) * torch.tanh(x_r / over(self.cap, x_r))  # type: ignore
+        return squash
+
 
 PER_RUN = [
     f"optimizer.lr={lr} seed={seed} schedule.warmup={warmup} optimizer.eps={eps}"
@@ -81,6 +100,30 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
     assert losses[11] == result["final_val_loss"]
     assert {where for probe, where in steps if probe == "attention_logit_max"} == {"block0", "block1"}
     assert {where for probe, where in steps if probe == "train_loss"} == {""}
+
+
+def test_a_single_step_is_the_first_and_the_last() -> None:
+    (result, rows), *_ = trained(configs("", shared=("steps=1",)))
+    keys = [row[:3] for row in rows]
+    assert len(keys) == len(set(keys))
+    assert dict(zip(keys, [value for *_, value in rows], strict=True))[0, "val_loss", ""] == result["final_val_loss"]
+
+
+def test_a_number_per_run_in_the_forward_pass_is_each_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(INTERVENTIONS._entries, "cap", Cap)
+    wanted = configs(*(f"intervention.cap.cap={cap}" for cap in (0.01, 50.0)), shared=("+intervention.cap.cap=1",))
+    together = trained(wanted)
+    assert repr(together) == repr([trained([config])[0] for config in wanted])
+    assert together[0][0]["loss_at_init"] != together[1][0]["loss_at_init"]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_mup_simple_trains_as_standard_at_the_base_width_and_not_elsewhere(seed: int) -> None:
+    def rows(*shared: str) -> str:
+        return repr(trained(configs(f"seed={seed}", shared=shared))[0][1])
+
+    assert rows("parametrization=mup_simple", "parametrization.base_width=16") == rows()
+    assert rows("parametrization=mup_simple", "parametrization.base_width=8") != rows()
 
 
 def test_a_high_loss_on_the_way_is_not_divergence() -> None:

@@ -17,17 +17,16 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lab import app
-
 
 @dataclass
 class FleetSweeperConf:
-    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet."""
+    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet; ``one`` run is no sweep."""
 
     _target_: str = "hydra_plugins.fleet_sweeper.fleet_sweeper.FleetSweeper"
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int = 8
     dry_run: bool = False
+    one: bool = False
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSweeperConf, provider="instability-lab")
@@ -36,9 +35,9 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSwee
 class FleetSweeper(Sweeper):
     """Compose every point first, freeze the list, then train what is missing, fleet by fleet."""
 
-    def __init__(self, params: DictConfig, max_runs: int, dry_run: bool) -> None:
+    def __init__(self, params: DictConfig, max_runs: int, dry_run: bool, one: bool) -> None:
         self.params = {str(key): value for key, value in params.items()}
-        self.max_runs, self.dry_run = max_runs, dry_run
+        self.options: dict[str, Any] = {"max_runs": max_runs, "dry_run": dry_run, "one": one}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader: Any = hydra_context.config_loader
@@ -48,9 +47,12 @@ class FleetSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        written = [f"{key}={value}" for key, value in self.params.items()]
+        from lab import app  # not above: Hydra imports every plugin into every program that uses Hydra
+
+        written = [] if self.options["one"] else [f"{key}={value}" for key, value in self.params.items()]
         trees = list(self._compose(expand(self._parse([*written, *arguments]))))
-        return app.run_sweep(trees, self._launch, max_runs=self.max_runs, dry_run=self.dry_run)
+        here = type(self.launcher).__name__ in ("BasicLauncher", "LocalLauncher")
+        return app.run_sweep(trees, self._launch, here=here, **self.options)
 
     def _parse(self, overrides: Sequence[str]) -> list[Override]:
         parser = OverridesParser.create(config_loader=self.loader)

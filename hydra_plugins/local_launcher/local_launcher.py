@@ -31,8 +31,9 @@ class LocalLauncher(Launcher):
     """Every job in a fresh process; a job that dies is reported as failed, and the others go on."""
 
     def __init__(self, processes: int) -> None:
-        self.processes = processes or cores()
+        self.processes = processes if processes > 0 else cores()
         self.running: set[Any] = set()
+        self.stopping = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
@@ -51,8 +52,9 @@ class LocalLauncher(Launcher):
             ]
             return [job.result() for job in jobs]
         except BaseException:
+            self.stopping = True
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in self.running:
+            for process in list(self.running):
                 process.terminate()
             raise
         finally:
@@ -65,6 +67,8 @@ class LocalLauncher(Launcher):
         job = processes.Process(target=_job, args=(self.hydra_context, self.task_function, config))
         job.start()
         self.running.add(job)
+        if self.stopping:
+            job.terminate()
         job.join()
         self.running.discard(job)
         done = JobReturn(overrides=overrides, cfg=config)

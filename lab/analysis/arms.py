@@ -112,6 +112,6 @@ def spell(value: Hashable) -> str:
 def count(parameters: float) -> str:
     """``98688 -> 98.7k``."""
     for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if parameters >= scale:
+        if parameters >= 0.9995 * scale:
             return f"{parameters / scale:.3g}{unit}"
     return f"{parameters:.0f}"

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from lab import fields
 from lab.data.corpus import (
     COUNTED,
     DEFINITION,
@@ -103,7 +104,7 @@ def _below(count: int | Tokens, bits: Bits) -> Tokens:
 class Synthetic:
     """An endless language of 256 tokens, the same on every machine, of known entropy; it needs no file."""
 
-    seed: PerRunSeed = 0
+    seed: PerRunSeed = fields.seed(0)
 
     def open(self) -> Corpus:
         """Lay down the tables of the language, once per process."""

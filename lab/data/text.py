@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab import fields
 from lab.data.corpus import HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.fields import PerRunSeed
 from lab.registry import DATA, RequestError
@@ -70,7 +71,7 @@ class StandardLibrary:
     Another Python version is another text, so the version and the fingerprint are recorded with each run.
     """
 
-    seed: PerRunSeed = 0
+    seed: PerRunSeed = fields.seed(0)
 
     def open(self) -> Corpus:
         """Read the library, once per process.
@@ -92,7 +93,7 @@ class Text:
     """
 
     path: str | None = None
-    seed: PerRunSeed = 0
+    seed: PerRunSeed = fields.seed(0)
 
     def open(self) -> Corpus:
         """Read the files, once per process.
