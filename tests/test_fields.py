@@ -12,7 +12,7 @@ import torch
 from lab.axes import over, per_run_max, per_run_mean, per_run_norm, per_run_rms
 from lab.fields import PerRun, PerRunSeed, bounded, build, leaves, one_of, stack
 from lab.registry import RequestError
-from tests.pieces import CPU
+from pieces import CPU
 
 
 @dataclass(frozen=True)

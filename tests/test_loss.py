@@ -13,7 +13,7 @@ from lab.fields import build, stack
 from lab.hooks import listening
 from lab.loss import IGNORED, ZLoss, losses
 from lab.registry import INTERVENTIONS, RequestError
-from tests.pieces import CPU, intervention, recipe
+from pieces import CPU, intervention, recipe
 
 TERMS = [name for name in INTERVENTIONS if "loss" in INTERVENTIONS[name].attaches_to]
 RUNS, BATCH, LENGTH, VOCABULARY = 3, 2, 5, 7

@@ -17,8 +17,8 @@ from lab.model.layers import Layer
 from lab.model.parametrization import MuPSimple, Role, Standard
 from lab.model.transformer import ModelConfig, Transformer, rotate
 from lab.registry import INTERVENTIONS, RequestError
+from pieces import intervention, model, tokens, weights_of
 from tests import reference
-from tests.pieces import intervention, model, tokens, weights_of
 
 CHANGES = [name for name in INTERVENTIONS if "loss" not in INTERVENTIONS[name].attaches_to]
 SHAPES = [  # width, head width, vocabulary, batch, positions; a run of the last two fills no whole vectors anywhere

@@ -17,7 +17,7 @@ from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Constant, Cosine
 from lab.optim.transforms import Link, Now
 from lab.registry import LINKS, SCHEDULES, RequestError
-from tests.pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
+from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
 
 # Tensors of one run: a matrix, an embedding and a gain, of sizes that fill no vector register evenly.
 SHAPES = {"query": (5, 3), "embedding": (11, 7), "final_norm": (13,)}

@@ -18,8 +18,8 @@ from lab.model.transformer import Transformer
 from lab.optim.transforms import Now
 from lab.probes.probe import Listener, ProbesConfig, probe
 from lab.registry import PROBES, RequestError
+from pieces import intervention, model, optimizer, recipe, tokens, weights_of
 from tests import reference
-from tests.pieces import intervention, model, optimizer, recipe, tokens, weights_of
 
 Heard = dict[tuple[str, str], Tensor]
 DEPTH, HEADS, SEEDS = 2, 2, (0, 5, 9)

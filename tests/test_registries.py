@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from lab.registry import (
     first_line,
     nearest,
 )
-from tests.pieces import CONF, recipe
+from pieces import CONF, recipe
 
 REGISTRIES: list[Registry[Any]] = [DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES]
 EVERY_ENTRY = [(each, name) for each in REGISTRIES for name in each]
@@ -126,3 +127,17 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
     assert sorted(recipe("probes", "all")["names"]) == list(PROBES)
     assert recipe("probes", "none")["names"] == []
+
+
+def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "from lab.registry import INTERVENTIONS\n@INTERVENTIONS.register('theirs')\nclass Theirs: 'What it does.'\n"
+    )
+    (tmp_path / "theirs-1.0.dist-info").mkdir()
+    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text("[lab.interventions]\ntheirs = theirs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(INTERVENTIONS, "_entries", dict(INTERVENTIONS._entries))
+    monkeypatch.setattr(INTERVENTIONS, "_outside_loaded", False)
+    assert "theirs" in INTERVENTIONS
+    assert first_line(INTERVENTIONS["theirs"]) == "What it does."

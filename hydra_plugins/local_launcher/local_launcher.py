@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -78,6 +79,7 @@ class LocalLauncher(Launcher):
 
 
 def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears it, and ends its jobs
     threading.Thread(target=_die_with_parent, daemon=True).start()
     setup_globals()
     done = run_job(

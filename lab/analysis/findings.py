@@ -72,7 +72,7 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     yield curves[n == 0], f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}: {{}}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
     yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
-    yield curves[at.isin(worse)], idle
+    yield curves[at.isin(worse) & (n > 0)], idle
 
 
 def _place(arm: object, size: object) -> str:
