@@ -74,19 +74,23 @@ def _dispatch(arguments: Sequence[str]) -> int:
     return DONE
 
 
+def _without_m(arguments: list[str]) -> list[str]:
+    return [word for word in arguments if word not in ("-m", "--multirun")]
+
+
 def _sweep(arguments: list[str]) -> None:
     from lab import request
 
     if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(request.sweeps())}")
     sweep = request.find_sweep(arguments[0])
-    request.run(arguments[1:], name=sweep.stem, sweep=sweep)
+    request.run(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
 
 
 def _train(arguments: list[str]) -> None:
     from lab import request
 
-    words = [word for word in arguments if word not in ("-m", "--multirun")]
+    words = _without_m(arguments)
     request.run(words, name="train", one=len(words) == len(arguments))
 
 
