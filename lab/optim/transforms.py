@@ -6,6 +6,7 @@ A link reads its numbers by field name out of ``conf/optimizer/NAME.yaml``.  ``m
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,7 +32,7 @@ class Now:
     lr_factor: Mapping[str, float]
 
 
-class Link:
+class Link(ABC):
     """A link without memory; ``begin`` gives the tensors a link keeps between steps, which it updates in place."""
 
     makes: ClassVar[str]
@@ -40,8 +41,9 @@ class Link:
         """Fresh state: tensors by a name of the link's own, each leading with the run axis."""
         return {}
 
+    @abstractmethod
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
-        raise NotImplementedError
+        """What goes in, changed; the state is kept up to date in place."""
 
 
 @LINKS.register("clip")
