@@ -11,7 +11,7 @@ import torch
 
 from lab import machine
 from lab.config import RunConfig, columns, static_key
-from lab.fleet import Fleet
+from lab.fleet import Fleet, pick_device
 from lab.record import label
 from lab.sweep import Point
 
@@ -55,24 +55,31 @@ def estimate(fleets: Sequence[Sequence[Point]], there: int) -> Iterator[str]:
     machine.settle()
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {there} already there"
     keys = swept([point for fleet in fleets for point in fleet])
-    seconds: dict[tuple[str, int], float] = {}
+    trials: dict[tuple[str, int], tuple[float, str]] = {}  # fleets of one shape and size cost the same: tried once
+    total = 0.0
     for index, fleet in enumerate(fleets):
         configs = [point.config for point in fleet]
         shape = (static_key(configs[0]), len(configs))
-        trial = Fleet(configs)
-        if shape not in seconds:
-            seconds[shape] = _seconds(trial)
-        each, bare = trial.parameters()
-        size = f"{each:,} parameters each ({bare:,} without embeddings), {training_flops(configs[0]):.2g} FLOPs each"
-        yield f"fleet {index + 1}: {label(configs)}, {size}, about {seconds[shape]:.0f} s"
+        if shape not in trials:
+            trials[shape] = _try(configs)
+        seconds, size = trials[shape]
+        total += seconds
+        yield f"fleet {index + 1}: {label(configs)}, {size}, about {seconds:.0f} s"
         for point in fleet:
             row = columns(point.config)
             yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])
     if fleets:
-        total = sum(seconds[static_key(fleet[0].config), len(fleet)] for fleet in fleets) / 60
         flops = sum(training_flops(point.config) for fleet in fleets for point in fleet)
-        memory = f"{_peak_gigabytes(trial.device):.1f} GB of memory a fleet"
-        yield f"in all {flops:.2g} FLOPs, about {total:.1f} min one fleet after another, at most {memory}"
+        memory = f"{_peak_gigabytes(pick_device(fleets[0][0].config.device)):.1f} GB of memory a fleet"
+        yield f"in all {flops:.2g} FLOPs, about {total / 60:.1f} min one fleet after another, at most {memory}"
+
+
+def _try(configs: Sequence[RunConfig]) -> tuple[float, str]:
+    """Estimated wall time in seconds of a fleet of these runs, and how large each is."""
+    trial = Fleet(configs)
+    each, bare = trial.parameters()
+    flops = f"{training_flops(configs[0]):.2g} FLOPs each"
+    return _seconds(trial), f"{each:,} parameters each ({bare:,} without embeddings), {flops}"
 
 
 def swept(points: Sequence[Point]) -> list[str]:
