@@ -20,7 +20,7 @@ from lab.probes.probe import ProbesConfig
 from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, Registry, RequestError, nearest
 
 # What a key may be without changing any record: labels, places, devices.
-NO_PART_OF_ID = ("out", "device", "model.name", "scale.name")
+NO_PART_OF_ID = ("out", "device", "engine", "model.name", "scale.name")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class RunConfig:
     seq_len: int = bounded(above=0)
     steps: int = bounded(above=0)
     seed: PerRunSeed = seed()
-    precision: str = one_of("fp32")
+    precision: str = one_of("fp32", "bf16")
+    engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
 
 

@@ -10,16 +10,18 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.config import RunConfig, static_key
+from lab.engine import Compiled, Eager, Heard
 from lab.fields import leaves, stack
 from lab.loss import losses
 from lab.model.transformer import Transformer
-from lab.optim.transforms import Now
+from lab.optim.transforms import Now, Tensors
 from lab.registry import RequestError
 
 # Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
 # fleet, so that a run's bits do not depend on its neighbours.
 GLANCE_TOKENS = 4096
 PASS_TOKENS = 2048
+OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
 
 
 def pick_device(device: str) -> torch.device:
@@ -38,6 +40,9 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
+Held = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
+
+
 class Fleet:
     """N runs side by side; a fleet of one is a run, and there is no second code path."""
 
@@ -49,7 +54,8 @@ class Fleet:
         changes = {n: i for n, i in config.intervention.items() if "loss" not in i.attaches_to}
         self.own_forward = any(is_free for *_, is_free in leaves(changes))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
-        self.model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes).to(self.device, dtype)
+        model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes, OPERANDS[config.precision])
+        self.model = model.to(self.device, dtype)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
         self.model.initialize(config.seed, factors)
         self.weights = {name: layer.weight for name, layer in self.model.layers()}
@@ -57,6 +63,9 @@ class Fleet:
         self.shape_sr = config.schedule.entry.shape(config.steps, config.optimizer.lr)
         self.state = config.optimizer.begin(self.weights)
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
+        self.step_s = torch.arange(config.steps, device=self.device)
+        engine = Compiled if config.engine == "compiled" else Eager
+        self.engine = engine(self._update, (self.weights, self.state, self.first_bad_r), config.probes.names)
         self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
 
     def parameters(self) -> tuple[int, int]:
@@ -68,18 +77,28 @@ class Fleet:
     def batch(self, step: int) -> Tensor:
         """Windows ``[r b t+1]`` of this step; runs of equal data seed see the same ones."""
         config, seeds = self.config, self.config.data.entry.seed
-        windows = {seed: self.corpus.batch(seed, step, config.batch_size, config.seq_len) for seed in set(seeds)}
-        return torch.from_numpy(np.stack([windows[seed] for seed in seeds])).to(self.device)
+        distinct = sorted(set(seeds))
+        windows = [self.corpus.batch(seed, step, config.batch_size, config.seq_len) for seed in distinct]
+        # each sent to the device once, and copied there for the runs that share it
+        return torch.from_numpy(np.stack(windows)).to(self.device)[[distinct.index(seed) for seed in seeds]]
 
-    def step(self, step: int) -> None:
-        """Forward, backward, update; remembers each run's first step with a non-finite loss."""
-        tokens_rbt = self.batch(step)
-        loss_r, _ = losses(self.model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], self.terms)
-        gradients = torch.autograd.grad(loss_r.sum(), list(self.weights.values()))
-        fresh_r = (self.first_bad_r < 0) & ~loss_r.detach().isfinite()
-        self.first_bad_r = torch.where(fresh_r, step, self.first_bad_r)
-        now = Now(step, self.weights, self.shape_sr[step], self.lr_factor)
-        self.config.optimizer.step(dict(zip(self.weights, gradients, strict=True)), self.state, now)
+    def step(self, step: int) -> Heard:
+        """Forward, backward, update; what the probes that listen at this step heard ``[r]``, by (probe, where)."""
+        listens = self.config.probes.fires(step, self.config.steps)
+        return self.engine(self.batch(step), self.step_s[step], self.shape_sr[step], listens=listens)
+
+    def _update(self, held: Held, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
+        """A step as a function of tensors; remembers each run's first step with a non-finite loss."""
+        weights, state, first_bad_r = held
+        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        named = dict(zip((name for name, _ in self.model.named_parameters()), leaves.values(), strict=True))
+        logits_rbtv = functional_call(self.model, named, tokens_rbt[..., :-1])
+        loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms)
+        gradients = torch.autograd.grad(loss_r.sum(), list(leaves.values()))
+        fresh_r = (first_bad_r < 0) & ~loss_r.detach().isfinite()
+        first_bad_r.copy_(torch.where(fresh_r, step, first_bad_r))
+        now = Now(step, {name: leaf.detach() for name, leaf in leaves.items()}, shape_r, self.lr_factor)
+        self.config.optimizer.step(dict(zip(weights, gradients, strict=True)), state, now)
 
     def evaluate_at_init(self) -> Tensor:
         """``evaluate(whole=True)`` before the first update, when runs of equal seed are still one model and seen once.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lab import __version__
+from lab import __version__, machine
 from lab.config import RunConfig, columns
 from lab.fleet import Fleet
 from lab.train import Moment
@@ -78,7 +78,7 @@ def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, 
         **outcome,
         "loss_bigram": corpus.loss_bigram(config.seq_len),
         "versions": f"instability-lab {__version__}, python {platform.python_version()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread",
+        f"{torch.get_num_threads()} thread, fp32 products by {machine.products()}",
         "data_fingerprint": corpus.fingerprint,
         "data_notes": ", ".join(f"{key} {value}" for key, value in corpus.notes.items()),
     }

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lab.fleet import Fleet
-from lab.hooks import listening
 from lab.probes.probe import Listener
 
 
@@ -30,12 +29,11 @@ def train(fleet: Fleet) -> Iterator[Moment]:
     # a single step is the first and the last; its one val_loss is that of the end
     yield _look(0, Listener(probes.names if steps > 1 else ()), fleet.evaluate_at_init())
     for step in range(steps):
-        listener = Listener(probes.names if probes.fires(step, steps) else ())
-        if listener.hears("val_loss") and 0 < step < steps - 1:
-            listener("val_loss", "", fleet.evaluate(whole=False))
-        with listening(listener):
-            fleet.step(step)
         last = step == steps - 1
+        listener = Listener(probes.names if probes.fires(step, steps) else ())
+        if listener.hears("val_loss") and step > 0 and not last:
+            listener("val_loss", "", fleet.evaluate(whole=False))
+        listener.heard |= fleet.step(step)
         yield _look(step, listener, fleet.evaluate(whole=True)) if last else Moment(step, listener.heard, None)
 
 

@@ -40,7 +40,7 @@ SHAPES = [
     (),
     ("intervention=[]", "optimizer=adamw_coupled"),
     ("model.depth=0", "parametrization=mup_simple"),
-    ("model.width=10", "model.head_width=2", "seq_len=5", "batch_size=1"),
+    ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3"),
 ]
 
 

@@ -19,7 +19,7 @@ FLOORS = [
     "axes registry hooks machine",
     "fields store",
     "data model loss optim probes analysis plan",
-    "config",
+    "config engine",
     "sweep",
     "fleet",
     "train",

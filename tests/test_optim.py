@@ -36,7 +36,7 @@ def draw(*seeds: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) ->
 
 
 def at(step: int, weights: Mapping[str, Tensor], shape_r: Tensor, factors: Mapping[str, float] | None = None) -> Now:
-    return Now(step, weights, shape_r, factors or dict.fromkeys(weights, 1.0))
+    return Now(torch.tensor(step), weights, shape_r, factors or dict.fromkeys(weights, 1.0))
 
 
 def walk(

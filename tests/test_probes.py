@@ -52,7 +52,7 @@ class Steps:
             with listening(listener if self.names else None):
                 loss_r, bare_r = losses(made(rows_rbt[..., :-1]), rows_rbt[..., 1:], {"z_loss": ZLoss(0.01)})
                 parts = torch.autograd.grad(loss_r.sum(), list(weights.values()))
-                now = Now(step, weights, shape_r, dict.fromkeys(weights, 1.0))
+                now = Now(torch.tensor(step), weights, shape_r, dict.fromkeys(weights, 1.0))
                 chain.step(dict(zip(weights, parts, strict=True)), state, now)
             listener("val_loss", "", bare_r)  # the one that is not part of a step
             heard.append(listener.heard)

@@ -16,6 +16,14 @@ TRUNCATED_STD = 0.87962566103423978
 LAYERNORM_EPS = 1e-6
 
 
+def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
+    """Batched matrix product over the last two axes, both operands rounded to ``operands`` first, if it is given.
+
+    What comes out has their precision: whoever adds, normalizes or exponentiates it takes it back up.
+    """
+    return torch.matmul(a, b) if operands is None else torch.matmul(a.to(operands), b.to(operands))
+
+
 class Layer(nn.Module):
     """One weight ``[r ...]``, its role, and the fan-in that sets its scale."""
 
@@ -38,25 +46,28 @@ class Embedding(Layer):
 
 
 class Linear(Layer):
-    """``x @ W`` per run, no bias; truncated normal at initialization."""
+    """``x @ W`` per run, no bias; truncated normal at initialization.  For ``operands`` see ``product``."""
 
-    def __init__(self, runs: int, fan_in: int, fan_out: int, role: Role = Role.MATRIX) -> None:
+    def __init__(
+        self, runs: int, fan_in: int, fan_out: int, operands: torch.dtype | None, role: Role = Role.MATRIX
+    ) -> None:
         super().__init__(runs, (fan_in, fan_out), role, fan_in)
+        self.operands = operands
 
     def forward(self, x_rbti: Tensor) -> Tensor:
         x_rni = rearrange(x_rbti, "r b t i -> r (b t) i")
-        return torch.bmm(x_rni, self.weight).view(*x_rbti.shape[:3], -1)
+        return product(x_rni, self.weight, self.operands).view(*x_rbti.shape[:3], -1)
 
 
 class LayerNorm(Layer):
-    """LayerNorm over the last axis with a gain per run and no bias (Flax's, eps 1e-6)."""
+    """LayerNorm over the last axis with a gain per run and no bias (Flax's, eps 1e-6), in the gain's precision."""
 
     def __init__(self, runs: int, width: int) -> None:
         super().__init__(runs, (width,), Role.GAIN, fan_in=width)
 
     def forward(self, x_r: Tensor) -> Tensor:
         gain_r = self.weight.view(len(self.weight), *(1,) * (x_r.ndim - 2), -1)
-        return F.layer_norm(x_r, x_r.shape[-1:], eps=LAYERNORM_EPS) * gain_r
+        return F.layer_norm(x_r.to(gain_r.dtype), x_r.shape[-1:], eps=LAYERNORM_EPS) * gain_r
 
 
 def draw(layer: Layer, name: str, seed: int, std: float) -> Tensor:

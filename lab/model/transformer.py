@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from lab.fields import bounded
 from lab.hooks import HookPoint
-from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw
+from lab.model.gelu import gelu
+from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw, product
 from lab.model.parametrization import Factors, Role
 
 ROPE_BASE = 10_000.0
-WHOLE_VECTORS = 64  # entries; a multiple of what any CPU kernel takes at once
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,6 @@ def rotate(x_tk: Tensor) -> Tensor:
     return torch.cat([first_tk * cos_tk - second_tk * sin_tk, second_tk * cos_tk + first_tk * sin_tk], dim=-1)
 
 
-def gelu(x_rbtm: Tensor) -> Tensor:
-    """GELU in its tanh form (Hendrycks & Gimpel, arXiv:1606.08415).
-
-    The CPU's kernel rounds the tail of a buffer otherwise than its body; whole vectors for every run keep a run's bits
-    independent of where in the fleet it stands.
-    """
-    entries = x_rbtm[0].numel()
-    if spare := -entries % WHOLE_VECTORS:
-        padded_rn = F.pad(x_rbtm.flatten(1), (0, spare))
-        return F.gelu(padded_rn, approximate="tanh")[:, :entries].view_as(x_rbtm)
-    return F.gelu(x_rbtm, approximate="tanh")
-
-
 class Attention(nn.Module):
     """Causal softmax attention with explicit scores and the scale 1/sqrt(head width)."""
 
@@ -80,63 +67,76 @@ class Attention(nn.Module):
     at_scores: HookPoint
     at_attention: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, operands: torch.dtype | None) -> None:
         super().__init__()
-        self.heads, self.scale = config.heads, config.head_width**-0.5
+        self.heads, self.scale, self.operands = config.heads, config.head_width**-0.5, operands
         for part in ("query", "key", "value", "output"):
-            setattr(self, part, Linear(runs, config.width, config.width))
+            setattr(self, part, Linear(runs, config.width, config.width, operands))
         for kind in ("query", "key", "scores", "attention"):
             setattr(self, f"at_{kind}", HookPoint(kind, where))
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
         q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
         q_rbhtk, k_rbhsk = rotate(self.at_query(q_rbhtk)), rotate(self.at_key(k_rbhsk))
-        scores_rbhts = self.at_scores(torch.matmul(q_rbhtk * self.scale, k_rbhsk.transpose(-1, -2)))
+        scores_rbhts = product(q_rbhtk * self.scale, k_rbhsk.transpose(-1, -2), self.operands).to(x_rbtd.dtype)
+        scores_rbhts = self.at_scores(scores_rbhts)
         future_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=x_rbtd.device).triu(1)
         weights_rbhts = self.at_attention(F.softmax(scores_rbhts.masked_fill(future_ts, -torch.inf), dim=-1))
-        mixed_rbhtk = torch.matmul(weights_rbhts, v_rbhsk)
+        mixed_rbhtk = product(weights_rbhts, v_rbhsk, self.operands)
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
 
     def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[r b h t k]`` by one product, which a CPU does faster than three narrow ones."""
         weight_rdo = torch.cat([part.weight for part in (self.query, self.key, self.value)], dim=-1)
-        qkv_rno = torch.bmm(x_rbtd.flatten(1, 2), weight_rdo)
+        qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.operands)
         batch, length = x_rbtd.shape[1:3]
         split = "r (b t) (three h k) -> three r b h t k"
-        return rearrange(qkv_rno, split, b=batch, t=length, three=3, h=self.heads).unbind(0)  # type: ignore
+        q_rbhtk, k_rbhsk, v_rbhsk = rearrange(qkv_rno, split, b=batch, t=length, three=3, h=self.heads).unbind(0)
+        return q_rbhtk.to(x_rbtd.dtype), k_rbhsk.to(x_rbtd.dtype), v_rbhsk
 
 
 class Block(nn.Module):
     """Attention, then an MLP of four times the width with tanh-form GELU, each added to the residual stream."""
 
-    def __init__(self, runs: int, config: ModelConfig, where: str) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, operands: torch.dtype | None) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(runs, config.width)
-        self.attention = Attention(runs, config, where)
+        self.attention = Attention(runs, config, where, operands)
         self.mlp_norm = LayerNorm(runs, config.width)
-        self.mlp_up = Linear(runs, config.width, 4 * config.width)
-        self.mlp_down = Linear(runs, 4 * config.width, config.width)
+        self.mlp_up = Linear(runs, config.width, 4 * config.width, operands)
+        self.mlp_down = Linear(runs, 4 * config.width, config.width, operands)
         self.at_output = HookPoint("block_output", where)
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
         x_rbtd = x_rbtd + self.attention(self.attention_norm(x_rbtd))
-        up_rbtm = gelu(self.mlp_up(self.mlp_norm(x_rbtd)))
+        up_rbtm = gelu(self.mlp_up(self.mlp_norm(x_rbtd)).to(x_rbtd.dtype))
         output_rbtd: Tensor = self.at_output(x_rbtd + self.mlp_down(up_rbtm))
         return output_rbtd
 
 
 class Transformer(nn.Module):
-    """Tokens ``[r b t]`` to logits ``[r b t v]``; ``runs`` models of one shape side by side."""
+    """Tokens ``[r b t]`` to logits ``[r b t v]``; ``runs`` models of one shape side by side.
 
-    def __init__(self, config: ModelConfig, vocabulary: int, runs: int, interventions: Mapping[str, Any]) -> None:
+    Given ``operands``, every matrix product rounds what it multiplies to that precision; weights, residual stream,
+    norms, softmax and logits keep their own.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary: int,
+        runs: int,
+        interventions: Mapping[str, Any],
+        operands: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.embedding = Embedding(runs, vocabulary, config.width)
         self.blocks = [f"block{index}" for index in range(config.depth)]
         for where in self.blocks:
-            setattr(self, where, Block(runs, config, where))
+            setattr(self, where, Block(runs, config, where, operands))
         self.final_norm = LayerNorm(runs, config.width)
-        self.head = Linear(runs, config.width, vocabulary, Role.READOUT)
+        self.head = Linear(runs, config.width, vocabulary, operands, Role.READOUT)
         self.at_logits = HookPoint("logits", "")
         sizes = {"query": config.head_width, "key": config.head_width, "block_output": config.width}
         for name, change in sorted(interventions.items()):  # a request names them in no particular order
@@ -148,7 +148,7 @@ class Transformer(nn.Module):
         x_rbtd: Tensor = self.embedding(tokens_rbt)
         for where in self.blocks:
             x_rbtd = self.get_submodule(where)(x_rbtd)
-        logits_rbtv: Tensor = self.at_logits(self.head(self.final_norm(x_rbtd)))
+        logits_rbtv: Tensor = self.at_logits(self.head(self.final_norm(x_rbtd)).to(x_rbtd.dtype))
         return logits_rbtv
 
     def layers(self) -> Iterator[tuple[str, Layer]]:

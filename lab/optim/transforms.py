@@ -24,9 +24,12 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Now:
-    """What a link may look at: the weights, the schedule's shape ``[r]`` at this step, each tensor's LR multiplier."""
+    """What a link may look at: the weights, the schedule's shape ``[r]`` at this step, each tensor's LR multiplier.
 
-    step: int
+    The step is a tensor without axes, so that a step compiled once is every step.
+    """
+
+    step: Tensor
     weights: Mapping[str, Tensor]
     shape_r: Tensor
     lr_factor: Mapping[str, float]
