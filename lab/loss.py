@@ -48,16 +48,17 @@ class TokenLoss(torch.autograd.Function):
     def forward(ctx: Any, logits_rbtv: Tensor, targets_rbt: Tensor) -> tuple[Tensor, Tensor]:
         ignored_rbt1 = targets_rbt.unsqueeze(-1) == IGNORED
         index_rbt1 = targets_rbt.unsqueeze(-1).masked_fill(ignored_rbt1, 0)
-        log_p_rbtv = F.log_softmax(logits_rbtv, dim=-1)
-        ctx.save_for_backward(log_p_rbtv, index_rbt1, ignored_rbt1)
-        loss_rbt1 = -log_p_rbtv.gather(-1, index_rbt1)
-        return loss_rbt1.squeeze(-1), (logits_rbtv.gather(-1, index_rbt1) + loss_rbt1).squeeze(-1)
+        p_rbtv, largest_rbt1 = F.softmax(logits_rbtv, dim=-1), logits_rbtv.amax(-1, keepdim=True)
+        ctx.save_for_backward(p_rbtv, index_rbt1, ignored_rbt1)
+        log_largest_p_rbt1 = p_rbtv.amax(-1, keepdim=True).log()  # never of a p that underflowed
+        loss_rbt1 = largest_rbt1 - logits_rbtv.gather(-1, index_rbt1) - log_largest_p_rbt1
+        return loss_rbt1.squeeze(-1), (largest_rbt1 - log_largest_p_rbt1).squeeze(-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        log_p_rbtv, index_rbt1, ignored_rbt1 = ctx.saved_tensors
+        p_rbtv, index_rbt1, ignored_rbt1 = ctx.saved_tensors
         of_loss_rbt1, of_log_z_rbt1 = (gradient_rbt.unsqueeze(-1) for gradient_rbt in gradients)
-        gradient_rbtv = log_p_rbtv.exp().mul_(of_loss_rbt1 + of_log_z_rbt1)
+        gradient_rbtv = p_rbtv * (of_loss_rbt1 + of_log_z_rbt1)
         gradient_rbtv.scatter_add_(-1, index_rbt1, -of_loss_rbt1)
         return gradient_rbtv.masked_fill_(ignored_rbt1, 0.0), None
 

@@ -21,14 +21,14 @@ class Gelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_r: Tensor) -> Tensor:
-        gate_r = torch.addcmul(x_r.new_tensor(SLOPE), x_r, x_r, value=SLOPE * CUBE).mul_(x_r).sigmoid_()
+        gate_r = torch.addcmul(x_r.new_full((), SLOPE), x_r, x_r, value=SLOPE * CUBE).mul_(x_r).sigmoid_()
         ctx.save_for_backward(x_r, gate_r)
         return x_r * gate_r
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         x_r, gate_r = ctx.saved_tensors
-        bend_r = torch.addcmul(x_r.new_tensor(SLOPE), x_r, x_r, value=3 * SLOPE * CUBE).mul_(x_r)
+        bend_r = torch.addcmul(x_r.new_full((), SLOPE), x_r, x_r, value=3 * SLOPE * CUBE).mul_(x_r)
         inner_r: Tensor = torch.ops.aten.sigmoid_backward(bend_r, gate_r)
         return inner_r.add_(gate_r).mul_(gradients[0])
 

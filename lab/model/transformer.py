@@ -42,15 +42,34 @@ class ModelConfig:
 
 
 @cache
-def _turns(length: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _turns(length: int, size: int, scale: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     frequency_k = ROPE_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle_tk = torch.outer(torch.arange(length, dtype=torch.float64), frequency_k)
-    return angle_tk.cos().to(device, dtype), angle_tk.sin().to(device, dtype)
+    return (scale * angle_tk.cos()).to(device, dtype), (scale * angle_tk.sin()).to(device, dtype)
 
 
-def rotate(x_tk: Tensor) -> Tensor:
+class CausalSoftmax(torch.autograd.Function):
+    """Scores ``[... t s]`` to attention weights over s <= t.
+
+    Written out because no gradient reaches a masked score anyway, which autograd would mask once more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores_ts: Tensor) -> Tensor:
+        future_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).triu(1)
+        weights_ts = F.softmax(torch.where(future_ts, -torch.inf, scores_ts), dim=-1)
+        ctx.save_for_backward(weights_ts)
+        return weights_ts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (weights_ts,) = ctx.saved_tensors
+        return torch.ops.aten._softmax_backward_data(gradients[0], weights_ts, -1, weights_ts.dtype)  # type: ignore
+
+
+def rotate(x_tk: Tensor, scale: float = 1.0) -> Tensor:
     """Rotary positions over the last two axes; entry i is paired with i + k/2 (Su et al., arXiv:2104.09864)."""
-    cos_tk, sin_tk = _turns(*x_tk.shape[-2:], x_tk.dtype, x_tk.device)
+    cos_tk, sin_tk = _turns(*x_tk.shape[-2:], scale, x_tk.dtype, x_tk.device)
     first_tk, second_tk = x_tk.chunk(2, dim=-1)
     return torch.cat([first_tk * cos_tk - second_tk * sin_tk, second_tk * cos_tk + first_tk * sin_tk], dim=-1)
 
@@ -77,11 +96,9 @@ class Attention(nn.Module):
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
         q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
-        q_rbhtk, k_rbhsk = rotate(self.at_query(q_rbhtk)), rotate(self.at_key(k_rbhsk))
-        scores_rbhts = product(q_rbhtk * self.scale, k_rbhsk.transpose(-1, -2), self.operands).to(x_rbtd.dtype)
-        scores_rbhts = self.at_scores(scores_rbhts)
-        future_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=x_rbtd.device).triu(1)
-        weights_rbhts = self.at_attention(F.softmax(scores_rbhts.masked_fill(future_ts, -torch.inf), dim=-1))
+        q_rbhtk, k_rbhsk = rotate(self.at_query(q_rbhtk), self.scale), rotate(self.at_key(k_rbhsk))
+        scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.operands).to(x_rbtd.dtype)
+        weights_rbhts = self.at_attention(CausalSoftmax.apply(self.at_scores(scores_rbhts)))  # type: ignore
         mixed_rbhtk = product(weights_rbhts, v_rbhsk, self.operands)
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd

@@ -1,0 +1,62 @@
+"""One step of a fleet, as `lab sweep` takes it, and the matrix products of such a step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from shapes import BATCH, HEAD_WIDTH, LENGTH, RUNS, VOCABULARY, depth
+
+from lab import machine
+from lab.app import data_folder
+from lab.config import run_config
+from lab.fleet import Fleet
+from lab.record import Tape
+from lab.train import Moment, train
+
+
+def loop(width: int, *overrides: str, runs: int = RUNS) -> Callable[[], int]:
+    """A step of the whole fleet: batch, update, probes when they listen, their values taken down."""
+    machine.settle()
+    shape = [f"seq_len={LENGTH}", f"batch_size={BATCH}", f"model.width={width}", f"model.head_width={HEAD_WIDTH}"]
+    with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
+        words = [*shape, f"model.depth={depth(width)}", "steps=100000", *overrides]
+        tree: Any = OmegaConf.to_container(compose("config", words), resolve=True)
+    del tree["fleet"]
+    # one data seed for all, as in a sweep over learning rates, and as the other sides have it
+    tape = Tape(Fleet([run_config({**tree, "optimizer": tree["optimizer"] | {"lr": 1e-3 / (run + 1)}}) for run in range(runs)]))
+    moments: Iterator[Moment] = train(tape.fleet)
+    tape.keep(next(moments))
+
+    def step() -> int:
+        tape.keep(next(moments))
+        return runs
+
+    return step
+
+
+def products(width: int) -> Callable[[], int]:
+    """The products of a step of a fleet in bf16, forward and backward, and nothing else: what no engine gets under."""
+    torch.set_num_threads(1)
+    tokens, pairs = BATCH * LENGTH, RUNS * BATCH * width // HEAD_WIDTH
+    linear = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    shapes = [(RUNS, tokens, *sizes) for sizes in [*linear * depth(width), (width, VOCABULARY)]]
+    shapes += [(pairs, LENGTH, HEAD_WIDTH, LENGTH), (pairs, LENGTH, LENGTH, HEAD_WIDTH)] * depth(width)
+    made = {shape: [torch.randn(s, dtype=torch.bfloat16) for s in _operands(*shape)] for shape in set(shapes)}
+
+    def step() -> int:
+        for shape in shapes:
+            a_rni, b_rio, c_rno = made[shape]
+            torch.bmm(a_rni, b_rio)
+            torch.bmm(c_rno, b_rio.transpose(1, 2))
+            torch.bmm(a_rni.transpose(1, 2), c_rno)
+        return RUNS
+
+    return step
+
+
+def _operands(r: int, n: int, i: int, o: int) -> tuple[tuple[int, int, int], ...]:
+    return (r, n, i), (r, i, o), (r, n, o)

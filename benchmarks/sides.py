@@ -1,0 +1,127 @@
+"""Sides of a comparison: each a set of processes that step when told to, so that rounds can alternate between them."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+SETTLE_STEPS = 3  # untimed, after whatever is compiled
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to train: what a worker runs, in how many processes at once, on how many cores each."""
+
+    kind: str  # torch | jax | lab | products
+    options: tuple[str, ...] = ()
+    workers: int = 1
+    threads: int = 1
+
+
+def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Callable[[], Callable[[], int]]:
+    """What makes the step of a side; libraries are loaded in the worker alone."""
+    if kind == "torch":
+        import torch_loop
+
+        flags = {flag: flag in options for flag in ("amp", "compiled", "explicit")}
+        return lambda: torch_loop.loop(width, threads, **flags)
+    if kind == "jax":
+        import jax_loop
+
+        return lambda: jax_loop.loop(width, vmap="vmap" in options)
+    import lab_fleet
+
+    if kind == "products":
+        return lambda: lab_fleet.products(width)
+    runs = next((int(option[5:]) for option in options if option.startswith("runs=")), lab_fleet.RUNS)
+    overrides = [option for option in options if not option.startswith("runs=")]
+    return lambda: lab_fleet.loop(width, *overrides, runs=runs)
+
+
+def work(kind: str, width: int, threads: int, options: tuple[str, ...]) -> None:
+    """A worker: for every line read, step for that many seconds and say how many model-steps were done."""
+    from lab import machine
+
+    machine.prepare()  # the allocator's help is for every side
+    step = maker(kind, width, threads, options)()
+    for _ in range(SETTLE_STEPS):
+        step()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        done, until = 0, time.perf_counter() + float(line)
+        while done == 0 or time.perf_counter() < until:
+            done += step()
+        print(done, flush=True)
+
+
+class Started:
+    """A side whose workers are ready."""
+
+    def __init__(self, side: Side, width: int) -> None:
+        words = [sys.executable, __file__, side.kind, str(width), str(side.threads), *side.options]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(side.threads)}
+        if side.kind == "jax":  # its own best: huge pages, and one core where one is asked for
+            environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        if side.kind == "jax" and side.threads == 1 and CORES > 1:
+            words = ["taskset", "-c", "0", *words]
+        pipe = subprocess.PIPE
+        # one after the other: the second finds compiled what the first compiled
+        self.workers = []
+        for _ in range(side.workers):
+            worker = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment)
+            self.workers.append(worker)
+            assert worker.stdout is not None
+            while (line := worker.stdout.readline()) != "ready\n":
+                if not line:
+                    raise RuntimeError(f"{' '.join(words)} died")
+
+    def milliseconds(self, seconds: float, workers: int) -> float:
+        """Wall time over all model-steps done, with this many of the workers busy."""
+        busy = self.workers[:workers]
+        started = time.perf_counter()
+        for worker in busy:
+            assert worker.stdin is not None
+            print(seconds, file=worker.stdin, flush=True)
+        done = sum(int(worker.stdout.readline()) for worker in busy if worker.stdout)
+        return (time.perf_counter() - started) / done * 1e3
+
+    def close(self) -> None:
+        """Let the workers go."""
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+
+def compare(
+    sides: Mapping[str, Side], width: int, rounds: int, seconds: float
+) -> dict[tuple[str, int], list[float]]:
+    """Milliseconds per model-step of every side by (name, workers busy), round by round; all ready before the first."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(CORES) as pool:  # setting up is compiling, mostly
+        started = dict(zip(sides, pool.map(lambda side: Started(side, width), sides.values()), strict=True))
+    timings: dict[tuple[str, int], list[float]] = {}
+    try:
+        for _ in range(rounds):
+            for name, side in started.items():
+                for workers in sorted({1, sides[name].workers}):
+                    timings.setdefault((name, workers), []).append(side.milliseconds(seconds, workers))
+    finally:
+        for side in started.values():
+            side.close()
+    return timings
+
+
+def medians(timings: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], float]:
+    """The median over rounds of each."""
+    return {key: statistics.median(values) for key, values in timings.items()}
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), tuple(sys.argv[4:]))

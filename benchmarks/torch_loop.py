@@ -1,0 +1,93 @@
+"""The loop a PyTorch user would write: one model, nn.Module, AdamW; as published, or tuned."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
+from torch import Tensor, nn
+
+from lab.data.text import StandardLibrary
+
+
+def rotate(x_bhtk: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
+    """Rotary positions."""
+    a_bhtk, b_bhtk = x_bhtk.chunk(2, -1)
+    return torch.cat([a_bhtk * cos_tk - b_bhtk * sin_tk, b_bhtk * cos_tk + a_bhtk * sin_tk], -1)
+
+
+class Block(nn.Module):
+    """Attention, then an MLP; pre-LayerNorm, qk-layernorm, no biases."""
+
+    def __init__(self, width: int, explicit: bool) -> None:
+        super().__init__()
+        self.explicit = explicit
+        self.norm_1, self.norm_2 = (nn.LayerNorm(width, eps=1e-6, bias=False) for _ in range(2))
+        self.norm_q, self.norm_k = (nn.LayerNorm(HEAD_WIDTH, eps=1e-6, bias=False) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def attend(self, q_bhtk: Tensor, k_bhsk: Tensor, v_bhsk: Tensor) -> Tensor:
+        """PyTorch's own attention; explicit scores are faster at short lengths in bf16."""
+        if not self.explicit:
+            return F.scaled_dot_product_attention(q_bhtk, k_bhsk, v_bhsk, is_causal=True)
+        scores_bhts = (q_bhtk * HEAD_WIDTH**-0.5) @ k_bhsk.transpose(-1, -2)
+        future_ts = torch.ones(scores_bhts.shape[-2:], dtype=torch.bool).triu(1)
+        return F.softmax(scores_bhts.masked_fill(future_ts, -torch.inf), -1) @ v_bhsk
+
+    def forward(self, x_btd: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
+        parts = self.qkv(self.norm_1(x_btd)).chunk(3, -1)
+        q_bhtk, k_bhsk, v_bhsk = (part.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2) for part in parts)
+        q_bhtk, k_bhsk = rotate(self.norm_q(q_bhtk), cos_tk, sin_tk), rotate(self.norm_k(k_bhsk), cos_tk, sin_tk)
+        x_btd = x_btd + self.out(self.attend(q_bhtk, k_bhsk, v_bhsk.type_as(q_bhtk)).transpose(1, 2).flatten(2))
+        return x_btd + self.down(F.gelu(self.up(self.norm_2(x_btd)), approximate="tanh"))
+
+
+class Model(nn.Module):
+    """Tokens ``[b t]`` to logits ``[b t v]``."""
+
+    def __init__(self, width: int, explicit: bool) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY, bias=False)
+        self.blocks = nn.ModuleList(Block(width, explicit) for _ in range(depth(width)))
+        self.norm = nn.LayerNorm(width, eps=1e-6, bias=False)
+        frequency_k = 10_000 ** (-torch.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
+        angle_tk = torch.outer(torch.arange(float(LENGTH)), frequency_k)
+        self.register_buffer("cos_tk", angle_tk.cos())
+        self.register_buffer("sin_tk", angle_tk.sin())
+
+    def forward(self, tokens_bt: Tensor) -> Tensor:
+        x_btd = self.embedding(tokens_bt)
+        for block in self.blocks:
+            x_btd = block(x_btd, self.cos_tk, self.sin_tk)
+        return self.head(self.norm(x_btd))
+
+
+def loop(width: int, threads: int, *, amp: bool, compiled: bool, explicit: bool) -> Callable[[], int]:
+    """One step of one model; returns how many model-steps that is."""
+    torch.set_num_threads(threads)
+    model = Model(width, explicit)
+    forward = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    precision = torch.autocast("cpu", torch.bfloat16) if amp else contextlib.nullcontext()
+    corpus, seen = StandardLibrary(seed=0).open(), 0
+
+    def step() -> int:
+        nonlocal seen
+        tokens_bt = torch.from_numpy(corpus.batch(0, seen, BATCH, LENGTH))
+        seen += 1
+        with precision:
+            logits_btv = forward(tokens_bt[:, :-1])
+        logits_btv = logits_btv.float()
+        loss = F.cross_entropy(logits_btv.flatten(0, 1), tokens_bt[:, 1:].flatten())
+        loss = loss + 1e-4 * logits_btv.logsumexp(-1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return 1
+
+    return step
