@@ -27,7 +27,8 @@ def loop(width: int, *overrides: str, runs: int = RUNS) -> Callable[[], int]:
         tree: Any = OmegaConf.to_container(compose("config", words), resolve=True)
     del tree["fleet"]
     # one data seed for all, as in a sweep over learning rates, and as the other sides have it
-    tape = Tape(Fleet([run_config({**tree, "optimizer": tree["optimizer"] | {"lr": 1e-3 / (run + 1)}}) for run in range(runs)]))
+    trees = [{**tree, "optimizer": tree["optimizer"] | {"lr": 1e-3 / (run + 1)}} for run in range(runs)]
+    tape = Tape(Fleet([run_config(one) for one in trees]))
     moments: Iterator[Moment] = train(tape.fleet)
     tape.keep(next(moments))
 

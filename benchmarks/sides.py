@@ -98,9 +98,7 @@ class Started:
             worker.wait()
 
 
-def compare(
-    sides: Mapping[str, Side], width: int, rounds: int, seconds: float
-) -> dict[tuple[str, int], list[float]]:
+def compare(sides: Mapping[str, Side], width: int, rounds: int, seconds: float) -> dict[tuple[str, int], list[float]]:
     """Milliseconds per model-step of every side by (name, workers busy), round by round; all ready before the first."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -56,10 +56,11 @@ def run_sweep(
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
-    from lab.cost import estimate, training_flops
+    from lab.cost import estimate
+    from lab.engine import can_compile
     from lab.fleet import pick_device
     from lab.record import label
-    from lab.sweep import pack, points
+    from lab.sweep import engine_for, pack, points, training_flops, with_engine
 
     asked = points(trees)
     outs = sorted({str(tree["out"]) for tree in trees})
@@ -71,14 +72,18 @@ def run_sweep(
     if here:
         for device in {point.config.device for point in asked}:
             pick_device(device)
+        if any(point.config.engine == "compiled" for point in asked) and not can_compile():
+            raise RequestError("engine=compiled needs a C++ compiler and Python's headers; engine=eager needs neither")
     there = store.statuses(folder)
+    engine = store.check_version(folder) or (engine_for(asked) if can_compile() else "eager")
+    asked = with_engine(asked, engine)
     missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
     fleets = pack(missing, max_runs)
     if dry_run:
         for line in estimate(fleets, len(asked) - len(missing)):
             print(line)
         return
-    store.open_folder(folder)
+    store.open_folder(folder, engine)
     store.note_command(folder, COMMAND.get())
     if fleets:
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})

@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,20 +14,9 @@ from lab import machine
 from lab.config import RunConfig, columns, static_key
 from lab.fleet import Fleet, pick_device
 from lab.record import label
-from lab.sweep import Point
+from lab.sweep import Point, training_flops
 
 TIMED_STEPS = 3
-
-
-def training_flops(config: RunConfig) -> float:
-    """Floating-point operations of one run: six per matrix weight and token, twelve per score, depth and width.
-
-    Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1, with the head counted and scores counted in full, as they are
-    computed; held-out evaluation is left out.
-    """
-    model, tokens = config.model, config.batch_size * config.seq_len * config.steps
-    matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
-    return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
 
 
 def _seconds(fleet: Fleet) -> float:
@@ -76,7 +66,7 @@ def estimate(fleets: Sequence[Sequence[Point]], there: int) -> Iterator[str]:
 
 def _try(configs: Sequence[RunConfig]) -> tuple[float, str]:
     """Estimated wall time in seconds of a fleet of these runs, and how large each is."""
-    trial = Fleet(configs)
+    trial = Fleet([replace(config, engine="eager") for config in configs])
     each, bare = trial.parameters()
     flops = f"{training_flops(configs[0]):.2g} FLOPs each"
     return _seconds(trial), f"{each:,} parameters each ({bare:,} without embeddings), {flops}"

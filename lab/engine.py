@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +20,12 @@ from lab.probes.probe import Listener
 Heard = dict[tuple[str, str], Tensor]
 # Changes what it holds, nested dicts of tensors, in place; the other arguments are what is new at a step.
 Update = Callable[..., None]
+
+
+def can_compile() -> bool:
+    """Whether this machine has what compiling takes: a C++ compiler, and the headers of Python."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    return bool(compiler) and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
 class Eager:

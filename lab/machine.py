@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ FP32_ERROR = 1e-4
 
 
 def prepare() -> None:
-    """Let waiting threads sleep, and let the allocator keep what it has.
+    """Let waiting threads sleep, let the allocator keep what it has, and keep what is compiled for the next process.
 
     Threads that spin while they wait starve everybody on a shared machine.  And every step frees tensors of a few
     megabytes: by default glibc hands each back to the system and faults it in again, page by page.
@@ -24,6 +25,11 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not _is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instability-lab"
+    with suppress(OSError):  # torch knows a place of its own, which lasts less long
+        cache.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
         if mallopt is not None:

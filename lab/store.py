@@ -2,7 +2,7 @@
 
 A results folder holds::
 
-    store.json                     the record version this folder is written in
+    store.json                     the record version this folder is written in, and the engine of its steps
     commands.json                  every command that added to this folder
     plans/<digest>.json            the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
@@ -92,29 +92,34 @@ def _write_table(path: Path, table: pd.DataFrame) -> None:
         table.to_parquet(beside, index=False)
 
 
-def open_folder(folder: Path) -> None:
-    """Make ``folder`` ready to be written.
+def open_folder(folder: Path, engine: str) -> None:
+    """Make ``folder`` ready to be written; its steps are carried out by this engine from the first command on.
 
     Raises:
         RequestError: it holds records of another version, or cannot be written.
     """
     check_version(folder)
-    write_text(folder / "store.json", json.dumps({"record_version": RECORD_VERSION}) + "\n")
+    write_text(folder / "store.json", json.dumps({"record_version": RECORD_VERSION, "engine": engine}) + "\n")
 
 
-def check_version(folder: Path) -> None:
-    """Refuse a folder whose records were written in another version; an empty or absent folder passes."""
+def check_version(folder: Path) -> str | None:
+    """Refuse a folder whose records were written in another version; an empty or absent folder passes.
+
+    Returns the engine that ``open_folder`` was told, None where it was not.
+    """
     card = folder / "store.json"
     if not card.exists():
-        return
+        return None
     try:
-        version = json.loads(card.read_text())["record_version"]
+        about = json.loads(card.read_text())
+        version, engine = about["record_version"], about.get("engine")
     except (OSError, ValueError, KeyError, TypeError):
         raise RequestError(f"{card} cannot be read; move the folder away or give another out=") from None
     if version != RECORD_VERSION:
         raise RequestError(
             f"{folder} holds records of version {version}, this lab writes version {RECORD_VERSION}; give another out="
         )
+    return None if engine is None else str(engine)
 
 
 def note_command(folder: Path, command: str) -> None:

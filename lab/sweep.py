@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.config import RunConfig, run_config, run_id, static_key
 from lab.registry import RequestError
+
+# FLOPs of a shape from which compiling it pays: two or three minutes of a core, of which it saves one.
+WORTH_COMPILING = 2e13
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,36 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
         name = run_id(config, corpus.fingerprint)
         found.setdefault(name, Point(name, tree, config))
     return sorted(found.values(), key=lambda point: point.config.seed)
+
+
+def training_flops(config: RunConfig) -> float:
+    """Floating-point operations of one run: six per matrix weight and token, twelve per score, depth and width.
+
+    Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1, with the head counted and scores counted in full, as they are
+    computed; held-out evaluation is left out.
+    """
+    model, tokens = config.model, config.batch_size * config.seq_len * config.steps
+    matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
+    return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
+
+
+def engine_for(asked: Sequence[Point]) -> str:
+    """How steps are carried out: compiled where all points asked for, done or not, have work enough for each shape."""
+    flops: dict[str, float] = {}
+    for point in asked:
+        key = static_key(point.config)
+        flops[key] = flops.get(key, 0.0) + training_flops(point.config)
+    return "compiled" if min(flops.values()) >= WORTH_COMPILING else "eager"
+
+
+def with_engine(asked: Sequence[Point], engine: str) -> list[Point]:
+    """The points with this engine where none is named; ids stay, since an engine is no part of them."""
+    return [
+        replace(point, tree={**point.tree, "engine": engine}, config=replace(point.config, engine=engine))
+        if point.config.engine == "auto"
+        else point
+        for point in asked
+    ]
 
 
 def pack(missing: Sequence[Point], max_runs: int) -> list[list[Point]]:

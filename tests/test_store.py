@@ -21,7 +21,7 @@ def leave(folder: Path, name: str, status: str = "finished", **card: object) -> 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    store.open_folder(tmp_path / "out")
+    store.open_folder(tmp_path / "out", "eager")
     return tmp_path / "out"
 
 
@@ -116,7 +116,7 @@ def test_a_write_that_breaks_off_leaves_what_was_there(folder: Path, monkeypatch
 @pytest.mark.parametrize("content", ['{"record_version": 2}', "{", "{}", "[]"])
 def test_a_folder_of_another_version_is_refused(folder: Path, content: str) -> None:
     (folder / "store.json").write_text(content)
-    for ask in (store.read, store.open_folder, store.statuses):
+    for ask in (store.read, store.check_version, store.statuses):
         with pytest.raises(RequestError, match=r"version 2|cannot be read"):
             ask(folder)
     assert (folder / "store.json").read_text() == content

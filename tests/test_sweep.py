@@ -140,7 +140,7 @@ def test_columns_are_the_keys_a_user_types() -> None:
         ("+intervention.z_lss={}", "unknown intervention 'z_lss'; nearest: z_loss"),
         ("probes.names=[val_los]", "unknown probe 'val_los'; nearest: val_loss"),
         ("optimizer.chain=[adamm,peak,schedule]", "unknown optimizer link 'adamm'; nearest: adam"),
-        ("precision=fp16", "precision is 'fp16'; known: fp32"),
+        ("precision=fp16", "precision is 'fp16'; nearest: bf16"),
         ("intervention.z_loss.coefficient=-1", "intervention.z_loss.coefficient must be at least 0"),
         ("optimizer.lr=inf", "optimizer.lr must be finite"),
         ("intervention.z_loss=3", "intervention.z_loss must hold keys and values, not 3"),
