@@ -27,7 +27,7 @@ lint: .venv/installed-test
 	$(BIN)/mypy
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/model_step.py
+	$(BIN)/python benchmarks/bench.py
 
 .venv/installed: pyproject.toml constraints.txt
 	@[ -n "$(PYTHON)" ] || { echo "instability-lab needs Python 3.11, 3.12 or 3.13; say make PYTHON=/path/to/python"; exit 2; }

@@ -1,0 +1,203 @@
+"""Speed beside what a user would otherwise write, and what cost depends on: writes RESULTS.md and results.json.
+
+    python benchmarks/bench.py [WIDTH ...]
+
+All sides of a width are set up first, then stepped in alternating rounds, so that what else the machine does hits all
+of them.  Ratios are of medians.  Without JAX its two sides are left out.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from shapes import BATCH, HEAD_WIDTH, LENGTH, RUNS, VOCABULARY, WIDTHS, depth
+from sides import CORES, Side, compare, medians
+
+from lab import machine
+
+HERE = Path(__file__).parent
+ROUNDS, SECONDS = 5, 0.6
+METHOD = f"""\
+One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width {HEAD_WIDTH},
+qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64, four above. Time is
+wall time over all model-steps done, every core at the side's disposal, medians of {ROUNDS} alternating rounds; set-up and
+compiling are outside. Every side has the lab's allocator setting, the JAX sides huge pages. (a) to (e) train one model
+at a time, (f) {RUNS} at once. The lab runs a process of one thread per core with a fleet of {RUNS}, probes at their
+default interval, held-out looks included.
+"""
+RATIOS = """\
+Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
+time, or one process per core. gemm_fraction: the time that the matrix products of bf16 take alone, over that of the step.
+"""
+KEYS = ["fp32_vs_plain", "fp32_eager_vs_plain", "bf16_vs_plain", "eager_vs_plain", "bf16_vs_best_peer", "bf16_vs_tuned", "bf16_vs_tuned_per_core", "gemm_fraction"]
+Timings = Mapping[tuple[str, int], list[float]]
+
+EAGER_FP32, EAGER_BF16 = "lab, fp32, eager", "lab, bf16, eager"
+FP32, BF16, PRODUCTS = "lab, fp32, compiled", "lab, bf16, compiled", "the products of bf16 alone"
+
+
+def peers() -> dict[str, Side]:
+    """What a user would otherwise write, on one core and on all."""
+    ways = {
+        "(a) plain torch": (),
+        "(b) torch, AMP": ("amp",),
+        "(c) torch, compile": ("compiled",),
+        "(c) torch, compile, AMP": ("amp", "compiled"),
+        "(d) torch, AMP, explicit attention": ("amp", "explicit"),
+    }
+    sides = {}
+    for name, options in ways.items():
+        # one model at a time; the tuned loop also as one process per core, the strictest opponent there is
+        sides[f"{name}, 1 thread"] = Side("torch", options, workers=CORES if name.startswith("(d)") else 1)
+        if CORES > 1:
+            sides[f"{name}, {CORES} threads"] = Side("torch", options, threads=CORES)
+    if importlib.util.find_spec("jax"):
+        for name, options in {"(e) JAX jit": (), "(f) JAX jit, vmap": ("vmap",)}.items():
+            sides[f"{name}, {CORES} threads"] = Side("jax", options, threads=CORES)
+    return sides
+
+
+def ours() -> dict[str, Side]:
+    """A single-threaded process per core, and the products alone."""
+    engines = {
+        EAGER_FP32: ("fp32", "eager"),
+        FP32: ("fp32", "compiled"),
+        EAGER_BF16: ("bf16", "eager"),
+        BF16: ("bf16", "compiled"),
+    }
+    sides = {
+        name: Side("lab", (f"precision={precision}", f"engine={engine}"), workers=CORES)
+        for name, (precision, engine) in engines.items()
+    }
+    return {**sides, PRODUCTS: Side("products", workers=CORES)}
+
+
+def summary(timings: Timings) -> dict[str, Any]:
+    """One width in numbers; ms per model-step of the whole machine, ratios above 1 where the lab is faster."""
+    ms = medians(timings)
+    plain = {key: value for key, value in ms.items() if key[0].startswith("(a)")}
+    best_plain = min(plain, key=lambda key: plain[key])
+    others = [value for (name, workers), value in ms.items() if name[:3] in ("(b)", "(c)", "(e)", "(f)")]
+    tuned = [value for (name, _), value in ms.items() if name.startswith("(d)")]
+    tuned_alone = [value for (name, workers), value in ms.items() if name.startswith("(d)") and workers == 1]
+    fp32, bf16, eager = (ms[name, CORES] for name in (FP32, BF16, EAGER_BF16))
+    return {
+        "plain_ms": plain[best_plain],
+        "plain_threads": int(best_plain[0].split(", ")[-1].split()[0]),
+        "fp32_ms": fp32,
+        "fp32_eager_ms": ms[EAGER_FP32, CORES],
+        "bf16_ms": bf16,
+        "eager_ms": eager,
+        "best_peer_ms": min(others),
+        "tuned_ms": min(tuned_alone),
+        "fp32_vs_plain": plain[best_plain] / fp32,
+        "fp32_eager_vs_plain": plain[best_plain] / ms[EAGER_FP32, CORES],
+        "bf16_vs_plain": plain[best_plain] / bf16,
+        "eager_vs_plain": plain[best_plain] / eager,
+        "bf16_vs_best_peer": min(others) / bf16,
+        "bf16_vs_tuned": min(tuned_alone) / bf16,
+        "bf16_vs_tuned_per_core": min(tuned) / bf16,
+        "gemm_fraction": ms[PRODUCTS, CORES] / bf16,
+    }
+
+
+def rows(timings: Timings, plain_ms: float) -> Iterator[str]:
+    """The table of one width."""
+    for name in dict.fromkeys(name for name, _ in timings):
+        busy = max(workers for other, workers in timings if other == name)
+        whole, one = timings[name, busy], timings[name, 1]
+        median, spread = statistics.median(whole), f"{min(whole):.2f}..{max(whole):.2f}"
+        alone = f"{statistics.median(one):.2f}" if busy > 1 or "1 thread" in name else ""
+        full = name + f", {busy} processes" * (busy > 1)
+        yield f"| {full} | {median:.2f} | {spread} | {plain_ms / median:.2f} | {alone} |"
+
+
+def costs() -> dict[str, dict[str, float]]:
+    """ms per model-step of one core against fleet size, length and probes, at width 64 in bf16."""
+    eager, compiled = (("precision=bf16", f"engine={engine}") for engine in ("eager", "compiled"))
+    varied: dict[str, dict[str, tuple[str, ...]]] = {
+        "fleet of": {str(runs): (*eager, f"runs={runs}") for runs in (1, 2, 4, 8, 16)},
+        "sequence length": {str(length): (*eager, f"seq_len={length}") for length in (32, 64, 128, 256)},
+        "probes": {name: (*eager, f"probes={name}") for name in ("none", "all")},
+        "probes, compiled": {name: (*compiled, f"probes={name}") for name in ("none", "all")},
+    }
+    sides = {f"{what}/{value}": Side("lab", ways) for what, by in varied.items() for value, ways in by.items()}
+    # visits long enough to hold a step at which the probes listen
+    found = medians(compare(sides, 64, ROUNDS, 1.5))
+    return {what: {value: found[f"{what}/{value}", 1] for value in by} for what, by in varied.items()}
+
+
+def processor() -> str:
+    """Its name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def described() -> dict[str, Any]:
+    """The machine and what runs on it."""
+    machine.settle()
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    if importlib.util.find_spec("jax"):
+        versions["jax"] = importlib.metadata.version("jax")
+    return {
+        "processor": processor(),
+        "cores": CORES,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "fp32_products": machine.products(),
+        "system": f"{platform.system()} {platform.machine()}",
+        **versions,
+    }
+
+
+def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results: Mapping[str, Any]) -> Iterator[str]:
+    """RESULTS.md, line by line."""
+    facts = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in about.items())
+    yield f"# Speed\n\nWritten by `make bench`. {facts}.\n"
+    yield METHOD
+    for width, table in tables.items():
+        yield f"## Width {width}, {depth(width)} blocks\n"
+        yield "| | ms per model-step | range | speed, best (a) = 1 | one core |\n|---|---|---|---|---|"
+        yield from table
+        yield ""
+    yield "## Ratios\n"
+    yield RATIOS
+    yield "| width | " + " | ".join(KEYS) + " |\n|---" + "|---" * len(KEYS) + "|"
+    for name, numbers in results["cpu"].items():
+        if name.startswith("width_"):
+            yield f"| {name[6:]} | " + " | ".join(f"{numbers[key]:.2f}" for key in KEYS) + " |"
+    yield "\n## What cost depends on\n\nms per model-step on one core, width 64, bf16, eager unless said.\n"
+    for what, found in results["cpu"]["costs"].items():
+        yield f"- {what}: " + ", ".join(f"{value} {ms:.2f}" for value, ms in found.items())
+
+
+def main() -> None:
+    """Measure, print, write."""
+    started, tables, results = time.time(), {}, {"machine": described(), "cpu": {}}
+    for width in [int(word) for word in sys.argv[1:]] or WIDTHS:
+        timings = compare({**peers(), **ours()}, width, ROUNDS, SECONDS)
+        numbers = summary(timings)
+        results["cpu"][f"width_{width}"] = {key: round(value, 3) for key, value in numbers.items()}
+        tables[width] = list(rows(timings, numbers["plain_ms"]))
+        print(f"width {width}, {time.time() - started:.0f} s", *tables[width], sep="\n", flush=True)
+    results["cpu"]["costs"] = costs()
+    text = "\n".join(page(results["machine"], tables, results)) + "\n"
+    (HERE / "RESULTS.md").write_text(text)
+    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(text, f"in all {time.time() - started:.0f} s", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Fast paths do what the plain one does: bf16 products, fp32 products by oneDNN, the compiled step."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab import app, engine, machine, store
+from lab.analysis import load
+from lab.analysis.curves import points as curve_points
+from lab.analysis.sensitivity import paired
+from lab.config import RunConfig
+from lab.fleet import Fleet
+from lab.registry import RequestError
+from lab.sweep import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
+from lab.train import train
+from small import configs, trained, tree
+
+RATES = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=3e-2 seed=1 optimizer.eps=1e-6")
+
+
+def losses(wanted: list[RunConfig], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Training loss ``[s r]`` at every step, in float64."""
+    fleet = Fleet([replace(config, probes=replace(config.probes, every=1)) for config in wanted], dtype)
+    return torch.stack([moment.heard["train_loss", ""].double() for moment in list(train(fleet))[1:]])
+
+
+def test_products_round_their_operands_and_nothing_else() -> None:
+    """Loss of untrained models: bf16 keeps eight bits of what is multiplied, and so two or three digits of a loss."""
+    exact = losses(configs(*RATES), torch.float64)
+    full, half = (losses(configs(*RATES, shared=(f"precision={name}",))) for name in ("fp32", "bf16"))
+    torch.testing.assert_close(full[0], exact[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(half[0], exact[0], rtol=3e-3, atol=0)
+    torch.testing.assert_close(half, exact, rtol=2e-2, atol=0)  # and it learns what the others learn
+    assert not torch.allclose(half[0], full[0], rtol=1e-6)  # it did round
+
+
+def test_weights_state_and_what_is_normalized_stay_fp32() -> None:
+    fleet = Fleet(configs(*RATES, shared=("precision=bf16", "probes.every=1")))
+    heard = fleet.step(0)
+    kept = [*fleet.weights.values(), *fleet.state["adam"].values(), heard["block_rms", "block0"]]
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
+
+
+def test_a_bf16_run_is_the_same_bits_in_any_company() -> None:
+    shared = ("precision=bf16", "seq_len=16", "batch_size=8")
+    together = trained(configs(*RATES, shared=shared))
+    assert repr(together) == repr([trained([config])[0] for config in configs(*RATES, shared=shared)])
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_fp32_products_go_to_onednn_only_if_it_keeps_them_exact(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = machine._switch()
+    before = switch.fp32_precision
+    true_bmm = torch.bmm
+
+    def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return true_bmm(a.bfloat16(), b.bfloat16()).float() if rounds and a.dtype == torch.float32 else true_bmm(a, b)
+
+    monkeypatch.setattr(machine, "_is_intel", lambda: False)
+    monkeypatch.setattr(torch, "bmm", bmm)
+    try:
+        machine.settle()
+        assert machine.products() == ("MKL" if rounds else "oneDNN")
+        switch.fp32_precision = "none"
+        monkeypatch.setattr(machine, "_is_intel", lambda: True)
+        machine.settle()
+        assert machine.products() == "MKL"
+    finally:
+        switch.fp32_precision = before
+        torch.set_flush_denormal(False)
+
+
+def compiles(test: Any) -> Any:
+    """A test that compiles; torch warns of its own ways."""
+    if_it_can = pytest.mark.skipif(not engine.can_compile(), reason="no C++ compiler here")
+    return if_it_can(pytest.mark.filterwarnings("ignore::DeprecationWarning")(test))
+
+
+BROKEN = "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0 seed=2"
+
+
+@compiles
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_a_compiled_run_is_an_eager_one(precision: str) -> None:
+    """To rounding, step by step and probe by probe; a run that breaks does so at the same step."""
+    shared = (f"precision={precision}", "model.depth=1", "optimizer.beta2=0.99")
+    wanted = configs(*RATES[:2], BROKEN, shared=shared)
+    eager, compiled = (trained([replace(config, engine=name) for config in wanted]) for name in ("eager", "compiled"))
+    tolerance = 1e-4 if precision == "fp32" else 2e-2
+    for (outcome, rows), (fast_outcome, fast_rows) in zip(eager, compiled, strict=True):
+        assert {key: outcome[key] for key in ("status", "diverged_at")} == {
+            key: fast_outcome[key] for key in ("status", "diverged_at")
+        }
+        assert [row[:3] for row in rows] == [row[:3] for row in fast_rows]
+        if outcome["status"] == "finished":
+            values, fast = (torch.tensor([row[3] for row in of]) for of in (rows, fast_rows))
+            torch.testing.assert_close(fast, values, rtol=tolerance, atol=tolerance)
+    assert eager[2][0]["diverged_at"] is not None
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_listening_company_and_place_change_no_bits(precision: str) -> None:
+    shared = (f"precision={precision}", "engine=compiled")
+    heard = trained(configs(*RATES, shared=shared))
+    deaf = trained(configs(*RATES, shared=(*shared, "probes=none")))
+    assert [outcome for outcome, _ in heard] == [outcome for outcome, _ in deaf]
+    assert repr(heard[0]) == repr(trained(configs(RATES[0], shared=shared))[0])
+    assert repr(heard) == repr(trained(configs(*RATES[::-1], shared=shared))[::-1])
+
+
+def point(*overrides: str) -> Point:
+    return Point(" ".join(overrides), tree(*overrides), configs("", shared=overrides)[0])
+
+
+def test_compiled_where_every_shape_has_work_enough() -> None:
+    """A rule on all points asked for; what a point costs is counted in FLOPs, and never timed."""
+    steps = math.ceil(12 * WORTH_COMPILING / training_flops(point().config))
+    long = point(f"steps={steps}")
+    assert training_flops(long.config) == pytest.approx(WORTH_COMPILING, rel=0.01)
+    assert engine_for([long, point(f"steps={steps}", "optimizer.lr=0.5")]) == "compiled"
+    assert engine_for([long, point("model.depth=1")]) == "eager"
+    halves = [point(f"steps={steps // 2 + 1}", f"seed={seed}") for seed in range(2)]
+    assert engine_for(halves[:1]) == "eager"
+    assert engine_for(halves) == "compiled"
+
+
+def test_an_engine_named_is_kept_and_ids_know_no_engine() -> None:
+    auto, named = point(), point("engine=compiled")
+    chosen = with_engine([auto, named], "eager")
+    assert [one.config.engine for one in chosen] == [one.tree["engine"] for one in chosen] == ["eager", "compiled"]
+    assert [one.id for one in chosen] == [auto.id, named.id]
+
+
+def request(folder: Path, *overrides: str) -> list[str]:
+    """Engines of the fleets that a request to this folder would launch."""
+    plans: list[str] = []
+
+    def launch(jobs: object) -> list[str]:
+        frozen = sorted((folder / "plans").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)[-1]
+        plans.extend(one["tree"]["engine"] for fleet in json.loads(frozen.read_text())["fleets"] for one in fleet)
+        return []
+
+    trees = [tree(f"out={folder}", *overrides)]
+    with pytest.raises(SystemExit):  # nothing was trained
+        app.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, here=True)
+    return plans
+
+
+def test_a_folder_keeps_the_engine_of_its_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.sweep.WORTH_COMPILING", 1.0)
+    monkeypatch.setattr(engine, "can_compile", lambda: True)
+    assert request(tmp_path / "a") == ["compiled"]
+    monkeypatch.setattr("lab.sweep.WORTH_COMPILING", math.inf)
+    assert request(tmp_path / "a", "seed=1") == ["compiled"]
+    assert request(tmp_path / "b") == ["eager"]
+    assert store.check_version(tmp_path / "a") == "compiled"
+
+
+def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.sweep.WORTH_COMPILING", 1.0)
+    monkeypatch.setattr(engine, "can_compile", lambda: False)
+    assert request(tmp_path) == ["eager"]
+    with pytest.raises(RequestError, match="engine=compiled needs a C"):
+        request(tmp_path / "b", "engine=compiled")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+def test_bf16_and_fp32_agree_on_the_sensitivities_of_the_smoke_sweep(tmp_path: Path) -> None:
+    """Arm by arm, paired by seed: what bf16 changes lies within the spread of the seeds."""
+    from lab.__main__ import main
+
+    found = {}
+    for precision in ("fp32", "bf16"):
+        out = tmp_path / precision
+        assert main(["sweep", "smoke", f"out={out}", "probes=none", f"precision={precision}"]) == 0
+        found[precision] = paired(curve_points(load(out).runs), "z_loss", "qk_layernorm+z_loss").iloc[0]["total"]
+    assert found["bf16"].low < found["fp32"].mean < found["bf16"].high
+    assert found["fp32"].low < found["bf16"].mean < found["fp32"].high
