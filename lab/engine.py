@@ -20,6 +20,9 @@ from lab.probes.probe import Listener
 Heard = dict[tuple[str, str], Tensor]
 # Changes what it holds, nested dicts of tensors, in place; the other arguments are what is new at a step.
 Update = Callable[..., None]
+# A step as a function of tensors, which it changes in place; returns what the probes heard.
+Step = Callable[..., list[Tensor]]
+WARM_UPS = 3  # steps that compile, tune and allocate before a CUDA graph is captured
 
 
 def can_compile() -> bool:
@@ -51,18 +54,20 @@ class Compiled(Eager):
 
     def __init__(self, update: Update, held: Any, probes: Sequence[str]) -> None:
         super().__init__(update, held, probes)
-        self.graph: Callable[..., list[Tensor]] | None = None
+        self.graph: Step | None = None
         self.keys: list[tuple[str, str]] = []
 
     def __call__(self, *news: Tensor, listens: bool) -> Heard:
         inputs = [tensor.detach() for tensor in (*trees.tree_leaves(self.held), *news)]
         if self.graph is None:
-            self.graph = torch.compile(self._trace(inputs), fullgraph=True, dynamic=False)
-        with torch.no_grad():  # the backward pass is in the graph
-            values = self.graph(*inputs)
-        return dict(zip(self.keys, values, strict=True)) if listens else {}
+            compiled = torch.compile(self._trace(inputs), fullgraph=True, dynamic=False)
+            self.graph = torch.no_grad()(compiled)  # the backward pass is in the graph
+            if inputs[0].is_cuda:
+                self.graph = Captured(self.graph, inputs, len(news))
+        values = self.graph(*inputs)
+        return {key: value.clone() for key, value in zip(self.keys, values, strict=True)} if listens else {}
 
-    def _trace(self, inputs: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
+    def _trace(self, inputs: Sequence[Tensor]) -> Step:
         _, shape = trees.tree_flatten(self.held)
 
         def step(*tensors: Tensor) -> list[Tensor]:
@@ -73,3 +78,32 @@ class Compiled(Eager):
 
         # tracing carries the step out: on copies
         return make_fx(step)(*(tensor.clone() for tensor in inputs))
+
+
+class Captured:
+    """A step on CUDA as one launch instead of hundreds: what is new is copied to where the captured graph reads it.
+
+    What a step changes must stay where it is in memory, and what it returns is overwritten by the next.
+    """
+
+    def __init__(self, step: Step, inputs: Sequence[Tensor], news: int) -> None:
+        held = inputs[: len(inputs) - news]
+        self.news = [tensor.clone() for tensor in inputs[len(held) :]]
+        before = [tensor.clone() for tensor in held]
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UPS):
+                step(*held, *self.news)
+        torch.cuda.current_stream().wait_stream(aside)
+        for tensor, value in zip(held, before, strict=True):
+            tensor.copy_(value)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.values = step(*held, *self.news)
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        for place, new in zip(self.news, inputs[len(inputs) - len(self.news) :], strict=True):
+            place.copy_(new)
+        self.graph.replay()
+        return self.values

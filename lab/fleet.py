@@ -51,6 +51,9 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
+        seeds = config.data.entry.seed
+        self.data_seeds = sorted(set(seeds))
+        self.data_seed_r = torch.tensor([self.data_seeds.index(seed) for seed in seeds], device=self.device)
         changes = {n: i for n, i in config.intervention.items() if "loss" not in i.attaches_to}
         self.own_forward = any(is_free for *_, is_free in leaves(changes))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
@@ -76,11 +79,10 @@ class Fleet:
 
     def batch(self, step: int) -> Tensor:
         """Windows ``[r b t+1]`` of this step; runs of equal data seed see the same ones."""
-        config, seeds = self.config, self.config.data.entry.seed
-        distinct = sorted(set(seeds))
-        windows = [self.corpus.batch(seed, step, config.batch_size, config.seq_len) for seed in distinct]
+        config = self.config
+        windows = [self.corpus.batch(seed, step, config.batch_size, config.seq_len) for seed in self.data_seeds]
         # each sent to the device once, and copied there for the runs that share it
-        return torch.from_numpy(np.stack(windows)).to(self.device)[[distinct.index(seed) for seed in seeds]]
+        return torch.from_numpy(np.stack(windows)).to(self.device)[self.data_seed_r]
 
     def step(self, step: int) -> Heard:
         """Forward, backward, update; what the probes that listen at this step heard ``[r]``, by (probe, where)."""

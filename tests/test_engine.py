@@ -117,6 +117,14 @@ def test_compiled_listening_company_and_place_change_no_bits(precision: str) -> 
     assert repr(heard) == repr(trained(configs(*RATES[::-1], shared=shared))[::-1])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+def test_a_captured_step_is_the_step() -> None:
+    """Every step moves the state once, the first one, too; values outlive the next step."""
+    shared = ("device=cuda", "probes.every=1")
+    eager, captured = (losses(configs(*RATES, shared=(*shared, f"engine={name}"))) for name in ("eager", "compiled"))
+    torch.testing.assert_close(captured, eager, rtol=1e-4, atol=1e-4)
+
+
 def point(*overrides: str) -> Point:
     return Point(" ".join(overrides), tree(*overrides), configs("", shared=overrides)[0])
 
