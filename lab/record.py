@@ -69,6 +69,11 @@ def outcome(loss_at_init: float, final: float, first_bad: int, steps: int) -> di
     }
 
 
+def failure(reason: str) -> Run:
+    """What is left of a run that could not be trained."""
+    return {"status": "failed", "reason": reason.split("\n")[0]}, []
+
+
 def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """A row of ``runs.parquet``."""
     corpus = config.data.entry.open()

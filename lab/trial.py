@@ -1,0 +1,114 @@
+"""A few throwaway steps of a fleet in a process of its own: how long it would train, how much memory it would take."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lab import machine, store
+from lab.config import RunConfig
+from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
+from lab.hooks import listening
+from lab.probes.probe import Listener
+from lab.record import Tape, card
+from lab.train import Moment
+
+TIMED_SECONDS = 0.25
+
+
+class Trial(NamedTuple):
+    """What a fleet would take: seconds of its process, bytes at the peak, and of these what no other process shares.
+
+    ``parameters`` are those of one run: all, and without input embedding and output head.
+    """
+
+    seconds: float
+    peak: float
+    own: float
+    parameters: tuple[int, int]
+
+
+def attempt(fleets: Sequence[Sequence[RunConfig]], processes: int) -> list[Trial | None]:
+    """Try every fleet in a fresh process, as a launcher trains it, so many at once; ``None`` where one ended badly."""
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(_watched, fleets))
+
+
+def _watched(configs: Sequence[RunConfig]) -> Trial | None:
+    processes = machine.fresh_processes()
+    ours, theirs = processes.Pipe(duplex=False)
+    started = time.perf_counter()
+    process = processes.Process(target=_job, args=(configs, theirs), daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    try:
+        trial, spread = ours.recv()
+    except EOFError:
+        return None
+    finally:
+        process.join()
+        ours.close()
+    # what is not spread over the steps is spent once: the process starts, the data are read, the records are written
+    return trial._replace(seconds=trial.seconds + time.perf_counter() - started - spread)  # type: ignore[no-any-return]
+
+
+def _job(configs: Sequence[RunConfig], answer: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked hears it
+    machine.prepare()
+    machine.settle()
+    try:
+        answer.send(_try(configs))
+    except Exception as fault:
+        if not machine.is_out_of_memory(fault):
+            raise
+
+
+def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
+    """A few steps, what comes before and after them; also the seconds that stand for many."""
+    kind, clock = pick_device(configs[0].device).type, _Clock()
+    at_birth = machine.peak_memory(kind)
+    fleet, looks = Fleet(configs), list[Tensor]()
+    config, tape, listener = fleet.config, Tape(fleet), Listener(fleet.config.probes.names)
+    with listening(listener):
+        heard = clock.seconds(lambda: fleet.step(0))
+    plain = clock.seconds(lambda: fleet.step(0))
+    glance = clock.seconds(lambda: looks.append(fleet.evaluate(whole=False)))
+    tape.keep(Moment(0, listener.heard, looks[0]))
+    with TemporaryDirectory() as nowhere:
+        for place, (outcome, metrics) in enumerate(tape.runs()):
+            store.write_run(Path(nowhere), card(str(place), configs[place], outcome), metrics)
+    fires = sum(config.probes.fires(step, config.steps) for step in range(config.steps))
+    # all that is held out at the end, at the start once per seed, and a slice of it whenever probes listen
+    whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / GLANCE_TOKENS)
+    glances = whole * (1 + len(set(config.seed)) / fleet.runs) + fires * listener.hears("val_loss")
+    seconds = plain * config.steps + max(0.0, heard - plain) * fires + glance * glances
+    peak = machine.peak_memory(kind)
+    return Trial(seconds, peak, peak - at_birth, fleet.parameters()), clock.spent
+
+
+class _Clock:
+    """Times work, and knows what all of it took."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Wall time of ``work``, repeated to fill ``TIMED_SECONDS``; the first, which is slower, counts only alone."""
+        taken: list[float] = []
+        while sum(taken) < TIMED_SECONDS:
+            machine.wait()
+            started = time.perf_counter()
+            work()
+            machine.wait()
+            taken.append(time.perf_counter() - started)
+        self.spent += sum(taken)
+        return mean(taken[1:] or taken)
