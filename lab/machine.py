@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 # glibc's numbers for mallopt(3), and the values asked for.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -25,11 +26,10 @@ def prepare() -> None:
     megabytes: by default glibc hands each back to the system and faults it in again, page by page.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-        if mallopt is not None:
-            for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
-                mallopt(option, value)
+    mallopt = _glibc("mallopt")
+    if mallopt is not None:
+        for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
+            mallopt(option, value)
 
 
 def settle() -> None:
@@ -83,26 +83,27 @@ def free_memory(device: str = "cpu") -> float:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         kilobytes = dict(line.split()[:2] for line in meminfo.read_text().splitlines())
-        return min(int(kilobytes["MemAvailable:"]) * 1024.0, *_left_in_groups())
+        return min(int(kilobytes["MemAvailable:"]) * 1024.0, *left_in_groups())
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return math.inf
 
 
-def _left_in_groups() -> Iterator[float]:
-    """What each control group around this process has left; containers and clusters set such limits."""
-    # limit, use, and the part of the use that is files read lately and dropped on demand; version 2 and version 1
+def left_in_groups(root: Path = Path("/")) -> Iterator[float]:
+    """Bytes that each control group around this process has left; containers and clusters set such limits."""
+    groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    inside = {controllers: path.strip("/") for _, controllers, path in groups}
+    # version 2, then 1: limit, use, and what of the use is files read lately, dropped on demand
     for top, limit, used, dropped in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        places = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-        inside = next((path for _, kind, path in places if kind == top), "/")
-        group = Path("/sys/fs/cgroup", top, inside.lstrip("/"))
-        for folder in (group, *group.parents[: -len(Path("/sys/fs/cgroup").parents)]):
+        home = root / "sys/fs/cgroup" / top
+        group = home / inside.get(top, "")
+        for folder in (group, *group.parents[: len(group.parts) - len(home.parts)]):
             with suppress(OSError, ValueError, KeyError):  # a group that limits nothing has no such file, or says max
                 cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())[dropped]
-                yield int((folder / limit).read_text()) - int((folder / used).read_text()) + float(cached)
+                yield float(int((folder / limit).read_text()) - int((folder / used).read_text()) + int(cached))
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
@@ -115,8 +116,16 @@ def is_out_of_memory(fault: BaseException) -> bool:
 
 
 def release() -> None:
-    """Give back what a failed attempt held, cycles and the accelerator's cache included."""
+    """Give back what a failed attempt held: cycles, and what the allocators were told to keep."""
     import torch
 
     gc.collect()
     torch.cuda.empty_cache()
+    trim = _glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _glibc(function: str) -> Any:
+    """A function of this process's C library; none, where it has none of that name, as musl."""
+    return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None

@@ -22,7 +22,7 @@ from lab.probes.probe import Listener
 from lab.record import Tape, card
 from lab.train import Moment
 
-TIMED_SECONDS = 0.25
+ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
 
 
 class Trial(NamedTuple):
@@ -86,11 +86,12 @@ def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     with TemporaryDirectory() as nowhere:
         for place, (outcome, metrics) in enumerate(tape.runs()):
             store.write_run(Path(nowhere), card(str(place), configs[place], outcome), metrics)
-    fires = sum(config.probes.fires(step, config.steps) for step in range(config.steps))
-    # all that is held out at the end, at the start once per seed, and a slice of it whenever probes listen
+    heard_at = [step for step in range(config.steps) if config.probes.fires(step, config.steps)]
+    between = len({*heard_at} - {0, config.steps - 1}) * listener.hears("val_loss")
+    # all that is held out at the end, at the start once per seed, and a slice of it when probes listen in between
     whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / GLANCE_TOKENS)
-    glances = whole * (1 + len(set(config.seed)) / fleet.runs) + fires * listener.hears("val_loss")
-    seconds = plain * config.steps + max(0.0, heard - plain) * fires + glance * glances
+    glances = whole * (1 + len(set(config.seed)) / fleet.runs) + between
+    seconds = plain * config.steps + max(0.0, heard - plain) * len(heard_at) + glance * glances
     peak = machine.peak_memory(kind)
     return Trial(seconds, peak, peak - at_birth, fleet.parameters()), clock.spent
 
@@ -102,9 +103,9 @@ class _Clock:
         self.spent = 0.0
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Wall time of ``work``, repeated to fill ``TIMED_SECONDS``; the first, which is slower, counts only alone."""
+        """Wall time of ``work``, the mean over a moment; the first, which is slower, counts only alone."""
         taken: list[float] = []
-        while sum(taken) < TIMED_SECONDS:
+        while sum(taken[1:]) < ENOUGH and sum(taken) < TOO_LONG:
             machine.wait()
             started = time.perf_counter()
             work()
