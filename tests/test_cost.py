@@ -6,12 +6,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 
-from lab import cost, machine, trial
+from lab import app, cost, machine, trial
+from lab import plan as plans
 from lab.config import RunConfig
 from lab.fleet import GLANCE_TOKENS, Fleet
 from lab.hooks import announce
@@ -82,6 +84,28 @@ def test_what_a_run_takes_is_what_it_was_said_to_take(shape: str) -> None:
     assert small
     assert large
     assert (large.own - small.own) / 5 == pytest.approx(bytes_per_run(one[0]), rel=0.3)
+
+
+def job(folder: Path, plan: str, answer: Connection) -> None:
+    """What a launcher's process does with a fleet, and what it took."""
+    machine.prepare()
+    app.train_fleet(folder, plan, 0)
+    answer.send(machine.peak_memory())
+
+
+def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
+    fleet = points([tree("model.width=64", "batch_size=64", "steps=3", f"seed={seed}") for seed in range(4)])
+    plan = plans.freeze(tmp_path, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
+    processes = machine.fresh_processes()
+    ours, theirs = processes.Pipe(duplex=False)
+    process = processes.Process(target=job, args=(tmp_path, plan, theirs))  # type: ignore[attr-defined]
+    process.start()
+    taken = ours.recv()
+    process.join()
+    [tried] = attempt([[point.config for point in fleet]], 1)
+    assert tried
+    assert tried.peak == pytest.approx(taken, rel=0.3)
+    assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
 
 
 def test_a_fleet_that_no_memory_holds_is_said_to_be_too_large() -> None:
