@@ -23,17 +23,17 @@ import torch
 from shapes import BATCH, HEAD_WIDTH, LENGTH, RUNS, VOCABULARY, WIDTHS, depth
 from sides import CORES, Side, compare, medians
 
-from lab import machine
+from lab import machine, products
 
 HERE = Path(__file__).parent
 ROUNDS, SECONDS = 5, 0.6
 METHOD = f"""\
-One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width {HEAD_WIDTH},
-qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64, four above. Time is
-wall time over all model-steps done, every core at the side's disposal, medians of {ROUNDS} alternating rounds; set-up
-and compiling are outside. Every side has the lab's allocator setting, the JAX sides huge pages. (a) to (e) train one model
-at a time, (f) {RUNS} at once. The lab runs a process of one thread per core with a fleet of {RUNS}, probes at their
-default interval, held-out looks included.
+One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width
+{HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
+four above. Time is wall time over all model-steps done, every core at the side's disposal, medians of {ROUNDS}
+alternating rounds; set-up and compiling are outside. Every side has the lab's allocator setting, the JAX sides huge
+pages. (a) to (e) train one model at a time, (f) {RUNS} at once. The lab runs a process of one thread per core with
+a fleet of {RUNS}, probes at their default interval, held-out looks included.
 """
 RATIOS = """\
 Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
@@ -157,7 +157,7 @@ def described() -> dict[str, Any]:
         "processor": processor(),
         "cores": CORES,
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "fp32_products": machine.products(),
+        "fp32_products": products.chosen(),
         "system": f"{platform.system()} {platform.machine()}",
         **versions,
     }

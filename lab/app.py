@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from lab.progress import Sayer, Watcher
 from lab.registry import RequestError
 
 if TYPE_CHECKING:
+    from lab.config import RunConfig
+    from lab.record import Run
     from lab.sweep import Point
 
 
@@ -46,11 +49,19 @@ hydra_main = hydra.main(version_base="1.3", config_path=str(data_folder("conf"))
 
 
 def run_sweep(
-    trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: int, dry_run: bool, one: bool, here: bool
+    trees: Sequence[Mapping[str, Any]],
+    launch: Launch,
+    *,
+    max_runs: int | None,
+    dry_run: bool,
+    one: bool,
+    here: bool,
+    processes: int,
 ) -> None:
     """Train what is missing of the points asked for, then gather and report.
 
-    ``one`` refuses more than one point; ``here`` says that jobs run on this machine, so its devices must do.
+    ``one`` refuses more than one point; ``here`` says that jobs run on this machine, so many ``processes`` at once, so
+    its devices and its memory must do.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
@@ -58,7 +69,7 @@ def run_sweep(
     """
     from lab.cost import estimate
     from lab.engine import can_compile
-    from lab.fleet import pick_device
+    from lab.memory import Host, find_host, most_runs
     from lab.record import label
     from lab.sweep import engine_for, pack, points, training_flops, with_engine
 
@@ -69,18 +80,17 @@ def run_sweep(
     if len(outs) > 1 or not outs[0]:
         raise RequestError(f"out must name one folder, not {', '.join(outs) or 'nothing'}")
     folder = Path(outs[0])
-    if here:
-        for device in {point.config.device for point in asked}:
-            pick_device(device)
-        if any(point.config.engine == "compiled" for point in asked) and not can_compile():
-            raise RequestError("engine=compiled needs a C++ compiler and Python's headers; engine=eager needs neither")
+    devices = {point.config.device for point in asked}
+    hosts = {device: find_host(device, processes) if here else Host() for device in devices}
+    if here and any(point.config.engine == "compiled" for point in asked) and not can_compile():
+        raise RequestError("engine=compiled needs a C++ compiler and Python's headers; engine=eager needs neither")
     there = store.statuses(folder)
     engine = store.check_version(folder) or (engine_for(asked) if can_compile() else "eager")
     asked = with_engine(asked, engine)
     missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
-    fleets = pack(missing, max_runs)
+    fleets = pack(missing, lambda config: most_runs(config, hosts[config.device], max_runs))
     if dry_run:
-        for line in estimate(fleets, len(asked) - len(missing)):
+        for line in estimate(fleets, len(asked) - len(missing), hosts[asked[0].config.device]):
             print(line)
         return
     store.open_folder(folder, engine)
@@ -127,24 +137,36 @@ def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> No
 def train_fleet(folder: Path, plan: str, index: int) -> None:
     """Train one fleet of a plan and leave its runs behind; a fault of a run is recorded, not raised."""
     from lab.config import run_config
-    from lab.fleet import Fleet
-    from lab.record import Tape, card, verdict
-    from lab.train import train
+    from lab.halving import outcomes
+    from lab.record import card, verdict
 
     machine.settle()
     fleet = plans.thaw(folder, plan)["fleets"][index]
     ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
     progress = Sayer(folder, plan, index, configs[0].steps)
     progress.say(0)
+    runs: list[Run] = []
+    ended = outcomes(configs, partial(_attempt, progress), lambda text: print(f"lab: {text}", file=sys.stderr))
+    for name, config, run in zip(ids, configs, ended, strict=True):
+        store.write_run(folder, card(name, config, run[0]), run[1])
+        runs.append(run)
+    progress.say(configs[0].steps, verdict(runs))
+
+
+def _attempt(progress: Sayer, configs: Sequence[RunConfig]) -> Sequence[Run]:
+    """Train runs as one fleet; raises when memory gives out, and only then."""
+    from lab.fleet import Fleet
+    from lab.record import Tape, failure
+    from lab.train import train
+
     try:
         tape = Tape(Fleet(configs))
         for moment in train(tape.fleet):
             tape.keep(moment)
             progress.say(moment.step)
-        runs = tape.runs()
+        return tape.runs()
     except Exception as fault:
+        if machine.is_out_of_memory(fault):
+            raise
         traceback.print_exc()
-        runs = [({"status": "failed", "reason": f"{type(fault).__name__}: {fault}".split("\n")[0]}, [])] * len(ids)
-    for name, config, (outcome, metrics) in zip(ids, configs, runs, strict=True):
-        store.write_run(folder, card(name, config, outcome), metrics)
-    progress.say(configs[0].steps, verdict(runs))
+        return [failure(f"{type(fault).__name__}: {fault}")] * len(configs)

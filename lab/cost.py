@@ -2,74 +2,79 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
 
-import torch
-
-from lab import machine
 from lab.config import RunConfig, columns, static_key
-from lab.fleet import Fleet, pick_device
+from lab.memory import Host
 from lab.record import label
 from lab.sweep import Point, training_flops
-
-TIMED_STEPS = 3
-
-
-def _seconds(fleet: Fleet) -> float:
-    """Estimated wall time of the whole fleet, from a few steps and one look at all that is held out."""
-    config = fleet.config
-    fleet.step(0)
-    started = time.perf_counter()
-    for step in range(TIMED_STEPS):
-        fleet.step(step % config.steps)
-    stepped = time.perf_counter()
-    fleet.evaluate(whole=True)
-    looked = time.perf_counter()
-    looks = 2 + 0.06 * config.steps / config.probes.every  # the slice in between is about a sixteenth of the whole
-    return float((stepped - started) / TIMED_STEPS * config.steps + (looked - stepped) * looks)
+from lab.trial import Trial, attempt
 
 
-def _peak_gigabytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    unit = 1.0 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+def makespan(seconds: Iterable[float], processes: int) -> float:
+    """When the last of these jobs is done, each begun in its order by the first process that is free."""
+    ends = [0.0] * processes
+    for job in seconds:
+        heapq.heapreplace(ends, ends[0] + job)
+    return max(ends)
 
 
-def estimate(fleets: Sequence[Sequence[Point]], there: int) -> Iterator[str]:
+def estimate(fleets: Sequence[Sequence[Point]], there: int, host: Host) -> Iterator[str]:
     """Say, line by line, what training these fleets would take; nothing of it is kept."""
-    machine.settle()
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {there} already there"
-    keys = swept([point for fleet in fleets for point in fleet])
-    trials: dict[tuple[str, int], tuple[float, str]] = {}  # fleets of one shape and size cost the same: tried once
-    total = 0.0
-    for index, fleet in enumerate(fleets):
-        configs = [point.config for point in fleet]
-        shape = (static_key(configs[0]), len(configs))
-        if shape not in trials:
-            trials[shape] = _try(configs)
-        seconds, size = trials[shape]
-        total += seconds
-        yield f"fleet {index + 1}: {label(configs)}, {size}, about {seconds:.0f} s"
+    if not fleets:
+        return
+    keys, at_once = swept([point for fleet in fleets for point in fleet]), min(host.at_once, len(fleets))
+    trials = _trials([[point.config for point in fleet] for fleet in fleets], at_once)
+    for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
+        yield f"fleet {index + 1}: {label([point.config for point in fleet])}, {_told(fleet[0].config, trial)}"
         for point in fleet:
             row = columns(point.config)
             yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])
-    if fleets:
-        flops = sum(training_flops(point.config) for fleet in fleets for point in fleet)
-        memory = f"{_peak_gigabytes(pick_device(fleets[0][0].config.device)):.1f} GB of memory a fleet"
-        yield f"in all {flops:.2g} FLOPs, about {total / 60:.1f} min one fleet after another, at most {memory}"
+    flops = sum(training_flops(point.config) for fleet in fleets for point in fleet)
+    yield f"in all {flops:.2g} FLOPs, {_summed([trial for trial in trials if trial], at_once, host)}"
 
 
-def _try(configs: Sequence[RunConfig]) -> tuple[float, str]:
-    """Estimated wall time in seconds of a fleet of these runs, and how large each is."""
-    trial = Fleet([replace(config, engine="eager") for config in configs])
-    each, bare = trial.parameters()
-    flops = f"{training_flops(configs[0]):.2g} FLOPs each"
-    return _seconds(trial), f"{each:,} parameters each ({bare:,} without embeddings), {flops}"
+def _trials(fleets: Sequence[Sequence[RunConfig]], at_once: int) -> list[Trial | None]:
+    """What each fleet would take; those of one shape and size take the same, and are tried together.
+
+    As many trials as will train at once keep as many processes busy, since they slow one another down.
+    """
+    shapes = [(static_key(configs[0]), len(configs)) for configs in fleets]
+    alike = dict(zip(shapes, fleets, strict=True))
+    tried = list(islice(cycle(alike), max(at_once, len(alike))))
+    found: dict[tuple[str, int], list[Trial | None]] = {}
+    for shape, trial in zip(tried, attempt([alike[shape] for shape in tried], at_once), strict=True):
+        found.setdefault(shape, []).append(trial)
+    return [_middle(found[shape]) for shape in shapes]
+
+
+def _middle(trials: Sequence[Trial | None]) -> Trial | None:
+    """The trial of median wall time; none, where one ended badly."""
+    there = [trial for trial in trials if trial]
+    return sorted(there)[len(there) // 2] if len(there) == len(trials) else None
+
+
+def _told(config: RunConfig, trial: Trial | None) -> str:
+    flops = f"{training_flops(config):.2g} FLOPs each"
+    if trial is None:
+        return f"{flops}, too large for the memory there is"
+    each, bare = trial.parameters
+    size = f"{each:,} parameters each ({bare:,} without embeddings), {flops}"
+    return f"{size}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"
+
+
+def _summed(trials: Sequence[Trial], at_once: int, host: Host) -> str:
+    seconds, own = [trial.seconds for trial in trials], sorted(trial.own for trial in trials)
+    shared = max((trial.peak - trial.own for trial in trials), default=0.0)
+    time = f"about {sum(seconds) / 60:.1f} min one fleet after another"
+    together = f", {makespan(seconds, at_once) / 60:.1f} min with {at_once} at once" if at_once > 1 else ""
+    memory = f"at most {(sum(own[-at_once:]) + shared) / 1e9:.1f} GB of memory"
+    free = f" of {host.memory * host.at_once / 1e9:.1f} GB free" if math.isfinite(host.memory) else ""
+    return f"{time}{together}, {memory}{free}"
 
 
 def swept(points: Sequence[Point]) -> list[str]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import math
+import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
+
+from lab import products
 
 # glibc's numbers for mallopt(3), and the values asked for.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEEP, PAD = 2_000_000_000, 64 * 2**20
-# Entries of a product of two unit normal 64 x 64 matrices are wrong by 1e-5 at most in fp32, by 0.1 in bf16.
-FP32_ERROR = 1e-4
 
 
 def prepare() -> None:
@@ -23,18 +28,17 @@ def prepare() -> None:
     megabytes: by default glibc hands each back to the system and faults it in again, page by page.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if not _is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
+    if not products.is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instability-lab"
     with suppress(OSError):  # torch knows a place of its own, which lasts less long
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-        if mallopt is not None:
-            for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
-                mallopt(option, value)
+    mallopt = _glibc("mallopt")
+    if mallopt is not None:
+        for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
+            mallopt(option, value)
 
 
 def settle() -> None:
@@ -47,39 +51,91 @@ def settle() -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    switch = _switch()
-    if not _is_intel():
-        switch.fp32_precision = "bf16"
-        if not _exact():
-            switch.fp32_precision = "none"
+    products.choose()
 
 
-def products() -> str:
-    """Who multiplies matrices in fp32 on a CPU: ``MKL`` or ``oneDNN``.
+def fresh_processes() -> BaseContext:
+    """Where processes come from that inherit no state: forks of a clean one, which imports torch once."""
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["lab.fleet", "lab.record"])
+    return processes
 
-    MKL keeps its fast kernels for Intel's processors; on others oneDNN is about twice as fast.  Torch hands it fp32
-    products only where they *may* be rounded to bf16, and none below 4096 multiplications.
-    """
-    return "oneDNN" if _switch().fp32_precision == "bf16" else "MKL"
 
-
-def _switch() -> Any:
+def wait() -> None:
+    """Until an accelerator has done what it was told; a CPU always has."""
     import torch
 
-    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
-def _is_intel() -> bool:
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return True  # not Linux: leave things as they are
+def peak_memory(device: str = "cpu") -> float:
+    """Bytes this process has taken so far at most: of graphics memory on ``cuda``, else resident."""
+    if device == "cuda":
+        import torch
+
+        return float(torch.cuda.max_memory_allocated())
+    if sys.platform == "win32":
+        return 0.0  # not told
+    import resource
+
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 
 
-def _exact() -> bool:
-    """Whether fp32 products err as fp32 does; a unit for bf16 would round to it, as it was allowed to."""
+def free_memory(device: str = "cpu") -> float:
+    """Bytes that can still be taken: on ``cuda`` of the fullest device, else of main memory."""
+    if device == "cuda":
+        import torch
+
+        return float(min(torch.cuda.mem_get_info(place)[0] for place in range(torch.cuda.device_count())))
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        kilobytes = dict(line.split()[:2] for line in meminfo.read_text().splitlines())
+        return min(int(kilobytes["MemAvailable:"]) * 1024.0, *left_in_groups())
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return math.inf
+
+
+def left_in_groups(root: Path = Path("/")) -> Iterator[float]:
+    """Bytes that each control group around this process has left; containers and clusters set such limits."""
+    groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    inside = {controllers: path.strip("/") for _, controllers, path in groups}
+    # version 2, then 1: limit, use, and what of the use is files read lately, dropped on demand
+    for top, limit, used, dropped in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        home = root / "sys/fs/cgroup" / top
+        group = home / inside.get(top, "")
+        for folder in (group, *group.parents[: len(group.parts) - len(home.parts)]):
+            with suppress(OSError, ValueError, KeyError):  # a group that limits nothing has no such file, or says max
+                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())[dropped]
+                yield float(int((folder / limit).read_text()) - int((folder / used).read_text()) + int(cached))
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """Whether an allocator had nothing left; torch's for the CPU and for mps have no exception of their own."""
     import torch
 
-    a, b = torch.randn(2, 4, 64, 64, generator=torch.Generator().manual_seed(0))
-    error = (torch.bmm(a, b).double() - torch.bmm(a.double(), b.double())).abs().max()
-    return bool(error < FP32_ERROR)
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    said = isinstance(fault, RuntimeError) and any(word in str(fault) for word in words)
+    return said or isinstance(fault, (MemoryError, torch.OutOfMemoryError))
+
+
+def release() -> None:
+    """Give back what a failed attempt held: cycles, and what the allocators were told to keep."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    trim = _glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _glibc(function: str) -> Any:
+    """A function of this process's C library; none, where it has none of that name, as musl."""
+    return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lab import __version__, machine
+from lab import __version__, products
 from lab.config import RunConfig, columns
 from lab.fleet import Fleet
 from lab.train import Moment
@@ -69,6 +69,11 @@ def outcome(loss_at_init: float, final: float, first_bad: int, steps: int) -> di
     }
 
 
+def failure(reason: str) -> Run:
+    """What is left of a run that could not be trained."""
+    return {"status": "failed", "reason": reason.split("\n")[0]}, []
+
+
 def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """A row of ``runs.parquet``."""
     corpus = config.data.entry.open()
@@ -78,7 +83,7 @@ def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, 
         **outcome,
         "loss_bigram": corpus.loss_bigram(config.seq_len),
         "versions": f"instability-lab {__version__}, python {platform.python_version()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread, fp32 products by {machine.products()}",
+        f"{torch.get_num_threads()} thread, fp32 products by {products.chosen()}",
         "data_fingerprint": corpus.fingerprint,
         "data_notes": ", ".join(f"{key} {value}" for key, value in corpus.notes.items()),
     }

@@ -44,6 +44,7 @@ RUN_COLUMNS = {
     "parameters_without_embeddings": "Int64",  # without input embedding and output head
     "model_steps_per_second": "float64",  # steps of all runs of the fleet, per second
     "wall_seconds": "float64",  # of the fleet, divided by its runs
+    "notes": "string",  # what else came to pass: sizes of fleets for which memory did not do
     "versions": "string",
     "data_fingerprint": "string",
     "data_notes": "string",  # what the data says of itself: files, Python version, entropy

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.config import RunConfig, run_config, run_id, static_key
-from lab.registry import RequestError
 
 # FLOPs of a shape from which compiling it pays: two or three minutes of a core, of which it saves one.
 WORTH_COMPILING = 2e13
@@ -68,16 +67,14 @@ def with_engine(asked: Sequence[Point], engine: str) -> list[Point]:
     ]
 
 
-def pack(missing: Sequence[Point], max_runs: int) -> list[list[Point]]:
-    """Fleets of at most ``max_runs`` runs of one static shape, even in size, in the order of their first points."""
-    if max_runs < 1:
-        raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
+def pack(missing: Sequence[Point], most: Callable[[RunConfig], int]) -> list[list[Point]]:
+    """Fleets of one static shape and at most so many runs, even in size, in the order of their first points."""
     alike: dict[str, list[Point]] = {}
     for point in missing:
         alike.setdefault(static_key(point.config), []).append(point)
     place = {point.id: index for index, point in enumerate(missing)}
     fleets = []
     for group in alike.values():
-        size = math.ceil(len(group) / math.ceil(len(group) / max_runs))
+        size = math.ceil(len(group) / math.ceil(len(group) / most(group[0].config)))
         fleets += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(fleets, key=lambda fleet: place[fleet[0].id])

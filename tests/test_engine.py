@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lab import app, engine, machine, store
+from lab import app, engine, machine, products, store
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired
@@ -56,22 +56,22 @@ def test_a_bf16_run_is_the_same_bits_in_any_company() -> None:
 
 @pytest.mark.parametrize("rounds", [False, True])
 def test_fp32_products_go_to_onednn_only_if_it_keeps_them_exact(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = machine._switch()
+    switch = products._switch()
     before = switch.fp32_precision
     true_bmm = torch.bmm
 
     def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return true_bmm(a.bfloat16(), b.bfloat16()).float() if rounds and a.dtype == torch.float32 else true_bmm(a, b)
 
-    monkeypatch.setattr(machine, "_is_intel", lambda: False)
+    monkeypatch.setattr(products, "is_intel", lambda: False)
     monkeypatch.setattr(torch, "bmm", bmm)
     try:
         machine.settle()
-        assert machine.products() == ("MKL" if rounds else "oneDNN")
+        assert products.chosen() == ("MKL" if rounds else "oneDNN")
         switch.fp32_precision = "none"
-        monkeypatch.setattr(machine, "_is_intel", lambda: True)
+        monkeypatch.setattr(products, "is_intel", lambda: True)
         machine.settle()
-        assert machine.products() == "MKL"
+        assert products.chosen() == "MKL"
     finally:
         switch.fp32_precision = before
         torch.set_flush_denormal(False)
@@ -159,7 +159,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
     trees = [tree(f"out={folder}", *overrides)]
     with pytest.raises(SystemExit):  # nothing was trained
-        app.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, here=True)
+        app.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, here=True, processes=1)
     return plans
 
 

@@ -16,14 +16,16 @@ HOME = Path(__file__).parents[1]
 # room must be given its place here.
 FLOORS = [
     "lab",
-    "axes registry hooks machine",
+    "axes registry hooks products",
+    "machine",
     "fields store",
     "data model loss optim probes analysis plan",
     "config engine",
     "sweep",
     "fleet",
-    "train",
+    "train memory",
     "record",
+    "trial halving",
     "cost progress",
     "progress",
     "app",

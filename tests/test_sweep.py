@@ -70,7 +70,7 @@ def grid(seeds: int, rates: int, arms: tuple[str, ...]) -> list[Point]:
 @pytest.mark.parametrize(("seeds", "rates", "max_runs"), [(3, 2, 8), (3, 2, 4), (2, 3, 1), (2, 2, 3)])
 def test_fleets_hold_every_point_once_share_a_shape_and_keep_seeds_first(seeds: int, rates: int, max_runs: int) -> None:
     asked = grid(seeds, rates, ("[]", "[z_loss]"))
-    fleets = pack(asked, max_runs)
+    fleets = pack(asked, lambda _: max_runs)
     assert sorted(point.id for fleet in fleets for point in fleet) == sorted(point.id for point in asked)
     assert all(len(fleet) <= max_runs for fleet in fleets)
     assert all(len({static_key(point.config) for point in fleet}) == 1 for fleet in fleets)

@@ -20,11 +20,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 @dataclass
 class FleetSweeperConf:
-    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet; ``one`` run is no sweep."""
+    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet; ``one`` run is no sweep.
+
+    Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing.
+    """
 
     _target_: str = "hydra_plugins.fleet_sweeper.fleet_sweeper.FleetSweeper"
     params: dict[str, Any] = field(default_factory=dict)
-    max_runs: int = 8
+    max_runs: int | None = None
     dry_run: bool = False
     one: bool = False
 
@@ -35,7 +38,7 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSwee
 class FleetSweeper(Sweeper):
     """Compose every point first, freeze the list, then train what is missing, fleet by fleet."""
 
-    def __init__(self, params: DictConfig, max_runs: int, dry_run: bool, one: bool) -> None:
+    def __init__(self, params: DictConfig, max_runs: int | None, dry_run: bool, one: bool) -> None:
         self.params = {str(key): value for key, value in params.items()}
         self.options: dict[str, Any] = {"max_runs": max_runs, "dry_run": dry_run, "one": one}
 
@@ -52,7 +55,8 @@ class FleetSweeper(Sweeper):
         written = [] if self.options["one"] else [f"{key}={value}" for key, value in self.params.items()]
         trees = list(self._compose(expand(self._parse([*written, *arguments]))))
         here = type(self.launcher).__name__ in ("BasicLauncher", "LocalLauncher")
-        return app.run_sweep(trees, self._launch, here=here, **self.options)
+        processes = getattr(self.launcher, "processes", 1)
+        return app.run_sweep(trees, self._launch, here=here, processes=processes, **self.options)
 
     def _parse(self, overrides: Sequence[str]) -> list[Override]:
         parser = OverridesParser.create(config_loader=self.loader)

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,11 +39,10 @@ class LocalLauncher(Launcher):
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from lab import machine  # not above: Hydra imports every plugin into every program that uses Hydra
+
         setup_globals()
-        # one clean process imports torch once; every job is a fork of it, and none inherits another's state
-        processes = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
-        if sys.platform != "win32":
-            processes.set_forkserver_preload(["lab.fleet", "lab.record"])
+        processes = machine.fresh_processes()
         pool = ThreadPoolExecutor(self.processes)
         try:
             jobs = [

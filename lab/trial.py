@@ -1,0 +1,119 @@
+"""A few throwaway steps of a fleet in a process of its own: how long it would train, how much memory it would take."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lab import machine, store
+from lab.config import RunConfig
+from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
+from lab.probes.probe import Listener
+from lab.record import Tape, card
+from lab.train import Moment
+
+ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
+# Seconds to compile a step for the first time, and how many times faster it is then (benchmarks/RESULTS.md).
+COMPILING, COMPILED_SPEED = 60.0, 1.5
+
+
+class Trial(NamedTuple):
+    """What a fleet would take: seconds of its process, bytes at the peak, and of these what no other process shares.
+
+    ``parameters`` are those of one run: all, and without input embedding and output head.
+    """
+
+    seconds: float
+    peak: float
+    own: float
+    parameters: tuple[int, int]
+
+
+def attempt(fleets: Sequence[Sequence[RunConfig]], processes: int) -> list[Trial | None]:
+    """Try every fleet in a fresh process, as a launcher trains it, so many at once; ``None`` where one ended badly."""
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(_watched, fleets))
+
+
+def _watched(configs: Sequence[RunConfig]) -> Trial | None:
+    processes = machine.fresh_processes()
+    ours, theirs = processes.Pipe(duplex=False)
+    started = time.perf_counter()
+    process = processes.Process(target=_job, args=(configs, theirs), daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    theirs.close()
+    try:
+        trial, spread = ours.recv()
+    except EOFError:
+        return None
+    finally:
+        process.join()
+        ours.close()
+    # what is not spread over the steps is spent once: the process starts, the data are read, the records are written
+    return trial._replace(seconds=trial.seconds + time.perf_counter() - started - spread)  # type: ignore[no-any-return]
+
+
+def _job(configs: Sequence[RunConfig], answer: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked hears it
+    machine.prepare()
+    machine.settle()
+    try:
+        answer.send(_try(configs))
+    except Exception as fault:
+        if not machine.is_out_of_memory(fault):
+            raise
+
+
+def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
+    """A few steps, what comes before and after them; also the seconds that stand for many."""
+    kind, clock = pick_device(configs[0].device).type, _Clock()
+    at_birth = machine.peak_memory(kind)
+    fleet, looks = Fleet([replace(config, engine="eager") for config in configs]), list[Tensor]()
+    config, tape, listener = fleet.config, Tape(fleet), Listener(fleet.config.probes.names)
+    heard_at = [step for step in range(config.steps) if config.probes.fires(step, config.steps)]
+    heard = clock.seconds(lambda: listener.heard.update(fleet.step(0)))
+    plain = clock.seconds(lambda: fleet.step(next((step for step in range(config.steps) if step not in heard_at), 0)))
+    glance = clock.seconds(lambda: looks.append(fleet.evaluate(whole=False)))
+    tape.keep(Moment(0, listener.heard, looks[0]))
+    with TemporaryDirectory() as nowhere:
+        for place, (outcome, metrics) in enumerate(tape.runs()):
+            store.write_run(Path(nowhere), card(str(place), configs[place], outcome), metrics)
+    between = len({*heard_at} - {0, config.steps - 1}) * listener.hears("val_loss")
+    # all that is held out at the end, at the start once per seed, and a slice of it when probes listen in between
+    whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / GLANCE_TOKENS)
+    glances = whole * (1 + len(set(config.seed)) / fleet.runs) + between
+    seconds = plain * config.steps + max(0.0, heard - plain) * len(heard_at)
+    if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may
+        seconds = COMPILING + plain * config.steps / COMPILED_SPEED
+    seconds += glance * glances
+    peak = machine.peak_memory(kind)
+    return Trial(seconds, peak, peak - at_birth, fleet.parameters()), clock.spent
+
+
+class _Clock:
+    """Times work, and knows what all of it took."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Wall time of ``work``, the mean over a moment; the first, which is slower, counts only alone."""
+        taken: list[float] = []
+        while sum(taken[1:]) < ENOUGH and sum(taken) < TOO_LONG:
+            machine.wait()
+            started = time.perf_counter()
+            work()
+            machine.wait()
+            taken.append(time.perf_counter() - started)
+        self.spent += sum(taken)
+        return mean(taken[1:] or taken)

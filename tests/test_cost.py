@@ -1,0 +1,187 @@
+"""What a request would cost: time and memory from trials, fleets packed to memory, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab import app, cost, machine, trial
+from lab import plan as plans
+from lab.config import RunConfig
+from lab.fleet import GLANCE_TOKENS, Fleet
+from lab.memory import ENOUGH_ON_CPU, Host, bytes_per_run, most_runs
+from lab.registry import RequestError
+from lab.sweep import points
+from lab.train import train
+from lab.trial import Trial, attempt
+from small import configs, tree
+
+GIGABYTE = 1e9
+
+
+@pytest.mark.parametrize(
+    ("seconds", "processes", "end"),
+    [([3, 1, 1, 1], 2, 3), ([1, 1, 3], 2, 4), ([2, 2, 2], 1, 6), ([5], 4, 5), ([], 2, 0)],
+)
+def test_the_sweep_ends_when_its_last_fleet_does_each_begun_in_its_order(
+    seconds: list[float], processes: int, end: float
+) -> None:
+    assert cost.makespan(seconds, processes) == end
+
+
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Steps, probes and looks that take no time but on a clock of ours."""
+    now = [0.0]
+
+    def step(fleet: Fleet, step: int) -> dict[tuple[str, str], torch.Tensor]:
+        now[0] += 0.3 * fleet.runs
+        if not fleet.config.probes.fires(step, fleet.config.steps):
+            return {}
+        now[0] += 0.5
+        return {("train_loss", ""): torch.zeros(fleet.runs)}
+
+    def evaluate(fleet: Fleet, *, whole: bool, places: Sequence[int] | None = None) -> torch.Tensor:
+        tokens = fleet.held_out_nt[:, 1:].numel() if whole else GLANCE_TOKENS
+        runs = fleet.runs if places is None else len(places)
+        now[0] += 1e-4 * tokens * runs
+        return torch.zeros(runs)
+
+    monkeypatch.setattr(Fleet, "step", step)
+    monkeypatch.setattr(Fleet, "evaluate", evaluate)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return lambda: now[0]
+
+
+@pytest.mark.parametrize("shared", ["steps=40 probes.every=5", "steps=7 probes=none", "steps=1"])
+def test_time_is_made_of_all_that_training_does(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = configs("seed=0", "seed=0 optimizer.lr=1", "seed=1", shared=tuple(shared.split()))
+    clock = fake_clock(monkeypatch)
+    expected = trial._try(wanted)[0].seconds
+    began = clock()
+    for _ in train(Fleet(wanted)):
+        pass
+    assert expected == pytest.approx(clock() - began, rel=1e-3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measured with glibc")
+@pytest.mark.parametrize("shape", ["seq_len=128 batch_size=8", "model.width=128 model.depth=3 seq_len=32"])
+def test_what_a_run_takes_is_what_it_was_said_to_take(shape: str) -> None:
+    one, many = (configs(*["seed=0"] * runs, shared=("model.width=64", *shape.split())) for runs in (1, 6))
+    small, large = attempt([one, many], 1)
+    assert small
+    assert large
+    assert (large.own - small.own) / 5 == pytest.approx(bytes_per_run(one[0]), rel=0.3)
+
+
+def job(folder: Path, plan: str, answer: Connection) -> None:
+    """What a launcher's process does with a fleet, and what it took."""
+    machine.prepare()
+    app.train_fleet(folder, plan, 0)
+    answer.send(machine.peak_memory())
+
+
+def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
+    fleet = points([tree("model.width=64", "batch_size=64", "steps=3", f"seed={seed}") for seed in range(4)])
+    plan = plans.freeze(tmp_path, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
+    processes = machine.fresh_processes()
+    ours, theirs = processes.Pipe(duplex=False)
+    process = processes.Process(target=job, args=(tmp_path, plan, theirs))  # type: ignore[attr-defined]
+    process.start()
+    taken = ours.recv()
+    process.join()
+    [tried] = attempt([[point.config for point in fleet]], 1)
+    assert tried
+    assert tried.peak == pytest.approx(taken, rel=0.3)
+    assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
+
+
+def test_a_fleet_that_no_memory_holds_is_said_to_be_too_large() -> None:
+    asked = points([tree("model.width=1048576", "model.head_width=1024")])
+    told = list(cost.estimate([asked], 0, Host()))
+    assert "too large for the memory there is" in told[1]
+
+
+def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the fleets tried from here on; one of n runs takes n minutes and n GB of its own, 1 GB shared."""
+    tried: list[int] = []
+
+    def attempt(fleets: Sequence[Sequence[RunConfig]], processes: int) -> list[Trial]:
+        tried.extend(map(len, fleets))
+        return [Trial(60.0 * n, (n + 1) * GIGABYTE, n * GIGABYTE, (2, 1)) for n in map(len, fleets)]
+
+    monkeypatch.setattr(cost, "attempt", attempt)
+    return tried
+
+
+@pytest.mark.parametrize(("at_once", "tried"), [(1, [2, 1]), (3, [2, 1, 2])])
+def test_each_shape_and_size_is_tried_once_or_as_often_as_keeps_the_processes_busy(
+    at_once: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = points([tree(f"seed={seed}") for seed in range(5)])
+    found = trials_of(monkeypatch)
+    told = list(cost.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", at_once, 8 * GIGABYTE)))
+    assert found == tried
+    assert told[0] == "to train: 5 runs in 3 fleets; 7 already there"
+    assert sum(line.startswith("fleet ") for line in told) == 3
+    assert "about 120 s and 3.00 GB" in told[1]
+    both = {
+        1: "about 5.0 min one fleet after another, at most 3.0 GB of memory of 8.0 GB free",
+        3: "about 5.0 min one fleet after another, 2.0 min with 3 at once, at most 6.0 GB of memory of 24.0 GB free",
+    }
+    assert told[-1].endswith(both[at_once])
+
+
+def test_fleets_fit_into_memory() -> None:
+    config = configs("")[0]
+    each = bytes_per_run(config)
+    for runs in (1, 3, 8):
+        assert most_runs(config, Host("cpu", 1, (150e6 + (runs + 0.5) * each) / 0.8)) == runs
+    assert most_runs(config, Host("cpu", 1, 0.0)) == 1
+    assert most_runs(config, Host("cpu")) == ENOUGH_ON_CPU == 8
+    on_gpu = most_runs(config, Host("cuda", 1, 80 * GIGABYTE))
+    assert 0.7 * 80 * GIGABYTE < on_gpu * each < 0.8 * 80 * GIGABYTE
+    assert most_runs(config, Host("cuda", 1, 80 * GIGABYTE), max_runs=5) == 5
+    assert most_runs(config, Host("cpu"), max_runs=20) == 20
+    with pytest.raises(RequestError, match="max_runs must be at least 1"):
+        most_runs(config, Host(), max_runs=0)
+
+
+@pytest.mark.parametrize(
+    "more", ["model.depth=3", "model.width=32", "model.head_width=2", "seq_len=40", "batch_size=90"]
+)
+def test_a_larger_run_takes_more(more: str) -> None:
+    small, large = configs("", more, shared=("batch_size=80",))
+    assert bytes_per_run(large) > bytes_per_run(small)
+
+
+@pytest.mark.parametrize(
+    ("group", "top", "names"),
+    [
+        ("0::/jobs/7", "", ("memory.max", "memory.current", "inactive_file")),
+        ("4:memory:/jobs/7", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    ],
+)
+def test_what_a_control_group_leaves_is_what_is_free(
+    group: str, top: str, names: tuple[str, str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n1:cpu:/else\n")
+    home = tmp_path / "sys/fs/cgroup" / top
+    for place, limit in ((home, "max"), (home / "jobs", "1000"), (home / "jobs/7", "800")):
+        place.mkdir(parents=True, exist_ok=True)
+        limited, used, dropped = names
+        (place / limited).write_text(f"{limit}\n")
+        (place / used).write_text("500\n")
+        (place / "memory.stat").write_text(f"anon 400\n{dropped} 100\n")
+    assert list(machine.left_in_groups(tmp_path)) == [400, 600]
+
+
+def test_free_memory_is_some_of_what_there_is() -> None:
+    assert 0 < machine.free_memory() < math.inf

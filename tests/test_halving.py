@@ -1,0 +1,116 @@
+"""Memory that gives out halves a fleet, and the records do not tell, but for a note."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from lab import app, store
+from lab import plan as plans
+from lab.fleet import Fleet
+from lab.machine import is_out_of_memory
+from lab.sweep import points
+from small import tree
+
+TOLD_OTHERWISE = ["wall_seconds", "model_steps_per_second", "notes"]
+CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried ..."
+FULL = {  # made anew each time, since a fault keeps the frames it went through
+    "cpu": lambda: RuntimeError(CPU),
+    "numpy": MemoryError,
+    "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+}
+
+
+def leave(folder: Path, seeds: int) -> store.Records:
+    """Train so many seeds as one fleet of a plan; what is left of it, by seed."""
+    text = folder.parent / "text.txt"  # little of it held out
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
+    fleet = points([tree("steps=4", "data=text", f"data.path={text}", f"seed={seed}") for seed in range(seeds)])
+    plan = plans.freeze(folder, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
+    app.train_fleet(folder, plan, 0)
+    torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
+    runs, metrics = store.read(folder)
+    order = ["id", "step", "probe", "where"]
+    return store.Records(runs.sort_values("seed", ignore_index=True), metrics.sort_values(order, ignore_index=True))
+
+
+def plant(
+    monkeypatch: pytest.MonkeyPatch, too_much: Callable[[Fleet], bool], fault: Callable[[], Exception]
+) -> list[int]:
+    """Memory gives out in the third step where it is ``too_much``; returns the sizes of the fleets tried."""
+    sizes: list[int] = []
+    alive = weakref.WeakSet[Fleet]()
+    begin, step = Fleet.__init__, Fleet.step
+
+    def beginning(fleet: Fleet, *args: Any) -> None:
+        assert not alive, "the fleet before still holds its memory"
+        alive.add(fleet)
+        begin(fleet, *args)
+        sizes.append(fleet.runs)
+
+    def stepping(fleet: Fleet, at: int) -> None:
+        if at == 2 and too_much(fleet):
+            raise fault()
+        step(fleet, at)
+
+    monkeypatch.setattr(Fleet, "__init__", beginning)
+    monkeypatch.setattr(Fleet, "step", stepping)
+    return sizes
+
+
+@pytest.mark.parametrize("fault", FULL.values(), ids=FULL)
+def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
+    fault: Callable[[], Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = leave(tmp_path / "whole", 5)
+    with monkeypatch.context() as short:
+        sizes = plant(short, lambda fleet: fleet.runs > 2, fault)
+        halved = leave(tmp_path / "halved", 5)
+    assert sizes == [5, 2, 3, 1, 2]
+    runs = [records.runs.drop(columns=TOLD_OTHERWISE) for records in (whole, halved)]
+    pd.testing.assert_frame_equal(*runs, check_exact=True)
+    pd.testing.assert_frame_equal(whole.metrics, halved.metrics, check_exact=True)
+    assert whole.runs["notes"].isna().all()
+    notes = ["out of memory in fleets of 5"] * 2 + ["out of memory in fleets of 5, 3"] * 3
+    assert halved.runs["notes"].tolist() == notes
+    told = [line.split(";")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == [f"lab: out of memory with {size} runs in a fleet" for size in (5, 3)]
+
+
+def test_a_run_that_does_not_fit_alone_has_failed_and_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, lambda fleet: 1 in fleet.config.seed, FULL["cpu"])
+    runs = leave(tmp_path, 3).runs
+    assert runs["status"].tolist() == ["finished", "failed", "finished"]
+    assert runs["reason"].tolist()[1].startswith("out of memory: ")
+
+
+def test_the_first_half_is_left_behind_before_the_second_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+
+    def look(fleet: Fleet) -> bool:
+        left.append(len(list(tmp_path.glob("runs/*/run.json"))))
+        return fleet.runs > 2
+
+    plant(monkeypatch, look, FULL["numpy"])
+    leave(tmp_path, 4)
+    assert left == [0, 0, 2]
+
+
+def test_what_the_allocators_say_is_understood_and_other_faults_are_not_taken_for_it() -> None:
+    for take in (torch.empty, np.empty):
+        with pytest.raises((RuntimeError, MemoryError)) as refused:
+            take(2**58, dtype=(torch if take is torch.empty else np).uint8)
+        assert is_out_of_memory(refused.value)
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
