@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from lab import machine, store
+from lab import machine, ranks, store
 from lab import plan as plans
 from lab.progress import Sayer, Watcher
 from lab.registry import RequestError
@@ -56,10 +56,11 @@ def run_sweep(
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
+    from lab import checkpoint
     from lab.cost import estimate, training_flops
-    from lab.fleet import pick_device
+    from lab.fleet import check_ranks, pick_device
     from lab.record import label
-    from lab.sweep import pack, points
+    from lab.sweep import pack, points, under_way
 
     asked = points(trees)
     outs = sorted({str(tree["out"]) for tree in trees})
@@ -68,12 +69,17 @@ def run_sweep(
     if len(outs) > 1 or not outs[0]:
         raise RequestError(f"out must name one folder, not {', '.join(outs) or 'nothing'}")
     folder = Path(outs[0])
-    if here:
+    if here or ranks.count() > 1:
         for device in {point.config.device for point in asked}:
             pick_device(device)
+    for point in asked:
+        check_ranks(point.config)
+    if dry_run and ranks.count() > 1:
+        raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
     there = store.statuses(folder)
     missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
-    fleets = pack(missing, max_runs)
+    begun = under_way(missing, checkpoint.under_way(folder), max_runs)
+    fleets = begun + pack([point for point in missing if not any(point in fleet for fleet in begun)], max_runs)
     if dry_run:
         for line in estimate(fleets, len(asked) - len(missing)):
             print(line)
@@ -86,10 +92,24 @@ def run_sweep(
         sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder)}"] for index in range(len(fleets))]
         with Watcher(folder, name, labels, sizes, _say, live=sys.stdout.isatty()):
-            deaths = launch(jobs)
+            deaths = launch(jobs) if ranks.count() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             print(f"lab: {death}", file=sys.stderr)
     _close(folder, asked, missing)
+
+
+def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
+    for index in range(fleets):
+        ranks.tell((str(folder), plan, index))
+        train_fleet(folder, plan, index)
+    return []
+
+
+def follow() -> None:
+    """Train, on a rank that is not the first, what the first tells."""
+    while (told := ranks.hear()) is not None:
+        folder, plan, index = told
+        train_fleet(Path(folder), plan, index)
 
 
 def _say(text: str) -> None:
@@ -103,9 +123,11 @@ def quoted(folder: Path) -> str:
 
 
 def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> None:
+    from lab import checkpoint
     from lab.analysis import report
 
     ended = store.statuses(folder)
+    checkpoint.forget(folder, [name for name, status in ended.items() if status != "failed"])
     status = [ended.get(point.id, "failed") for point in asked]  # a run whose job died left no card
     page = folder
     if {"finished", "diverged"} & set(ended.values()):
@@ -120,26 +142,42 @@ def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> No
 
 
 def train_fleet(folder: Path, plan: str, index: int) -> None:
-    """Train one fleet of a plan and leave its runs behind; a fault of a run is recorded, not raised."""
+    """Train one fleet of a plan and leave its runs behind; a fault of a run is recorded, not raised.
+
+    Raises:
+        SystemExit: told to stop by SIGTERM, with a checkpoint left; or a fault on one of several ranks, since the
+            others wait for it in vain.
+    """
+    from lab import checkpoint
     from lab.config import run_config
     from lab.fleet import Fleet
     from lab.record import Tape, card, verdict
-    from lab.train import train
+    from lab.resumable import train_on
 
     machine.settle()
     fleet = plans.thaw(folder, plan)["fleets"][index]
     ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
     progress = Sayer(folder, plan, index, configs[0].steps)
     progress.say(0)
+    broken = False
     try:
         tape = Tape(Fleet(configs))
-        for moment in train(tape.fleet):
-            tape.keep(moment)
-            progress.say(moment.step)
+        if not train_on(tape, checkpoint.Keeper(folder, ids, configs[0].checkpoint), progress.say, _note):
+            raise SystemExit(machine.PREEMPTED)
         runs = tape.runs()
     except Exception as fault:
         traceback.print_exc()
+        broken = True
         runs = [({"status": "failed", "reason": f"{type(fault).__name__}: {fault}".split("\n")[0]}, [])] * len(ids)
-    for name, config, (outcome, metrics) in zip(ids, configs, runs, strict=True):
-        store.write_run(folder, card(name, config, outcome), metrics)
-    progress.say(configs[0].steps, verdict(runs))
+    if ranks.is_first():
+        for name, config, (outcome, metrics) in zip(ids, configs, runs, strict=True):
+            store.write_run(folder, card(name, config, outcome), metrics)
+        progress.say(configs[0].steps, verdict(runs))
+        checkpoint.forget(folder, [] if broken else ids)
+    if broken and ranks.count() > 1:
+        raise SystemExit(1)
+
+
+def _note(text: str) -> None:
+    if ranks.is_first():
+        print(f"lab: {text}", file=sys.stderr)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from lab import ranks
 from lab.config import RunConfig, static_key
 from lab.fields import leaves, stack
 from lab.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now
 from lab.registry import RequestError
+from lab.sharing import birthplace, check_shapes, gradients, share
 
 # Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
 # fleet, so that a run's bits do not depend on its neighbours.
@@ -30,12 +34,30 @@ def pick_device(device: str) -> torch.device:
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        return torch.device(next(name for name, is_there in there.items() if is_there))
+        return ranks.device(next(name for name, is_there in there.items() if is_there))
     if not there[device]:
         raise RequestError(
             f"device={device} is not available here; available: {', '.join(d for d in there if there[d])}"
         )
-    return torch.device(device)
+    return ranks.device(device)
+
+
+def check_ranks(config: RunConfig) -> None:
+    """Refuse a run whose batch or weights cannot be shared by the ranks there are.
+
+    Raises:
+        RequestError: it says what the number of ranks does not divide.
+    """
+    ranks.rows(config.batch_size)
+    if ranks.count() > 1 and config.ranks == "fsdp":
+        with torch.device("meta"):
+            model = Transformer(config.model, config.data.entry.open().vocabulary, 1, _changes(config))
+        check_shapes({name: layer.weight.shape for name, layer in model.layers()})
+
+
+def _changes(config: RunConfig) -> dict[str, Any]:
+    """The interventions that change the model; the others are terms of the loss."""
+    return {name: entry for name, entry in config.intervention.items() if "loss" not in entry.attaches_to}
 
 
 class Fleet:
@@ -46,10 +68,13 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
-        changes = {n: i for n, i in config.intervention.items() if "loss" not in i.attaches_to}
+        changes = _changes(config)
         self.own_forward = any(is_free for *_, is_free in leaves(changes))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
-        self.model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes).to(self.device, dtype)
+        with birthplace(config.ranks):
+            self.model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes).to(dtype)
+        blocks = map(self.model.get_submodule, self.model.blocks)
+        self.shared = share(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
         self.model.initialize(config.seed, factors)
         self.weights = {name: layer.weight for name, layer in self.model.layers()}
@@ -59,6 +84,11 @@ class Fleet:
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a step changes in place, by name: the weights and what the links remember."""
+        links = {f"{link}.{name}": tensor for link, kept in self.state.items() for name, tensor in kept.items()}
+        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links
+
     def parameters(self) -> tuple[int, int]:
         """Parameters of one run: all of them, and without input embedding and output head."""
         sizes = {name: weight[0].numel() for name, weight in self.weights.items()}
@@ -66,27 +96,29 @@ class Fleet:
         return total, total - sizes["embedding"] - sizes["head"]
 
     def batch(self, step: int) -> Tensor:
-        """Windows ``[r b t+1]`` of this step; runs of equal data seed see the same ones."""
+        """Windows ``[r b t+1]`` of this step, this rank's rows; runs of equal data seed see the same ones."""
         config, seeds = self.config, self.config.data.entry.seed
+        mine = ranks.rows(config.batch_size)
         windows = {seed: self.corpus.batch(seed, step, config.batch_size, config.seq_len) for seed in set(seeds)}
-        return torch.from_numpy(np.stack([windows[seed] for seed in seeds])).to(self.device)
+        return torch.from_numpy(np.stack([windows[seed][mine] for seed in seeds])).to(self.device)
 
     def step(self, step: int) -> None:
         """Forward, backward, update; remembers each run's first step with a non-finite loss."""
         tokens_rbt = self.batch(step)
-        loss_r, _ = losses(self.model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], self.terms)
-        gradients = torch.autograd.grad(loss_r.sum(), list(self.weights.values()))
-        fresh_r = (self.first_bad_r < 0) & ~loss_r.detach().isfinite()
+        loss_r, _ = losses(self.shared(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], self.terms)
+        found = gradients(loss_r, self.weights)
+        fresh_r = (self.first_bad_r < 0) & ~ranks.mean_over_ranks(loss_r.detach()).isfinite()
         self.first_bad_r = torch.where(fresh_r, step, self.first_bad_r)
         now = Now(step, self.weights, self.shape_sr[step], self.lr_factor)
-        self.config.optimizer.step(dict(zip(self.weights, gradients, strict=True)), self.state, now)
+        self.config.optimizer.step(found, self.state, now)
 
     def evaluate_at_init(self) -> Tensor:
         """``evaluate(whole=True)`` before the first update, when runs of equal seed are still one model and seen once.
 
-        They are not, where an intervention brings a number per run into the forward pass.
+        They are not, where an intervention brings a number per run into the forward pass.  On several ranks all runs
+        are seen, through the model as it is shared.
         """
-        if self.own_forward:
+        if self.own_forward or ranks.joined():
             return self.evaluate(whole=True)
         first = {seed: self.config.seed.index(seed) for seed in self.config.seed}
         loss_of = dict(zip(first, self.evaluate(whole=True, places=list(first.values())), strict=True))
@@ -102,12 +134,14 @@ class Fleet:
         length = windows_nt.shape[1] - 1
         if not whole:
             windows_nt = windows_nt[:: max(1, len(windows_nt) * length // GLANCE_TOKENS)]
-        weights = {name: weight if places is None else weight[places] for name, weight in self.model.named_parameters()}
+        model: Callable[[Tensor], Tensor] = self.model
+        if places is not None:
+            weights = {name: weight[places] for name, weight in self.model.named_parameters()}
+            model = partial(functional_call, self.model, weights)
         runs = self.runs if places is None else len(places)
         total_r = self.shape_sr.new_zeros(runs)
         for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
             tokens_rbt = chunk_bt.expand(runs, -1, -1)
-            logits_rbtv = functional_call(self.model, weights, tokens_rbt[..., :-1])
-            _, loss_r = losses(logits_rbtv, tokens_rbt[..., 1:], {})
+            _, loss_r = losses(model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], {})
             total_r += loss_r * len(chunk_bt)
         return torch.div(total_r, len(windows_nt))

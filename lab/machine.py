@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 # glibc's numbers for mallopt(3), and the values asked for.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEEP, PAD = 2_000_000_000, 64 * 2**20
+# Exit code of what was told to stop and may be started again: EX_TEMPFAIL of sysexits.h.
+PREEMPTED = 75
 
 
 def prepare() -> None:
@@ -35,3 +41,17 @@ def settle() -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+
+
+@contextmanager
+def heeding_sigterm() -> Iterator[Callable[[], bool]]:
+    """Within the block SIGTERM ends nothing; gives a function that says whether it has come."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
+        yield lambda: False
+        return
+    came = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: came.set())
+    try:
+        yield came.is_set
+    finally:
+        signal.signal(signal.SIGTERM, before)

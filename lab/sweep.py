@@ -35,6 +35,19 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
     return sorted(found.values(), key=lambda point: point.config.seed)
 
 
+def under_way(missing: Sequence[Point], begun: Iterable[Sequence[str]], max_runs: int) -> list[list[Point]]:
+    """Fleets to go on with: of those ``begun``, given by run ids, the ones all of whose runs are still missing.
+
+    Packed anew, what is missing now could make other fleets, which a checkpoint does not fit.
+    """
+    point_of = {point.id: point for point in missing}
+    fleets = []
+    for ids in begun:
+        if len(ids) <= max_runs and all(name in point_of for name in ids):
+            fleets.append([point_of.pop(name) for name in ids])
+    return fleets
+
+
 def pack(missing: Sequence[Point], max_runs: int) -> list[list[Point]]:
     """Fleets of at most ``max_runs`` runs of one static shape, even in size, in the order of their first points."""
     if max_runs < 1:
