@@ -39,11 +39,10 @@ def _on_ranks(arguments: Sequence[str]) -> int:
     from lab import app
 
     ranks.join()
-    if not ranks.is_first():
-        return _coded(app.follow)
-    code = _coded(lambda: _dispatch(arguments))
-    if code in (DONE, REFUSED):  # else the others left by themselves, or cannot be reached
+    code = _coded((lambda: _dispatch(arguments)) if ranks.is_first() else app.follow)
+    if ranks.is_first() and code in (DONE, REFUSED):  # the others wait for what is next
         ranks.tell(None)
+    if code in (DONE, REFUSED, machine.PREEMPTED):  # else they cannot be reached
         ranks.leave()
     return code
 

@@ -106,10 +106,17 @@ def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
 
 
 def follow() -> None:
-    """Train, on a rank that is not the first, what the first tells."""
-    while (told := ranks.hear()) is not None:
-        folder, plan, index = told
-        train_fleet(Path(folder), plan, index)
+    """Train, on a rank that is not the first, what the first tells.
+
+    Raises:
+        SystemExit: the first rank is gone, having said why.
+    """
+    try:
+        while (told := ranks.hear()) is not None:
+            folder, plan, index = told
+            train_fleet(Path(folder), plan, index)
+    except ConnectionError:
+        raise SystemExit(1) from None
 
 
 def _say(text: str) -> None:

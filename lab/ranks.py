@@ -81,6 +81,7 @@ def leave() -> None:
     """Part from the other ranks, all at the same point."""
     from torch import distributed
 
+    wait_for_all()
     distributed.destroy_process_group()
 
 
@@ -99,14 +100,18 @@ def tell(what: Any) -> None:
 
 
 def hear() -> Any:
-    """What the first rank tells; ``None`` also when it is gone, having said why."""
+    """What the first rank tells.
+
+    Raises:
+        ConnectionError: the first rank is gone.
+    """
     from torch import distributed
 
     heard: list[Any] = [None]
     try:
         distributed.broadcast_object_list(heard, src=0)
-    except RuntimeError:
-        return None
+    except RuntimeError as lost:
+        raise ConnectionError("the first rank is gone") from lost
     return heard[0]
 
 
