@@ -7,8 +7,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from lab import machine
+from lab import machine, ranks
 from lab.registry import RequestError, nearest
 
 USAGE = """\
@@ -29,14 +30,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"
     machine.prepare()
+    if ranks.count() > 1:
+        _on_ranks(arguments)
+    return _coded(lambda: _dispatch(arguments))
+
+
+def _on_ranks(arguments: Sequence[str]) -> NoReturn:
+    """The first rank takes the request, the others train what it tells them to."""
+    from lab import app
+
+    ranks.join()
+    code = _coded((lambda: _dispatch(arguments)) if ranks.is_first() else app.follow)
+    if ranks.is_first() and code in (DONE, REFUSED):  # the others wait for what is next
+        ranks.tell(None)
+    if code in (DONE, REFUSED, machine.PREEMPTED):  # else they cannot be reached
+        ranks.leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads hold tensors of Python's, and abort where they outlive its interpreter
+
+
+def _coded(work: Callable[[], None]) -> int:
+    """Do it; returns the exit code that says how it went."""
     try:
-        return _dispatch(arguments)
+        work()
+        return DONE
     except RequestError as refusal:
         return _refuse(str(refusal))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command trains what is missing", file=sys.stderr)
         return INTERRUPTED
     except SystemExit as end:
+        if end.code == machine.PREEMPTED and ranks.is_first():
+            print("lab: preempted; the same command goes on from the checkpoint", file=sys.stderr)
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
     except BrokenPipeError:
         return FAILED
@@ -55,23 +81,22 @@ def _refuse(line: str) -> int:
     return REFUSED
 
 
-def _dispatch(arguments: Sequence[str]) -> int:
+def _dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
-        return DONE if arguments else REFUSED
+        raise SystemExit(DONE if arguments else REFUSED)
     word, rest = arguments[0], list(arguments[1:])
     if word in ("-sc", "--shell-completion"):
         from lab import completion
 
         print(*completion.answer(arguments, list(COMMANDS)))
-        return DONE
+        return
     if word not in COMMANDS:
         raise RequestError(f"unknown sub-command {word!r}; {nearest(word, COMMANDS)}")
     if word != "train" and rest in (["--help"], ["-h"]):
         print(USAGE, end="")
-        return DONE
+        return
     COMMANDS[word](rest)
-    return DONE
 
 
 def _without_m(arguments: list[str]) -> list[str]:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
 from omegaconf import DictConfig
 
-from lab import machine, store
+from lab import machine, ranks, store
 from lab import plan as plans
-from lab.progress import Sayer, Watcher
+from lab.progress import Watcher
 from lab.registry import RequestError
 
 if TYPE_CHECKING:
-    from lab.config import RunConfig
-    from lab.record import Run
     from lab.sweep import Point
 
 
@@ -41,7 +37,7 @@ def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
     machine.prepare()
     plan, index = str(config.fleet).rsplit("/", 1)
-    train_fleet(Path(config.out), plan, int(index))
+    _train(Path(config.out), plan, int(index))
 
 
 # Not a decorator: a launcher sends the task to other processes by its name.
@@ -58,53 +54,86 @@ def run_sweep(
     here: bool,
     processes: int,
 ) -> None:
-    """Train what is missing of the points asked for, then gather and report.
-
-    ``one`` refuses more than one point; ``here`` says that jobs run on this machine, so many ``processes`` at once, so
-    its devices and its memory must do.
+    """Train what is missing of the points asked for, then gather and report; what is asked is said in ``agenda``.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
+    from lab.agenda import agenda
     from lab.cost import estimate
-    from lab.engine import can_compile
-    from lab.memory import Host, find_host, most_runs
-    from lab.record import label
-    from lab.sweep import engine_for, pack, points, training_flops, with_engine
 
-    asked = points(trees)
-    outs = sorted({str(tree["out"]) for tree in trees})
-    if one and len(asked) > 1:
-        raise RequestError("several values given: lab train -m trains a sweep")
-    if len(outs) > 1 or not outs[0]:
-        raise RequestError(f"out must name one folder, not {', '.join(outs) or 'nothing'}")
-    folder = Path(outs[0])
-    devices = {point.config.device for point in asked}
-    hosts = {device: find_host(device, processes) if here else Host() for device in devices}
-    if here and any(point.config.engine == "compiled" for point in asked) and not can_compile():
-        raise RequestError("engine=compiled needs a C++ compiler and Python's headers; engine=eager needs neither")
-    there = store.statuses(folder)
-    engine = store.check_version(folder) or (engine_for(asked) if can_compile() else "eager")
-    asked = with_engine(asked, engine)
-    missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
-    fleets = pack(missing, lambda config: most_runs(config, hosts[config.device], max_runs))
+    if dry_run and ranks.count() > 1:
+        raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
+    folder, engine, asked, missing, fleets, host = agenda(
+        trees, max_runs=max_runs, one=one, here=here, processes=processes
+    )
     if dry_run:
-        for line in estimate(fleets, len(asked) - len(missing), hosts[asked[0].config.device]):
+        for line in estimate(fleets, len(asked) - len(missing), host):
             print(line)
         return
     store.open_folder(folder, engine)
     store.note_command(folder, COMMAND.get())
     if fleets:
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
-        labels = [label([point.config for point in fleet]) for fleet in fleets]
-        sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder)}"] for index in range(len(fleets))]
-        with Watcher(folder, name, labels, sizes, _say, live=sys.stdout.isatty()):
-            deaths = launch(jobs)
+        with _watcher(folder, name, fleets):
+            deaths = launch(jobs) if ranks.count() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             print(f"lab: {death}", file=sys.stderr)
     _close(folder, asked, missing)
+
+
+def _watcher(folder: Path, plan: str, fleets: Sequence[Sequence[Point]]) -> Watcher:
+    from lab.record import label
+    from lab.sweep import training_flops
+
+    labels = [label([point.config for point in fleet]) for fleet in fleets]
+    sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
+    return Watcher(folder, plan, labels, sizes, _say, live=sys.stdout.isatty())
+
+
+def _train(folder: Path, plan: str, index: int) -> None:
+    """One fleet, in this process.
+
+    Raises:
+        SystemExit: told to stop, with a checkpoint left; or a fault on one of several ranks, since the others wait for
+            it in vain.
+    """
+    from lab import job
+
+    try:
+        whole = job.train_fleet(folder, plan, index, _note)
+    except job.Preempted:
+        raise SystemExit(machine.PREEMPTED) from None
+    if not whole and ranks.count() > 1:
+        raise SystemExit(1)
+
+
+def _note(text: str) -> None:
+    if ranks.is_first():
+        print(f"lab: {text}", file=sys.stderr)
+
+
+def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
+    for index in range(fleets):
+        ranks.tell((str(folder), plan, index))
+        _train(folder, plan, index)
+    return []
+
+
+def follow() -> None:
+    """Train, on a rank that is not the first, what the first tells.
+
+    Raises:
+        SystemExit: the first rank is gone, having said why.
+    """
+    try:
+        while (told := ranks.hear()) is not None:
+            folder, plan, index = told
+            _train(Path(folder), plan, index)
+    except ConnectionError:
+        raise SystemExit(1) from None
 
 
 def _say(text: str) -> None:
@@ -118,9 +147,11 @@ def quoted(folder: Path) -> str:
 
 
 def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> None:
+    from lab import checkpoint
     from lab.analysis import report
 
     ended = store.statuses(folder)
+    checkpoint.forget(folder, [name for name, status in ended.items() if status != "failed"])
     status = [ended.get(point.id, "failed") for point in asked]  # a run whose job died left no card
     page = folder
     if {"finished", "diverged"} & set(ended.values()):
@@ -132,41 +163,3 @@ def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> No
     print(f"{counts}, {diverged} diverged, {failed} failed; report: {page}")
     if failed:
         raise SystemExit(1)
-
-
-def train_fleet(folder: Path, plan: str, index: int) -> None:
-    """Train one fleet of a plan and leave its runs behind; a fault of a run is recorded, not raised."""
-    from lab.config import run_config
-    from lab.halving import outcomes
-    from lab.record import card, verdict
-
-    machine.settle()
-    fleet = plans.thaw(folder, plan)["fleets"][index]
-    ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
-    progress = Sayer(folder, plan, index, configs[0].steps)
-    progress.say(0)
-    runs: list[Run] = []
-    ended = outcomes(configs, partial(_attempt, progress), lambda text: print(f"lab: {text}", file=sys.stderr))
-    for name, config, run in zip(ids, configs, ended, strict=True):
-        store.write_run(folder, card(name, config, run[0]), run[1])
-        runs.append(run)
-    progress.say(configs[0].steps, verdict(runs))
-
-
-def _attempt(progress: Sayer, configs: Sequence[RunConfig]) -> Sequence[Run]:
-    """Train runs as one fleet; raises when memory gives out, and only then."""
-    from lab.fleet import Fleet
-    from lab.record import Tape, failure
-    from lab.train import train
-
-    try:
-        tape = Tape(Fleet(configs))
-        for moment in train(tape.fleet):
-            tape.keep(moment)
-            progress.say(moment.step)
-        return tape.runs()
-    except Exception as fault:
-        if machine.is_out_of_memory(fault):
-            raise
-        traceback.print_exc()
-        return [failure(f"{type(fault).__name__}: {fault}")] * len(configs)

@@ -2,13 +2,20 @@
 
 ``r`` run, ``b`` batch, ``t`` query position, ``s`` key position, ``d`` width, ``h`` heads, ``k`` head width,
 ``m`` MLP width, ``v`` vocabulary.  A tensor's name ends in its axes: ``q_rbhtk``.  ``r`` leads and is never contracted.
+
+On several ranks a mean or maximum is that of all ranks' shares of the batch, and a weight of which each rank has a part
+(a DTensor) counts as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from operator import add
 
 from torch import Tensor
+
+from lab.ranks import max_over_ranks, mean_over_ranks
 
 
 def over(number_r: Tensor | float, tensor_r: Tensor) -> Tensor | float:
@@ -17,18 +24,33 @@ def over(number_r: Tensor | float, tensor_r: Tensor) -> Tensor | float:
     Numbers per run are kept in float64 and rounded here, once, to the precision of the tensor they meet.
     """
     if isinstance(number_r, Tensor):
-        return number_r.to(tensor_r.dtype).view(-1, *(1,) * (tensor_r.ndim - 1))
+        return _beside(tensor_r, number_r.to(tensor_r.dtype).view(-1, *(1,) * (tensor_r.ndim - 1)))
     return number_r
+
+
+def _beside(tensor_r: Tensor, number_r1: Tensor) -> Tensor:
+    """The number as it may meet a tensor that is spread over ranks: there, too, and whole on each."""
+    mesh = getattr(tensor_r, "device_mesh", None)
+    if mesh is None:
+        return number_r1
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(number_r1, mesh, [Replicate()], run_check=False)
+
+
+def _whole(number_r: Tensor) -> Tensor:
+    """A number per run of a tensor that is spread over ranks, put together from its parts."""
+    return number_r.full_tensor() if hasattr(number_r, "full_tensor") else number_r
 
 
 def per_run_mean(tensor_r: Tensor) -> Tensor:
     """``[r ...] -> [r]``: the mean over everything but the run axis."""
-    return tensor_r.flatten(1).mean(1)
+    return mean_over_ranks(_whole(tensor_r.flatten(1).mean(1)))
 
 
 def per_run_max(tensor_r: Tensor) -> Tensor:
     """``[r ...] -> [r]``: the largest entry of each run; NaN where the run holds a NaN."""
-    return tensor_r.flatten(1).amax(1)
+    return max_over_ranks(_whole(tensor_r.flatten(1).amax(1)))
 
 
 def per_run_rms(tensor_r: Tensor) -> Tensor:
@@ -39,4 +61,4 @@ def per_run_rms(tensor_r: Tensor) -> Tensor:
 def per_run_norm(tensors_r: Iterable[Tensor]) -> Tensor:
     """Global norm ``[r]`` of all tensors of a run taken together, in the order given."""
     # one after the other: a reduction over stacked tensors would add in another order for another number of runs
-    return sum(tensor_r.square().flatten(1).sum(1) for tensor_r in tensors_r).sqrt()  # type: ignore[union-attr]
+    return _whole(reduce(add, (tensor_r.square().flatten(1).sum(1) for tensor_r in tensors_r))).sqrt()

@@ -13,6 +13,7 @@ import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates  # noqa: F401  (these six fill the registries)
 from lab import store
+from lab.checkpoint import CheckpointConfig
 from lab.fields import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.transformer import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
@@ -21,6 +22,8 @@ from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, Regis
 
 # What a key may be without changing any record: labels, places, devices.
 NO_PART_OF_ID = ("out", "device", "engine", "model.name", "scale.name")
+# What has no column either: how a run was kept safe and shared, which two runs that are one may differ in.
+NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class RunConfig:
     data: Named
     probes: ProbesConfig
     scale: ScaleConfig
+    checkpoint: CheckpointConfig
     out: str
     batch_size: int = bounded(above=0)
     seq_len: int = bounded(above=0)
@@ -58,6 +62,7 @@ class RunConfig:
     precision: str = one_of("fp32", "bf16")
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
+    ranks: str = one_of("ddp", "fsdp")
 
 
 def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mapping[str, Any]:
@@ -100,6 +105,7 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
         "data": _named(DATA, tree, "data"),
         "probes": build(ProbesConfig, _group(tree, "probes"), "probes"),
         "scale": build(ScaleConfig, _group(tree, "scale"), "scale"),
+        "checkpoint": build(CheckpointConfig, _group(tree, "checkpoint", named=False), "checkpoint"),
     }
     plain = {key: value for key, value in tree.items() if key not in parts}
     return build(RunConfig, {**parts, **plain}, "")
@@ -112,7 +118,8 @@ def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
         key = key.replace(".entry.", ".").replace("optimizer.links.", "optimizer/")
         if "optimizer/" in key:
             key = f"optimizer.{key.rsplit('.', 1)[1]}"
-        rows[key] = (value, free)
+        if key not in NO_COLUMN:
+            rows[key] = (value, free)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
     return rows
 

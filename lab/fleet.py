@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from lab import ranks
 from lab.config import RunConfig, static_key
 from lab.engine import Compiled, Eager, Heard
 from lab.fields import leaves, stack
@@ -16,6 +19,7 @@ from lab.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now, Tensors
 from lab.registry import RequestError
+from lab.sharing import birthplace, check_shapes, gradients, share
 
 # Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
 # fleet, so that a run's bits do not depend on its neighbours.
@@ -32,12 +36,30 @@ def pick_device(device: str) -> torch.device:
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        return torch.device(next(name for name, is_there in there.items() if is_there))
+        return ranks.device(next(name for name, is_there in there.items() if is_there))
     if not there[device]:
         raise RequestError(
             f"device={device} is not available here; available: {', '.join(d for d in there if there[d])}"
         )
-    return torch.device(device)
+    return ranks.device(device)
+
+
+def check_ranks(config: RunConfig) -> None:
+    """Refuse a run whose batch or weights cannot be shared by the ranks there are.
+
+    Raises:
+        RequestError: it says what the number of ranks does not divide.
+    """
+    ranks.rows(config.batch_size)
+    if ranks.count() > 1 and config.ranks == "fsdp":
+        with torch.device("meta"):
+            model = Transformer(config.model, config.data.entry.open().vocabulary, 1, _changes(config))
+        check_shapes({name: layer.weight.shape for name, layer in model.layers()})
+
+
+def _changes(config: RunConfig) -> dict[str, Any]:
+    """The interventions that change the model; the others are terms of the loss."""
+    return {name: entry for name, entry in config.intervention.items() if "loss" not in entry.attaches_to}
 
 
 Held = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
@@ -54,11 +76,14 @@ class Fleet:
         seeds = config.data.entry.seed
         self.data_seeds = sorted(set(seeds))
         self.data_seed_r = torch.tensor([self.data_seeds.index(seed) for seed in seeds], device=self.device)
-        changes = {n: i for n, i in config.intervention.items() if "loss" not in i.attaches_to}
+        changes = _changes(config)
         self.own_forward = any(is_free for *_, is_free in leaves(changes))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
-        model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes, OPERANDS[config.precision])
-        self.model = model.to(self.device, dtype)
+        operands = OPERANDS[config.precision]
+        with birthplace(config.ranks):
+            self.model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes, operands).to(dtype)
+        blocks = map(self.model.get_submodule, self.model.blocks)
+        self.shared = share(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
         self.model.initialize(config.seed, factors)
         self.weights = {name: layer.weight for name, layer in self.model.layers()}
@@ -71,6 +96,11 @@ class Fleet:
         self.engine = engine(self._update, (self.weights, self.state, self.first_bad_r), config.probes.names)
         self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a step changes in place, by name: the weights and what the links remember."""
+        links = {f"{link}.{name}": tensor for link, kept in self.state.items() for name, tensor in kept.items()}
+        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links
+
     def parameters(self) -> tuple[int, int]:
         """Parameters of one run: all of them, and without input embedding and output head."""
         sizes = {name: weight[0].numel() for name, weight in self.weights.items()}
@@ -78,9 +108,9 @@ class Fleet:
         return total, total - sizes["embedding"] - sizes["head"]
 
     def batch(self, step: int) -> Tensor:
-        """Windows ``[r b t+1]`` of this step; runs of equal data seed see the same ones."""
-        config = self.config
-        windows = [self.corpus.batch(seed, step, config.batch_size, config.seq_len) for seed in self.data_seeds]
+        """Windows ``[r b t+1]`` of this step, this rank's rows; runs of equal data seed see the same ones."""
+        config, mine = self.config, ranks.rows(self.config.batch_size)
+        windows = [self.corpus.batch(seed, step, config.batch_size, config.seq_len)[mine] for seed in self.data_seeds]
         # each sent to the device once, and copied there for the runs that share it
         return torch.from_numpy(np.stack(windows)).to(self.device)[self.data_seed_r]
 
@@ -92,22 +122,27 @@ class Fleet:
     def _update(self, held: Held, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """A step as a function of tensors; remembers each run's first step with a non-finite loss."""
         weights, state, first_bad_r = held
-        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        named = dict(zip((name for name, _ in self.model.named_parameters()), leaves.values(), strict=True))
-        logits_rbtv = functional_call(self.model, named, tokens_rbt[..., :-1])
+        forward: Callable[[Tensor], Tensor] = self.shared
+        if ranks.joined():
+            learned = weights
+        else:
+            learned = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+            names = (name for name, _ in self.model.named_parameters())
+            forward = partial(functional_call, self.model, dict(zip(names, learned.values(), strict=True)))
+        logits_rbtv = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms)
-        gradients = torch.autograd.grad(loss_r.sum(), list(leaves.values()))
-        fresh_r = (first_bad_r < 0) & ~loss_r.detach().isfinite()
+        found = gradients(loss_r, learned)
+        fresh_r = (first_bad_r < 0) & ~ranks.mean_over_ranks(loss_r.detach()).isfinite()
         first_bad_r.copy_(torch.where(fresh_r, step, first_bad_r))
-        now = Now(step, {name: leaf.detach() for name, leaf in leaves.items()}, shape_r, self.lr_factor)
-        self.config.optimizer.step(dict(zip(weights, gradients, strict=True)), state, now)
+        self.config.optimizer.step(found, state, Now(step, weights, shape_r, self.lr_factor))
 
     def evaluate_at_init(self) -> Tensor:
         """``evaluate(whole=True)`` before the first update, when runs of equal seed are still one model and seen once.
 
-        They are not, where an intervention brings a number per run into the forward pass.
+        They are not, where an intervention brings a number per run into the forward pass.  On several ranks all runs
+        are seen, through the model as it is shared.
         """
-        if self.own_forward:
+        if self.own_forward or ranks.joined():
             return self.evaluate(whole=True)
         first = {seed: self.config.seed.index(seed) for seed in self.config.seed}
         loss_of = dict(zip(first, self.evaluate(whole=True, places=list(first.values())), strict=True))
@@ -123,12 +158,14 @@ class Fleet:
         length = windows_nt.shape[1] - 1
         if not whole:
             windows_nt = windows_nt[:: max(1, len(windows_nt) * length // GLANCE_TOKENS)]
-        weights = {name: weight if places is None else weight[places] for name, weight in self.model.named_parameters()}
+        model: Callable[[Tensor], Tensor] = self.model
+        if places is not None:
+            weights = {name: weight[places] for name, weight in self.model.named_parameters()}
+            model = partial(functional_call, self.model, weights)
         runs = self.runs if places is None else len(places)
         total_r = self.shape_sr.new_zeros(runs)
         for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
             tokens_rbt = chunk_bt.expand(runs, -1, -1)
-            logits_rbtv = functional_call(self.model, weights, tokens_rbt[..., :-1])
-            _, loss_r = losses(logits_rbtv, tokens_rbt[..., 1:], {})
+            _, loss_r = losses(model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], {})
             total_r += loss_r * len(chunk_bt)
         return torch.div(total_r, len(windows_nt))

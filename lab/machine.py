@@ -7,9 +7,11 @@ import gc
 import math
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from lab import products
 # glibc's numbers for mallopt(3), and the values asked for.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEEP, PAD = 2_000_000_000, 64 * 2**20
+# Exit code of what was told to stop and may be started again: EX_TEMPFAIL of sysexits.h.
+PREEMPTED = 75
 
 
 def prepare() -> None:
@@ -139,3 +143,17 @@ def release() -> None:
 def _glibc(function: str) -> Any:
     """A function of this process's C library; none, where it has none of that name, as musl."""
     return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
+
+
+@contextmanager
+def heeding_sigterm() -> Iterator[Callable[[], bool]]:
+    """Within the block SIGTERM ends nothing; gives a function that says whether it has come."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
+        yield lambda: False
+        return
+    came = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: came.set())
+    try:
+        yield came.is_set
+    finally:
+        signal.signal(signal.SIGTERM, before)

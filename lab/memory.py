@@ -15,7 +15,7 @@ from lab.registry import RequestError
 BYTES = 4  # of a number
 PROCESS = 150e6  # bytes of a job before it holds a fleet: data, libraries that are loaded late
 # What an allocator takes over what it is asked for, measured: freed blocks fit no later tensor exactly.
-SPLIT, HOLES = 1.15, 10e6
+SPLIT, HOLES = 1.3, 10e6
 ROOM = 0.8  # the share of free memory that is packed
 ENOUGH_ON_CPU = 8  # runs; more of them gain nothing there
 
@@ -41,12 +41,11 @@ def find_host(device: str, processes: int) -> Host:
     return Host(kind, processes, free / processes)
 
 
-def bytes_per_run(config: RunConfig) -> float:
-    """Bytes that one more run adds to a fleet at its peak: weights, gradients, two moments, and what comes and goes.
+def bytes_asked(config: RunConfig) -> float:
+    """Bytes of tensors that one more run adds to a fleet at its peak: weights, gradients, two moments, what passes.
 
-    That is the largest of three: activations kept for the backward pass, with scores in full; a held-out pass; two more
-    tensors per weight in the optimizer.  Counted tensor by tensor; within 30 % of what was measured over depths 2 to 6,
-    widths 32 to 512 and lengths 32 to 256.
+    What passes is the largest of three: activations kept for the backward pass, with scores in full; a held-out pass;
+    two more tensors per weight in the optimizer.  Counted tensor by tensor, as if all gradients were there at once.
     """
     vocabulary: int = config.data.entry.open().vocabulary
     depth, width, length = config.model.depth, config.model.width, config.seq_len
@@ -55,7 +54,12 @@ def bytes_per_run(config: RunConfig) -> float:
     passing = max(14 * width, 9 * width + 3 * scores, 2 * width + 2 * vocabulary)
     weights = 12 * depth * width**2 + 2 * vocabulary * width
     comes_and_goes = max(config.batch_size * length * kept, max(PASS_TOKENS, length) * passing, 2 * weights)
-    return HOLES + SPLIT * BYTES * (4 * weights + comes_and_goes)
+    return float(BYTES * (4 * weights + comes_and_goes))
+
+
+def bytes_per_run(config: RunConfig) -> float:
+    """What ``bytes_asked`` takes of main memory; by chance up to half as much again: holes lie as they fall."""
+    return HOLES + SPLIT * bytes_asked(config)
 
 
 def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from lab import plan as plans
+from lab import ranks
 from lab.registry import RequestError
 
 SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
@@ -26,7 +27,7 @@ class Sayer:
     def say(self, step: int, verdict: str | None = None) -> None:
         """This many steps are done; a verdict ends the fleet."""
         now = time.time()
-        if verdict is None and now - self.said < SAY_EVERY:
+        if not ranks.is_first() or (verdict is None and now - self.said < SAY_EVERY):
             return
         self.said = now
         progress = {"step": step, "steps": self.steps, "seconds": now - self.started, "verdict": verdict}

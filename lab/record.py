@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from lab import __version__, products
+from lab import __version__, products, ranks
 from lab.config import RunConfig, columns
 from lab.fleet import Fleet
 from lab.train import Moment
 
 Row = tuple[int, str, str, float]
+Names = tuple[tuple[str, str], ...]
 Run = tuple[Mapping[str, Any], Sequence[Row]]
 
 
@@ -24,29 +25,45 @@ class Tape:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.started = fleet, time.perf_counter()
-        self._keys: list[tuple[int, str, str]] = []
+        self._heard: list[tuple[int, Names]] = []
+        self._names: dict[Names, Names] = {}
         self._values: list[torch.Tensor] = []
         self._whole: list[torch.Tensor] = []
 
     def keep(self, moment: Moment) -> None:
         """Take down what was heard; nothing is copied off the device yet."""
         if moment.heard:
-            self._keys += [(moment.step, probe, where) for probe, where in moment.heard]
+            names = tuple(moment.heard)
+            self._heard.append((moment.step, self._names.setdefault(names, names)))
             self._values.append(torch.stack([value_r.to(self.fleet.shape_sr) for value_r in moment.heard.values()]))
         if moment.val_loss_r is not None:
             self._whole.append(moment.val_loss_r)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the fleet's tensors."""
+        self._values = [torch.cat(self._values)] if self._values else []
+        kept = {"heard": self._heard, "values": self._values, "whole": self._whole}
+        return {**kept, "first_bad_r": self.fleet.first_bad_r, "seconds": time.perf_counter() - self.started}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave."""
+        self._heard = [(step, self._names.setdefault(names, names)) for step, names in state["heard"]]
+        self._values, self._whole = ([v.to(self.fleet.device) for v in state[kind]] for kind in ("values", "whole"))
+        self.fleet.first_bad_r.copy_(state["first_bad_r"])
+        self.started = time.perf_counter() - state["seconds"]
 
     def runs(self) -> list[Run]:
         """Outcome and probe values of every run, in the fleet's order."""
         runs, seconds = self.fleet.runs, time.perf_counter() - self.started
         at_init, final = (loss_r.tolist() for loss_r in (self._whole[0], self._whole[-1]))
+        keys = [(step, *name) for step, names in self._heard for name in names]
         values = torch.cat(self._values).T.tolist() if self._values else [[] for _ in range(runs)]
         speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self.fleet.config.steps * runs / seconds}
         sizes = dict(zip(("parameters", "parameters_without_embeddings"), self.fleet.parameters(), strict=True))
         return [
             (
                 {**outcome(at_init[run], final[run], first_bad, self.fleet.config.steps), **sizes, **speed},
-                [(*key, value) for key, value in zip(self._keys, values[run], strict=True)],
+                [(*key, value) for key, value in zip(keys, values[run], strict=True)],
             )
             for run, first_bad in enumerate(self.fleet.first_bad_r.tolist())
         ]
@@ -83,7 +100,8 @@ def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, 
         **outcome,
         "loss_bigram": corpus.loss_bigram(config.seq_len),
         "versions": f"instability-lab {__version__}, python {platform.python_version()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread, fp32 products by {products.chosen()}",
+        f"{torch.get_num_threads()} thread, fp32 products by {products.chosen()}"
+        + (f", {ranks.count()} ranks, {config.ranks}" if ranks.joined() else ""),
         "data_fingerprint": corpus.fingerprint,
         "data_notes": ", ".join(f"{key} {value}" for key, value in corpus.notes.items()),
     }

@@ -6,6 +6,7 @@ A results folder holds::
     commands.json                  every command that added to this folder
     plans/<digest>.json            the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
+    checkpoints/<digest>/<k>...    the state of a fleet after k updates, until it has left its runs behind
     runs/<id>/metrics.parquet      what the probes heard
     runs/<id>/run.json             the run card; written last, so a run is there whole or not at all
     runs.parquet, metrics.parquet  all runs in two tables, gathered from the above
@@ -67,7 +68,8 @@ def digest(value: Any) -> str:
 
 
 @contextmanager
-def _appearing(path: Path) -> Any:
+def appearing(path: Path) -> Any:
+    """Within the block write the file this gives; then it stands under ``path``, whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -84,12 +86,12 @@ def _appearing(path: Path) -> Any:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file that is there whole or not at all."""
-    with _appearing(path) as beside:
+    with appearing(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
 def _write_table(path: Path, table: pd.DataFrame) -> None:
-    with _appearing(path) as beside:
+    with appearing(path) as beside:
         table.to_parquet(beside, index=False)
 
 

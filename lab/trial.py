@@ -84,7 +84,7 @@ def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     heard = clock.seconds(lambda: listener.heard.update(fleet.step(0)))
     plain = clock.seconds(lambda: fleet.step(next((step for step in range(config.steps) if step not in heard_at), 0)))
     glance = clock.seconds(lambda: looks.append(fleet.evaluate(whole=False)))
-    tape.keep(Moment(0, listener.heard, looks[0]))
+    tape.keep(Moment(0, 0, listener.heard, looks[0]))
     with TemporaryDirectory() as nowhere:
         for place, (outcome, metrics) in enumerate(tape.runs()):
             store.write_run(Path(nowhere), card(str(place), configs[place], outcome), metrics)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from lab import app, cost, machine, trial
+from lab import cost, job, machine, trial
 from lab import plan as plans
 from lab.config import RunConfig
 from lab.fleet import GLANCE_TOKENS, Fleet
-from lab.memory import ENOUGH_ON_CPU, Host, bytes_per_run, most_runs
+from lab.memory import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, most_runs
 from lab.registry import RequestError
 from lab.sweep import points
 from lab.train import train
@@ -70,20 +71,38 @@ def test_time_is_made_of_all_that_training_does(shared: str, monkeypatch: pytest
     assert expected == pytest.approx(clock() - began, rel=1e-3)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="measured with glibc")
-@pytest.mark.parametrize("shape", ["seq_len=128 batch_size=8", "model.width=256 batch_size=2"])
-def test_what_a_run_takes_is_what_it_was_said_to_take(shape: str) -> None:
-    one, many = (configs(*["seed=0"] * runs, shared=("model.width=64", *shape.split())) for runs in (1, 6))
-    small, large = attempt([one, many], 1)
-    assert small
-    assert large
-    assert (large.own - small.own) / 5 == pytest.approx(bytes_per_run(one[0]), rel=0.3)
+def allocated_at_most(work: Callable[[], object]) -> int:
+    """Bytes of tensors that were there at once, of those that ``work`` made."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
-def job(folder: Path, plan: str, answer: Connection) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "model.width=64 seq_len=128 batch_size=8",
+        "model.width=256 batch_size=2",
+        "model.width=64 seq_len=64 batch_size=16",
+        "model.width=64 model.depth=4 seq_len=256 batch_size=2",
+    ],
+)
+def test_tensors_take_what_was_counted(shape: str) -> None:
+    def taken(runs: int) -> int:
+        fleet = Fleet(configs(*["seed=0"] * runs, shared=shape.split()))
+        fleet.step(0)
+        passing = (lambda: fleet.step(1), lambda: fleet.evaluate(whole=False))
+        return sum(tensor.nbytes for tensor in fleet.tensors().values()) + max(map(allocated_at_most, passing))
+
+    asked = bytes_asked(configs("seed=0", shared=shape.split())[0])
+    assert asked / 1.3 < (taken(3) - taken(1)) / 2 < asked
+
+
+def take(folder: Path, plan: str, answer: Connection) -> None:
     """What a launcher's process does with a fleet, and what it took."""
     machine.prepare()
-    app.train_fleet(folder, plan, 0)
+    job.train_fleet(folder, plan, 0, print)
     answer.send(machine.peak_memory())
 
 
@@ -92,7 +111,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     plan = plans.freeze(tmp_path, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
     processes = machine.fresh_processes()
     ours, theirs = processes.Pipe(duplex=False)
-    process = processes.Process(target=job, args=(tmp_path, plan, theirs))  # type: ignore[attr-defined]
+    process = processes.Process(target=take, args=(tmp_path, plan, theirs))  # type: ignore[attr-defined]
     process.start()
     taken = ours.recv()
     process.join()

@@ -165,7 +165,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
 def test_a_folder_keeps_the_engine_of_its_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.sweep.WORTH_COMPILING", 1.0)
-    monkeypatch.setattr(engine, "can_compile", lambda: True)
+    monkeypatch.setattr("lab.agenda.can_compile", lambda: True)
     assert request(tmp_path / "a") == ["compiled"]
     monkeypatch.setattr("lab.sweep.WORTH_COMPILING", math.inf)
     assert request(tmp_path / "a", "seed=1") == ["compiled"]
@@ -175,9 +175,9 @@ def test_a_folder_keeps_the_engine_of_its_first_request(tmp_path: Path, monkeypa
 
 def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.sweep.WORTH_COMPILING", 1.0)
-    monkeypatch.setattr(engine, "can_compile", lambda: False)
+    monkeypatch.setattr("lab.agenda.can_compile", lambda: False)
     assert request(tmp_path) == ["eager"]
-    with pytest.raises(RequestError, match="engine=compiled needs a C"):
+    with pytest.raises(RequestError, match="engine=compiled takes one process, a C"):
         request(tmp_path / "b", "engine=compiled")
     assert not (tmp_path / "b").exists()
 

@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import app, store
+from lab import job, store
 from lab import plan as plans
+from lab.engine import Heard
 from lab.fleet import Fleet
 from lab.machine import is_out_of_memory
 from lab.sweep import points
@@ -28,13 +29,13 @@ FULL = {  # made anew each time, since a fault keeps the frames it went through
 }
 
 
-def leave(folder: Path, seeds: int) -> store.Records:
+def leave(folder: Path, seeds: int, note: Callable[[str], None] = print) -> store.Records:
     """Train so many seeds as one fleet of a plan; what is left of it, by seed."""
     text = folder.parent / "text.txt"  # little of it held out
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     fleet = points([tree("steps=4", "data=text", f"data.path={text}", f"seed={seed}") for seed in range(seeds)])
     plan = plans.freeze(folder, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
-    app.train_fleet(folder, plan, 0)
+    job.train_fleet(folder, plan, 0, note)
     torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     runs, metrics = store.read(folder)
     order = ["id", "step", "probe", "where"]
@@ -55,10 +56,10 @@ def plant(
         begin(fleet, *args)
         sizes.append(fleet.runs)
 
-    def stepping(fleet: Fleet, at: int) -> None:
+    def stepping(fleet: Fleet, at: int) -> Heard:
         if at == 2 and too_much(fleet):
             raise fault()
-        step(fleet, at)
+        return step(fleet, at)
 
     monkeypatch.setattr(Fleet, "__init__", beginning)
     monkeypatch.setattr(Fleet, "step", stepping)
@@ -67,12 +68,13 @@ def plant(
 
 @pytest.mark.parametrize("fault", FULL.values(), ids=FULL)
 def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
-    fault: Callable[[], Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Callable[[], Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[str] = []
     whole = leave(tmp_path / "whole", 5)
     with monkeypatch.context() as short:
         sizes = plant(short, lambda fleet: fleet.runs > 2, fault)
-        halved = leave(tmp_path / "halved", 5)
+        halved = leave(tmp_path / "halved", 5, told.append)
     assert sizes == [5, 2, 3, 1, 2]
     runs = [records.runs.drop(columns=TOLD_OTHERWISE) for records in (whole, halved)]
     pd.testing.assert_frame_equal(*runs, check_exact=True)
@@ -80,8 +82,7 @@ def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
     assert whole.runs["notes"].isna().all()
     notes = ["out of memory in fleets of 5"] * 2 + ["out of memory in fleets of 5, 3"] * 3
     assert halved.runs["notes"].tolist() == notes
-    told = [line.split(";")[0] for line in capsys.readouterr().err.splitlines()]
-    assert told == [f"lab: out of memory with {size} runs in a fleet" for size in (5, 3)]
+    assert [line.split(";")[0] for line in told] == [f"out of memory with {size} runs in a fleet" for size in (5, 3)]
 
 
 def test_a_run_that_does_not_fit_alone_has_failed_and_takes_no_other_with_it(

@@ -23,7 +23,7 @@ from tests import reference
 CHANGES = [name for name in INTERVENTIONS if "loss" not in INTERVENTIONS[name].attaches_to]
 SHAPES = [  # width, head width, vocabulary, batch, positions; a run of the last two fills no whole vectors anywhere
     (16, 8, 29, 4, 12),
-    (10, 10, 37, 5, 9),
+    (10, 10, 37, 6, 9),
     (6, 2, 5, 1, 3),
 ]
 

@@ -35,6 +35,7 @@ class Steps:
     dtype: torch.dtype = torch.float64
     changes: Mapping[str, Any] = field(default_factory=lambda: {"qk_layernorm": intervention("qk_layernorm")})
     seeds: tuple[int, ...] = SEEDS
+    batch: int = 3
     spoil: Callable[[Transformer], None] | None = None
 
     def run(self, count: int) -> tuple[dict[str, Tensor], list[Heard]]:
@@ -47,7 +48,7 @@ class Steps:
         weights, heard = weights_of(made), []
         state, shape_r = chain.begin(weights), torch.full((len(self.seeds),), 0.5, dtype=torch.float64)
         for step in range(count):
-            rows_rbt = tokens(*(seed + 100 * step for seed in self.seeds))
+            rows_rbt = tokens(*(seed + 100 * step for seed in self.seeds), batch=self.batch)
             listener = Listener(self.names)
             with listening(listener if self.names else None):
                 loss_r, bare_r = losses(made(rows_rbt[..., :-1]), rows_rbt[..., 1:], {"z_loss": ZLoss(0.01)})
@@ -196,9 +197,9 @@ def test_a_broken_run_is_heard_and_touches_no_other() -> None:
 
 
 def test_a_run_alone_says_what_it_says_in_company() -> None:
-    company = Steps(dtype=torch.float32).run(2)[1][1]
+    company = Steps(dtype=torch.float32, batch=16).run(2)[1][1]
     for place, seed in enumerate(SEEDS):
-        alone = Steps(dtype=torch.float32, seeds=(seed,)).run(2)[1][1]
+        alone = Steps(dtype=torch.float32, seeds=(seed,), batch=16).run(2)[1][1]
         for key, value_r in company.items():
             assert torch.equal(alone[key], value_r[place : place + 1]), key
 

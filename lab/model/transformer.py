@@ -17,6 +17,7 @@ from lab.hooks import HookPoint
 from lab.model.gelu import gelu
 from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw, product
 from lab.model.parametrization import Factors, Role
+from lab.sharing import fill
 
 ROPE_BASE = 10_000.0
 
@@ -183,4 +184,4 @@ class Transformer(nn.Module):
         """Draw every weight of run i from seed i; the run's neighbours play no part."""
         for name, layer in self.layers():
             for run, seed in enumerate(seeds):
-                layer.weight[run].copy_(draw(layer, name, seed, factors[name].init_std))
+                fill(layer.weight[run], draw(layer, name, seed, factors[name].init_std))

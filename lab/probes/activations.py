@@ -7,12 +7,13 @@ from torch import Tensor
 
 from lab.axes import per_run_max, per_run_mean, per_run_rms
 from lab.probes.probe import probe
+from lab.ranks import mean_over_ranks
 
 
 @probe(hears="train_loss")
 def train_loss(loss_r: Tensor) -> Tensor:
     """Cross-entropy of the batch before the update, nats per token, without added terms."""
-    return loss_r
+    return mean_over_ranks(loss_r)
 
 
 @probe(hears="val_loss")
@@ -49,7 +50,7 @@ def output_logit_rms(logits_rbtv: Tensor) -> Tensor:
 @probe(hears="log_z")
 def log_z(log_z_r: Tensor) -> Tensor:
     """Mean log of the softmax normalizer over the tokens that count."""
-    return log_z_r
+    return mean_over_ranks(log_z_r)
 
 
 @probe(hears="block_output")

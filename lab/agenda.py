@@ -1,0 +1,72 @@
+"""What a request leaves to do: its points checked, those that are done left out, the others packed into fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab import checkpoint, ranks, store
+from lab.config import RunConfig
+from lab.engine import can_compile
+from lab.fleet import check_ranks
+from lab.memory import Host, find_host, most_runs
+from lab.registry import RequestError
+from lab.sweep import Point, engine_for, pack, points, under_way, with_engine
+
+
+class Agenda(NamedTuple):
+    """Points asked for and those of them that are missing, in fleets; where records go, and what carries steps out."""
+
+    folder: Path
+    engine: str
+    asked: list[Point]
+    missing: list[Point]
+    fleets: list[list[Point]]
+    host: Host
+
+
+def agenda(
+    trees: Sequence[Mapping[str, Any]], *, max_runs: int | None, one: bool, here: bool, processes: int
+) -> Agenda:
+    """Nothing is written for it.
+
+    ``one`` refuses more than one point; ``here`` says that jobs run on this machine, so many ``processes`` at once, so
+    its devices and its memory must do.
+
+    Raises:
+        RequestError: a point makes no sense, or the folder cannot take records.
+    """
+    asked, folder = points(trees), _folder(trees)
+    if one and len(asked) > 1:
+        raise RequestError("several values given: lab train -m trains a sweep")
+    for point in asked:
+        check_ranks(point.config)
+    here = here or ranks.count() > 1
+    hosts = {d: find_host(d, processes) if here else Host() for d in {point.config.device for point in asked}}
+
+    def most(config: RunConfig) -> int:
+        return most_runs(config, hosts[config.device], max_runs)
+
+    engine = _engine(folder, asked, here=here)
+    asked, there = with_engine(asked, engine), store.statuses(folder)
+    missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
+    begun = under_way(missing, checkpoint.under_way(folder), most)
+    fleets = begun + pack([point for point in missing if not any(point in fleet for fleet in begun)], most)
+    return Agenda(folder, engine, asked, missing, fleets, hosts[asked[0].config.device])
+
+
+def _folder(trees: Sequence[Mapping[str, Any]]) -> Path:
+    outs = sorted({str(tree["out"]) for tree in trees})
+    if len(outs) > 1 or not outs[0]:
+        raise RequestError(f"out must name one folder, not {', '.join(outs) or 'nothing'}")
+    return Path(outs[0])
+
+
+def _engine(folder: Path, asked: Sequence[Point], *, here: bool) -> str:
+    """What carries out the steps of points that name no engine: what the folder keeps, or what their work deserves."""
+    compiles = can_compile() and ranks.count() == 1
+    engine = store.check_version(folder) or (engine_for(asked) if compiles else "eager")
+    if here and not compiles and "compiled" in {engine, *(point.config.engine for point in asked)}:
+        raise RequestError("engine=compiled takes one process, a C++ compiler and Python's headers; say engine=eager")
+    return engine

@@ -1,0 +1,153 @@
+"""The whole state of a fleet under way, on disk: there whole or not at all, and reading it runs nothing.
+
+``checkpoints/<digest of the run ids>/`` holds ``fleet.json``, the ids, and after k updates ``k.pt`` of one process or
+the folder ``k`` of several ranks, to which each wrote its part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab import ranks, store
+from lab.fields import bounded
+from lab.registry import RequestError
+from lab.sharing import fill
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A fleet's state is kept every so many steps and every so many minutes, 0 for never; the newest ``keep`` stay."""
+
+    steps: int = bounded(at_least=0)
+    minutes: float = bounded(at_least=0)
+    keep: int = bounded(at_least=1)
+
+
+def under_way(folder: Path) -> list[list[str]]:
+    """The runs of every fleet that left a checkpoint, in the fleet's order."""
+    cards = sorted(folder.glob("checkpoints/*/fleet.json"))
+    return [ids for card in cards if isinstance(ids := json.loads(card.read_text()), list)]
+
+
+def forget(folder: Path, ended: Collection[str]) -> None:
+    """Remove the checkpoints of fleets all of whose runs have ended."""
+    for ids in under_way(folder):
+        if set(ids) <= set(ended):
+            shutil.rmtree(_place(folder, ids), ignore_errors=True)
+
+
+def _place(folder: Path, ids: Sequence[str]) -> Path:
+    return folder / "checkpoints" / store.digest(list(ids))
+
+
+class Keeper:
+    """Keeps and finds the checkpoints of one fleet; on several ranks each of them calls, and at the same step."""
+
+    def __init__(self, folder: Path, ids: Sequence[str], config: CheckpointConfig) -> None:
+        self.place, self.ids, self.config = _place(folder, ids), list(ids), config
+        self.kept = time.monotonic()
+
+    def due(self, done: int) -> bool:
+        """Whether it is time, after so many updates."""
+        every, seconds = self.config.steps, self.config.minutes * 60
+        return bool(every and done % every == 0) or bool(seconds and time.monotonic() - self.kept >= seconds)
+
+    def save(self, done: int, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
+        """Write the fleet's tensors and the rest of its state after ``done`` updates, and drop the oldest.
+
+        Raises:
+            RequestError: it cannot be written; what was there before still is.
+        """
+        rest = {**rest, "done": done, "ids": self.ids}
+        try:
+            if ranks.is_first():
+                store.write_text(self.place / "fleet.json", json.dumps(self.ids))
+            if ranks.joined():
+                self._save_parts(self.place / str(done), tensors, rest)
+            else:
+                with store.appearing(self.place / f"{done}.pt") as beside:
+                    torch.save({"tensors": dict(tensors), "rest": rest}, beside)
+        except (OSError, RuntimeError) as fault:
+            raise RequestError(f"no checkpoint in {self.place}: {str(fault).splitlines()[0]}") from None
+        if ranks.is_first():
+            kept = self._there()[: self.config.keep]
+            for path in self.place.iterdir():
+                if path not in kept and path.name != "fleet.json":
+                    _remove(path)
+        self.kept = time.monotonic()
+
+    def _save_parts(self, path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
+        beside = path.with_name(f".{path.name}")
+        if ranks.is_first():
+            _remove(beside)
+        ranks.wait_for_all()
+        from lab.parts import write_parts
+
+        write_parts(beside, tensors)
+        if ranks.is_first():
+            torch.save(rest, beside / "rest.pt")
+            _remove(path)
+            os.replace(beside, path)
+        ranks.wait_for_all()
+
+    def restore(self, tensors: Mapping[str, Tensor], note: Callable[[str], None]) -> dict[str, Any] | None:
+        """Fill ``tensors`` from the newest checkpoint that fits; gives the rest of its state, or ``None``.
+
+        One that is damaged or of another fleet is left out, and ``note`` told why.
+        """
+        for path in self._there():
+            fault = None
+            try:
+                rest, fill_all = self._open(path, tensors)
+            except Exception as refusal:  # a damaged file fails in many ways
+                fault = (str(refusal) or type(refusal).__name__).splitlines()[0]
+                note(f"checkpoint {path} is not used: {fault}")
+            if not ranks.highest(fault is not None):
+                fill_all()
+                return rest
+        return None
+
+    def _there(self) -> list[Path]:
+        """The newest first."""
+        found = [path for path in self.place.glob("[0-9]*") if path.stem.isdigit()]
+        return sorted(found, key=lambda path: int(path.stem), reverse=True)
+
+    def _open(self, path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Callable[[], None]]:
+        """The rest of a checkpoint's state, and what fills the tensors once it is known to fit."""
+        if path.is_dir():
+            rest = torch.load(path / "rest.pt", map_location="cpu", weights_only=True)
+            from lab.parts import Parts  # slow to load, and few need it
+
+            parts = Parts(path)
+            shapes = parts.shapes()
+        else:
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            rest, shapes = held["rest"], {name: tuple(tensor.shape) for name, tensor in held["tensors"].items()}
+        if rest["ids"] != self.ids or shapes != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+            raise ValueError("it is of another config")
+
+        def fill_all() -> None:
+            if path.is_dir():
+                parts.fill(tensors)
+            else:
+                for name, tensor in tensors.items():
+                    fill(tensor, held["tensors"][name])
+
+        return rest, fill_all
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

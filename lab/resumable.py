@@ -1,0 +1,44 @@
+"""Training that can be cut off: from the newest checkpoint to the end, or to a SIGTERM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lab import machine, ranks
+from lab.checkpoint import Keeper
+from lab.record import Tape
+from lab.registry import RequestError
+from lab.train import train
+
+Say = Callable[[str], None]
+
+
+def train_on(tape: Tape, keeper: Keeper, say_step: Callable[[int], None], note: Say) -> bool:
+    """Train the tape's fleet from where it was left; whether it came to its end, and not to a SIGTERM before.
+
+    ``say_step`` is told of every step, ``note`` of a checkpoint that cannot be read or written.
+    """
+    fleet = tape.fleet
+    state = keeper.restore(fleet.tensors(), note)
+    if state:
+        tape.restore(state)
+    with machine.heeding_sigterm() as told_to_stop:
+        for moment in train(fleet, state["done"] if state else 0):
+            tape.keep(moment)
+            say_step(moment.step)
+            if moment.done == fleet.config.steps:
+                break
+            # every rank stops, and keeps, after the same step
+            stops, keeps = ranks.highest(told_to_stop()), ranks.highest(keeper.due(moment.done))
+            if moment.done and (stops or keeps):
+                _save(tape, keeper, moment.done, note)
+            if stops:
+                return False
+    return True
+
+
+def _save(tape: Tape, keeper: Keeper, done: int, note: Say) -> None:
+    try:
+        keeper.save(done, tape.fleet.tensors(), tape.state())
+    except RequestError as refusal:  # the run goes on, less safely
+        note(str(refusal))

@@ -1,0 +1,108 @@
+"""What test_ranks.py has torchrun run: fleets trained by all ranks, in every way, and with a fault planted.
+
+on_ranks.py FOLDER: leaves ``found.json`` there, values by name, and the checkpoints of two ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from lab import axes, machine, ranks, sharing
+from lab.checkpoint import CheckpointConfig, Keeper
+from lab.fleet import Fleet
+from lab.optim import transforms
+from lab.probes import activations
+from lab.record import Tape
+from lab.train import train
+from small import configs
+
+RATES = ("optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0")
+SHARED = ("optimizer.clip=0.1", "probes.every=3", "steps=7", "device=cpu")
+HALF = 4
+
+
+def wanted(runs: int, how: str = "ddp") -> list[Any]:
+    return configs(*RATES[:runs], shared=(*SHARED, f"ranks={how}"))
+
+
+def values(tape: Tape) -> list[dict[str, Any]]:
+    """Of each run: how it ended, and what its probes heard by name."""
+    told = ("status", "diverged_at", "loss_at_init", "final_val_loss", "parameters")
+    return [
+        {key: outcome[key] for key in told} | {f"{step} {probe} {where}": value for step, probe, where, value in rows}
+        for outcome, rows in tape.runs()
+    ]
+
+
+def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", resumed: str = "") -> list[dict[str, Any]]:
+    """Values of a fleet, kept ``halfway`` under that name, or gone on with from there."""
+    tape, done = Tape(Fleet(wanted(runs, how))), 0
+    keeper = Keeper(folder, [halfway or resumed], CheckpointConfig(steps=0, minutes=0, keep=1))
+    if resumed:
+        state = keeper.restore(tape.fleet.tensors(), print)
+        assert state is not None
+        tape.restore(state)
+        done = state["done"]
+    for moment in train(tape.fleet, done):
+        tape.keep(moment)
+        if halfway and moment.done == HALF:
+            keeper.save(HALF, tape.fleet.tensors(), tape.state())
+    return values(tape)
+
+
+def planted(folder: Path, how: str, where: object, name: str, fault: Callable[..., Any]) -> list[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, fault)
+        return trained(folder, 1, how)
+
+
+def share_held() -> float:
+    """The part of an FSDP fleet's weights that this rank holds."""
+    weights: list[Any] = list(Fleet(wanted(1, "fsdp")).weights.values())
+    return sum(weight.to_local().numel() for weight in weights) / sum(weight.numel() for weight in weights)
+
+
+def local_norm(tensors_r: Iterable[Any]) -> Tensor:
+    return axes.per_run_norm(tensor_r.to_local() for tensor_r in tensors_r)
+
+
+def mine(number_r: Tensor) -> Tensor:
+    return number_r
+
+
+def main(folder: Path) -> None:
+    machine.prepare()
+    machine.settle()
+    ranks.join()
+    found: dict[str, Any] = {}
+    for how in ("ddp", "fsdp"):
+        for runs in (1, 3):
+            found[f"{how} {runs}"] = trained(folder, runs, how, halfway=f"{how} {runs}")
+        found[f"{how} resumed"] = trained(folder, 3, how, resumed="one process")
+    found["ddp resumed as fsdp"] = trained(folder, 3, "fsdp", resumed="ddp 3")
+    found["held"] = share_held()
+    found["faults"] = {
+        "local clip": planted(folder, "fsdp", transforms, "per_run_norm", local_norm),
+        "local mean": planted(folder, "ddp", axes, "mean_over_ranks", mine),
+        "local maximum": planted(folder, "ddp", axes, "max_over_ranks", mine),
+        "local loss": planted(folder, "ddp", activations, "mean_over_ranks", mine),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "CUT", 0)
+        found["held, cut along runs"] = share_held()
+    if ranks.is_first():
+        (folder / "found.json").write_text(json.dumps(found))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    os._exit(0)  # as lab does

@@ -1,0 +1,192 @@
+"""Two processes that share a fleet say what one process says, to 1e-5, and go on from one another's checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import on_ranks
+from lab import ranks, store
+from lab.fleet import check_ranks
+from lab.registry import RequestError
+from small import configs
+
+HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+
+
+def differing(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[str]:
+    """Names of the values that are not equal to 1e-5."""
+    assert [set(run) for run in ours] == [set(run) for run in theirs]
+
+    def equal(one: Any, other: Any) -> bool:
+        if isinstance(one, float) and isinstance(other, float) and not math.isnan(one):
+            return math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-9)
+        return repr(one) == repr(other)
+
+    return [name for a, b in zip(ours, theirs, strict=True) for name in a if not equal(a[name], b[name])]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Values of a fleet of one and of three runs in this process; it leaves a checkpoint of the three."""
+    return {1: on_ranks.trained(folder, 1), 3: on_ranks.trained(folder, 3, halfway="one process")}
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, alone: dict[int, list[dict[str, Any]]]) -> Any:
+    words = [*TORCHRUN, str(HERE / "on_ranks.py"), str(folder)]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_losses_norms_and_probes_are_those_of_one_process(how: str, runs: int, found: Any, alone: Any) -> None:
+    assert differing(found[f"{how} {runs}"], alone[runs]) == []
+    assert len(alone[runs][0]) > 300
+    assert [run["status"] for run in alone[runs]] == ["finished", "finished", "diverged"][:runs]
+    norms = [value for name, value in alone[1][0].items() if " grad_norm " in name]
+    assert min(norms) > 0.1  # so that clipping acts
+
+
+@pytest.mark.parametrize(
+    ("fault", "shows"),
+    [
+        ("local clip", "grad_norm_clipped"),
+        ("local mean", "output_logit_rms"),
+        ("local maximum", "attention_logit_max"),
+        ("local loss", "train_loss"),
+    ],
+)
+def test_a_planted_fault_is_seen(fault: str, shows: str, found: Any, alone: Any) -> None:
+    assert any(shows in name for name in differing(found["faults"][fault], alone[1]))
+
+
+def test_fsdp_leaves_each_rank_its_half_of_the_weights(found: Any) -> None:
+    assert found["held"] == 0.5
+    assert found["held, cut along runs"] == 1  # a run alone would be all on the first rank
+
+
+@pytest.mark.parametrize("name", ["ddp resumed", "fsdp resumed", "ddp resumed as fsdp"])
+def test_ranks_go_on_from_one_process_and_from_one_another(name: str, found: Any, alone: Any) -> None:
+    assert differing(found[name], alone[3]) == []
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_one_process_goes_on_from_two_ranks(how: str, folder: Path, found: Any, alone: Any) -> None:
+    assert differing(on_ranks.trained(folder, 3, resumed=f"{how} 3"), alone[3]) == []
+    (part,) = folder.glob(f"checkpoints/{store.digest([f'{how} 1'])}/{on_ranks.HALF}/__1_0.distcp")
+    part.write_bytes(part.read_bytes()[:-9])
+    with pytest.raises(AssertionError):
+        on_ranks.trained(folder, 1, resumed=f"{how} 1")
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, place: int, count: int) -> None:
+    for name, value in (("RANK", place), ("LOCAL_RANK", place), ("WORLD_SIZE", count), ("LOCAL_WORLD_SIZE", count)):
+        monkeypatch.setenv(name, str(value))
+
+
+def test_what_ranks_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, sharded = configs("", "ranks=fsdp", shared=("batch_size=6",))
+    check_ranks(config)
+    as_rank(monkeypatch, 1, 4)
+    with pytest.raises(RequestError, match="batch_size 6 cannot be shared by 4 ranks"):
+        check_ranks(config)
+    as_rank(monkeypatch, 2, 3)
+    assert ranks.rows(6) == slice(4, 6)
+    check_ranks(config)
+    with pytest.raises(RequestError, match="3 ranks cannot share embedding, 256 long; say ranks=ddp"):
+        check_ranks(sharded)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(RequestError, match="3 ranks on a machine with 2 CUDA devices"):
+        ranks.device("cuda")
+    with pytest.raises(RequestError, match="device=mps takes one process"):
+        ranks.device("mps")
+
+
+TRAIN = [
+    "train",
+    "data=synthetic",
+    "model.width=16",
+    "steps=150",
+    "device=cpu",
+    "probes.every=50",
+    "checkpoint.steps=20",
+]
+
+
+def two(folder: Path, *words: str) -> list[subprocess.Popen[str]]:
+    """The command line as two ranks, without torchrun, so that each has an exit code of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    meeting = {
+        **ENVIRONMENT,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    command = [sys.executable, "-m", "lab", *TRAIN, f"out={folder}", *words]
+    return [
+        subprocess.Popen(
+            command,
+            env={**meeting, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+
+
+def ended(pair: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    said = [rank.communicate(timeout=120) for rank in pair]
+    return [(rank.returncode, *words) for rank, words in zip(pair, said, strict=True)]
+
+
+def test_a_refusal_is_one_line_of_the_first_rank(tmp_path: Path) -> None:
+    (code, out, error), other = ended(two(tmp_path, "batch_size=3"))
+    assert (code, out) == (2, "")
+    assert error == "lab: batch_size 3 cannot be shared by 2 ranks; give a multiple of 2\n"
+    assert other == (0, "", "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_told_to_stop_keep_and_exit_75_and_torchrun_goes_on(tmp_path: Path) -> None:
+    pair = two(tmp_path, "ranks=fsdp")
+    while not list(tmp_path.glob("checkpoints/*/[0-9]*")) and pair[0].poll() is None:
+        time.sleep(0.01)
+    for rank in pair:
+        rank.send_signal(signal.SIGTERM)
+    first, other = ended(pair)
+    assert first[0] == other[0] == 75, first[2] + other[2]
+    assert first[2] == "lab: preempted; the same command goes on from the checkpoint\n"
+    assert other[1:] == ("", "")
+    words = [*TORCHRUN, "-m", "lab", *TRAIN, f"out={tmp_path}"]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 trained, 0 already there") == 1
+    assert "is not used" not in done.stderr
+    (versions,) = store.read(tmp_path).runs["versions"]
+    assert versions.endswith("2 ranks, ddp")
+    assert not list((tmp_path / "checkpoints").iterdir())
