@@ -61,6 +61,7 @@ def run_sweep(
     from lab.fleet import pick_device
     from lab.record import label
     from lab.sweep import engine_for, pack, points, training_flops, with_engine
+    from lab.trackers import require
 
     asked = points(trees)
     outs = sorted({str(tree["out"]) for tree in trees})
@@ -74,6 +75,8 @@ def run_sweep(
             pick_device(device)
         if any(point.config.engine == "compiled" for point in asked) and not can_compile():
             raise RequestError("engine=compiled needs a C++ compiler and Python's headers; engine=eager needs neither")
+    for point in asked:
+        require(point.config.tracker.entry)
     there = store.statuses(folder)
     engine = store.check_version(folder) or (engine_for(asked) if can_compile() else "eager")
     asked = with_engine(asked, engine)
@@ -93,12 +96,16 @@ def run_sweep(
         with Watcher(folder, name, labels, sizes, _say, live=sys.stdout.isatty()):
             deaths = launch(jobs)
         for death in deaths:
-            print(f"lab: {death}", file=sys.stderr)
+            _warn(death)
     _close(folder, asked, missing)
 
 
 def _say(text: str) -> None:
     print(text, end="", flush=True)
+
+
+def _warn(text: str) -> None:
+    print(f"lab: {text}", file=sys.stderr)
 
 
 def quoted(folder: Path) -> str:
@@ -126,9 +133,10 @@ def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> No
 
 def train_fleet(folder: Path, plan: str, index: int) -> None:
     """Train one fleet of a plan and leave its runs behind; a fault of a run is recorded, not raised."""
-    from lab.config import run_config
+    from lab.config import columns, run_config
     from lab.fleet import Fleet
     from lab.record import Tape, card, verdict
+    from lab.tracking import Tracking
     from lab.train import train
 
     machine.settle()
@@ -136,15 +144,21 @@ def train_fleet(folder: Path, plan: str, index: int) -> None:
     ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
     progress = Sayer(folder, plan, index, configs[0].steps)
     progress.say(0)
-    try:
-        tape = Tape(Fleet(configs))
-        for moment in train(tape.fleet):
-            tape.keep(moment)
-            progress.say(moment.step)
-        runs = tape.runs()
-    except Exception as fault:
-        traceback.print_exc()
-        runs = [({"status": "failed", "reason": f"{type(fault).__name__}: {fault}".split("\n")[0]}, [])] * len(ids)
-    for name, config, (outcome, metrics) in zip(ids, configs, runs, strict=True):
-        store.write_run(folder, card(name, config, outcome), metrics)
+    tracked = dict(zip(ids, map(columns, configs), strict=True))
+    with Tracking(configs[0].tracker.entry, folder, tracked, _warn) as tracking:
+        try:
+            tape = Tape(Fleet(configs))
+            for moment in train(tape.fleet):
+                tape.keep(moment)
+                progress.say(moment.step)
+                if tracking.open and moment.heard:
+                    tracking.log(moment.step, dict(zip(ids, tape.latest(), strict=True)))
+            runs = tape.runs()
+        except Exception as fault:
+            traceback.print_exc()
+            runs = [({"status": "failed", "reason": f"{type(fault).__name__}: {fault}".split("\n")[0]}, [])] * len(ids)
+        for name, config, (outcome, metrics) in zip(ids, configs, runs, strict=True):
+            row = card(name, config, outcome)
+            store.write_run(folder, row, metrics)
+            tracking.end(row)
     progress.say(configs[0].steps, verdict(runs))

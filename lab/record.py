@@ -13,6 +13,7 @@ import torch
 from lab import __version__, machine
 from lab.config import RunConfig, columns
 from lab.fleet import Fleet
+from lab.trackers import tag
 from lab.train import Moment
 
 Row = tuple[int, str, str, float]
@@ -35,6 +36,12 @@ class Tape:
             self._values.append(torch.stack([value_r.to(self.fleet.shape_sr) for value_r in moment.heard.values()]))
         if moment.val_loss_r is not None:
             self._whole.append(moment.val_loss_r)
+
+    def latest(self) -> list[dict[str, float]]:
+        """What was heard last, run by run, under the names trackers use; one copy off the device."""
+        heard_kr = self._values[-1]
+        tags = [tag(probe, where) for _, probe, where in self._keys[-len(heard_kr) :]]
+        return [dict(zip(tags, values, strict=True)) for values in heard_kr.T.tolist()]
 
     def runs(self) -> list[Run]:
         """Outcome and probe values of every run, in the fleet's order."""

@@ -17,9 +17,9 @@ HOME = Path(__file__).parents[1]
 FLOORS = [
     "lab",
     "axes registry hooks machine",
-    "fields store",
-    "data model loss optim probes analysis plan",
-    "config engine",
+    "fields store trackers",
+    "data model loss optim probes analysis plan tracking",
+    "config engine export",
     "sweep",
     "fleet",
     "train",
