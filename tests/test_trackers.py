@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,18 +19,19 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import store
+from lab import app, plan, store
 from lab.__main__ import main
 from lab.config import columns, run_config, run_id, static_key
 from lab.export import destinations
 from lab.fleet import Fleet
 from lab.registry import TRACKERS
+from lab.sweep import points
 from lab.trackers import Value, tag
 from small import tree
 
 # One of the two runs diverges at once, so that NaN is among the values.
-TWO = ["-m", "steps=6", "model.width=16", "data=synthetic", "probes.every=2", "optimizer.lr=1e-3,1e30"]
-HERE = [*TWO, "hydra/launcher=basic", "out=runs/two"]
+SHARED = ["steps=6", "model.width=16", "data=synthetic", "probes.every=2"]
+TWO = ["-m", *SHARED, "optimizer.lr=1e-3,1e30"]
 
 
 class Heard:
@@ -82,6 +83,20 @@ def lab(*words: str) -> int:
     return main(list(words))
 
 
+def trained(folder: str, tracker: str = "none") -> store.Records:
+    """The records of the two runs, trained as one fleet."""
+    trees = [tree(*SHARED, f"tracker.name={tracker}", f"optimizer.lr={lr}") for lr in (1e-3, 1e30)]
+    fleet = [{"id": point.id, "tree": point.tree} for point in points(trees)]
+    app.train_fleet(Path(folder), plan.freeze(Path(folder), {"fleets": [fleet]}), 0)
+    return store.read(Path(folder))
+
+
+def left_behind(folder: str) -> None:
+    """Records of two runs that nobody trained."""
+    words = {"probes.names": "train_loss", "optimizer.chain": "adam"}
+    planted.write(Path(folder), list(planted.cards(**words))[:2])
+
+
 def rows(metrics: pd.DataFrame) -> dict[str, set[tuple[int, str, str]]]:
     """What each run left in the store, as (step, tag, value); as text, since NaN is not NaN."""
     found: dict[str, set[tuple[int, str, str]]] = {}
@@ -91,8 +106,7 @@ def rows(metrics: pd.DataFrame) -> dict[str, set[tuple[int, str, str]]]:
 
 
 def test_a_tracker_hears_what_the_store_holds() -> None:
-    assert lab("train", *HERE, "tracker.name=planted") == 0
-    runs, metrics = store.read(Path("runs/two"))
+    runs, metrics = trained("runs/two", "planted")
     assert set(Heard.all) == set(runs["id"])
     assert "nan" in {value for found in rows(metrics).values() for *_, value in found}
     for row in runs.to_dict("records"):
@@ -113,13 +127,11 @@ def test_a_tracker_hears_what_the_store_holds() -> None:
 def test_a_tracker_that_fails_costs_one_line(
     place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lab("train", *HERE) == 0
-    capsys.readouterr()
     monkeypatch.setattr(Heard, "breaks_at", place)
-    assert lab("train", *HERE, "tracker.name=planted", "out=tracked") == 0
+    tracked = trained("tracked", "planted")
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"lab: tracking ends here, training goes on: OSError: no network in {place}"]
-    pd.testing.assert_frame_equal(store.read(Path("runs/two")).metrics, store.read(Path("tracked")).metrics)
+    pd.testing.assert_frame_equal(tracked.metrics, trained("untracked").metrics)
     opened = [run for run in Heard.all.values() if place != "begin"]
     assert [run.finished for run in opened] == [1] * len(opened)
 
@@ -134,7 +146,8 @@ def test_runs_are_finished_when_training_breaks(fault: type, monkeypatch: pytest
         return step(fleet, at)
 
     monkeypatch.setattr(Fleet, "step", breaks)
-    assert lab("train", *HERE, "tracker.name=planted") == (130 if fault is KeyboardInterrupt else 1)
+    with suppress(KeyboardInterrupt):
+        trained("runs/two", "planted")
     assert [run.finished for run in Heard.all.values()] == [1, 1]
     failed = [value for run in Heard.all.values() for _, name, value in run.logged if name == "status"]
     assert failed == ([] if fault is KeyboardInterrupt else ["failed"] * 2)
@@ -152,21 +165,17 @@ def test_what_is_not_installed_is_said_before_anything_is_trained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Planted, "package", "no-such-package")
-    assert lab("train", *HERE, "tracker.name=planted") == 2
-    said = "lab: no-such-package is not installed: pip install 'instability-lab[no-such-package]'\n"
-    assert capsys.readouterr().err == said
-    assert lab("sweep", "smoke", "scale=toy", "tracker.name=planted", "--dry-run") == 2
-    capsys.readouterr()
+    refusal = "lab: no-such-package is not installed: pip install 'instability-lab[no-such-package]'\n"
+    assert lab("train", *TWO, "hydra/launcher=basic", "tracker.name=planted") == 2
+    assert capsys.readouterr().err == refusal
     assert not list(Path().iterdir())
-    monkeypatch.setattr(Planted, "package", "")
-    assert lab("train", *HERE) == 0
-    monkeypatch.setattr(Planted, "package", "no-such-package")
+    left_behind("runs/two")
     assert lab("export", "runs/two", "--to", "planted") == 2
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == refusal
 
 
 def test_what_is_exported_is_what_was_tracked() -> None:
-    assert lab("train", *HERE, "tracker.name=planted") == 0
+    trained("runs/two", "planted")
     tracked, Heard.all = dict(Heard.all), {}
     assert lab("export", "runs/two", "--to", "planted", "--out=elsewhere") == 0
     assert set(Heard.all) == set(tracked)
@@ -180,11 +189,9 @@ def test_what_is_exported_is_what_was_tracked() -> None:
 
 
 def test_csv_holds_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lab("train", *HERE) == 0
-    capsys.readouterr()
+    records = trained("runs/two")
     assert lab("export", "runs/two", "--to=csv") == 0
     assert capsys.readouterr().out == "exported 2 runs to csv, files in runs/two\n"
-    records = store.read(Path("runs/two"))
     metrics = pd.read_csv("runs/two/metrics.csv", keep_default_na=False, na_values={"value": [""]})
     assert list(metrics.columns) == list(store.METRIC_COLUMNS)
     pd.testing.assert_series_equal(metrics["value"], records.metrics["value"])
@@ -212,7 +219,7 @@ def test_csv_holds_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_exported(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
     Path("file").touch()
-    planted.write(Path("runs/two"), planted.cards())
+    left_behind("runs/two")
     assert lab("export", *words) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"lab: {line}")
@@ -221,7 +228,7 @@ def test_what_cannot_be_exported(words: list[str], line: str, capsys: pytest.Cap
 def test_a_failing_export_finishes_what_it_began(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lab("train", *HERE) == 0
+    left_behind("runs/two")
     monkeypatch.setattr(Heard, "breaks_at", "log")
     assert lab("export", "runs/two", "--to", "planted") == 2
     assert "lab: cannot export to planted: OSError: no network in log" in capsys.readouterr().err
@@ -229,7 +236,7 @@ def test_a_failing_export_finishes_what_it_began(
 
 
 def test_csv_needs_neither_torch_nor_a_tracker() -> None:
-    assert lab("train", *HERE) == 0
+    left_behind("runs/two")
     program = (
         "import sys; from lab.__main__ import main; code = main(sys.argv[1:]);"
         "sys.exit(code or bool({'torch', 'wandb', 'trackio', 'tensorboard'} & set(sys.modules)))"
