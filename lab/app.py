@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +60,7 @@ def run_sweep(
     from lab.cost import estimate
     from lab.engine import can_compile
     from lab.fleet import pick_device
-    from lab.record import label
-    from lab.sweep import engine_for, pack, points, training_flops, with_engine
+    from lab.sweep import engine_for, pack, points, with_engine
     from lab.trackers import require
 
     asked = points(trees)
@@ -90,22 +90,32 @@ def run_sweep(
     store.note_command(folder, COMMAND.get())
     if fleets:
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
-        labels = [label([point.config for point in fleet]) for fleet in fleets]
-        sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder)}"] for index in range(len(fleets))]
-        with Watcher(folder, name, labels, sizes, _say, live=sys.stdout.isatty()):
+        with _watcher(folder, name, fleets, [point for point in asked if point not in missing]):
             deaths = launch(jobs)
         for death in deaths:
-            _warn(death)
+            _warn(f"lab: {death}")
     _close(folder, asked, missing)
 
 
-def _say(text: str) -> None:
-    print(text, end="", flush=True)
+def _watcher(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], there: Sequence[Point]) -> Watcher:
+    """Who tells the user how far these fleets are: line by line, and in a terminal on a live block as well."""
+    from lab.record import label
+    from lab.sweep import training_flops
+
+    labels = [label([point.config for point in fleet]) for fleet in fleets]
+    sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
+    if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
+        return Watcher(folder, plan, labels, sizes, partial(print, flush=True, file=sys.stdout), _warn)
+    from lab.live import Terminal, scene
+
+    losses = dict(store.read(folder).runs[["id", "final_val_loss"]].values) if there else {}
+    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in there]))
+    return Watcher(folder, plan, labels, sizes, terminal.say, _warn, terminal)
 
 
 def _warn(text: str) -> None:
-    print(f"lab: {text}", file=sys.stderr)
+    print(text, file=sys.stderr)
 
 
 def quoted(folder: Path) -> str:
@@ -143,22 +153,21 @@ def train_fleet(folder: Path, plan: str, index: int) -> None:
     fleet = plans.thaw(folder, plan)["fleets"][index]
     ids, configs = [point["id"] for point in fleet], [run_config(point["tree"]) for point in fleet]
     progress = Sayer(folder, plan, index, configs[0].steps)
-    progress.say(0)
     tracked = dict(zip(ids, map(columns, configs), strict=True))
-    with Tracking(configs[0].tracker.entry, folder, tracked, _warn) as tracking:
+    with Tracking(configs[0].tracker.entry, folder, tracked, progress.note) as tracking:
         try:
             tape = Tape(Fleet(configs))
             for moment in train(tape.fleet):
                 tape.keep(moment)
-                progress.say(moment.step)
+                progress.hear(moment)
                 if tracking.open and moment.heard:
                     tracking.log(moment.step, dict(zip(ids, tape.latest(), strict=True)))
             runs = tape.runs()
         except Exception as fault:
-            traceback.print_exc()
+            progress.note(traceback.format_exc().rstrip())
             runs = [({"status": "failed", "reason": f"{type(fault).__name__}: {fault}".split("\n")[0]}, [])] * len(ids)
         for name, config, (outcome, metrics) in zip(ids, configs, runs, strict=True):
             row = card(name, config, outcome)
             store.write_run(folder, row, metrics)
             tracking.end(row)
-    progress.say(configs[0].steps, verdict(runs))
+    progress.end(verdict(runs), [o["final_val_loss"] for o, _ in runs if o["status"] != "failed"])

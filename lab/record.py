@@ -109,4 +109,5 @@ def verdict(runs: Sequence[Run]) -> str:
     for status in ("diverged", "failed"):
         count = sum(o["status"] == status for o in outcomes)
         words += [f"{count} {status}"] if count else []
+    words += sorted({o["reason"] for o in outcomes if o["status"] == "failed"})
     return ", ".join(words)

@@ -59,7 +59,7 @@ class Tracking:
                     self.open.popitem()[1].finish()
             if not isinstance(fault, Exception):
                 raise
-            self.say(f"tracking ends here, training goes on: {type(fault).__name__}: {fault}".split("\n")[0])
+            self.say(f"lab: tracking ends here, training goes on: {type(fault).__name__}: {fault}".split("\n")[0])
 
     def __enter__(self) -> Tracking:
         return self
