@@ -16,7 +16,8 @@ USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
-lab list [sweeps|models|interventions|optimizers|schedules|data|probes|figures]
+lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
+lab list [sweeps|models|interventions|optimizers|schedules|data|probes|trackers|figures]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what can be named.
@@ -130,6 +131,29 @@ def _report(arguments: list[str]) -> None:
     print(f"report: {page}")
 
 
+def _export(arguments: list[str]) -> None:
+    from lab import export
+
+    folders, given = _options(arguments, ["--to", "--out"])
+    if len(folders) != 1 or not given.get("--to"):
+        raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
+    print(export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None))
+
+
+def _options(arguments: list[str], known: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Plain words, and what is given as ``--key value`` or ``--key=value``."""
+    words, given, rest = [], {}, iter(arguments)
+    for word in rest:
+        key, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            words.append(word)
+        elif key not in known:
+            raise RequestError(f"unknown option {key!r}; {nearest(key, known)}")
+        else:
+            given[key] = value if equals else next(rest, "")
+    return words, given
+
+
 def _list(arguments: list[str]) -> None:
     from lab import catalogue
 
@@ -137,7 +161,13 @@ def _list(arguments: list[str]) -> None:
         print(line)
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"sweep": _sweep, "train": _train, "report": _report, "list": _list}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "sweep": _sweep,
+    "train": _train,
+    "report": _report,
+    "export": _export,
+    "list": _list,
+}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from lab.fleet import check_ranks
 from lab.memory import Host, find_host, most_runs
 from lab.registry import RequestError
 from lab.sweep import Point, engine_for, pack, points, under_way, with_engine
+from lab.trackers import require
 
 
 class Agenda(NamedTuple):
@@ -42,6 +43,7 @@ def agenda(
         raise RequestError("several values given: lab train -m trains a sweep")
     for point in asked:
         check_ranks(point.config)
+        require(point.config.tracker.entry)
     here = here or ranks.count() > 1
     hosts = {d: find_host(d, processes) if here else Host() for d in {point.config.device for point in asked}}
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,20 +78,27 @@ def run_sweep(
     if fleets:
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder)}"] for index in range(len(fleets))]
-        with _watcher(folder, name, fleets):
+        with _watcher(folder, name, fleets, [point for point in asked if point not in missing]):
             deaths = launch(jobs) if ranks.count() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
-            print(f"lab: {death}", file=sys.stderr)
+            _warn(death)
     _close(folder, asked, missing)
 
 
-def _watcher(folder: Path, plan: str, fleets: Sequence[Sequence[Point]]) -> Watcher:
+def _watcher(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], there: Sequence[Point]) -> Watcher:
+    """Who tells the user how far these fleets are: line by line, and in a terminal on a live block as well."""
     from lab.record import label
     from lab.sweep import training_flops
 
     labels = [label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
-    return Watcher(folder, plan, labels, sizes, _say, live=sys.stdout.isatty())
+    if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
+        return Watcher(folder, plan, labels, sizes, partial(print, flush=True, file=sys.stdout), _warn)
+    from lab.live import Terminal, scene
+
+    losses = dict(store.read(folder).runs[["id", "final_val_loss"]].values) if there else {}
+    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in there]))
+    return Watcher(folder, plan, labels, sizes, terminal.say, _warn, terminal)
 
 
 def _train(folder: Path, plan: str, index: int) -> None:
@@ -103,16 +111,11 @@ def _train(folder: Path, plan: str, index: int) -> None:
     from lab import job
 
     try:
-        whole = job.train_fleet(folder, plan, index, _note)
+        whole = job.train_fleet(folder, plan, index)
     except job.Preempted:
         raise SystemExit(machine.PREEMPTED) from None
     if not whole and ranks.count() > 1:
         raise SystemExit(1)
-
-
-def _note(text: str) -> None:
-    if ranks.is_first():
-        print(f"lab: {text}", file=sys.stderr)
 
 
 def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
@@ -136,8 +139,8 @@ def follow() -> None:
         raise SystemExit(1) from None
 
 
-def _say(text: str) -> None:
-    print(text, end="", flush=True)
+def _warn(text: str) -> None:
+    print("lab:", text, file=sys.stderr)
 
 
 def quoted(folder: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab import app, request
-from lab.registry import DATA, INTERVENTIONS, PROBES, SCHEDULES, Registry, RequestError, first_line, nearest
+from lab.registry import DATA, INTERVENTIONS, PROBES, SCHEDULES, TRACKERS, Registry, RequestError, first_line, nearest
 
 
 def _comment(path: Path) -> str:
@@ -57,6 +57,7 @@ SHELVES: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "schedules": _entries(SCHEDULES),
     "data": _entries(DATA),
     "probes": _entries(PROBES),
+    "trackers": _entries(TRACKERS),
     "figures": _figures,
 }
 

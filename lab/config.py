@@ -11,14 +11,15 @@ import lab.loss
 import lab.model.interventions
 import lab.optim.schedule
 import lab.probes.activations
-import lab.probes.updates  # noqa: F401  (these six fill the registries)
+import lab.probes.updates
+import lab.trackers  # noqa: F401  (these seven fill the registries)
 from lab import store
 from lab.checkpoint import CheckpointConfig
 from lab.fields import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.transformer import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
-from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, Registry, RequestError, nearest
+from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry, RequestError, nearest
 
 # What a key may be without changing any record: labels, places, devices.
 NO_PART_OF_ID = ("out", "device", "engine", "model.name", "scale.name")
@@ -54,6 +55,7 @@ class RunConfig:
     probes: ProbesConfig
     scale: ScaleConfig
     checkpoint: CheckpointConfig
+    tracker: Named
     out: str
     batch_size: int = bounded(above=0)
     seq_len: int = bounded(above=0)
@@ -106,15 +108,18 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
         "probes": build(ProbesConfig, _group(tree, "probes"), "probes"),
         "scale": build(ScaleConfig, _group(tree, "scale"), "scale"),
         "checkpoint": build(CheckpointConfig, _group(tree, "checkpoint", named=False), "checkpoint"),
+        "tracker": _named(TRACKERS, tree, "tracker"),
     }
     plain = {key: value for key, value in tree.items() if key not in parts}
     return build(RunConfig, {**parts, **plain}, "")
 
 
 def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
-    """Dotted user key -> (value, whether it may differ inside a fleet)."""
+    """Dotted user key -> (value, whether it may differ inside a fleet); not where else its values go."""
     rows = {}
     for key, value, free in leaves(config):
+        if key.startswith("tracker."):
+            continue
         key = key.replace(".entry.", ".").replace("optimizer.links.", "optimizer/")
         if "optimizer/" in key:
             key = f"optimizer.{key.rsplit('.', 1)[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,12 @@ def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, A
 
 
 def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
-    """How far the fleets of a plan are that have begun, by index."""
-    places = (folder / "plans" / f"{plan}.progress").glob("[0-9]*")
-    return {int(place.name): json.loads(place.read_text()) for place in places}
+    """How far the fleets of a plan are that have begun, by index; what cannot be read is left out."""
+    found = {}
+    for place in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            found[int(place.name)] = json.loads(place.read_text())
+    return found
 
 
 def forget_progress(folder: Path, plan: str) -> None:

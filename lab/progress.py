@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lab import plan as plans
 from lab import ranks
 from lab.registry import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lab.train import Moment
 
 SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
 
@@ -22,21 +28,93 @@ class Sayer:
 
     def __init__(self, folder: Path, plan: str, index: int, steps: int) -> None:
         self.folder, self.plan, self.index, self.steps = folder, plan, index, steps
-        self.started, self.said = time.time(), 0.0
+        self.started, self.said, self.step = time.time(), 0.0, 0
+        self.timed_from: tuple[float, int] | None = None
+        self.loss_r: Tensor | None = None
+        self.losses: list[float] = []
+        self.notes: list[str] = []
+        self.say()
 
-    def say(self, step: int, verdict: str | None = None) -> None:
-        """This many steps are done; a verdict ends the fleet."""
-        now = time.time()
-        if not ranks.is_first() or (verdict is None and now - self.said < SAY_EVERY):
+    def hear(self, moment: Moment) -> None:
+        """A step is done.  A loss heard of it is copied off the device when it is said, and not sooner."""
+        heard = [moment.heard.get((probe, "")) for probe in ("val_loss", "train_loss")]
+        self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *heard) if loss_r is not None), self.loss_r)
+        self.step = moment.step
+        if self.step and not self.timed_from:  # the first step may have been compiled
+            self.timed_from = time.time(), self.step
+        if time.time() - self.said >= SAY_EVERY:
+            self.say()
+
+    def note(self, text: str) -> None:
+        """Something for the user's eyes, whatever machine this is; fleets that note the same are heard once."""
+        self.notes.append(text)
+        self.say()
+
+    def end(self, verdict: str, losses: Sequence[float]) -> None:
+        """The fleet's last word; no losses when it failed."""
+        self.step, self.loss_r, self.losses = self.steps, None, list(losses)
+        self.say(verdict)
+
+    def say(self, verdict: str | None = None) -> None:
+        """Leave word in the folder."""
+        if not ranks.is_first():
             return
-        self.said = now
-        progress = {"step": step, "steps": self.steps, "seconds": now - self.started, "verdict": verdict}
+        self.said = now = time.time()
+        if self.loss_r is not None:
+            self.losses, self.loss_r = self.loss_r.tolist(), None
+        since, first = self.timed_from or (now, self.step)
+        standing = Standing(
+            self.step,
+            self.steps,
+            now - self.started,
+            (self.step - first) / (now - since) if now > since else 0.0,
+            self.losses,
+            self.notes,
+            verdict,
+        )
         with suppress(RequestError):  # a run must not fail because nobody can be told of it
-            plans.write_progress(self.folder, self.plan, self.index, progress)
+            plans.write_progress(self.folder, self.plan, self.index, standing._asdict())
+
+
+class Standing(NamedTuple):
+    """How far one fleet is; a rate of 0 is not known yet, a verdict ends it."""
+
+    step: int
+    steps: int
+    seconds: float
+    rate: float  # steps per second, from its first step on
+    losses: Sequence[float]  # latest of each run, nats per token
+    notes: Sequence[str]
+    verdict: str | None
+
+    @classmethod
+    def of(cls, said: Any) -> Standing:
+        """What a fleet said, as it was meant; ``ValueError`` when it makes no sense."""
+        try:
+            losses, notes = [float(loss) for loss in said["losses"]], [str(note) for note in said["notes"]]
+            seconds, rate = float(said["seconds"]), float(said["rate"])
+            return cls(int(said["step"]), max(1, int(said["steps"])), seconds, rate, losses, notes, said["verdict"])
+        except (KeyError, TypeError) as fault:
+            raise ValueError(f"no word of a fleet: {said!r}") from fault
+
+    @property
+    def diverged(self) -> int:
+        """Runs whose loss is not finite."""
+        return sum(not math.isfinite(loss) for loss in self.losses)
+
+
+class Screen(Protocol):
+    """A terminal that shows where a sweep stands."""
+
+    def show(self, standings: Mapping[int, Standing], done: float, elapsed: float) -> None:
+        """Draw it anew: how far each fleet is that has begun, the share that is done, and the seconds it took."""
+
+    def close(self) -> None:
+        """Leave a clean terminal."""
 
 
 class Watcher(threading.Thread):
-    """Looks at the folder twice a second while the block runs: a line per finished fleet, and how long is left."""
+    """Looks at the folder twice a second while the block runs: a line per finished fleet, and all on the screen."""
 
     def __init__(
         self,
@@ -45,25 +123,27 @@ class Watcher(threading.Thread):
         labels: Sequence[str],
         sizes: Sequence[float],
         say: Callable[[str], None],
-        *,
-        live: bool,
+        warn: Callable[[str], None],
+        screen: Screen | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.folder, self.plan, self.labels, self.sizes = folder, plan, labels, sizes
-        self.say, self.live, self.over, self.told = say, live, threading.Event(), set[int]()
+        self.say, self.warn, self.screen, self.over = say, warn, screen, threading.Event()
+        self.started, self.told, self.noted = time.time(), set[int](), set[str]()
 
     def __enter__(self) -> Watcher:
         plans.forget_progress(self.folder, self.plan)
-        self.started = time.time()
         self.start()
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.over.set()
         self.join()
-        self.tell()
-        if self.live:
-            self.say("\r\x1b[K")
+        try:
+            self.tell()
+        finally:
+            if self.screen:
+                self.screen.close()
         plans.forget_progress(self.folder, self.plan)
 
     def run(self) -> None:
@@ -72,26 +152,30 @@ class Watcher(threading.Thread):
             self.tell()
 
     def tell(self) -> None:
-        """Say what is new: fleets that ended, and in a terminal how far the others are."""
-        progress = plans.read_progress(self.folder, self.plan)
-        for index in sorted(progress):
-            if progress[index]["verdict"] and index not in self.told:
+        """Say what is new: notes, each once, and fleets that ended; then show how far the others are."""
+        standings = self.standings()
+        for index, standing in sorted(standings.items()):
+            for note in standing.notes:
+                if note not in self.noted:
+                    self.noted.add(note)
+                    self.warn(note)
+            if standing.verdict and index not in self.told:
                 self.told.add(index)
-                self.say(("\r\x1b[K" if self.live else "") + self.ended(index, progress[index]) + "\n")
-        if self.live and progress:
-            self.say(f"\r{self.under_way(progress)[:110]}\x1b[K")
+                self.say(self.ended(index, standing))
+        if self.screen:
+            shares = (self.sizes[index] * s.step / s.steps for index, s in standings.items())
+            self.screen.show(standings, sum(shares) / sum(self.sizes), time.time() - self.started)
 
-    def ended(self, index: int, progress: dict[str, Any]) -> str:
+    def standings(self) -> dict[int, Standing]:
+        """How far each fleet is that has begun; a word that makes no sense is not heard."""
+        found = {}
+        for index, said in plans.read_progress(self.folder, self.plan).items():
+            with suppress(ValueError):
+                if index < len(self.labels):
+                    found[index] = Standing.of(said)
+        return found
+
+    def ended(self, index: int, standing: Standing) -> str:
         """A fleet's last line."""
         count = f"{len(self.told):>{len(str(len(self.labels)))}}/{len(self.labels)}"
-        return f"{count}  {self.labels[index]}  {progress['seconds']:.0f} s  {progress['verdict']}"
-
-    def under_way(self, progress: dict[int, dict[str, Any]]) -> str:
-        """Where the sweep stands, in one line."""
-        shares = {index: p["step"] / p["steps"] for index, p in progress.items()}
-        done = sum(self.sizes[index] * share for index, share in shares.items()) / sum(self.sizes)
-        elapsed = time.time() - self.started
-        left = f"{elapsed / done * (1 - done):.0f} s left" if done > 0.01 else "..."
-        busy = {index: p for index, p in progress.items() if not p["verdict"]}
-        running = [f"{self.labels[index].split('  ')[0]} {p['step']}/{p['steps']}" for index, p in busy.items()]
-        return f"{done:4.0%}  {elapsed:.0f} s, {left}  |  {len(running)} under way: {', '.join(running)}"
+        return f"{count}  {self.labels[index]}  {standing.seconds:.0f} s  {standing.verdict}"

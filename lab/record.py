@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from lab import __version__, products, ranks
 from lab.config import RunConfig, columns
 from lab.fleet import Fleet
+from lab.trackers import tag
 from lab.train import Moment
 
 Row = tuple[int, str, str, float]
@@ -29,6 +30,7 @@ class Tape:
         self._names: dict[Names, Names] = {}
         self._values: list[torch.Tensor] = []
         self._whole: list[torch.Tensor] = []
+        self._told = 0
 
     def keep(self, moment: Moment) -> None:
         """Take down what was heard; nothing is copied off the device yet."""
@@ -51,6 +53,16 @@ class Tape:
         self._values, self._whole = ([v.to(self.fleet.device) for v in state[kind]] for kind in ("values", "whole"))
         self.fleet.first_bad_r.copy_(state["first_bad_r"])
         self.started = time.perf_counter() - state["seconds"]
+
+    def news(self) -> Iterator[tuple[int, list[dict[str, float]]]]:
+        """What was heard since this was last asked: the step, and of each run its values under trackers' names."""
+        heard, self._told = self._heard[self._told :], len(self._heard)
+        if heard:
+            # a block of values holds what was heard at one step or more
+            values = torch.cat(self._values[-len(heard) :])[-sum(len(names) for _, names in heard) :]
+            for (step, names), values_kr in zip(heard, torch.split(values, [len(n) for _, n in heard]), strict=True):
+                tags = [tag(*name) for name in names]
+                yield step, [dict(zip(tags, of_run, strict=True)) for of_run in values_kr.T.tolist()]
 
     def runs(self) -> list[Run]:
         """Outcome and probe values of every run, in the fleet's order."""
@@ -125,4 +137,5 @@ def verdict(runs: Sequence[Run]) -> str:
     for status in ("diverged", "failed"):
         count = sum(o["status"] == status for o in outcomes)
         words += [f"{count} {status}"] if count else []
+    words += sorted({o["reason"] for o in outcomes if o["status"] == "failed"})
     return ", ".join(words)

@@ -8,15 +8,15 @@ from lab import machine, ranks
 from lab.checkpoint import Keeper
 from lab.record import Tape
 from lab.registry import RequestError
-from lab.train import train
+from lab.train import Moment, train
 
 Say = Callable[[str], None]
 
 
-def train_on(tape: Tape, keeper: Keeper, say_step: Callable[[int], None], note: Say) -> bool:
+def train_on(tape: Tape, keeper: Keeper, hear: Callable[[Moment], None], note: Say) -> bool:
     """Train the tape's fleet from where it was left; whether it came to its end, and not to a SIGTERM before.
 
-    ``say_step`` is told of every step, ``note`` of a checkpoint that cannot be read or written.
+    ``hear`` is told of every moment, ``note`` of a checkpoint that cannot be read or written.
     """
     fleet = tape.fleet
     state = keeper.restore(fleet.tensors(), note)
@@ -25,7 +25,7 @@ def train_on(tape: Tape, keeper: Keeper, say_step: Callable[[int], None], note: 
     with machine.heeding_sigterm() as told_to_stop:
         for moment in train(fleet, state["done"] if state else 0):
             tape.keep(moment)
-            say_step(moment.step)
+            hear(moment)
             if moment.done == fleet.config.steps:
                 break
             # every rank stops, and keeps, after the same step

@@ -22,6 +22,7 @@ from lab.parts import Parts
 from lab.record import Row, Tape
 from lab.resumable import train_on
 from lab.sweep import points, under_way
+from lab.train import Moment
 from small import configs, tree
 from test_resume import assert_same, needs_proc, processes
 
@@ -44,8 +45,8 @@ def go_on(
     steps: list[int] = []
     notes: list[str] = []
 
-    def say(step: int) -> None:
-        steps.append(step)
+    def hear(moment: Moment) -> None:
+        steps.append(moment.step)
         if len(steps) > cut_after:
             raise CutError
 
@@ -53,7 +54,7 @@ def go_on(
     machine.settle()
     try:
         tape = Tape(Fleet(wanted))
-        assert train_on(tape, keeper, say, notes.append)
+        assert train_on(tape, keeper, hear, notes.append)
     except CutError:
         return [], steps, notes
     finally:

@@ -102,7 +102,7 @@ def test_tensors_take_what_was_counted(shape: str) -> None:
 def take(folder: Path, plan: str, answer: Connection) -> None:
     """What a launcher's process does with a fleet, and what it took."""
     machine.prepare()
-    job.train_fleet(folder, plan, 0, print)
+    job.train_fleet(folder, plan, 0)
     answer.send(machine.peak_memory())
 
 
@@ -113,6 +113,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     ours, theirs = processes.Pipe(duplex=False)
     process = processes.Process(target=take, args=(tmp_path, plan, theirs))  # type: ignore[attr-defined]
     process.start()
+    theirs.close()
     taken = ours.recv()
     process.join()
     [tried] = attempt([[point.config for point in fleet]], 1)

@@ -29,13 +29,13 @@ FULL = {  # made anew each time, since a fault keeps the frames it went through
 }
 
 
-def leave(folder: Path, seeds: int, note: Callable[[str], None] = print) -> store.Records:
+def leave(folder: Path, seeds: int) -> store.Records:
     """Train so many seeds as one fleet of a plan; what is left of it, by seed."""
     text = folder.parent / "text.txt"  # little of it held out
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     fleet = points([tree("steps=4", "data=text", f"data.path={text}", f"seed={seed}") for seed in range(seeds)])
     plan = plans.freeze(folder, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
-    job.train_fleet(folder, plan, 0, note)
+    job.train_fleet(folder, plan, 0)
     torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     runs, metrics = store.read(folder)
     order = ["id", "step", "probe", "where"]
@@ -70,11 +70,10 @@ def plant(
 def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
     fault: Callable[[], Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
     whole = leave(tmp_path / "whole", 5)
     with monkeypatch.context() as short:
         sizes = plant(short, lambda fleet: fleet.runs > 2, fault)
-        halved = leave(tmp_path / "halved", 5, told.append)
+        halved = leave(tmp_path / "halved", 5)
     assert sizes == [5, 2, 3, 1, 2]
     runs = [records.runs.drop(columns=TOLD_OTHERWISE) for records in (whole, halved)]
     pd.testing.assert_frame_equal(*runs, check_exact=True)
@@ -82,6 +81,8 @@ def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
     assert whole.runs["notes"].isna().all()
     notes = ["out of memory in fleets of 5"] * 2 + ["out of memory in fleets of 5, 3"] * 3
     assert halved.runs["notes"].tolist() == notes
+    [plan] = (tmp_path / "halved" / "plans").glob("*.json")
+    told = plans.read_progress(tmp_path / "halved", plan.stem)[0]["notes"]
     assert [line.split(";")[0] for line in told] == [f"out of memory with {size} runs in a fleet" for size in (5, 3)]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-import lab.data  # noqa: F401  (fills a registry; ``pieces`` fills the others)
+import lab.data
+import lab.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
 from lab import registry
 from lab.fields import build
 from lab.model.transformer import ModelConfig
@@ -20,6 +21,7 @@ from lab.registry import (
     PARAMETRIZATIONS,
     PROBES,
     SCHEDULES,
+    TRACKERS,
     Registry,
     RequestError,
     first_line,
@@ -27,10 +29,16 @@ from lab.registry import (
 )
 from pieces import CONF, recipe
 
-REGISTRIES: list[Registry[Any]] = [DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES]
+REGISTRIES: list[Registry[Any]] = [DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS]
 EVERY_ENTRY = [(each, name) for each in REGISTRIES for name in each]
 # Groups of conf whose files are the entries of a registry.
-GROUPS = {"data": DATA, "intervention": INTERVENTIONS, "parametrization": PARAMETRIZATIONS, "schedule": SCHEDULES}
+GROUPS = {
+    "data": DATA,
+    "intervention": INTERVENTIONS,
+    "parametrization": PARAMETRIZATIONS,
+    "schedule": SCHEDULES,
+    "tracker": TRACKERS,
+}
 FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 
 

@@ -1,0 +1,161 @@
+"""Trackers: where the values of a run can go besides the store; each a class found by name, its package an extra."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from lab.registry import TRACKERS, RequestError
+
+Value = float | str
+Config = Mapping[str, Value]
+
+
+class TrackedRun(Protocol):
+    """One run, open in a tracker; the names are those of ``wandb.Run`` and ``trackio.Run``."""
+
+    def log(self, values: Mapping[str, Value], step: int) -> None:
+        """Hand over values of one step, NaN and infinity included; steps never go back."""
+
+    def finish(self) -> None:
+        """Nothing follows."""
+
+
+class Tracker(Protocol):
+    """A place that takes runs; its fields are the keys of ``conf/tracker/NAME.yaml``."""
+
+    package: ClassVar[str]  # what it imports, and the extra that brings it; empty when it needs none
+
+    def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun | None:
+        """Open a run; what the tracker writes itself goes into ``folder``.  None is a run that is not tracked."""
+
+
+@TRACKERS.register("none")
+@dataclass(frozen=True)
+class NoTracker:
+    """Values go to the store alone."""
+
+    package: ClassVar[str] = ""
+
+    def begin(self, name: str, group: str, config: Config, folder: Path) -> None:
+        """Nothing."""
+
+
+@TRACKERS.register("tensorboard")
+@dataclass(frozen=True)
+class TensorBoard:
+    """Event files in OUT/tensorboard, one folder a run; its config on the page of hyper-parameters."""
+
+    package: ClassVar[str] = "tensorboard"
+
+    def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
+        """An event file; one left by an earlier attempt at this run is replaced."""
+        place = folder / "tensorboard" / name
+        for earlier in place.glob("events.out.tfevents.*"):
+            earlier.unlink()
+        return EventFile(place, name, config)
+
+
+class EventFile:
+    """One run in TensorBoard's format, written without torch or TensorFlow."""
+
+    def __init__(self, place: Path, name: str, config: Config) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.event, self.text, self.writer = Event, text_pb, EventFileWriter(str(place))
+        self.writer.add_event(Event(wall_time=time.time(), summary=hparams_pb(dict(config), trial_id=name)))
+
+    def log(self, values: Mapping[str, Value], step: int) -> None:
+        """One event: numbers as scalars, words as text."""
+        event = self.event(wall_time=time.time(), step=step)
+        for tag, value in values.items():
+            if isinstance(value, str):
+                event.summary.MergeFrom(self.text(tag, value))
+            else:
+                event.summary.value.add(tag=tag, simple_value=value)
+        self.writer.add_event(event)
+
+    def finish(self) -> None:
+        """Flush and close."""
+        self.writer.close()
+
+
+@TRACKERS.register("wandb")
+@dataclass(frozen=True)
+class WeightsAndBiases:
+    """Weights & Biases; WANDB_MODE=offline keeps the runs in OUT/wandb, for `wandb sync`."""
+
+    project: str = "instability-lab"
+    package: ClassVar[str] = "wandb"
+
+    def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
+        """A run beside those already open in this process, which would otherwise become this one."""
+        run: TrackedRun = import_module(self.package).init(
+            project=self.project,
+            name=name,
+            group=group,
+            config=dict(config),
+            dir=str(folder),
+            reinit="create_new",
+            settings={"silent": True, "console": "off"},
+        )
+        return run
+
+
+@TRACKERS.register("trackio")
+@dataclass(frozen=True)
+class Trackio:
+    """Trackio, in its own local database (TRACKIO_DIR) or a Space (TRACKIO_SPACE_ID)."""
+
+    project: str = "instability-lab"
+    package: ClassVar[str] = "trackio"
+
+    def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
+        """A run in a context of its own: trackio ends the run it finds open in the current one."""
+        init = partial(import_module(self.package).init, project=self.project, embed=False)
+        return QuietRun(lambda: Context().run(init, name=name, group=group, config=dict(config)))
+
+
+class QuietRun:
+    """A run of a tracker that prints when one begins and ends."""
+
+    def __init__(self, begin: Callable[[], TrackedRun]) -> None:
+        with redirect_stdout(io.StringIO()):
+            self.run = begin()
+        self.log = self.run.log
+
+    def finish(self) -> None:
+        """Nothing follows."""
+        with redirect_stdout(io.StringIO()):
+            self.run.finish()
+
+
+def require(tracker: Tracker) -> None:
+    """Refuse, before anything is trained, a tracker that cannot be imported.
+
+    Raises:
+        RequestError: its package is not installed.
+    """
+    try:
+        if tracker.package:
+            distribution(tracker.package)
+    except PackageNotFoundError:
+        package = tracker.package
+        raise RequestError(f"{package} is not installed: pip install 'instability-lab[{package}]'") from None
+
+
+def tag(probe: str, where: str) -> str:
+    """The name under which a tracker knows what a probe heard."""
+    return f"{probe}/{where}" if where else probe

@@ -1,0 +1,289 @@
+"""What a user sees while a sweep trains: lines, and in a terminal a live block that nothing can tear."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import plan as plans
+from lab import progress
+from lab.live import Scene, clock, scene
+from lab.progress import Sayer, Standing, Watcher
+from lab.sketch import places, sketch
+from lab.sweep import points
+from lab.train import Moment
+from small import configs, tree
+
+NAN, INF = math.nan, math.inf
+
+
+def test_the_sketch_puts_each_loss_under_its_learning_rate() -> None:
+    losses = {
+        ("width 32  z_loss", 1e-3): [3.0, 3.2],
+        ("width 32  z_loss", 1e-1): [4.0, NAN],
+        ("width 32  z_loss", 3e-1): [INF, NAN],
+        ("width 64  z_loss", 1e-3): [2.0],
+        ("width 64  z_loss", 1e-1): [123456.0],
+        ("width 64  z_loss", 2.5e-2): [],
+    }
+    assert sketch(losses, 80) == [
+        "loss so far        1e-3 2.5e-2   1e-1   3e-1",
+        "width 32  z_loss  ▅3.10         x4.00      x",
+        "width 64  z_loss  ▁2.00      ·   █1e5",
+    ]
+    assert sketch(losses, 30) == [
+        "loss so far      1e-3..3e-1",
+        "width 32  z_loss ▅ xx",
+        "width 64  z_loss ▁·█",
+    ]
+
+
+def test_the_sketch_before_anything_is_known() -> None:
+    assert sketch({("width 32  none", 1e-3): []}, 80) == ["loss so far     1e-3", "width 32  none     ·"]
+
+
+def test_places_are_called_what_the_report_calls_them() -> None:
+    wanted = configs(
+        "intervention=[z_loss] optimizer.lr=1e-3",
+        "intervention=[z_loss] optimizer.lr=1e-2 seed=1",
+        "model.width=32 intervention=[qk_layernorm,z_loss] optimizer.lr=1e-3",
+        "model.width=32 intervention=[z_loss] optimizer.lr=1e-3",
+    )
+    assert places(wanted) == [
+        ("width 16  z_loss", 1e-3),
+        ("width 16  z_loss", 1e-2),
+        ("width 32  qk_layernorm+z_loss", 1e-3),
+        ("width 32  z_loss", 1e-3),
+    ]
+    deep = configs("", "model.depth=3", "model.depth=3 optimizer.eps=1e-5")
+    assert [name for name, _ in places(deep)] == [
+        "width 16 depth 2  eps=1e-08",
+        "width 16 depth 3  eps=1e-08",
+        "width 16 depth 3  eps=1e-05",
+    ]
+
+
+def standing(step: int = 50, losses: Any = (), verdict: str | None = None, **other: Any) -> Standing:
+    """A fleet somewhere on its hundred steps."""
+    return Standing(
+        **{"steps": 100, "seconds": 9.0, "rate": 4.0, "notes": (), **other}, step=step, losses=losses, verdict=verdict
+    )
+
+
+A, B = "width 32  z_loss", "width 32  qk_layernorm+z_loss"
+SCENE = Scene(
+    [(f"{A}  seed 0", [(A, 1e-3), (A, 1e-1)]), (f"{B}  seed 0", [(B, 1e-3), (B, 1e-1)]), (f"{B}  seed 1", [(B, 1e-1)])],
+    [((B, 1e-3), 2.0)],
+)
+STANDINGS = {0: standing(100, [2.5, 3.5], verdict="done"), 1: standing(25, [4.0, NAN])}
+
+
+def test_the_block_at_eighty_columns() -> None:
+    assert SCENE.lines(STANDINGS, 0.25, 20, 80) == [
+        " 25%  1/3 fleets  1 diverged  0:20 elapsed, 1:00 left",
+        "under way                                          step steps/s    left diverged",
+        "width 32  qk_layernorm+z_loss  seed 0 ━━╌╌╌╌╌╌╌  25/100     4.0    0:19      1/2",
+        "",
+        "loss so far                    1e-3  1e-1",
+        "width 32  z_loss              ▁2.50 █3.50",
+        "width 32  qk_layernorm+z_loss ▅3.00     x",
+    ]
+
+
+@pytest.mark.parametrize("width", [10, 25, 40, 60, 80, 120, 200])
+def test_the_block_fits_and_stands_still(width: int) -> None:
+    shapes = set()
+    for step, rate in ((0, 0.0), (7, 0.5), (99, 12345.0)):
+        lines = SCENE.lines({1: standing(step, [4.0, NAN], rate=rate)}, step / 300, 20, width)
+        assert max(map(len, lines)) <= width
+        shapes.add((len(lines), lines[1], lines[2].find("━") < 0 or lines[2].find("━")))
+    assert len({(count, head) for count, head, _ in shapes}) == 1
+
+
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (0, 59.4, 75, 3675)] == ["0:00", "0:59", "1:15", "1:01:15"]
+
+
+def test_a_fleet_of_several_arms_says_so() -> None:
+    trees = [tree(f"optimizer.eps={eps}", f"seed={seed}") for eps in (1e-8, 1e-6) for seed in (0, 1)]
+    whole = points(trees)
+    made = scene([whole[:2], whole[2:]], [(whole[0], 2.0)])
+    assert [label for label, _ in made.fleets] == [f"width 16  eps=1e-08 and 1 more  seed {seed}" for seed in (0, 1)]
+    assert made.known == [(("width 16  eps=1e-08", whole[0].config.optimizer.lr), 2.0)]
+
+
+class Said(list[str]):
+    """Lines, as they are said."""
+
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+class Shown:
+    """A screen that remembers what it last showed."""
+
+    closed = 0
+
+    def show(self, standings: Any, done: float, elapsed: float) -> None:
+        self.standings, self.done, self.elapsed = standings, done, elapsed
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LOOK_EVERY", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_line_per_finished_fleet_and_each_note_once(tmp_path: Path) -> None:
+    said, warned, shown = Said(), Said(), Shown()
+    with Watcher(tmp_path, "plan", ["first", "second"], [1, 3], said, warned, shown):
+        for index in (1, 0):
+            sayer = Sayer(tmp_path, "plan", index, 100)
+            sayer.note("lab: no network")
+            sayer.end(f"val loss {index}", [2.0])
+            time.sleep(0.1)
+        assert said == ["1/2  second  0 s  val loss 1", "2/2  first  0 s  val loss 0"]
+    assert warned == ["lab: no network"]
+    assert len(said) == 2
+    assert (shown.done, shown.closed) == (1.0, 1)
+    assert not list(tmp_path.glob("plans/*.progress"))
+
+
+def test_what_is_garbled_is_not_heard(tmp_path: Path) -> None:
+    shown = Shown()
+    watcher = Watcher(tmp_path, "plan", ["first", "second"], [1, 1], Said(), Said(), shown)
+    whole = {"step": 1, "steps": 2, "seconds": 1, "rate": 0, "losses": [NAN], "notes": [], "verdict": None}
+    garbled = ["", "{", json.dumps(whole)[:-9], "[]", "{}", "3", "null", '"x"']
+    garbled += [json.dumps({**whole, key: value}) for key, value in (("step", "x"), ("losses", [None]), ("notes", 3))]
+    plans.write_progress(tmp_path, "plan", 1, whole)
+    plans.write_progress(tmp_path, "plan", 99, whole)
+    place = tmp_path / "plans" / "plan.progress"
+    (place / "1 (copy)").write_text("x")
+    (place / "2").mkdir()
+    (place / "3").write_bytes(b"\xff\xfe")
+    for text in garbled:
+        (place / "0").write_text(text)
+        watcher.tell()
+        assert list(shown.standings) == [1], text
+    assert shown.done == 0.25
+    assert shown.standings[1].diverged == 1
+
+
+class Losses:
+    """Losses on a device, and how often they were copied off it."""
+
+    copied = 0
+
+    def tolist(self) -> list[float]:
+        Losses.copied += 1
+        return [1.0, NAN]
+
+
+def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(Losses, "copied", 0)
+    sayer, written = Sayer(tmp_path, "plan", 0, 1000), []
+    monkeypatch.setattr(plans, "write_progress", lambda *said: written.append(said[-1]))
+    for step in range(1000):
+        now += 0.01
+        heard: Any = {("train_loss", ""): Losses()} if step % 25 == 0 else {}
+        sayer.hear(Moment(step, step, heard, None))
+    assert len(written) == Losses.copied == 20
+    assert str(written[-1]["losses"]) == "[1.0, nan]"
+    assert written[-1]["rate"] == pytest.approx(100)
+    assert (written[-1]["step"], written[-1]["steps"], written[-1]["verdict"]) == (999, 1000, None)
+
+
+def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None:
+    import torch
+
+    def told(**losses: float) -> float:
+        whole = losses.pop("whole", None)
+        heard = {(probe, ""): torch.tensor([loss]) for probe, loss in losses.items()}
+        sayer = Sayer(tmp_path, "plan", 0, 10)
+        sayer.hear(Moment(1, 1, heard, None if whole is None else torch.tensor([whole])))
+        sayer.note("now")
+        return float(plans.read_progress(tmp_path, "plan")[0]["losses"][0])
+
+    assert told(train_loss=1, val_loss=2, whole=3) == 3
+    assert told(train_loss=1, val_loss=2) == 2
+    assert told(train_loss=1) == 1
+
+
+# In a terminal: a process of its own at the end of a pseudo-terminal.
+
+SWEEP = ["train", "-m", "data=synthetic", "model.width=16", "optimizer.lr=1e-3,1e30", "out=two"]
+
+
+class Teletype:
+    """A command line at a terminal of eighty columns."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.master, slave = pty.openpty()
+        environment = {**os.environ, "COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
+        command = [sys.executable, "-m", "lab", *words]
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=environment)
+        os.close(slave)
+
+    def read(self) -> Iterator[str]:
+        """What appears, piece by piece, until the program ends."""
+        with open(self.master, "rb", buffering=0) as terminal:
+            try:
+                while piece := terminal.read(65536):
+                    yield piece.decode(errors="replace")
+            except OSError:  # how Linux says that the other end is closed
+                return
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+@pytest.mark.parametrize("launcher", ["local", "basic"])
+def test_in_a_terminal_a_block_comes_and_goes(launcher: str, tmp_path: Path) -> None:
+    terminal = Teletype(tmp_path, *SWEEP, "steps=300", f"hydra/launcher={launcher}")
+    text = "".join(terminal.read())
+    assert terminal.process.wait() == 0
+    assert "loss so far" in text
+    assert re.search(r"\b\d+/300 +\d", text), "no fleet under way was seen"
+    after = text.rsplit("loss so far", 1)[1]
+    assert "\x1b[?25h" in after
+    assert text.count("1/1  width 16 depth 2") == 1
+    assert "2 trained, 0 already there, 1 diverged, 0 failed" in after
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_an_interrupted_terminal_is_left_clean(tmp_path: Path) -> None:
+    terminal = Teletype(tmp_path, *SWEEP, "steps=100000")
+    text = ""
+    for piece in terminal.read():
+        text += piece
+        if "/100000 " in text and "\x1b[?25h" not in text:
+            terminal.process.send_signal(signal.SIGINT)
+    assert terminal.process.wait() == 130
+    assert text.endswith("interrupted; the same command trains what is missing\r\n")
+    assert "\x1b[?25h" in text.rsplit("loss so far", 1)[1]
+
+
+def test_without_a_terminal_nothing_is_drawn_and_rich_is_not_loaded(tmp_path: Path) -> None:
+    program = "import sys; from lab.__main__ import main; code = main(); sys.exit(code or 'rich' in sys.modules)"
+    words = [sys.executable, "-c", program, *SWEEP, "steps=30", "hydra/launcher=basic"]
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert re.match(
+        r"1/1  width 16 depth 2  \S+  lr 0.001..1e\+30  seed 0  2 runs  \d+ s  val loss \S+, 1 diverged\n", told.stdout
+    )
+    assert "\x1b" not in told.stdout
