@@ -46,11 +46,19 @@ hydra_main = hydra.main(version_base="1.3", config_path=str(data_folder("conf"))
 
 
 def run_sweep(
-    trees: Sequence[Mapping[str, Any]], launch: Launch, *, max_runs: int, dry_run: bool, one: bool, here: bool
+    trees: Sequence[Mapping[str, Any]],
+    launch: Launch,
+    *,
+    max_runs: int,
+    dry_run: bool,
+    one: bool,
+    shard: str,
+    here: bool,
 ) -> None:
     """Train what is missing of the points asked for, then gather and report.
 
-    ``one`` refuses more than one point; ``here`` says that jobs run on this machine, so its devices must do.
+    ``one`` refuses more than one point; ``shard`` i/n trains the i-th of n parts of them; ``here`` says that jobs run
+    on this machine, so its devices must do.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
@@ -59,7 +67,7 @@ def run_sweep(
     from lab.cost import estimate, training_flops
     from lab.fleet import pick_device
     from lab.record import label
-    from lab.sweep import pack, points
+    from lab.sweep import pack, part, points
 
     asked = points(trees)
     outs = sorted({str(tree["out"]) for tree in trees})
@@ -71,11 +79,11 @@ def run_sweep(
     if here:
         for device in {point.config.device for point in asked}:
             pick_device(device)
-    there = store.statuses(folder)
-    missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
+    mine, there = part(asked, max_runs, shard), store.statuses(folder)
+    missing = [point for point in mine if there.get(point.id, "failed") == "failed"]
     fleets = pack(missing, max_runs)
     if dry_run:
-        for line in estimate(fleets, len(asked) - len(missing)):
+        for line in estimate(fleets, len(mine) - len(missing)):
             print(line)
         return
     store.open_folder(folder)
@@ -84,12 +92,13 @@ def run_sweep(
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         labels = [label([point.config for point in fleet]) for fleet in fleets]
         sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
-        jobs = [[f"fleet={name}/{index}", f"out={quoted(folder)}"] for index in range(len(fleets))]
+        jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
         with Watcher(folder, name, labels, sizes, _say, live=sys.stdout.isatty()):
             deaths = launch(jobs)
         for death in deaths:
             print(f"lab: {death}", file=sys.stderr)
-    _close(folder, asked, missing)
+    store.note_command(folder, COMMAND.get())  # again: another shard that began just then may have missed it
+    _close(folder, asked, mine, missing)
 
 
 def _say(text: str) -> None:
@@ -102,19 +111,20 @@ def quoted(folder: Path) -> str:
     return f"'{text}'"
 
 
-def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> None:
+def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]) -> None:
     from lab.analysis import report
 
     ended = store.statuses(folder)
-    status = [ended.get(point.id, "failed") for point in asked]  # a run whose job died left no card
-    page = folder
-    if {"finished", "diverged"} & set(ended.values()):
+    status = [ended.get(point.id, "failed") for point in mine]  # a run whose job died left no card
+    elsewhere = len({point.id for point in asked} - {point.id for point in mine} - set(ended))
+    end = f"{elsewhere} points of other shards are still missing in {folder}" if elsewhere else f"report: {folder}"
+    if not elsewhere and {"finished", "diverged"} & set(ended.values()):
         store.gather(folder)
-        page = report.build([folder])
+        end = f"report: {report.build([folder])}"
         print(report.summary([folder]))
     failed, diverged = (status.count(word) for word in ("failed", "diverged"))
-    counts = f"{len(missing) - failed} trained, {len(asked) - len(missing)} already there"
-    print(f"{counts}, {diverged} diverged, {failed} failed; report: {page}")
+    counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
+    print(f"{counts}, {diverged} diverged, {failed} failed; {end}")
     if failed:
         raise SystemExit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,3 +49,20 @@ def pack(missing: Sequence[Point], max_runs: int) -> list[list[Point]]:
         size = math.ceil(len(group) / math.ceil(len(group) / max_runs))
         fleets += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(fleets, key=lambda fleet: place[fleet[0].id])
+
+
+def part(asked: Sequence[Point], max_runs: int, shard: str) -> list[Point]:
+    """The points of the shard ``i/n``, in their order; fleets of each shape are dealt out evenly.
+
+    It follows from all that is asked for, never from what is there already, so that shards cannot overlap.
+
+    Raises:
+        RequestError: ``shard`` is not i/n with i from 1 to n.
+    """
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", shard)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise RequestError(f"shard must be i/n with i from 1 to n, as in shard=1/4, not {shard!r}")
+    # fleets of one shape side by side, so that no shard gets all the large ones
+    fleets = sorted(pack(asked, max_runs), key=lambda fleet: static_key(fleet[0].config))
+    mine = {point.id for fleet in fleets[int(found[1]) - 1 :: int(found[2])] for point in fleet}
+    return [point for point in asked if point.id in mine]

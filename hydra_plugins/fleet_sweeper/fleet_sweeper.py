@@ -20,13 +20,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 @dataclass
 class FleetSweeperConf:
-    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet; ``one`` run is no sweep."""
+    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet; ``one`` run is no sweep.
+
+    ``shard`` i/n trains the i-th of n parts, for machines that share a folder and no scheduler.
+    """
 
     _target_: str = "hydra_plugins.fleet_sweeper.fleet_sweeper.FleetSweeper"
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int = 8
     dry_run: bool = False
     one: bool = False
+    shard: str = "1/1"
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSweeperConf, provider="instability-lab")
@@ -35,9 +39,9 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSwee
 class FleetSweeper(Sweeper):
     """Compose every point first, freeze the list, then train what is missing, fleet by fleet."""
 
-    def __init__(self, params: DictConfig, max_runs: int, dry_run: bool, one: bool) -> None:
+    def __init__(self, params: DictConfig, max_runs: int, dry_run: bool, one: bool, shard: str) -> None:
         self.params = {str(key): value for key, value in params.items()}
-        self.options: dict[str, Any] = {"max_runs": max_runs, "dry_run": dry_run, "one": one}
+        self.options: dict[str, Any] = {"max_runs": max_runs, "dry_run": dry_run, "one": one, "shard": shard}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader: Any = hydra_context.config_loader
@@ -60,7 +64,10 @@ class FleetSweeper(Sweeper):
 
     def _launch(self, jobs: Sequence[Sequence[str]]) -> list[str]:
         """Runs of a job that died are missing, and so count as failed."""
-        done = self.launcher.launch(jobs, initial_job_idx=0)
+        try:
+            done = self.launcher.launch(jobs, initial_job_idx=0)
+        except Exception as death:  # how submitit and Ray say that a job was killed
+            return [f"{type(self.launcher).__name__} gave up: {' '.join(str(death).split()) or type(death).__name__}"]
         return [f"a job died: {job._return_value}" for job in done if job.status is not JobStatus.COMPLETED]
 
     def _compose(self, points: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:

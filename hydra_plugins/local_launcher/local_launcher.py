@@ -1,14 +1,15 @@
-"""Isolated processes on one machine: as many jobs at once as there are cores, each losing only itself."""
+"""Isolated processes on one machine: as many jobs at once as there are GPUs or cores, each losing only itself."""
 
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
@@ -19,10 +20,17 @@ from omegaconf import DictConfig, open_dict
 
 @dataclass
 class LocalLauncherConf:
-    """``processes`` at once; 0 means one per core this process may use."""
+    """How many jobs at once, where, and for how long.
+
+    ``processes`` at once; 0 means one per device, or where there are none, one per core this process may use.
+    ``devices`` are the GPUs to use, one per job; null means all that are visible, unless ``device=cpu``.
+    ``timeout_minutes`` after which a job is taken for hung and killed; null means never.
+    """
 
     _target_: str = "hydra_plugins.local_launcher.local_launcher.LocalLauncher"
     processes: int = 0
+    devices: Optional[list[Any]] = None
+    timeout_minutes: Optional[float] = None
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="instability-lab")
@@ -31,13 +39,27 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 class LocalLauncher(Launcher):
     """Every job in a fresh process; a job that dies is reported as failed, and the others go on."""
 
-    def __init__(self, processes: int) -> None:
-        self.processes = processes if processes > 0 else cores()
+    def __init__(
+        self, processes: int, devices: Optional[Sequence[Any]] = None, timeout_minutes: Optional[float] = None
+    ) -> None:
+        self.processes, self.devices, self.timeout_minutes = processes, devices, timeout_minutes
         self.running: set[Any] = set()
         self.stopping = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.seats = seats(self.processes, self._devices())
+        if self.timeout_minutes is not None and not self.timeout_minutes > 0:
+            raise _refusal(f"timeout_minutes must be above 0, not {self.timeout_minutes}; null means never")
+
+    def _devices(self) -> list[str]:
+        if self.devices is None and self.config.device not in ("auto", "cuda"):
+            return []
+        there = visible_gpus()
+        asked = there if self.devices is None else [str(device) for device in self.devices]
+        if unknown := [device for device in asked if device not in there]:
+            raise _refusal(f"devices names {', '.join(unknown)}; there: {', '.join(there) or 'none'}")
+        return asked
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
@@ -45,10 +67,13 @@ class LocalLauncher(Launcher):
         processes = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
         if sys.platform != "win32":
             processes.set_forkserver_preload(["lab.fleet", "lab.record"])
-        pool = ThreadPoolExecutor(self.processes)
+        free = queue.SimpleQueue[Optional[str]]()
+        for seat in self.seats:
+            free.put(seat)
+        pool = ThreadPoolExecutor(len(self.seats))
         try:
             jobs = [
-                pool.submit(self._watch, processes, initial_job_idx + place, list(overrides))
+                pool.submit(self._watch, processes, free, initial_job_idx + place, list(overrides))
                 for place, overrides in enumerate(job_overrides)
             ]
             return [job.result() for job in jobs]
@@ -61,24 +86,38 @@ class LocalLauncher(Launcher):
         finally:
             pool.shutdown()
 
-    def _watch(self, processes: Any, index: int, overrides: list[str]) -> JobReturn:
+    def _watch(self, processes: Any, free: Any, index: int, overrides: list[str]) -> JobReturn:
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id, config.hydra.job.num = str(index), index
-        job = processes.Process(target=_job, args=(self.hydra_context, self.task_function, config))
+        device = free.get()
+        job = processes.Process(target=_job, args=(self.hydra_context, self.task_function, config, device))
         job.start()
         self.running.add(job)
         if self.stopping:
             job.terminate()
-        job.join()
+        hung = self._wait(job)
         self.running.discard(job)
+        free.put(device)
         done = JobReturn(overrides=overrides, cfg=config)
         done.status = JobStatus.COMPLETED if job.exitcode == 0 else JobStatus.FAILED
-        done.return_value = RuntimeError(f"job {index} ended with exit code {job.exitcode}") if job.exitcode else None
+        end = f"was killed after {self.timeout_minutes:g} minutes" if hung else f"ended with exit code {job.exitcode}"
+        done.return_value = RuntimeError(f"job {index} {end}") if job.exitcode else None
         return done
 
+    def _wait(self, job: Any) -> bool:
+        """Until a job has ended; true if it had to be killed because its time was over."""
+        job.join(None if self.timeout_minutes is None else 60 * self.timeout_minutes)
+        hung = job.exitcode is None
+        if hung:
+            job.kill()  # what hangs may not hear a polite signal
+            job.join()
+        return hung
 
-def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+
+def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, device: Optional[str]) -> None:
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device  # torch is loaded, but has not yet looked for devices
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears it, and ends its jobs
     threading.Thread(target=_die_with_parent, daemon=True).start()
     setup_globals()
@@ -103,3 +142,26 @@ def _die_with_parent() -> None:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """The CUDA devices this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch  # not above: Hydra imports every plugin into every program that uses Hydra
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
+
+
+def seats(processes: int, devices: Sequence[str]) -> list[Optional[str]]:
+    """Where jobs may run at once, each on a device or, given none, on a core (None)."""
+    if processes < 0:
+        raise _refusal(f"processes must be at least 0, not {processes}; 0 means one per device or core")
+    count = processes or len(devices) or cores()
+    return [devices[place % len(devices)] if devices else None for place in range(count)]
+
+
+def _refusal(line: str) -> Exception:
+    from lab.registry import RequestError  # not above: see visible_gpus
+
+    return RequestError(f"hydra.launcher.{line}")
