@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lab import machine, store
@@ -37,6 +40,8 @@ def data_folder(name: str) -> Path:
 def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
     machine.prepare()
+    with suppress(FileNotFoundError):
+        os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are meant from here
     plan, index = str(config.fleet).rsplit("/", 1)
     train_fleet(Path(config.out), plan, int(index))
 

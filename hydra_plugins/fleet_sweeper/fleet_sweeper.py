@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -67,7 +68,7 @@ class FleetSweeper(Sweeper):
         try:
             done = self.launcher.launch(jobs, initial_job_idx=0)
         except Exception as death:  # how submitit and Ray say that a job was killed
-            return [f"{type(self.launcher).__name__} gave up: {' '.join(str(death).split()) or type(death).__name__}"]
+            return [f"{type(self.launcher).__name__} gave up: {type(death).__name__}: {shorten(str(death), 300)}"]
         return [f"a job died: {job._return_value}" for job in done if job.status is not JobStatus.COMPLETED]
 
     def _compose(self, points: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
@@ -29,8 +29,8 @@ class LocalLauncherConf:
 
     _target_: str = "hydra_plugins.local_launcher.local_launcher.LocalLauncher"
     processes: int = 0
-    devices: Optional[list[Any]] = None
-    timeout_minutes: Optional[float] = None
+    devices: list[Any] | None = None
+    timeout_minutes: float | None = None
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="instability-lab")
@@ -40,7 +40,7 @@ class LocalLauncher(Launcher):
     """Every job in a fresh process; a job that dies is reported as failed, and the others go on."""
 
     def __init__(
-        self, processes: int, devices: Optional[Sequence[Any]] = None, timeout_minutes: Optional[float] = None
+        self, processes: int, devices: Sequence[Any] | None = None, timeout_minutes: float | None = None
     ) -> None:
         self.processes, self.devices, self.timeout_minutes = processes, devices, timeout_minutes
         self.running: set[Any] = set()
@@ -67,7 +67,7 @@ class LocalLauncher(Launcher):
         processes = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
         if sys.platform != "win32":
             processes.set_forkserver_preload(["lab.fleet", "lab.record"])
-        free = queue.SimpleQueue[Optional[str]]()
+        free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         for seat in self.seats:
             free.put(seat)
         pool = ThreadPoolExecutor(len(self.seats))
@@ -86,7 +86,9 @@ class LocalLauncher(Launcher):
         finally:
             pool.shutdown()
 
-    def _watch(self, processes: Any, free: Any, index: int, overrides: list[str]) -> JobReturn:
+    def _watch(
+        self, processes: Any, free: queue.SimpleQueue[str | None], index: int, overrides: list[str]
+    ) -> JobReturn:
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id, config.hydra.job.num = str(index), index
@@ -115,7 +117,7 @@ class LocalLauncher(Launcher):
         return hung
 
 
-def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, device: Optional[str]) -> None:
+def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, device: str | None) -> None:
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device  # torch is loaded, but has not yet looked for devices
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears it, and ends its jobs
@@ -153,7 +155,7 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
 
 
-def seats(processes: int, devices: Sequence[str]) -> list[Optional[str]]:
+def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
     """Where jobs may run at once, each on a device or, given none, on a core (None)."""
     if processes < 0:
         raise _refusal(f"processes must be at least 0, not {processes}; 0 means one per device or core")
