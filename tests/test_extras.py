@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import slurm
@@ -21,8 +24,8 @@ PLUGINS = {"slurm": "hydra_plugins.hydra_submitit_launcher", "ray": "hydra_plugi
 there = {extra for extra, plugin in PLUGINS.items() if find_spec(plugin)}
 needs_slurm = pytest.mark.skipif("slurm" not in there, reason="pip install 'instability-lab[slurm]'")
 needs_ray = pytest.mark.skipif("ray" not in there, reason="pip install 'instability-lab[ray]'")
-# No token written to the home folder, no statistics sent.
-RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+# No token written to the home folder, no statistics sent, no other cluster of this machine.
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
 
 
 def train(folder: Path, *words: str, **environment: str) -> store.Records:
@@ -92,34 +95,37 @@ def test_ray_gives_the_same_records(tmp_path: Path) -> None:
     assert_same(train(tmp_path / "ray", "hydra/launcher=ray", **RAY), train(tmp_path / "local"))
 
 
+@contextmanager
+def ray_cluster(folder: Path) -> Iterator[str]:
+    """The address of a cluster that was begun in ``folder``."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["start", "--head", "--block", "--num-cpus=2", f"--port={port}", "--include-dashboard=false"]
+    # a place of its own, with a short path for the sake of its sockets, so that nobody else takes it for theirs
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as own, open(folder / "log", "w") as log:
+        environment = {**os.environ, **RAY, "RAY_TMPDIR": own}
+        del environment["RAY_ADDRESS"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+        head = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            while "block forever" not in (folder / "log").read_text() and head.poll() is None:
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.terminate()
+            head.wait()
+
+
 @pytest.mark.extras
 @needs_ray
 def test_a_ray_cluster_that_is_there_already_and_began_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "here").mkdir()
+    for name in ("elsewhere", "here"):
+        (tmp_path / name).mkdir()
     (tmp_path / "here/text.txt").write_text("the quick brown fox jumps over the lazy dog and runs on\n" * 400)
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
-    address, log = "127.0.0.1:6381", tmp_path / "head.log"
-    with log.open("w") as output:
-        head = subprocess.Popen(
-            [*start, "--port=6381", "--include-dashboard=false", "--disable-usage-stats"],
-            cwd=tmp_path / "elsewhere",
-            env={**os.environ, **RAY},
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        while "block forever" not in log.read_text() and head.poll() is None:
-            time.sleep(0.2)
-        mine = ["data=text", "data.path=text.txt"]
-        records = train(tmp_path / "here", *mine, "hydra/launcher=ray_cluster", RAY_ADDRESS=address, **RAY)
-    finally:
-        head.terminate()
-        head.wait()
-    pd.testing.assert_frame_equal(records.runs, train_locally(tmp_path / "here", *mine).runs, check_exact=True)
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def train_locally(folder: Path, *words: str) -> store.Records:
-    (folder / "records").rename(folder / "records_of_ray")
-    return train(folder, *words)
+    words = ["data=text", "data.path=text.txt"]
+    with ray_cluster(tmp_path / "elsewhere") as address:
+        records = train(tmp_path / "here", *words, "hydra/launcher=ray_cluster", **{**RAY, "RAY_ADDRESS": address})
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["log"]
+    (tmp_path / "here/records").rename(tmp_path / "here/records_of_ray")
+    assert_same(records, train(tmp_path / "here", *words))
