@@ -18,8 +18,8 @@ install: .venv/installed
 test: .venv/installed-test lint
 	$(BIN)/pytest -q -n 2
 
-test-all: .venv/installed-test lint
-	$(BIN)/pytest -q -n 2 -m "slow or not slow"
+test-all: .venv/installed-extras lint
+	$(BIN)/pytest -q -n 2 -m ""
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -42,6 +42,10 @@ bench: .venv/installed
 
 .venv/installed-test: .venv/installed
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+.venv/installed-extras: .venv/installed-test
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[slurm,ray,tensorboard,wandb,trackio]'
 	@touch $@
 
 clean:

@@ -12,28 +12,32 @@ from lab.engine import can_compile
 from lab.fleet import check_ranks
 from lab.memory import Host, find_host, most_runs
 from lab.registry import RequestError
-from lab.sweep import Point, engine_for, pack, points, under_way, with_engine
+from lab.sweep import GRAIN, Point, engine_for, pack, part, points, under_way, with_engine
 from lab.trackers import require
 
 
 class Agenda(NamedTuple):
-    """Points asked for and those of them that are missing, in fleets; where records go, and what carries steps out."""
+    """Points asked for, those of this shard, and those of them that are missing, in fleets.
+
+    Also where records go, what carries steps out, and the machine that does, if it is this one.
+    """
 
     folder: Path
     engine: str
     asked: list[Point]
+    mine: list[Point]
     missing: list[Point]
     fleets: list[list[Point]]
     host: Host
 
 
 def agenda(
-    trees: Sequence[Mapping[str, Any]], *, max_runs: int | None, one: bool, here: bool, processes: int
+    trees: Sequence[Mapping[str, Any]], *, max_runs: int | None, one: bool, shard: str, here: bool, processes: int
 ) -> Agenda:
     """Nothing is written for it.
 
-    ``one`` refuses more than one point; ``here`` says that jobs run on this machine, so many ``processes`` at once, so
-    its devices and its memory must do.
+    ``one`` refuses more than one point; ``shard`` i/n takes the i-th of n parts of them; ``here`` says that jobs run on
+    this machine, so many ``processes`` at once, so its devices and its memory must do.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records.
@@ -52,10 +56,11 @@ def agenda(
 
     engine = _engine(folder, asked, here=here)
     asked, there = with_engine(asked, engine), store.statuses(folder)
-    missing = [point for point in asked if there.get(point.id, "failed") == "failed"]
+    mine = part(asked, max_runs or GRAIN, shard)
+    missing = [point for point in mine if there.get(point.id, "failed") == "failed"]
     begun = under_way(missing, checkpoint.under_way(folder), most)
     fleets = begun + pack([point for point in missing if not any(point in fleet for fleet in begun)], most)
-    return Agenda(folder, engine, asked, missing, fleets, hosts[asked[0].config.device])
+    return Agenda(folder, engine, asked, mine, missing, fleets, hosts[asked[0].config.device])
 
 
 def _folder(trees: Sequence[Mapping[str, Any]]) -> Path:

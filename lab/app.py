@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lab import machine, ranks, store
@@ -37,6 +40,8 @@ def data_folder(name: str) -> Path:
 def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
     machine.prepare()
+    with suppress(FileNotFoundError):
+        os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are meant from here
     plan, index = str(config.fleet).rsplit("/", 1)
     _train(Path(config.out), plan, int(index))
 
@@ -52,6 +57,7 @@ def run_sweep(
     max_runs: int | None,
     dry_run: bool,
     one: bool,
+    shard: str,
     here: bool,
     processes: int,
 ) -> None:
@@ -66,23 +72,24 @@ def run_sweep(
 
     if dry_run and ranks.count() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
-    folder, engine, asked, missing, fleets, host = agenda(
-        trees, max_runs=max_runs, one=one, here=here, processes=processes
+    folder, engine, asked, mine, missing, fleets, host = agenda(
+        trees, max_runs=max_runs, one=one, shard=shard, here=here, processes=processes
     )
     if dry_run:
-        for line in estimate(fleets, len(asked) - len(missing), host):
+        for line in estimate(fleets, len(mine) - len(missing), host):
             print(line)
         return
     store.open_folder(folder, engine)
     store.note_command(folder, COMMAND.get())
     if fleets:
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
-        jobs = [[f"fleet={name}/{index}", f"out={quoted(folder)}"] for index in range(len(fleets))]
-        with _watcher(folder, name, fleets, [point for point in asked if point not in missing]):
+        jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
+        with _watcher(folder, name, fleets, [point for point in mine if point not in missing]):
             deaths = launch(jobs) if ranks.count() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             _warn(death)
-    _close(folder, asked, missing)
+    store.note_command(folder, COMMAND.get())  # again: another shard that began just then may have missed it
+    _close(folder, asked, mine, missing)
 
 
 def _watcher(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], there: Sequence[Point]) -> Watcher:
@@ -149,20 +156,21 @@ def quoted(folder: Path) -> str:
     return f"'{text}'"
 
 
-def _close(folder: Path, asked: Sequence[Point], missing: Sequence[Point]) -> None:
+def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]) -> None:
     from lab import checkpoint
     from lab.analysis import report
 
     ended = store.statuses(folder)
     checkpoint.forget(folder, [name for name, status in ended.items() if status != "failed"])
-    status = [ended.get(point.id, "failed") for point in asked]  # a run whose job died left no card
-    page = folder
-    if {"finished", "diverged"} & set(ended.values()):
+    status = [ended.get(point.id, "failed") for point in mine]  # a run whose job died left no card
+    elsewhere = len({point.id for point in asked} - {point.id for point in mine} - set(ended))
+    end = f"{elsewhere} points of other shards are still missing in {folder}" if elsewhere else f"report: {folder}"
+    if not elsewhere and {"finished", "diverged"} & set(ended.values()):
         store.gather(folder)
-        page = report.build([folder])
+        end = f"report: {report.build([folder])}"
         print(report.summary([folder]))
     failed, diverged = (status.count(word) for word in ("failed", "diverged"))
-    counts = f"{len(missing) - failed} trained, {len(asked) - len(missing)} already there"
-    print(f"{counts}, {diverged} diverged, {failed} failed; report: {page}")
+    counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
+    print(f"{counts}, {diverged} diverged, {failed} failed; {end}")
     if failed:
         raise SystemExit(1)

@@ -29,7 +29,7 @@ class Host(NamedTuple):
 
 
 def find_host(device: str, processes: int) -> Host:
-    """This machine, for jobs that ask for ``device``, so many at once; each has a graphics device of its own.
+    """This machine, for jobs that ask for ``device``, so many at once; those on graphics devices share them evenly.
 
     Raises:
         RequestError: the device is not there.
@@ -37,7 +37,7 @@ def find_host(device: str, processes: int) -> Host:
     kind = pick_device(device).type
     free = machine.free_memory(kind)
     if kind == "cuda":
-        return Host(kind, min(processes, torch.cuda.device_count()), free)
+        return Host(kind, processes, free / math.ceil(processes / torch.cuda.device_count()))
     return Host(kind, processes, free / processes)
 
 

@@ -27,6 +27,8 @@ from lab.registry import RequestError, nearest
 # Hydra's flags that show something and run nothing, and those that say where configs are.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--package", "-p", "--resolve", "--version")
 PLACES = ("--config-dir", "-cd")
+# Launchers that come with other packages, and the extra of ours that installs them.
+EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 # Where we hand over to Hydra what the user wrote.
 OURS = (Path(__file__), Path(inspect.getfile(expand)))
 
@@ -79,8 +81,9 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
         # under a name of our own, since a file may be called anything
         ConfigStore.instance().store(group="sweeps", name="requested", node=content, package="_global_")
         chosen = ["sweeps=requested"]
-    overrides = [word for word in words if "=" in word and not word.startswith("-")]
-    flags = [word for word in words if word not in overrides and word != "--dry-run"]
+    shard = [word for word in words if word.startswith("shard=")]  # asked of the sweeper, not of a run
+    overrides = [word for word in words if "=" in word and not word.startswith("-") and word not in shard]
+    flags = [word for word in words if word not in [*overrides, *shard, "--dry-run"]]
     for flag in flags:
         if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *PLACES]:
             raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW])}")
@@ -91,8 +94,8 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     if any(flag.split("=")[0] in SHOW for flag in flags):
         sys.argv = ["lab", *flags, *_first_point([*chosen, *overrides], one=one)]
     else:
-        options = {"dry_run": "--dry-run" in words, "one": one}
-        asked = [f"hydra.sweeper.{option}=true" for option, given in options.items() if given]
+        options = {"dry_run=true": "--dry-run" in words, "one=true": one}
+        asked = [f"hydra.sweeper.{option}" for option in [*shard, *(o for o, given in options.items() if given)]]
         sys.argv = ["lab", "--multirun", *flags, *chosen, *overrides, *asked]
     app.hydra_main()
 
@@ -152,6 +155,8 @@ def one_line(fault: BaseException) -> str:
         return f"key '{found[1]}' is there already; give it without the +"
     if found := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
         listed = re.search(r"Available options in '[^']*':\n((?:\t.*\n?)*)", text)
+        if found[1] == "hydra/launcher" and found[2] in EXTRAS:
+            return f"launcher {found[2]!r} needs an extra: pip install 'instability-lab[{EXTRAS[found[2]]}]'"
         there = listed[1].split() if listed else [p.stem for p in app.data_folder("conf").glob(f"{found[1]}/*.yaml")]
         return f"unknown {found[1]} {found[2]!r}; {nearest(found[2], there)}"
     if found := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.config import RunConfig, run_config, run_id, static_key
+from lab.registry import RequestError
 
 # FLOPs of a shape from which compiling it pays: two or three minutes of a core, of which it saves one.
 WORTH_COMPILING = 2e13
+# Runs of one shape that a shard gets together; as many as gain from sharing a fleet on a CPU.
+GRAIN = 8
 
 
 @dataclass(frozen=True)
@@ -93,3 +97,21 @@ def pack(missing: Sequence[Point], most: Callable[[RunConfig], int]) -> list[lis
         size = math.ceil(len(group) / math.ceil(len(group) / most(group[0].config)))
         fleets += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(fleets, key=lambda fleet: place[fleet[0].id])
+
+
+def part(asked: Sequence[Point], grain: int, shard: str) -> list[Point]:
+    """The points of the shard ``i/n``, in their order; those of one shape are dealt out by the ``grain``.
+
+    It follows from all that is asked for, never from what is there already nor from this machine, so that shards
+    cannot overlap.
+
+    Raises:
+        RequestError: ``shard`` is not i/n with i from 1 to n.
+    """
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", shard)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise RequestError(f"shard must be i/n with i from 1 to n, as in shard=1/4, not {shard!r}")
+    # those of one shape side by side, so that no shard gets all the large ones
+    fleets = sorted(pack(asked, lambda config: grain), key=lambda fleet: static_key(fleet[0].config))
+    mine = {point.id for fleet in fleets[int(found[1]) - 1 :: int(found[2])] for point in fleet}
+    return [point for point in asked if point.id in mine]

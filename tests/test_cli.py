@@ -133,6 +133,13 @@ REFUSALS = [
     (["train", "+model.depth=1"], "key 'model.depth' is there already; give it without the +"),
     (["train", "schedule=constant", "schedule.floor=0"], "key 'schedule.floor' is not there in every choice"),
     (["train", "hydra.sweeper.max_runs=0"], "max_runs must be at least 1"),
+    (["sweep", "smoke", "shard=0/4"], "shard must be i/n with i from 1 to n, as in shard=1/4, not '0/4'"),
+    (["sweep", "smoke", "shard=5/4"], "shard must be i/n"),
+    (["sweep", "smoke", "shard=x"], "shard must be i/n"),
+    (["sweep", "smoke", "shard=1/2,2/2"], ""),
+    (["train", "hydra.launcher.timeout_minutes=-1"], "hydra.launcher.timeout_minutes must be above 0, not -1.0"),
+    (["train", "hydra.launcher.devices=[none]"], "hydra.launcher.devices names none; there: "),
+    (["train", "hydra/launcher=locl"], "unknown hydra/launcher 'locl'; nearest: local"),
     (["train", "data.path=~/x"], "quote the value"),
     (["train", "optimizer.lr=-1"], "optimizer.lr must be above 0"),
     (["train", "seed=[1"], ""),
@@ -248,6 +255,14 @@ def test_a_fault_of_ours_is_owned(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(request, "run", lambda *_, **__: 1 / 0)
     assert lab("train") == 70
     assert "please report" in capsys.readouterr().err
+
+
+def test_a_job_in_another_folder_finds_what_the_request_means() -> None:
+    Path("mine.txt").write_text("the quick brown fox jumps over the lazy dog and runs on\n" * 400)
+    words = ["data=text", "data.path=mine.txt", *(word for word in ONE if not word.startswith("data"))]
+    assert lab("train", *words, "hydra.job.chdir=true", "out=here") == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["here", "mine.txt"]
+    assert len(store.read(Path("here")).runs) == 1
 
 
 def test_the_local_launcher_gives_the_same_records_as_one_process() -> None:

@@ -21,8 +21,8 @@ SIZE = ["data=synthetic", "model.width=16", "steps=60", "hydra.sweeper.max_runs=
 TIMINGS = ["wall_seconds", "model_steps_per_second", "out"]
 
 
-def begin(folder: Path, launcher: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "lab", *WORDS, *SIZE, f"hydra/launcher={launcher}", f"out={folder}"]
+def begin(folder: Path, launcher: str, *more: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "lab", *WORDS, *SIZE, f"hydra/launcher={launcher}", f"out={folder}", *more]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 

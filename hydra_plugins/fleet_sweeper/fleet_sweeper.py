@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -23,6 +24,7 @@ class FleetSweeperConf:
     """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet; ``one`` run is no sweep.
 
     Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing.
+    ``shard`` i/n trains the i-th of n parts, for machines that share a folder and no scheduler.
     """
 
     _target_: str = "hydra_plugins.fleet_sweeper.fleet_sweeper.FleetSweeper"
@@ -30,6 +32,7 @@ class FleetSweeperConf:
     max_runs: int | None = None
     dry_run: bool = False
     one: bool = False
+    shard: str = "1/1"
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSweeperConf, provider="instability-lab")
@@ -38,9 +41,9 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSwee
 class FleetSweeper(Sweeper):
     """Compose every point first, freeze the list, then train what is missing, fleet by fleet."""
 
-    def __init__(self, params: DictConfig, max_runs: int | None, dry_run: bool, one: bool) -> None:
+    def __init__(self, params: DictConfig, max_runs: int | None, dry_run: bool, one: bool, shard: str) -> None:
         self.params = {str(key): value for key, value in params.items()}
-        self.options: dict[str, Any] = {"max_runs": max_runs, "dry_run": dry_run, "one": one}
+        self.options: dict[str, Any] = {"max_runs": max_runs, "dry_run": dry_run, "one": one, "shard": shard}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader: Any = hydra_context.config_loader
@@ -55,7 +58,7 @@ class FleetSweeper(Sweeper):
         written = [] if self.options["one"] else [f"{key}={value}" for key, value in self.params.items()]
         trees = list(self._compose(expand(self._parse([*written, *arguments]))))
         here = type(self.launcher).__name__ in ("BasicLauncher", "LocalLauncher")
-        processes = getattr(self.launcher, "processes", 1)
+        processes = len(getattr(self.launcher, "seats", [None]))
         return app.run_sweep(trees, self._launch, here=here, processes=processes, **self.options)
 
     def _parse(self, overrides: Sequence[str]) -> list[Override]:
@@ -64,7 +67,10 @@ class FleetSweeper(Sweeper):
 
     def _launch(self, jobs: Sequence[Sequence[str]]) -> list[str]:
         """Runs of a job that died are missing, and so count as failed."""
-        done = self.launcher.launch(jobs, initial_job_idx=0)
+        try:
+            done = self.launcher.launch(jobs, initial_job_idx=0)
+        except Exception as death:  # how submitit and Ray say that a job was killed
+            return [f"{type(self.launcher).__name__} gave up: {type(death).__name__}: {shorten(str(death), 300)}"]
         return [f"a job died: {job._return_value}" for job in done if job.status is not JobStatus.COMPLETED]
 
     def _compose(self, points: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,14 @@
-"""Isolated processes on one machine: as many jobs at once as there are cores, each losing only itself."""
+"""Isolated processes on one machine: as many jobs at once as there are GPUs or cores, each losing only itself."""
 
+import math
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +24,17 @@ LOOK_EVERY = 0.1  # seconds
 
 @dataclass
 class LocalLauncherConf:
-    """``processes`` at once; 0 means one per core this process may use."""
+    """How many jobs at once, where, and for how long.
+
+    ``processes`` at once; 0 means one per device, or where there are none, one per core this process may use.
+    ``devices`` are the GPUs to use, one per job; null means all that are visible, unless ``device=cpu``.
+    ``timeout_minutes`` after which a job is taken for hung and killed; null means never.
+    """
 
     _target_: str = "hydra_plugins.local_launcher.local_launcher.LocalLauncher"
     processes: int = 0
+    devices: list[Any] | None = None
+    timeout_minutes: float | None = None
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="instability-lab")
@@ -33,13 +43,27 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 class LocalLauncher(Launcher):
     """Every job in a fresh process; a job that dies is reported as failed, and the others go on."""
 
-    def __init__(self, processes: int) -> None:
-        self.processes = processes if processes > 0 else cores()
+    def __init__(
+        self, processes: int, devices: Sequence[Any] | None = None, timeout_minutes: float | None = None
+    ) -> None:
+        self.processes, self.devices, self.timeout_minutes = processes, devices, timeout_minutes
         self.running: set[Any] = set()
         self.stopping = False
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.seats = seats(self.processes, self._devices())
+        if self.timeout_minutes is not None and not self.timeout_minutes > 0:
+            raise _refusal(f"timeout_minutes must be above 0, not {self.timeout_minutes}; null means never")
+
+    def _devices(self) -> list[str]:
+        if self.devices is None and self.config.device not in ("auto", "cuda"):
+            return []
+        there = visible_gpus()
+        asked = there if self.devices is None else [str(device) for device in self.devices]
+        if unknown := [device for device in asked if device not in there]:
+            raise _refusal(f"devices names {', '.join(unknown)}; there: {', '.join(there) or 'none'}")
+        return asked
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from lab import machine  # not above: Hydra imports every plugin into every program that uses Hydra
@@ -48,19 +72,20 @@ class LocalLauncher(Launcher):
         processes = machine.fresh_processes()
         if sys.platform != "win32":
             _start_server()
-        with machine.heeding_sigterm() as told_to_stop:
-            done = self._launch(processes, job_overrides, initial_job_idx, told_to_stop)
-            if told_to_stop() and any(job.status is not JobStatus.COMPLETED for job in done):
+        with machine.heeding_sigterm() as self.told_to_stop:
+            done = self._launch(processes, job_overrides, initial_job_idx)
+            if self.told_to_stop() and any(job.status is not JobStatus.COMPLETED for job in done):
                 raise SystemExit(machine.PREEMPTED)
         return done
 
-    def _launch(
-        self, processes: Any, job_overrides: Sequence[Sequence[str]], first: int, told_to_stop: Callable[[], bool]
-    ) -> Sequence[JobReturn]:
-        pool = ThreadPoolExecutor(self.processes)
+    def _launch(self, processes: Any, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+        self.free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        for seat in self.seats:
+            self.free.put(seat)
+        pool = ThreadPoolExecutor(len(self.seats))
         try:
             jobs = [
-                pool.submit(self._watch, processes, first + place, list(overrides), told_to_stop)
+                pool.submit(self._watch, processes, first + place, list(overrides))
                 for place, overrides in enumerate(job_overrides)
             ]
             return [job.result() for job in jobs]
@@ -73,29 +98,44 @@ class LocalLauncher(Launcher):
         finally:
             pool.shutdown()
 
-    def _watch(self, processes: Any, index: int, overrides: list[str], told_to_stop: Callable[[], bool]) -> JobReturn:
+    def _watch(self, processes: Any, index: int, overrides: list[str]) -> JobReturn:
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
             config.hydra.job.id, config.hydra.job.num = str(index), index
-        job = processes.Process(target=_job, args=(self.hydra_context, self.task_function, config))
         done = JobReturn(overrides=overrides, cfg=config)
-        if told_to_stop():
+        if self.told_to_stop():
             done.status = JobStatus.FAILED
             done.return_value = RuntimeError(f"job {index} was not begun")
             return done
+        device = self.free.get()
+        job = processes.Process(target=_job, args=(self.hydra_context, self.task_function, config, device))
         job.start()
         self.running.add(job)
-        while job.exitcode is None:
-            if self.stopping or told_to_stop():
-                job.terminate()  # again and again: a job that has just begun may not have heard it
-            job.join(LOOK_EVERY)
+        hung = self._wait(job)
         self.running.discard(job)
+        self.free.put(device)
         done.status = JobStatus.COMPLETED if job.exitcode == 0 else JobStatus.FAILED
-        done.return_value = RuntimeError(f"job {index} ended with exit code {job.exitcode}") if job.exitcode else None
+        end = f"was killed after {self.timeout_minutes:g} minutes" if hung else f"ended with exit code {job.exitcode}"
+        done.return_value = RuntimeError(f"job {index} {end}") if job.exitcode else None
         return done
 
+    def _wait(self, job: Any) -> bool:
+        """Until a job has ended; true if it had to be killed because its time was over."""
+        end = math.inf if self.timeout_minutes is None else time.monotonic() + 60 * self.timeout_minutes
+        while job.exitcode is None:
+            if time.monotonic() >= end:
+                job.kill()  # what hangs may not hear a polite signal
+                job.join()
+                return True
+            if self.stopping or self.told_to_stop():
+                job.terminate()  # again and again: a job that has just begun may not have heard it
+            job.join(LOOK_EVERY)
+        return False
 
-def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+
+def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, device: str | None) -> None:
+    if device is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device  # torch is loaded, but has not yet looked for devices
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears it, and ends its jobs
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the process that forked this one ignores
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -130,3 +170,26 @@ def _die_with_parent() -> None:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """The CUDA devices this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch  # not above: Hydra imports every plugin into every program that uses Hydra
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
+
+
+def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
+    """Where jobs may run at once, each on a device or, given none, on a core (None)."""
+    if processes < 0:
+        raise _refusal(f"processes must be at least 0, not {processes}; 0 means one per device or core")
+    count = processes or len(devices) or cores()
+    return [devices[place % len(devices)] if devices else None for place in range(count)]
+
+
+def _refusal(line: str) -> Exception:
+    from lab.registry import RequestError  # not above: see visible_gpus
+
+    return RequestError(f"hydra.launcher.{line}")

@@ -1,0 +1,121 @@
+"""The local launcher: one device per job, and a job that hangs loses only itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig
+
+from hydra_plugins.local_launcher import local_launcher
+from hydra_plugins.local_launcher.local_launcher import LocalLauncher, seats, visible_gpus
+from lab.app import data_folder
+from lab.registry import RequestError
+
+
+@pytest.fixture(autouse=True)
+def _plugins_are_found() -> None:
+    Plugins.instance()  # executes the launcher's module once more, so that what is patched must be patched later
+
+
+def leave_a_trace(config: DictConfig) -> None:
+    """A job that says where it ran and when, once ``seed`` jobs have begun; job 1 of a folder ``hangs`` never ends."""
+    folder, number, began = Path(config.out), HydraConfig.get().job.num, time.time()
+    (folder / f"{number}.began").write_text(str(began))
+    while len(list(folder.glob("*.began"))) < config.seed or (number == 1 and folder.name == "hangs"):
+        time.sleep(0.01)
+    trace = {"device": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
+    (folder / f"{number}.json").write_text(json.dumps(trace))
+
+
+def launch(folder: Path, jobs: int, *overrides: str, at_once: int = 1, **options: Any) -> list[JobReturn]:
+    """Jobs of ``leave_a_trace``, run by a local launcher with these options; a job waits until so many have begun."""
+    loader = ConfigLoaderImpl(create_config_search_path(str(data_folder("conf"))))
+    config = loader.load_configuration("config", [f"out={folder}", *overrides], RunMode.MULTIRUN)
+    launcher = LocalLauncher(**{"processes": 0, "devices": None, "timeout_minutes": None, **options})
+    context = HydraContext(config_loader=loader, callbacks=Callbacks())
+    launcher.setup(hydra_context=context, task_function=leave_a_trace, config=config)
+    each = [[f"fleet={job}", f"out={folder}", f"seed={at_once}"] for job in range(jobs)]
+    return list(launcher.launch(each, initial_job_idx=0))
+
+
+def traces(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def most_at_once(found: list[dict[str, Any]]) -> int:
+    return max(sum(other["began"] <= one["began"] < other["ended"] for other in found) for one in found)
+
+
+@pytest.mark.parametrize(("processes", "each"), [(0, 1), (4, 2)])
+def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_launcher, "visible_gpus", lambda: ["0", "1", "2"])
+    jobs = launch(tmp_path, 6, at_once=2 * each, processes=processes, devices=[0, 2], timeout_minutes=2)
+    assert all(job.status is JobStatus.COMPLETED for job in jobs)
+    found = traces(tmp_path)
+    assert len(found) == 6
+    assert {trace["device"] for trace in found} == {"0", "2"}
+    for device in ("0", "2"):
+        assert most_at_once([trace for trace in found if trace["device"] == device]) == each
+    assert most_at_once(found) == 2 * each
+
+
+def test_all_devices_are_used_unless_jobs_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_launcher, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    launch(tmp_path, 2, at_once=2)
+    assert {trace["device"] for trace in traces(tmp_path)} == {"0", "1"}
+    launch(tmp_path, 2, "device=cpu")
+    assert {trace["device"] for trace in traces(tmp_path)} == {None}
+
+
+def test_visible_devices_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-8f2")
+    assert visible_gpus() == ["5", "GPU-8f2"]
+
+
+def test_without_devices_there_is_a_job_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_launcher, "cores", lambda: 3)
+    assert seats(0, []) == [None] * 3
+    assert seats(5, []) == [None] * 5
+    assert seats(3, ["a", "b"]) == ["a", "b", "a"]
+
+
+def test_a_job_that_hangs_loses_only_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "hangs"
+    folder.mkdir()
+    jobs = launch(folder, 4, processes=2, timeout_minutes=0.1)
+    assert 5 < time.time() - float((folder / "1.began").read_text()) < 90
+    assert [job.status for job in jobs] == [JobStatus.COMPLETED, JobStatus.FAILED, *[JobStatus.COMPLETED] * 2]
+    assert str(jobs[1]._return_value) == "job 1 was killed after 0.1 minutes"
+    assert sorted(path.stem for path in folder.glob("*.json")) == ["0", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": [0, 7]}, "hydra.launcher.devices names 7; there: 0, 1"),
+        ({"processes": -1}, "hydra.launcher.processes must be at least 0, not -1"),
+        ({"timeout_minutes": 0}, "hydra.launcher.timeout_minutes must be above 0, not 0"),
+    ],
+)
+def test_bad_options_are_refused(
+    options: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_launcher, "visible_gpus", lambda: ["0", "1"])
+    with pytest.raises(RequestError, match=said):
+        launch(tmp_path, 1, **options)
