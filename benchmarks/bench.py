@@ -13,14 +13,16 @@ import importlib.util
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from shapes import BATCH, HEAD_WIDTH, LENGTH, RUNS, VOCABULARY, WIDTHS, depth
+from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, WIDTHS, depth, runs
 from sides import CORES, Side, compare, medians
 
 from lab import machine, products
@@ -32,8 +34,8 @@ One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabular
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
 four above. Time is wall time over all model-steps done, every core at the side's disposal, medians of {ROUNDS}
 alternating rounds; set-up and compiling are outside. Every side has the lab's allocator setting, the JAX sides huge
-pages. (a) to (e) train one model at a time, (f) {RUNS} at once. The lab runs a process of one thread per core with
-a fleet of {RUNS}, probes at their default interval, held-out looks included.
+pages. (a) to (e) train one model at a time, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs a process
+of one thread per core with a fleet of as many, probes at their default interval, held-out looks included.
 """
 RATIOS = """\
 Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
@@ -138,6 +140,18 @@ def costs() -> dict[str, dict[str, float]]:
     return {what: {value: found[f"{what}/{value}", 1] for value in by} for what, by in varied.items()}
 
 
+def whole_runs() -> dict[str, float]:
+    """Seconds of `lab train` from the shell, with its report, against the number of steps."""
+    seconds = {}
+    for steps in (25, 100, 400):
+        with TemporaryDirectory() as out:
+            words = [f"out={out}", f"steps={steps}", f"seq_len={LENGTH}", f"batch_size={BATCH}", "precision=bf16"]
+            started = time.perf_counter()
+            subprocess.run([sys.executable, "-m", "lab", "train", *words], check=True, capture_output=True)
+            seconds[str(steps)] = time.perf_counter() - started
+    return seconds
+
+
 def processor() -> str:
     """Its name, where the system tells."""
     try:
@@ -182,6 +196,9 @@ def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     yield "\n## What cost depends on\n\nms per model-step on one core, width 64, bf16, eager unless said.\n"
     for what, found in results["cpu"]["costs"].items():
         yield f"- {what}: " + ", ".join(f"{value} {ms:.2f}" for value, ms in found.items())
+    found = results["cpu"]["seconds_of_lab_train_by_steps"]
+    yield "\nSeconds of `lab train`, start and report included: "
+    yield ", ".join(f"{steps} steps {seconds:.1f}" for steps, seconds in found.items())
 
 
 def main() -> None:
@@ -193,7 +210,7 @@ def main() -> None:
         results["cpu"][f"width_{width}"] = {key: round(value, 3) for key, value in numbers.items()}
         tables[width] = list(rows(timings, numbers["plain_ms"]))
         print(f"width {width}, {time.time() - started:.0f} s", *tables[width], sep="\n", flush=True)
-    results["cpu"]["costs"] = costs()
+    results["cpu"]["costs"], results["cpu"]["seconds_of_lab_train_by_steps"] = costs(), whole_runs()
     text = "\n".join(page(results["machine"], tables, results)) + "\n"
     (HERE / "RESULTS.md").write_text(text)
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")

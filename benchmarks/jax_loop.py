@@ -1,4 +1,4 @@
-"""The loop a JAX user would write: one jitted step in bf16, of one model or, under vmap, of eight."""
+"""The loop a JAX user would write: one jitted step in bf16, of one model or, under vmap, of several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from shapes import BATCH, HEAD_WIDTH, LENGTH, RUNS, VOCABULARY, depth
+from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth, runs
 
 from lab.data.text import StandardLibrary
 
@@ -97,10 +97,10 @@ def weights_of(width: int, seed: int) -> Tree:
 
 
 def loop(width: int, *, vmap: bool) -> Callable[[], int]:
-    """One step of one model, or of eight with learning rates of their own on the same batch."""
-    runs = RUNS if vmap else 1
+    """One step of one model, or of several with learning rates of their own on the same batch."""
+    models = runs(width) if vmap else 1
     states = []
-    for run in range(runs):
+    for run in range(models):
         weights = weights_of(width, run)
         zeros = [jax.tree.map(jnp.zeros_like, weights) for _ in range(2)]
         states.append((weights, *zeros, jnp.zeros(()), jnp.asarray(1e-3 * 2.0**-run)))
@@ -113,6 +113,6 @@ def loop(width: int, *, vmap: bool) -> Callable[[], int]:
         state = step_jit(state, jnp.asarray(corpus.batch(0, seen, BATCH, LENGTH), jnp.int32))
         jax.block_until_ready(state)
         seen += 1
-        return runs
+        return models
 
     return step

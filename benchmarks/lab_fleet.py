@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from shapes import BATCH, HEAD_WIDTH, LENGTH, RUNS, VOCABULARY, depth
+from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 
 from lab import machine
 from lab.app import data_folder
@@ -18,7 +18,7 @@ from lab.record import Tape
 from lab.train import Moment, train
 
 
-def loop(width: int, *overrides: str, runs: int = RUNS) -> Callable[[], int]:
+def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
     """A step of the whole fleet: batch, update, probes when they listen, their values taken down."""
     machine.settle()
     shape = [f"seq_len={LENGTH}", f"batch_size={BATCH}", f"model.width={width}", f"model.head_width={HEAD_WIDTH}"]
@@ -39,12 +39,12 @@ def loop(width: int, *overrides: str, runs: int = RUNS) -> Callable[[], int]:
     return step
 
 
-def products(width: int) -> Callable[[], int]:
+def products(width: int, runs: int) -> Callable[[], int]:
     """The products of a step of a fleet in bf16, forward and backward, and nothing else: what no engine gets under."""
     torch.set_num_threads(1)
-    tokens, pairs = BATCH * LENGTH, RUNS * BATCH * width // HEAD_WIDTH
+    tokens, pairs = BATCH * LENGTH, runs * BATCH * width // HEAD_WIDTH
     linear = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
-    shapes = [(RUNS, tokens, *sizes) for sizes in [*linear * depth(width), (width, VOCABULARY)]]
+    shapes = [(runs, tokens, *sizes) for sizes in [*linear * depth(width), (width, VOCABULARY)]]
     shapes += [(pairs, LENGTH, HEAD_WIDTH, LENGTH), (pairs, LENGTH, LENGTH, HEAD_WIDTH)] * depth(width)
     made = {shape: [torch.randn(s, dtype=torch.bfloat16) for s in _operands(*shape)] for shape in set(shapes)}
 
@@ -54,7 +54,7 @@ def products(width: int) -> Callable[[], int]:
             torch.bmm(a_rni, b_rio)
             torch.bmm(c_rno, b_rio.transpose(1, 2))
             torch.bmm(a_rni.transpose(1, 2), c_rno)
-        return RUNS
+        return runs
 
     return step
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import shapes
+
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SETTLE_STEPS = 3  # untimed, after whatever is compiled
 
@@ -38,8 +40,8 @@ def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Call
     import lab_fleet
 
     if kind == "products":
-        return lambda: lab_fleet.products(width)
-    runs = next((int(option[5:]) for option in options if option.startswith("runs=")), lab_fleet.RUNS)
+        return lambda: lab_fleet.products(width, shapes.runs(width))
+    runs = next((int(option[5:]) for option in options if option.startswith("runs=")), shapes.runs(width))
     overrides = [option for option in options if not option.startswith("runs=")]
     return lambda: lab_fleet.loop(width, *overrides, runs=runs)
 

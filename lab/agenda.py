@@ -59,8 +59,10 @@ def agenda(
     mine = part(asked, max_runs or GRAIN, shard)
     missing = [point for point in mine if there.get(point.id, "failed") == "failed"]
     begun = under_way(missing, checkpoint.under_way(folder), most)
-    fleets = begun + pack([point for point in missing if not any(point in fleet for fleet in begun)], most)
-    return Agenda(folder, engine, asked, mine, missing, fleets, hosts[asked[0].config.device])
+    anew = [point for point in missing if not any(point in fleet for fleet in begun)]
+    host = hosts[asked[0].config.device]
+    fleets = begun + pack(anew, most, host.at_once - len(begun))
+    return Agenda(folder, engine, asked, mine, missing, fleets, host)
 
 
 def _folder(trees: Sequence[Mapping[str, Any]]) -> Path:

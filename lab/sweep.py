@@ -86,15 +86,22 @@ def under_way(
     return fleets
 
 
-def pack(missing: Sequence[Point], most: Callable[[RunConfig], int]) -> list[list[Point]]:
-    """Fleets of one static shape and at most so many runs, even in size, in the order of their first points."""
+def pack(missing: Sequence[Point], most: Callable[[RunConfig], int], at_once: int = 1) -> list[list[Point]]:
+    """Fleets of one static shape and at most so many runs, even in size, in the order of their first points.
+
+    They are smaller where there would be fewer of them than train ``at_once``.
+    """
     alike: dict[str, list[Point]] = {}
     for point in missing:
         alike.setdefault(static_key(point.config), []).append(point)
+    limits = {key: min(most(group[0].config), len(group)) for key, group in alike.items()}
+    cap = max(limits.values(), default=1)
+    while cap > 1 and sum(math.ceil(len(group) / min(limits[key], cap)) for key, group in alike.items()) < at_once:
+        cap -= 1
     place = {point.id: index for index, point in enumerate(missing)}
     fleets = []
-    for group in alike.values():
-        size = math.ceil(len(group) / math.ceil(len(group) / most(group[0].config)))
+    for key, group in alike.items():
+        size = math.ceil(len(group) / math.ceil(len(group) / min(limits[key], cap)))
         fleets += [group[start : start + size] for start in range(0, len(group), size)]
     return sorted(fleets, key=lambda fleet: place[fleet[0].id])
 

@@ -79,6 +79,14 @@ def test_fleets_hold_every_point_once_share_a_shape_and_keep_seeds_first(seeds: 
     assert first_seeds == sorted(first_seeds)
 
 
+@pytest.mark.parametrize(
+    ("at_once", "sizes"), [(1, [6, 2]), (2, [6, 2]), (3, [3, 3, 2]), (4, [2] * 4), (5, [1] * 8), (9, [1] * 8)]
+)
+def test_no_core_is_left_idle_for_a_large_fleet(at_once: int, sizes: list[int]) -> None:
+    asked = points([tree(f"seed={seed}") for seed in range(6)] + [tree(f"seed={s}", "model.depth=1") for s in (0, 1)])
+    assert sorted(map(len, pack(asked, lambda _: 8, at_once)), reverse=True) == sizes
+
+
 def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:
     per_run = "optimizer.lr=1 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=2 optimizer.beta1=0.8 "
     per_run += "optimizer.beta2=0.9 "
