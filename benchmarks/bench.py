@@ -32,10 +32,11 @@ ROUNDS, SECONDS = 5, 0.6
 METHOD = f"""\
 One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
-four above. Time is wall time over all model-steps done, every core at the side's disposal, medians of {ROUNDS}
-alternating rounds; set-up and compiling are outside. Every side has the lab's allocator setting, the JAX sides huge
-pages. (a) to (e) train one model at a time, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs a process
-of one thread per core with a fleet of as many, probes at their default interval, held-out looks included.
+four above. Time is wall time over all model-steps done, medians of {ROUNDS} alternating rounds; set-up and compiling
+are outside. A side takes as many threads or processes as its name says. Every side has the lab's allocator setting, the
+JAX sides huge pages; JAX multiplies in bf16. (a) to (e) train one model per process, (f) {runs(32)} at once,
+{runs(256)} at width 256. The lab runs one process of one thread per core, each with a fleet as large as (f)'s, probes at
+their default interval, held-out looks included.
 """
 RATIOS = """\
 Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
@@ -197,7 +198,7 @@ def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     for what, found in results["cpu"]["costs"].items():
         yield f"- {what}: " + ", ".join(f"{value} {ms:.2f}" for value, ms in found.items())
     found = results["cpu"]["seconds_of_lab_train_by_steps"]
-    yield "\nSeconds of `lab train`, start and report included: "
+    yield "\nSeconds of `lab train` (width 64, head width 16, bf16), start and report included: "
     yield ", ".join(f"{steps} steps {seconds:.1f}" for steps, seconds in found.items())
 
 

@@ -1,4 +1,4 @@
-"""The door: sweep, train, report, list; each a thin function over the library."""
+"""The door: sweep, train, report, export, list; each a thin function over the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records
 lab list [sweeps|models|interventions|optimizers|schedules|data|probes|trackers|figures]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
---cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what can be named.
+--cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
 Tab completion: eval "$(lab -sc install=bash)"
 """
 DONE, FAILED, REFUSED, INTERRUPTED, FAULT = 0, 1, 2, 130, 70

@@ -61,7 +61,9 @@ def agenda(
     begun = under_way(missing, checkpoint.under_way(folder), most)
     anew = [point for point in missing if not any(point in fleet for fleet in begun)]
     host = hosts[asked[0].config.device]
-    fleets = begun + pack(anew, most, host.at_once - len(begun))
+    # ranks train one fleet after another
+    at_once = 1 if ranks.count() > 1 else host.at_once
+    fleets = begun + pack(anew, most, at_once - len(begun))
     return Agenda(folder, engine, asked, mine, missing, fleets, host)
 
 

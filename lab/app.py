@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lab.sweep import Point
 
 
-# What the user typed, as it can be typed again; the door says it.
+# What the user typed, as it can be typed again; ``request`` says it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]

@@ -21,7 +21,7 @@ from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
 from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry, RequestError, nearest
 
-# What a key may be without changing any record: labels, places, devices.
+# Keys that may differ in what is one run: labels, where records go, what carries out its steps and on which device.
 NO_PART_OF_ID = ("out", "device", "engine", "model.name", "scale.name")
 # What has no column either: how a run was kept safe and shared, which two runs that are one may differ in.
 NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
@@ -143,7 +143,7 @@ def static_key(config: RunConfig) -> str:
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:
-    """Digest of everything that can change the record: config, data, record version; not labels, places or devices."""
+    """Digest of config, data and record version; not of ``NO_PART_OF_ID``, ``NO_COLUMN`` or the tracker."""
     flat = {key: value for key, value in columns(config).items() if key not in NO_PART_OF_ID}
     flat["probes.names"] = "+".join(sorted(config.probes.names))
     return store.digest({"config": flat, "data": fingerprint, "version": store.RECORD_VERSION})

@@ -1,4 +1,4 @@
-"""What the lab asks of the machine: of the process before torch is loaded, of torch before it trains."""
+"""What the lab asks of the machine: threads, allocator, memory, signals."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def bytes_per_run(config: RunConfig) -> float:
 def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int:
     """How many runs of this shape share a fleet there: as many as fit, on a CPU at most eight, and at least one.
 
-    ``max_runs`` caps it, if given.
+    ``max_runs``, if given, stands in for the eight, or for no limit; memory limits it still.
     """
     if max_runs is not None and max_runs < 1:
         raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")

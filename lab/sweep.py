@@ -1,4 +1,4 @@
-"""From points to fleets: which runs are asked for, which are missing, which train together; pure functions."""
+"""From points to fleets: which runs are asked for, in which shard, what carries them out, which train together."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from lab.record import Tape, card
 from lab.train import Moment
 
 ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
-# Seconds to compile a step for the first time, and how many times faster it is then (benchmarks/RESULTS.md).
+# Seconds to compile a step for the first time, as measured, and how many times faster it is then.
 COMPILING, COMPILED_SPEED = 60.0, 1.5
 
 

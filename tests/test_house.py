@@ -118,6 +118,11 @@ def test_there_are_no_circles() -> None:
         visit(module, ())
 
 
+def test_the_store_is_how_analysis_learns_of_training() -> None:
+    wing = [module for module in NAMES if room(module) == "analysis"]
+    assert {room(other) for module in wing for other in own_imports(module)} == {"analysis", "store", "registry"}
+
+
 def test_analysis_needs_no_torch() -> None:
     wing = [module for module in NAMES if room(module) == "analysis"]
     code = f"import {', '.join(wing)}, sys; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"

@@ -21,9 +21,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 @dataclass
 class FleetSweeperConf:
-    """``params`` are the swept keys of a sweep file; ``max_runs`` caps a fleet; ``one`` run is no sweep.
+    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet; ``one`` refuses more points.
 
-    Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing.
+    Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing,
+    and fewer where cores or GPUs would else be idle.  ``dry_run`` only estimates.
     ``shard`` i/n trains the i-th of n parts, for machines that share a folder and no scheduler.
     """
 
