@@ -35,8 +35,8 @@ One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabular
 four above. Time is wall time over all model-steps done, medians of {ROUNDS} alternating rounds; set-up and compiling
 are outside. A side takes as many threads or processes as its name says. Every side has the lab's allocator setting, the
 JAX sides huge pages; JAX multiplies in bf16. (a) to (e) train one model per process, (f) {runs(32)} at once,
-{runs(256)} at width 256. The lab runs one process of one thread per core, each with a fleet as large as (f)'s, probes at
-their default interval, held-out looks included.
+{runs(256)} at width 256. The lab runs one process of one thread per core, each with a fleet as large as (f)'s, probes
+at their default interval, held-out looks included.
 """
 RATIOS = """\
 Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a

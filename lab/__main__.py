@@ -40,12 +40,13 @@ def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     """The first rank takes the request, the others train what it tells them to."""
     from lab import app
 
-    ranks.join()
-    code = _coded((lambda: _dispatch(arguments)) if ranks.is_first() else app.follow)
-    if ranks.is_first() and code in (DONE, REFUSED):  # the others wait for what is next
-        ranks.tell(None)
-    if code in (DONE, REFUSED, machine.PREEMPTED):  # else they cannot be reached
-        ranks.leave()
+    code = _coded(ranks.join)
+    if ranks.joined():
+        code = _coded((lambda: _dispatch(arguments)) if ranks.is_first() else app.follow)
+        if ranks.is_first() and code in (DONE, REFUSED):  # the others wait for what is next
+            ranks.tell(None)
+        if code in (DONE, REFUSED, machine.PREEMPTED):  # else they cannot be reached
+            ranks.leave()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # gloo's threads hold tensors of Python's, and abort where they outlive its interpreter

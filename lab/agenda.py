@@ -32,37 +32,45 @@ class Agenda(NamedTuple):
 
 
 def agenda(
-    trees: Sequence[Mapping[str, Any]], *, max_runs: int | None, one: bool, shard: str, here: bool, processes: int
+    trees: Sequence[Mapping[str, Any]],
+    *,
+    max_runs: int | None,
+    one: bool,
+    shard: str,
+    here: bool,
+    seats: Sequence[str | None],
 ) -> Agenda:
     """Nothing is written for it.
 
     ``one`` refuses more than one point; ``shard`` i/n takes the i-th of n parts of them; ``here`` says that jobs run on
-    this machine, so many ``processes`` at once, so its devices and its memory must do.
+    this machine, one at a time on each of ``seats``, GPUs or cores (None), so its devices and its memory must do.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records.
     """
+    if max_runs is not None and max_runs < 1:
+        raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
     asked, folder = points(trees), _folder(trees)
     if one and len(asked) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
     for point in asked:
         check_ranks(point.config)
         require(point.config.tracker.entry)
-    here = here or ranks.count() > 1
-    hosts = {d: find_host(d, processes) if here else Host() for d in {point.config.device for point in asked}}
+    if ranks.count() > 1:
+        here, seats = True, [None] * ranks.beside()
+    hosts = {d: find_host(d, seats) if here else Host() for d in {point.config.device for point in asked}}
 
     def most(config: RunConfig) -> int:
         return most_runs(config, hosts[config.device], max_runs)
 
     engine = _engine(folder, asked, here=here)
-    asked, there = with_engine(asked, engine), store.statuses(folder)
-    mine = part(asked, max_runs or GRAIN, shard)
+    mine, there = with_engine(part(asked, max_runs or GRAIN, shard), engine), store.statuses(folder)
     missing = [point for point in mine if there.get(point.id, "failed") == "failed"]
-    begun = under_way(missing, checkpoint.under_way(folder), most)
+    begun = under_way(missing, checkpoint.under_way(folder), max_runs)
     anew = [point for point in missing if not any(point in fleet for fleet in begun)]
     host = hosts[asked[0].config.device]
     # ranks train one fleet after another
-    at_once = 1 if ranks.count() > 1 else host.at_once
+    at_once = 1 if ranks.count() > 1 else len(host.seats)
     fleets = begun + pack(anew, most, at_once - len(begun))
     return Agenda(folder, engine, asked, mine, missing, fleets, host)
 
@@ -78,6 +86,7 @@ def _engine(folder: Path, asked: Sequence[Point], *, here: bool) -> str:
     """What carries out the steps of points that name no engine: what the folder keeps, or what their work deserves."""
     compiles = can_compile() and ranks.count() == 1
     engine = store.check_version(folder) or (engine_for(asked) if compiles else "eager")
-    if here and not compiles and "compiled" in {engine, *(point.config.engine for point in asked)}:
+    engines = {engine if point.config.engine == "auto" else point.config.engine for point in asked}
+    if here and not compiles and "compiled" in engines:
         raise RequestError("engine=compiled takes one process, a C++ compiler and Python's headers; say engine=eager")
     return engine

@@ -59,7 +59,7 @@ def run_sweep(
     one: bool,
     shard: str,
     here: bool,
-    processes: int,
+    seats: Sequence[str | None],
 ) -> None:
     """Train what is missing of the points asked for, then gather and report; what is asked is said in ``agenda``.
 
@@ -73,7 +73,7 @@ def run_sweep(
     if dry_run and ranks.count() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
     folder, engine, asked, mine, missing, fleets, host = agenda(
-        trees, max_runs=max_runs, one=one, shard=shard, here=here, processes=processes
+        trees, max_runs=max_runs, one=one, shard=shard, here=here, seats=seats
     )
     if dry_run:
         for line in estimate(fleets, len(mine) - len(missing), host):

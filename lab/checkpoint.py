@@ -11,7 +11,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,11 @@ class CheckpointConfig:
 
 def under_way(folder: Path) -> list[list[str]]:
     """The runs of every fleet that left a checkpoint, in the fleet's order."""
-    cards = sorted(folder.glob("checkpoints/*/fleet.json"))
-    return [ids for card in cards if isinstance(ids := json.loads(card.read_text()), list)]
+    found = []
+    for card in sorted(folder.glob("checkpoints/*/fleet.json")):
+        with suppress(OSError, ValueError):  # gone meanwhile, or no card of ours
+            found.append(list(map(str, json.loads(card.read_text()))))
+    return found
 
 
 def forget(folder: Path, ended: Collection[str]) -> None:
@@ -68,37 +73,36 @@ class Keeper:
         Raises:
             RequestError: it cannot be written; what was there before still is.
         """
-        rest = {**rest, "done": done, "ids": self.ids}
+        rest, self.kept = {**rest, "done": done, "ids": self.ids}, time.monotonic()
         try:
-            if ranks.is_first():
-                store.write_text(self.place / "fleet.json", json.dumps(self.ids))
+            _first_rank(lambda: store.write_text(self.place / "fleet.json", json.dumps(self.ids)))
             if ranks.joined():
                 self._save_parts(self.place / str(done), tensors, rest)
             else:
                 with store.appearing(self.place / f"{done}.pt") as beside:
                     torch.save({"tensors": dict(tensors), "rest": rest}, beside)
-        except (OSError, RuntimeError) as fault:
+        except (OSError, RuntimeError, RequestError) as fault:
             raise RequestError(f"no checkpoint in {self.place}: {str(fault).splitlines()[0]}") from None
         if ranks.is_first():
             kept = self._there()[: self.config.keep]
             for path in self.place.iterdir():
                 if path not in kept and path.name != "fleet.json":
-                    _remove(path)
-        self.kept = time.monotonic()
+                    with suppress(OSError):  # another rank may still have it open
+                        _remove(path)
 
     def _save_parts(self, path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-        beside = path.with_name(f".{path.name}")
-        if ranks.is_first():
-            _remove(beside)
-        ranks.wait_for_all()
-        from lab.parts import write_parts
+        from lab.parts import write_parts  # slow to load, and few need it
 
+        beside = path.with_name(f".{path.name}")
+        _first_rank(lambda: _remove(beside))
         write_parts(beside, tensors)
-        if ranks.is_first():
+
+        def complete() -> None:
             torch.save(rest, beside / "rest.pt")
             _remove(path)
             os.replace(beside, path)
-        ranks.wait_for_all()
+
+        _first_rank(complete)
 
     def restore(self, tensors: Mapping[str, Tensor], note: Callable[[str], None]) -> dict[str, Any] | None:
         """Fill ``tensors`` from the newest checkpoint that fits; gives the rest of its state, or ``None``.
@@ -113,7 +117,11 @@ class Keeper:
                 fault = (str(refusal) or type(refusal).__name__).splitlines()[0]
                 note(f"checkpoint {path} is not used: {fault}")
             if not ranks.highest(fault is not None):
-                fill_all()
+                try:
+                    fill_all()
+                except RuntimeError:  # found too late for this time; the next will not find it
+                    _first_rank(partial(_remove, path))
+                    raise
                 return rest
         return None
 
@@ -126,7 +134,7 @@ class Keeper:
         """The rest of a checkpoint's state, and what fills the tensors once it is known to fit."""
         if path.is_dir():
             rest = torch.load(path / "rest.pt", map_location="cpu", weights_only=True)
-            from lab.parts import Parts  # slow to load, and few need it
+            from lab.parts import Parts
 
             parts = Parts(path)
             shapes = parts.shapes()
@@ -144,6 +152,18 @@ class Keeper:
                     fill(tensor, held["tensors"][name])
 
         return rest, fill_all
+
+
+def _first_rank(work: Callable[[], None]) -> None:
+    """Done by the first rank while the others wait; where it fails, it fails on all, so that none goes on alone."""
+    fault = None
+    if ranks.is_first():
+        try:
+            work()
+        except (OSError, RuntimeError, RequestError) as its:
+            fault = its
+    if ranks.highest(fault is not None):
+        raise fault or OSError("the first rank could not")
 
 
 def _remove(path: Path) -> None:

@@ -27,8 +27,8 @@ def estimate(fleets: Sequence[Sequence[Point]], there: int, host: Host) -> Itera
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {there} already there"
     if not fleets:
         return
-    keys, at_once = swept([point for fleet in fleets for point in fleet]), min(host.at_once, len(fleets))
-    trials = _trials([[point.config for point in fleet] for fleet in fleets], at_once)
+    keys, at_once = swept([point for fleet in fleets for point in fleet]), min(len(host.seats), len(fleets))
+    trials = _trials([[point.config for point in fleet] for fleet in fleets], host.seats[:at_once])
     for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
         yield f"fleet {index + 1}: {label([point.config for point in fleet])}, {_told(fleet[0].config, trial)}"
         for point in fleet:
@@ -38,16 +38,16 @@ def estimate(fleets: Sequence[Sequence[Point]], there: int, host: Host) -> Itera
     yield f"in all {flops:.2g} FLOPs, {_summed([trial for trial in trials if trial], at_once, host)}"
 
 
-def _trials(fleets: Sequence[Sequence[RunConfig]], at_once: int) -> list[Trial | None]:
+def _trials(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial | None]:
     """What each fleet would take; those of one shape and size take the same, and are tried together.
 
     As many trials as will train at once keep as many processes busy, since they slow one another down.
     """
     shapes = [(static_key(configs[0]), len(configs)) for configs in fleets]
     alike = dict(zip(shapes, fleets, strict=True))
-    tried = list(islice(cycle(alike), max(at_once, len(alike))))
+    tried = list(islice(cycle(alike), max(len(seats), len(alike))))
     found: dict[tuple[str, int], list[Trial | None]] = {}
-    for shape, trial in zip(tried, attempt([alike[shape] for shape in tried], at_once), strict=True):
+    for shape, trial in zip(tried, attempt([alike[shape] for shape in tried], seats), strict=True):
         found.setdefault(shape, []).append(trial)
     return [_middle(found[shape]) for shape in shapes]
 
@@ -73,7 +73,7 @@ def _summed(trials: Sequence[Trial], at_once: int, host: Host) -> str:
     time = f"about {sum(seconds) / 60:.1f} min one fleet after another"
     together = f", {makespan(seconds, at_once) / 60:.1f} min with {at_once} at once" if at_once > 1 else ""
     memory = f"at most {(sum(own[-at_once:]) + shared) / 1e9:.1f} GB of memory"
-    free = f" of {host.memory * host.at_once / 1e9:.1f} GB free" if math.isfinite(host.memory) else ""
+    free = f" of {host.memory * len(host.seats) / 1e9:.1f} GB free" if math.isfinite(host.memory) else ""
     return f"{time}{together}, {memory}{free}"
 
 

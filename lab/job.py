@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lab import checkpoint, machine, ranks, store
 from lab import plan as plans
-from lab.config import RunConfig, columns, run_config
+from lab.config import columns, run_config
+from lab.engine import can_compile
 from lab.fleet import Fleet
 from lab.halving import outcomes
 from lab.progress import Sayer
@@ -19,56 +20,74 @@ from lab.trackers import NoTracker
 from lab.tracking import Tracking
 from lab.train import Moment
 
-Named = tuple[str, RunConfig]
-
 
 class Preempted(Exception):  # noqa: N818  (no error)
-    """Told to stop by SIGTERM, with a checkpoint left."""
+    """Told to stop, with a checkpoint left."""
 
 
 def train_fleet(folder: Path, plan: str, index: int) -> bool:
     """Train one fleet of a plan and leave its runs behind; whether no run failed.  A fault is recorded, not raised.
 
     Raises:
-        Preempted: the same plan goes on from a checkpoint.
+        Preempted: told to stop by a signal; the same plan goes on from a checkpoint.
     """
-    machine.settle()
-    named = [(point["id"], run_config(point["tree"])) for point in plans.thaw(folder, plan)["fleets"][index]]
-    config, runs = named[0][1], list[Run]()
-    progress = Sayer(folder, plan, index, config.steps)
-    tracker = config.tracker.entry if ranks.is_first() else NoTracker()
-    with Tracking(tracker, folder, {name: columns(config) for name, config in named}, progress.note) as tracking:
-        attempt = partial(_attempt, folder, progress, tracking)
-        for (name, config), run in zip(named, outcomes(named, attempt, progress.note), strict=True):
-            row = card(name, config, run[0])
-            if ranks.is_first():
-                store.write_run(folder, row, run[1])
-            tracking.end(row)
-            runs.append(run)
-    ended = {name: run[0] for (name, _), run in zip(named, runs, strict=True) if run[0]["status"] != "failed"}
-    progress.end(verdict(runs), [outcome["final_val_loss"] for outcome in ended.values()])
-    if ranks.is_first():
-        checkpoint.forget(folder, ended)
-    return len(ended) == len(named)
+    with machine.heeding_sigterm() as told_to_stop:
+        return _Job(folder, plan, index, told_to_stop).run()
 
 
-def _attempt(folder: Path, progress: Sayer, tracking: Tracking, named: Sequence[Named]) -> Sequence[Run]:
-    """Train runs as one fleet; raises when they are preempted, or memory gives out in a process of its own."""
-    names, configs = zip(*named, strict=True)
+class _Job:
+    def __init__(self, folder: Path, plan: str, index: int, told_to_stop: Callable[[], bool]) -> None:
+        machine.settle()
+        self.folder, self.told_to_stop = folder, told_to_stop
+        named = [(point["id"], run_config(point["tree"])) for point in plans.thaw(folder, plan)["fleets"][index]]
+        config = named[0][1]
+        self.progress = Sayer(folder, plan, index, config.steps, len(named))
+        if config.engine == "compiled" and not can_compile():
+            self.progress.note("no C++ compiler or no headers of Python here; steps are not compiled")
+            named = [(name, replace(config, engine="eager")) for name, config in named]
+        self.named = dict(named)
+        tracker = config.tracker.entry if ranks.is_first() else NoTracker()
+        tracked = {name: columns(config) for name, config in named}
+        self.tracking = Tracking(tracker, folder, tracked, self.progress.note)
 
-    def hear(moment: Moment) -> None:
-        progress.hear(moment)
-        if tracking.open:
-            for step, values in tape.news():
-                tracking.log(step, dict(zip(names, values, strict=True)))
+    def run(self) -> bool:
+        """Whether no run failed."""
+        runs: list[Run] = []
+        with self.tracking:
+            asked = list(self.named)
+            for name, run in zip(asked, outcomes(asked, self.attempt, self.progress.note), strict=True):
+                row = card(name, self.named[name], run[0])
+                if ranks.is_first():
+                    store.write_run(self.folder, row, run[1])
+                self.tracking.end(row)
+                runs.append(run)
+        ended = {name: run[0] for name, run in zip(asked, runs, strict=True) if run[0]["status"] != "failed"}
+        self.progress.end(verdict(runs), [run[0].get("final_val_loss") for run in runs])
+        if ranks.is_first():
+            checkpoint.forget(self.folder, ended)
+        if ranks.highest(self.told_to_stop()):
+            raise Preempted
+        return len(ended) == len(asked)
 
-    try:
-        tape = Tape(Fleet(configs))
-        if train_on(tape, checkpoint.Keeper(folder, names, configs[0].checkpoint), hear, progress.note):
-            return tape.runs()
-    except Exception as fault:
-        if machine.is_out_of_memory(fault) and not ranks.joined():
-            raise
-        progress.note(traceback.format_exc().rstrip())
-        return [failure(f"{type(fault).__name__}: {fault}")] * len(names)
-    raise Preempted
+    def attempt(self, names: Sequence[str]) -> Sequence[Run]:
+        """Train runs as one fleet; raises when they are preempted, or memory gives out in a process of its own."""
+        configs, first = [self.named[name] for name in names], list(self.named).index(names[0])
+
+        def hear(moment: Moment) -> None:
+            self.progress.hear(moment, first)
+            if self.tracking.open:
+                for step, values in tape.news():
+                    self.tracking.log(step, dict(zip(names, values, strict=True)))
+
+        try:
+            tape = Tape(Fleet(configs))
+            keeper = checkpoint.Keeper(self.folder, names, configs[0].checkpoint)
+            if train_on(tape, keeper, hear, self.progress.note, self.told_to_stop):
+                return tape.runs()
+        except Exception as fault:
+            # the first rank speaks for all, but not of this
+            if ranks.place() > 0 or (machine.is_out_of_memory(fault) and not ranks.joined()):
+                raise
+            self.progress.note(traceback.format_exc().rstrip())
+            return [failure(f"{type(fault).__name__}: {fault}")] * len(names)
+        raise Preempted

@@ -47,8 +47,8 @@ class Scene(NamedTuple):
         for place, loss in self.known:
             found.setdefault(place, []).append(loss)
         for index, standing in standings.items():
-            for place, loss in zip(self.fleets[index][1], standing.losses, strict=False):
-                found[place].append(loss)
+            for place, said in zip(self.fleets[index][1], standing.losses, strict=False):
+                found[place] += [] if said is None else [said]
         return found
 
 

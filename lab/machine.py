@@ -34,8 +34,8 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not products.is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instability-lab"
-    with suppress(OSError):  # torch knows a place of its own, which lasts less long
+    with suppress(OSError, RuntimeError):  # no home, or not ours: torch knows a place of its own, which lasts less long
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instability-lab"
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
@@ -88,12 +88,21 @@ def peak_memory(device: str = "cpu") -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 
 
-def free_memory(device: str = "cpu") -> float:
-    """Bytes that can still be taken: on ``cuda`` of the fullest device, else of main memory."""
+def visible_gpus() -> list[str]:
+    """The CUDA devices this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
+
+
+def free_memory(device: str = "cpu", place: int = 0) -> float:
+    """Bytes that can still be taken: on ``cuda`` of the device at that place, else of main memory."""
     if device == "cuda":
         import torch
 
-        return float(min(torch.cuda.mem_get_info(place)[0] for place in range(torch.cuda.device_count())))
+        return float(torch.cuda.mem_get_info(place)[0])
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         kilobytes = dict(line.split()[:2] for line in meminfo.read_text().splitlines())
@@ -105,7 +114,10 @@ def free_memory(device: str = "cpu") -> float:
 
 def left_in_groups(root: Path = Path("/")) -> Iterator[float]:
     """Bytes that each control group around this process has left; containers and clusters set such limits."""
-    groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    try:
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:  # a kernel without them
+        return
     inside = {controllers: path.strip("/") for _, controllers, path in groups}
     # version 2, then 1: limit, use, and what of the use is files read lately, dropped on demand
     for top, limit, used, dropped in (
@@ -147,13 +159,15 @@ def _glibc(function: str) -> Any:
 
 @contextmanager
 def heeding_sigterm() -> Iterator[Callable[[], bool]]:
-    """Within the block SIGTERM ends nothing; gives a function that says whether it has come."""
+    """Within the block SIGTERM, or SIGUSR2, which SLURM may send before, ends nothing; gives whether one has come."""
     if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
         yield lambda: False
         return
     came = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: came.set())
+    signals = [signal.SIGTERM, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else [])]
+    before = [signal.signal(number, lambda *_: came.set()) for number in signals]
     try:
         yield came.is_set
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

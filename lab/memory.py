@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import torch
 
 from lab import machine
 from lab.config import RunConfig
 from lab.fleet import PASS_TOKENS, pick_device
-from lab.registry import RequestError
 
 BYTES = 4  # of a number
 PROCESS = 150e6  # bytes of a job before it holds a fleet: data, libraries that are loaded late
@@ -21,24 +20,27 @@ ENOUGH_ON_CPU = 8  # runs; more of them gain nothing there
 
 
 class Host(NamedTuple):
-    """Where fleets will train: the kind of device, how many processes at once, bytes that each of them may take."""
+    """Where fleets train: the kind of device, a GPU or a core (None) for each at once, bytes that each may take."""
 
     kind: str = "cpu"
-    at_once: int = 1
+    seats: Sequence[str | None] = (None,)
     memory: float = math.inf
 
 
-def find_host(device: str, processes: int) -> Host:
-    """This machine, for jobs that ask for ``device``, so many at once; those on graphics devices share them evenly.
+def find_host(device: str, seats: Sequence[str | None]) -> Host:
+    """This machine, for jobs that ask for ``device``, one at a time on each of ``seats``.
 
     Raises:
         RequestError: the device is not there.
     """
     kind = pick_device(device).type
-    free = machine.free_memory(kind)
-    if kind == "cuda":
-        return Host(kind, processes, free / math.ceil(processes / torch.cuda.device_count()))
-    return Host(kind, processes, free / processes)
+    if kind != "cuda":
+        return Host(kind, seats, machine.free_memory() / len(seats))
+    there = machine.visible_gpus()
+    # without a seat of its own a job takes the first; ranks take one each
+    jobs = Counter(there[place % len(there)] if seat is None else seat for place, seat in enumerate(seats))
+    free = min(machine.free_memory(kind, there.index(seat)) / count for seat, count in jobs.items())
+    return Host(kind, seats, free)
 
 
 def bytes_asked(config: RunConfig) -> float:
@@ -67,7 +69,5 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
 
     ``max_runs``, if given, stands in for the eight, or for no limit; memory limits it still.
     """
-    if max_runs is not None and max_runs < 1:
-        raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
     wanted = max_runs or (ENOUGH_ON_CPU if host.kind == "cpu" else math.inf)
     return max(1, int(min(wanted, (ROOM * host.memory - PROCESS) / bytes_per_run(config))))

@@ -67,6 +67,13 @@ class Parts(FileSystemReader):
         return {name: tuple(tensor.size) for name, tensor in metadata.state_dict_metadata.items()}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Read every tensor in place, however it is spread over ranks now."""
-        with warnings.catch_warnings(action="ignore"):  # of being one process
-            load(dict(tensors), storage_reader=self)
+        """Read every tensor in place, however it is spread over ranks now.
+
+        Raises:
+            RuntimeError: one of them cannot be read.
+        """
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of being one process
+                load(dict(tensors), storage_reader=self)
+        except CheckpointException as fault:
+            raise RuntimeError(f"{self.path} is damaged: {fault}") from None

@@ -26,17 +26,21 @@ SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
 class Sayer:
     """One fleet's voice; speaks at most twice a second."""
 
-    def __init__(self, folder: Path, plan: str, index: int, steps: int) -> None:
+    def __init__(self, folder: Path, plan: str, index: int, steps: int, runs: int) -> None:
         self.folder, self.plan, self.index, self.steps = folder, plan, index, steps
         self.started, self.said, self.step = time.time(), 0.0, 0
         self.timed_from: tuple[float, int] | None = None
         self.loss_r: Tensor | None = None
-        self.losses: list[float] = []
+        self.losses: list[float | None] = [None] * runs
+        self.first = 0
         self.notes: list[str] = []
         self.say()
 
-    def hear(self, moment: Moment) -> None:
-        """A step is done.  A loss heard of it is copied off the device when it is said, and not sooner."""
+    def hear(self, moment: Moment, first: int = 0) -> None:
+        """A step is done, by the runs from the ``first`` on; losses are copied off the device when they are said."""
+        if moment.step < self.step:  # a half of the fleet begins anew
+            self.timed_from = None
+        self.first = first
         heard = [moment.heard.get((probe, "")) for probe in ("val_loss", "train_loss")]
         self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *heard) if loss_r is not None), self.loss_r)
         self.step = moment.step
@@ -50,8 +54,8 @@ class Sayer:
         self.notes.append(text)
         self.say()
 
-    def end(self, verdict: str, losses: Sequence[float]) -> None:
-        """The fleet's last word; no losses when it failed."""
+    def end(self, verdict: str, losses: Sequence[float | None]) -> None:
+        """The fleet's last word; a run that failed has no loss."""
         self.step, self.loss_r, self.losses = self.steps, None, list(losses)
         self.say(verdict)
 
@@ -61,7 +65,8 @@ class Sayer:
             return
         self.said = now = time.time()
         if self.loss_r is not None:
-            self.losses, self.loss_r = self.loss_r.tolist(), None
+            losses, self.loss_r = self.loss_r.tolist(), None
+            self.losses[self.first : self.first + len(losses)] = losses
         since, first = self.timed_from or (now, self.step)
         standing = Standing(
             self.step,
@@ -83,7 +88,7 @@ class Standing(NamedTuple):
     steps: int
     seconds: float
     rate: float  # steps per second, from its first step on
-    losses: Sequence[float]  # latest of each run, nats per token
+    losses: Sequence[float | None]  # latest of each run, nats per token; None is not known
     notes: Sequence[str]
     verdict: str | None
 
@@ -91,7 +96,8 @@ class Standing(NamedTuple):
     def of(cls, said: Any) -> Standing:
         """What a fleet said, as it was meant; ``ValueError`` when it makes no sense."""
         try:
-            losses, notes = [float(loss) for loss in said["losses"]], [str(note) for note in said["notes"]]
+            losses = [None if loss is None else float(loss) for loss in said["losses"]]
+            notes = [str(note) for note in said["notes"]]
             seconds, rate = float(said["seconds"]), float(said["rate"])
             return cls(int(said["step"]), max(1, int(said["steps"])), seconds, rate, losses, notes, said["verdict"])
         except (KeyError, TypeError) as fault:
@@ -100,7 +106,7 @@ class Standing(NamedTuple):
     @property
     def diverged(self) -> int:
         """Runs whose loss is not finite."""
-        return sum(not math.isfinite(loss) for loss in self.losses)
+        return sum(loss is not None and not math.isfinite(loss) for loss in self.losses)
 
 
 class Screen(Protocol):

@@ -25,6 +25,11 @@ def count() -> int:
     return _said("WORLD_SIZE", 1)
 
 
+def beside() -> int:
+    """How many of them are on this machine."""
+    return _said("LOCAL_WORLD_SIZE", 1)
+
+
 def place() -> int:
     """This process among them, from 0."""
     return _said("RANK", 0)
@@ -45,7 +50,7 @@ def device(kind: str) -> torch.device:
 
     if count() == 1:
         return torch.device(kind)
-    here = _said("LOCAL_WORLD_SIZE", 1)
+    here = beside()
     if kind == "cuda":
         if here > torch.cuda.device_count():
             there = torch.cuda.device_count()
@@ -70,11 +75,18 @@ def rows(batch_size: int) -> slice:
 
 
 def join() -> None:
-    """Meet the other ranks: tensors on the CPU travel by gloo, those on CUDA by NCCL."""
+    """Meet the other ranks: tensors on the CPU travel by gloo, those on CUDA by NCCL.
+
+    Raises:
+        RequestError: the environment does not say where they are.
+    """
     import torch
     from torch import distributed
 
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    except ValueError as fault:
+        raise RequestError(f"RANK is set, but the ranks cannot meet: {fault}; start them with torchrun") from None
 
 
 def leave() -> None:

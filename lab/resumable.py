@@ -1,10 +1,10 @@
-"""Training that can be cut off: from the newest checkpoint to the end, or to a SIGTERM."""
+"""Training that can be cut off: from the newest checkpoint to the end, or to where it is told to stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from lab import machine, ranks
+from lab import ranks
 from lab.checkpoint import Keeper
 from lab.record import Tape
 from lab.registry import RequestError
@@ -13,8 +13,10 @@ from lab.train import Moment, train
 Say = Callable[[str], None]
 
 
-def train_on(tape: Tape, keeper: Keeper, hear: Callable[[Moment], None], note: Say) -> bool:
-    """Train the tape's fleet from where it was left; whether it came to its end, and not to a SIGTERM before.
+def train_on(
+    tape: Tape, keeper: Keeper, hear: Callable[[Moment], None], note: Say, told_to_stop: Callable[[], bool]
+) -> bool:
+    """Train the tape's fleet from where it was left; whether it came to its end, not having been told to stop before.
 
     ``hear`` is told of every moment, ``note`` of a checkpoint that cannot be read or written.
     """
@@ -22,18 +24,17 @@ def train_on(tape: Tape, keeper: Keeper, hear: Callable[[Moment], None], note: S
     state = keeper.restore(fleet.tensors(), note)
     if state:
         tape.restore(state)
-    with machine.heeding_sigterm() as told_to_stop:
-        for moment in train(fleet, state["done"] if state else 0):
-            tape.keep(moment)
-            hear(moment)
-            if moment.done == fleet.config.steps:
-                break
-            # every rank stops, and keeps, after the same step
-            stops, keeps = ranks.highest(told_to_stop()), ranks.highest(keeper.due(moment.done))
-            if moment.done and (stops or keeps):
-                _save(tape, keeper, moment.done, note)
-            if stops:
-                return False
+    for moment in train(fleet, state["done"] if state else 0):
+        tape.keep(moment)
+        hear(moment)
+        if moment.done == fleet.config.steps:
+            break
+        # every rank stops, and keeps, after the same step
+        stops, keeps = ranks.highest(told_to_stop()), ranks.highest(keeper.due(moment.done))
+        if moment.done and (stops or keeps):
+            _save(tape, keeper, moment.done, note)
+        if stops:
+            return False
     return True
 
 

@@ -71,9 +71,7 @@ def with_engine(asked: Sequence[Point], engine: str) -> list[Point]:
     ]
 
 
-def under_way(
-    missing: Sequence[Point], begun: Iterable[Sequence[str]], most: Callable[[RunConfig], int]
-) -> list[list[Point]]:
+def under_way(missing: Sequence[Point], begun: Iterable[Sequence[str]], max_runs: int | None) -> list[list[Point]]:
     """Fleets to go on with: of those ``begun``, given by run ids, the ones all of whose runs are still missing.
 
     Packed anew, what is missing now could make other fleets, which a checkpoint does not fit.
@@ -81,7 +79,7 @@ def under_way(
     point_of = {point.id: point for point in missing}
     fleets = []
     for ids in begun:
-        if ids and all(name in point_of for name in ids) and len(ids) <= most(point_of[ids[0]].config):
+        if ids and all(name in point_of for name in ids) and len(ids) <= (max_runs or math.inf):
             fleets.append([point_of.pop(name) for name in ids])
     return fleets
 

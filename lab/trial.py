@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -39,17 +42,31 @@ class Trial(NamedTuple):
     parameters: tuple[int, int]
 
 
-def attempt(fleets: Sequence[Sequence[RunConfig]], processes: int) -> list[Trial | None]:
-    """Try every fleet in a fresh process, as a launcher trains it, so many at once; ``None`` where one ended badly."""
-    with ThreadPoolExecutor(processes) as pool:
-        return list(pool.map(_watched, fleets))
+def attempt(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial | None]:
+    """Try every fleet in a fresh process, as a launcher trains it, one at a time on each GPU or core (None).
+
+    It is ``None`` where one ended badly.
+    """
+    free: SimpleQueue[str | None] = SimpleQueue()
+    for seat in seats:
+        free.put(seat)
+    with ThreadPoolExecutor(len(seats)) as pool:
+        return list(pool.map(partial(_watched, free), fleets))
 
 
-def _watched(configs: Sequence[RunConfig]) -> Trial | None:
+def _watched(free: SimpleQueue[str | None], configs: Sequence[RunConfig]) -> Trial | None:
+    seat = free.get()
+    try:
+        return _in_a_process(configs, seat)
+    finally:
+        free.put(seat)
+
+
+def _in_a_process(configs: Sequence[RunConfig], seat: str | None) -> Trial | None:
     processes = machine.fresh_processes()
     ours, theirs = processes.Pipe(duplex=False)
     started = time.perf_counter()
-    process = processes.Process(target=_job, args=(configs, theirs), daemon=True)  # type: ignore[attr-defined]
+    process = processes.Process(target=_job, args=(configs, seat, theirs), daemon=True)  # type: ignore[attr-defined]
     process.start()
     theirs.close()
     try:
@@ -63,7 +80,9 @@ def _watched(configs: Sequence[RunConfig]) -> Trial | None:
     return trial._replace(seconds=trial.seconds + time.perf_counter() - started - spread)  # type: ignore[no-any-return]
 
 
-def _job(configs: Sequence[RunConfig], answer: Connection) -> None:
+def _job(configs: Sequence[RunConfig], seat: str | None, answer: Connection) -> None:
+    if seat is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = seat
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked hears it
     machine.prepare()
     machine.settle()

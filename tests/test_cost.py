@@ -15,9 +15,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from lab import cost, job, machine, trial
 from lab import plan as plans
+from lab.agenda import agenda
 from lab.config import RunConfig
 from lab.fleet import GLANCE_TOKENS, Fleet
-from lab.memory import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, most_runs
+from lab.memory import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, find_host, most_runs
 from lab.registry import RequestError
 from lab.sweep import points
 from lab.train import train
@@ -116,7 +117,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     theirs.close()
     taken = ours.recv()
     process.join()
-    [tried] = attempt([[point.config for point in fleet]], 1)
+    [tried] = attempt([[point.config for point in fleet]], [None])
     assert tried
     assert tried.peak == pytest.approx(taken, rel=0.3)
     assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
@@ -132,7 +133,7 @@ def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the fleets tried from here on; one of n runs takes n minutes and n GB of its own, 1 GB shared."""
     tried: list[int] = []
 
-    def attempt(fleets: Sequence[Sequence[RunConfig]], processes: int) -> list[Trial]:
+    def attempt(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial]:
         tried.extend(map(len, fleets))
         return [Trial(60.0 * n, (n + 1) * GIGABYTE, n * GIGABYTE, (2, 1)) for n in map(len, fleets)]
 
@@ -146,7 +147,7 @@ def test_each_shape_and_size_is_tried_once_or_as_often_as_keeps_the_processes_bu
 ) -> None:
     asked = points([tree(f"seed={seed}") for seed in range(5)])
     found = trials_of(monkeypatch)
-    told = list(cost.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", at_once, 8 * GIGABYTE)))
+    told = list(cost.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", [None] * at_once, 8 * GIGABYTE)))
     assert found == tried
     assert told[0] == "to train: 5 runs in 3 fleets; 7 already there"
     assert sum(line.startswith("fleet ") for line in told) == 3
@@ -162,15 +163,31 @@ def test_fleets_fit_into_memory() -> None:
     config = configs("")[0]
     each = bytes_per_run(config)
     for runs in (1, 3, 8):
-        assert most_runs(config, Host("cpu", 1, (150e6 + (runs + 0.5) * each) / 0.8)) == runs
-    assert most_runs(config, Host("cpu", 1, 0.0)) == 1
+        assert most_runs(config, Host("cpu", [None], (150e6 + (runs + 0.5) * each) / 0.8)) == runs
+    assert most_runs(config, Host("cpu", [None], 0.0)) == 1
     assert most_runs(config, Host("cpu")) == ENOUGH_ON_CPU == 8
-    on_gpu = most_runs(config, Host("cuda", 1, 80 * GIGABYTE))
+    on_gpu = most_runs(config, Host("cuda", [None], 80 * GIGABYTE))
     assert 0.7 * 80 * GIGABYTE < on_gpu * each < 0.8 * 80 * GIGABYTE
-    assert most_runs(config, Host("cuda", 1, 80 * GIGABYTE), max_runs=5) == 5
+    assert most_runs(config, Host("cuda", [None], 80 * GIGABYTE), max_runs=5) == 5
     assert most_runs(config, Host("cpu"), max_runs=20) == 20
-    with pytest.raises(RequestError, match="max_runs must be at least 1"):
-        most_runs(config, Host(), max_runs=0)
+
+
+@pytest.mark.parametrize("max_runs", [0, -1])
+def test_a_fleet_holds_at_least_one_run(max_runs: int) -> None:
+    with pytest.raises(RequestError, match=f"max_runs must be at least 1, not {max_runs}"):
+        agenda([tree("out=nowhere")], max_runs=max_runs, one=False, shard="1/1", here=True, seats=[None])
+
+
+def test_graphics_memory_is_that_of_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the devices that jobs will use, shared by those that share one; the others do not matter."""
+    free = [1 * GIGABYTE, 80 * GIGABYTE, 60 * GIGABYTE]
+    monkeypatch.setattr("lab.memory.pick_device", torch.device)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda place: (free[place], 80 * GIGABYTE))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert find_host("cuda", ["1", "2"]).memory == 60 * GIGABYTE
+    assert find_host("cuda", ["1", "1", "2"]).memory == 40 * GIGABYTE
+    assert find_host("cuda", [None]).memory == 1 * GIGABYTE
 
 
 @pytest.mark.parametrize(

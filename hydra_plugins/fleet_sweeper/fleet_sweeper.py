@@ -59,8 +59,8 @@ class FleetSweeper(Sweeper):
         written = [] if self.options["one"] else [f"{key}={value}" for key, value in self.params.items()]
         trees = list(self._compose(expand(self._parse([*written, *arguments]))))
         here = type(self.launcher).__name__ in ("BasicLauncher", "LocalLauncher")
-        processes = len(getattr(self.launcher, "seats", [None]))
-        return app.run_sweep(trees, self._launch, here=here, processes=processes, **self.options)
+        seats = getattr(self.launcher, "seats", [None])
+        return app.run_sweep(trees, self._launch, here=here, seats=seats, **self.options)
 
     def _parse(self, overrides: Sequence[str]) -> list[Override]:
         parser = OverridesParser.create(config_loader=self.loader)

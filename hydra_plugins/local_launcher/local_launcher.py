@@ -57,16 +57,18 @@ class LocalLauncher(Launcher):
             raise _refusal(f"timeout_minutes must be above 0, not {self.timeout_minutes}; null means never")
 
     def _devices(self) -> list[str]:
+        from lab import machine  # not above: Hydra imports every plugin into every program that uses Hydra
+
         if self.devices is None and self.config.device not in ("auto", "cuda"):
             return []
-        there = visible_gpus()
+        there = machine.visible_gpus()
         asked = there if self.devices is None else [str(device) for device in self.devices]
         if unknown := [device for device in asked if device not in there]:
             raise _refusal(f"devices names {', '.join(unknown)}; there: {', '.join(there) or 'none'}")
         return asked
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from lab import machine  # not above: Hydra imports every plugin into every program that uses Hydra
+        from lab import machine
 
         setup_globals()
         processes = machine.fresh_processes()
@@ -172,15 +174,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def visible_gpus() -> list[str]:
-    """The CUDA devices this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
-    import torch  # not above: Hydra imports every plugin into every program that uses Hydra
-
-    count = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
-
-
 def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
     """Where jobs may run at once, each on a device or, given none, on a core (None)."""
     if processes < 0:
@@ -190,6 +183,6 @@ def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
 
 
 def _refusal(line: str) -> Exception:
-    from lab.registry import RequestError  # not above: see visible_gpus
+    from lab.registry import RequestError
 
     return RequestError(f"hydra.launcher.{line}")
