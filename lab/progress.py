@@ -167,7 +167,8 @@ class Watcher(threading.Thread):
                     self.warn(note)
             if standing.verdict and index not in self.told:
                 self.told.add(index)
-                self.say(self.ended(index, standing))
+                with suppress(BrokenPipeError):  # nobody reads any more; there is work to end all the same
+                    self.say(self.ended(index, standing))
         if self.screen:
             shares = (self.sizes[index] * s.step / s.steps for index, s in standings.items())
             self.screen.show(standings, sum(shares) / sum(self.sizes), time.time() - self.started)

@@ -23,6 +23,7 @@ from lab.config import RunConfig
 from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
 from lab.probes.probe import Listener
 from lab.record import Tape, card
+from lab.registry import RequestError
 from lab.train import Moment
 
 ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
@@ -45,7 +46,10 @@ class Trial(NamedTuple):
 def attempt(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial | None]:
     """Try every fleet in a fresh process, as a launcher trains it, one at a time on each GPU or core (None).
 
-    It is ``None`` where one ended badly.
+    It is ``None`` where memory did not do.
+
+    Raises:
+        RequestError: a fleet cannot be tried on this machine.
     """
     free: SimpleQueue[str | None] = SimpleQueue()
     for seat in seats:
@@ -70,12 +74,15 @@ def _in_a_process(configs: Sequence[RunConfig], seat: str | None) -> Trial | Non
     process.start()
     theirs.close()
     try:
-        trial, spread = ours.recv()
-    except EOFError:
+        told = ours.recv()
+    except EOFError:  # killed, as happens where memory gives out
         return None
     finally:
         process.join()
         ours.close()
+    if isinstance(told, str):
+        raise RequestError(f"cannot be tried here: {told}")
+    trial, spread = told
     # what is not spread over the steps is spent once: the process starts, the data are read, the records are written
     return trial._replace(seconds=trial.seconds + time.perf_counter() - started - spread)  # type: ignore[no-any-return]
 
@@ -90,7 +97,7 @@ def _job(configs: Sequence[RunConfig], seat: str | None, answer: Connection) -> 
         answer.send(_try(configs))
     except Exception as fault:
         if not machine.is_out_of_memory(fault):
-            raise
+            answer.send(str(fault) or type(fault).__name__)
 
 
 def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:

@@ -100,6 +100,12 @@ def test_tensors_take_what_was_counted(shape: str) -> None:
     assert asked / 1.3 < (taken(3) - taken(1)) / 2 < asked
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="that device is here")
+def test_a_device_that_is_not_here_is_said_to_be_the_trouble() -> None:
+    with pytest.raises(RequestError, match="cannot be tried here: device=mps is not available"):
+        attempt([configs("device=mps")], [None])
+
+
 def take(folder: Path, plan: str, answer: Connection) -> None:
     """What a launcher's process does with a fleet, and what it took."""
     machine.prepare()
