@@ -28,15 +28,16 @@ from sides import CORES, Side, compare, medians
 from lab import machine, products
 
 HERE = Path(__file__).parent
-ROUNDS, SECONDS = 5, 0.6
+ROUNDS, SECONDS = 4, 0.6
 METHOD = f"""\
 One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
 four above. Time is wall time over all model-steps done, medians of {ROUNDS} alternating rounds; set-up and compiling
-are outside. A side takes as many threads or processes as its name says. Every side has the lab's allocator setting, the
-JAX sides huge pages; JAX multiplies in bf16. (a) to (e) train one model per process, (f) {runs(32)} at once,
-{runs(256)} at width 256. The lab runs one process of one thread per core, each with a fleet as large as (f)'s, probes
-at their default interval, held-out looks included.
+are outside. A side takes as many threads or processes as its name says; (c) those that did best when both were tried,
+one up to width 64 and all above. Every side has the lab's allocator setting, the JAX sides huge pages; JAX multiplies
+in bf16.
+(a) to (e) train one model per process, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs one process of
+one thread per core, each with a fleet as large as (f)'s, probes at their default interval, held-out looks included.
 """
 RATIOS = """\
 Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
@@ -50,8 +51,8 @@ EAGER_FP32, EAGER_BF16 = "lab, fp32, eager", "lab, bf16, eager"
 FP32, BF16, PRODUCTS = "lab, fp32, compiled", "lab, bf16, compiled", "the products of bf16 alone"
 
 
-def peers() -> dict[str, Side]:
-    """What a user would otherwise write, on one core and on all."""
+def peers(width: int) -> dict[str, Side]:
+    """What a user would otherwise write, on one core and on all; compiling takes long, so only where it does best."""
     ways = {
         "(a) plain torch": (),
         "(b) torch, AMP": ("amp",),
@@ -61,10 +62,11 @@ def peers() -> dict[str, Side]:
     }
     sides = {}
     for name, options in ways.items():
-        # one model at a time; the tuned loop also as one process per core, the strictest opponent there is
-        sides[f"{name}, 1 thread"] = Side("torch", options, workers=CORES if name.startswith("(d)") else 1)
-        if CORES > 1:
-            sides[f"{name}, {CORES} threads"] = Side("torch", options, threads=CORES)
+        for threads in {1 if width <= 64 else CORES} if "compiled" in options else {1, CORES}:
+            # one model at a time; the tuned loop also as one process per core, the strictest opponent there is
+            workers = CORES if name.startswith("(d)") and threads == 1 else 1
+            told = f"{name}, {threads} thread{'s' * (threads > 1)}"
+            sides[told] = Side("torch", options, workers=workers, threads=threads)
     if importlib.util.find_spec("jax"):
         for name, options in {"(e) JAX jit": (), "(f) JAX jit, vmap": ("vmap",)}.items():
             sides[f"{name}, {CORES} threads"] = Side("jax", options, threads=CORES)
@@ -206,7 +208,7 @@ def main() -> None:
     """Measure, print, write."""
     started, tables, results = time.time(), {}, {"machine": described(), "cpu": {}}
     for width in [int(word) for word in sys.argv[1:]] or WIDTHS:
-        timings = compare({**peers(), **ours()}, width, ROUNDS, SECONDS)
+        timings = compare({**peers(width), **ours()}, width, ROUNDS, SECONDS)
         numbers = summary(timings)
         results["cpu"][f"width_{width}"] = {key: round(value, 3) for key, value in numbers.items()}
         tables[width] = list(rows(timings, numbers["plain_ms"]))

@@ -68,10 +68,8 @@ class Started:
     def __init__(self, side: Side, width: int) -> None:
         words = [sys.executable, __file__, side.kind, str(width), str(side.threads), *side.options]
         environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(side.threads)}
-        if side.kind == "jax":  # its own best: huge pages, and one core where one is asked for
+        if side.kind == "jax":  # its own best: huge pages
             environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        if side.kind == "jax" and side.threads == 1 and CORES > 1:
-            words = ["taskset", "-c", "0", *words]
         pipe = subprocess.PIPE
         # one after the other: the second finds compiled what the first compiled
         self.workers = []
