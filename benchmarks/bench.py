@@ -134,13 +134,18 @@ def costs() -> dict[str, dict[str, float]]:
     varied: dict[str, dict[str, tuple[str, ...]]] = {
         "fleet of": {str(runs): (*eager, f"runs={runs}") for runs in (1, 2, 4, 8, 16)},
         "sequence length": {str(length): (*eager, f"seq_len={length}") for length in (32, 64, 128, 256)},
-        "probes": {name: (*eager, f"probes={name}") for name in ("none", "all")},
-        "probes, compiled": {name: (*compiled, f"probes={name}") for name in ("none", "all")},
     }
-    sides = {f"{what}/{value}": Side("lab", ways) for what, by in varied.items() for value, ways in by.items()}
-    # visits long enough to hold a step at which the probes listen
-    found = medians(compare(sides, 64, ROUNDS, 1.5))
-    return {what: {value: found[f"{what}/{value}", 1] for value in by} for what, by in varied.items()}
+    # in visits that hold several steps at which the probes listen
+    probes: dict[str, dict[str, tuple[str, ...]]] = {
+        "probes": {name: (*eager, f"probes={name}", "runs=2") for name in ("none", "all")},
+        "probes, compiled": {name: (*compiled, f"probes={name}", "runs=2") for name in ("none", "all")},
+    }
+    costs = {}
+    for by_what, seconds in ((varied, 1.0), (probes, 4.0)):
+        sides = {f"{what}/{value}": Side("lab", ways) for what, by in by_what.items() for value, ways in by.items()}
+        found = medians(compare(sides, 64, ROUNDS, seconds))
+        costs |= {what: {value: found[f"{what}/{value}", 1] for value in by} for what, by in by_what.items()}
+    return costs
 
 
 def whole_runs() -> dict[str, float]:

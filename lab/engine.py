@@ -46,34 +46,33 @@ class Eager:
 
 
 class Compiled(Eager):
-    """Forward, backward and update as one graph, traced at the first step.
+    """Forward, backward and update as one graph, traced at the first step; a second graph, that listens, has probes.
 
-    Numbers per run are inputs of the graph, so that fleets of one shape share what was compiled, across processes, too.
-    The probes are part of it at every step, listened to or not: fused, they cost less than a second graph would.
+    Numbers per run are inputs of both, so that fleets of one shape share what was compiled, across processes, too.
     """
 
     def __init__(self, update: Update, held: Any, probes: Sequence[str]) -> None:
         super().__init__(update, held, probes)
-        self.graph: Step | None = None
+        self.graphs: dict[bool, Step] = {}
         self.keys: list[tuple[str, str]] = []
 
     def __call__(self, *news: Tensor, listens: bool) -> Heard:
+        listens = listens and bool(self.probes)
         inputs = [tensor.detach() for tensor in (*trees.tree_leaves(self.held), *news)]
-        if self.graph is None:
-            compiled = torch.compile(self._trace(inputs), fullgraph=True, dynamic=False)
-            self.graph = torch.no_grad()(compiled)  # the backward pass is in the graph
-            if inputs[0].is_cuda:
-                self.graph = Captured(self.graph, inputs, len(news))
-        values = self.graph(*inputs)
+        if listens not in self.graphs:
+            compiled = torch.compile(self._trace(inputs, listens=listens), fullgraph=True, dynamic=False)
+            graph: Step = torch.no_grad()(compiled)  # the backward pass is in the graph
+            self.graphs[listens] = Captured(graph, inputs, len(news)) if inputs[0].is_cuda else graph
+        values = self.graphs[listens](*inputs)
         return {key: value.clone() for key, value in zip(self.keys, values, strict=True)} if listens else {}
 
-    def _trace(self, inputs: Sequence[Tensor]) -> Step:
+    def _trace(self, inputs: Sequence[Tensor], *, listens: bool) -> Step:
         _, shape = trees.tree_flatten(self.held)
 
         def step(*tensors: Tensor) -> list[Tensor]:
             held = trees.tree_unflatten(tensors[: shape.num_leaves], shape)
-            heard = Eager(self.update, held, self.probes)(*tensors[shape.num_leaves :], listens=True)
-            self.keys = list(heard)
+            heard = Eager(self.update, held, self.probes)(*tensors[shape.num_leaves :], listens=listens)
+            self.keys = list(heard) or self.keys
             return list(heard.values())
 
         # tracing carries the step out: on copies

@@ -23,7 +23,7 @@ from lab.sharing import birthplace, check_shapes, gradients, share
 
 # Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
 # fleet, so that a run's bits do not depend on its neighbours.
-GLANCE_TOKENS = 4096
+GLANCE_TOKENS = 1024
 PASS_TOKENS = 2048
 OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
 

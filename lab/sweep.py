@@ -11,8 +11,8 @@ from typing import Any
 from lab.config import RunConfig, run_config, run_id, static_key
 from lab.registry import RequestError
 
-# FLOPs of a shape from which compiling it pays: two or three minutes of a core, of which it saves one.
-WORTH_COMPILING = 2e13
+# FLOPs of a shape from which compiling it pays: five minutes of a core, of which it saves two.
+WORTH_COMPILING = 4e13
 # Runs of one shape that a shard gets together; as many as gain from sharing a fleet on a CPU.
 GRAIN = 8
 
