@@ -27,8 +27,8 @@ from lab.registry import RequestError
 from lab.train import Moment
 
 ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
-# Seconds to compile a step for the first time, as measured, and how many times faster it is then.
-COMPILING, COMPILED_SPEED = 60.0, 1.5
+# Seconds to compile a shape for the first time, as measured, and how many times faster its steps are then.
+COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8}
 
 
 class Trial(NamedTuple):
@@ -120,7 +120,7 @@ def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     glances = whole * (1 + len(set(config.seed)) / fleet.runs) + between
     seconds = plain * config.steps + max(0.0, heard - plain) * len(heard_at)
     if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may
-        seconds = COMPILING + plain * config.steps / COMPILED_SPEED
+        seconds = COMPILING + plain * config.steps / COMPILED_SPEED[config.precision]
     seconds += glance * glances
     peak = machine.peak_memory(kind)
     return Trial(seconds, peak, peak - at_birth, fleet.parameters()), clock.spent
