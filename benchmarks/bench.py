@@ -28,7 +28,7 @@ from sides import CORES, Side, compare, medians
 from lab import machine, products
 
 HERE = Path(__file__).parent
-ROUNDS, SECONDS = 4, 0.6
+ROUNDS, SECONDS = 3, 0.5
 METHOD = f"""\
 One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
@@ -141,7 +141,7 @@ def costs() -> dict[str, dict[str, float]]:
         "probes, compiled": {name: (*compiled, f"probes={name}", "runs=2") for name in ("none", "all")},
     }
     costs = {}
-    for by_what, seconds in ((varied, 1.0), (probes, 4.0)):
+    for by_what, seconds in ((varied, 0.8), (probes, 3.0)):
         sides = {f"{what}/{value}": Side("lab", ways) for what, by in by_what.items() for value, ways in by.items()}
         found = medians(compare(sides, 64, ROUNDS, seconds))
         costs |= {what: {value: found[f"{what}/{value}", 1] for value in by} for what, by in by_what.items()}
