@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lab import machine, ranks, store
 from lab import plan as plans
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lab.sweep import Point
 
 
+# Numbers of a config that follow from others: ``${divide:${scale.steps},2}``; a whole number where it comes out as one.
+OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)
 # What the user typed, as it can be typed again; ``request`` says it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
 # Runs jobs, each given by its overrides; returns a line for each job that died.

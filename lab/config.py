@@ -29,7 +29,7 @@ NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Name of the preset that sized the sweep."""
+    """Name of the preset that sized the sweep; its numbers have gone into the keys that refer to them."""
 
     name: str
 
@@ -106,7 +106,7 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
         "schedule": _named(SCHEDULES, tree, "schedule"),
         "data": _named(DATA, tree, "data"),
         "probes": build(ProbesConfig, _group(tree, "probes"), "probes"),
-        "scale": build(ScaleConfig, _group(tree, "scale"), "scale"),
+        "scale": build(ScaleConfig, {"name": _group(tree, "scale")["name"]}, "scale"),
         "checkpoint": build(CheckpointConfig, _group(tree, "checkpoint", named=False), "checkpoint"),
         "tracker": _named(TRACKERS, tree, "tracker"),
     }

@@ -28,10 +28,11 @@ def bounded(
     above: float | None = None,
     at_least: float | None = None,
     below: float | None = None,
+    at_most: float | None = None,
     infinite: bool = False,
 ) -> Any:
     """A number that must lie inside the bounds given; NaN never does, infinity only where it means something."""
-    bounds = {"above": above, "at least": at_least, "below": below, "infinite": infinite}
+    bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most, "infinite": infinite}
     return dataclasses.field(default=default, metadata=bounds)
 
 
@@ -114,7 +115,7 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if hint is int else "a number"
         raise RequestError(f"{where} must be {kind}, not {value!r}") from None
-    above, least, below = bounds.get("above"), bounds.get("at least"), bounds.get("below")
+    above, least, below, most = (bounds.get(name) for name in ("above", "at least", "below", "at most"))
     if math.isnan(number):
         raise RequestError(f"{where} is NaN")
     if math.isinf(number) and not bounds.get("infinite"):
@@ -125,6 +126,8 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
         raise RequestError(f"{where} must be at least {least:g}, not {value}")
     if below is not None and not number < below:
         raise RequestError(f"{where} must be below {below:g}, not {value}")
+    if most is not None and not number <= most:
+        raise RequestError(f"{where} must be at most {most:g}, not {value}")
     if hint is float:
         return number
     return value if isinstance(value, int) else int(number)  # through a float, a large seed would lose its last digits

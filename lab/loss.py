@@ -69,6 +69,7 @@ def losses(logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, Any]) -
     cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)  # type: ignore[no-untyped-call]
     cross_entropy_r = mean_over_tokens(cross_entropy_rbt, counted_rbt)
     announce("log_z", "", mean_over_tokens(log_z_rbt, counted_rbt))
+    announce("log_z_square", "", mean_over_tokens(log_z_rbt.square(), counted_rbt))
     announce("train_loss", "", cross_entropy_r)
     total_r = cross_entropy_r
     for name in sorted(terms):

@@ -11,12 +11,17 @@ from torch import Tensor
 
 
 class Seen(NamedTuple):
-    """What passes through: logits ``[b t v]``; per block scores and weights ``[b h t s]``, output ``[b t d]``."""
+    """What passes through: logits ``[b t v]``; per block scores and weights ``[b h t s]``, output ``[b t d]``.
+
+    Per block, too, turned queries and keys ``[b h t k]``.
+    """
 
     logits: Tensor
     scores: list[Tensor]
     attention: list[Tensor]
     outputs: list[Tensor]
+    queries: list[Tensor]
+    keys: list[Tensor]
 
 
 def layer_norm(x: Tensor, gain: Tensor) -> Tensor:
@@ -51,37 +56,39 @@ def causal_softmax(scores_ts: Tensor) -> Tensor:
 
 def transformer(weights: Mapping[str, Tensor], tokens_bt: Tensor, depth: int, heads: int, qk_layernorm: bool) -> Seen:
     """The whole model on one run's weights."""
-    seen = Seen(torch.empty(0), *([[] for _ in range(depth)] for _ in range(3)))
+    seen = Seen(torch.empty(0), *([[] for _ in range(depth)] for _ in range(5)))
     logits = []
     for tokens_t in tokens_bt:
         x_td = torch.stack([weights["embedding"][token] for token in tokens_t])
         for block in range(depth):
             own = {name.removeprefix(f"block{block}."): w for name, w in weights.items() if f"block{block}." in name}
-            x_td, scores, attention = _block(own, x_td, heads, qk_layernorm)
-            for kept, value in zip(seen[1:], (scores, attention, x_td), strict=True):
+            x_td, *inside = _block(own, x_td, heads, qk_layernorm)
+            for kept, value in zip(seen[1:], (*inside[:2], x_td, *inside[2:]), strict=True):
                 kept[block].append(value)
         logits.append(layer_norm(x_td, weights["final_norm"]) @ weights["head"])
     return Seen(torch.stack(logits), *([torch.stack(values) for values in kept] for kept in seen[1:]))
 
 
-def _block(w: Mapping[str, Tensor], x_td: Tensor, heads: int, qk_layernorm: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _block(w: Mapping[str, Tensor], x_td: Tensor, heads: int, qk_layernorm: bool) -> tuple[Tensor, ...]:
     normed = layer_norm(x_td, w["attention_norm"])
     size = x_td.shape[1] // heads
-    every_score, every_weight, mixed = [], [], []
+    every_score, every_weight, mixed, every_q, every_k = [], [], [], [], []
     for head in range(heads):
         mine = slice(head * size, (head + 1) * size)
         q, k, v = (normed @ w[f"attention.{part}"][:, mine] for part in ("query", "key", "value"))
         if qk_layernorm:
             q = layer_norm(q, w["attention.query.qk_layernorm"])
             k = layer_norm(k, w["attention.key.qk_layernorm"])
-        scores = turn(q) @ turn(k).T / math.sqrt(size)
+        every_q.append(turn(q))
+        every_k.append(turn(k))
+        scores = every_q[-1] @ every_k[-1].T / math.sqrt(size)
         attention = causal_softmax(scores)
         every_score.append(scores)
         every_weight.append(attention)
         mixed.append(attention @ v)
     x_td = x_td + torch.cat(mixed, dim=1) @ w["attention.output"]
     x_td = x_td + gelu(layer_norm(x_td, w["mlp_norm"]) @ w["mlp_up"]) @ w["mlp_down"]
-    return x_td, torch.stack(every_score), torch.stack(every_weight)
+    return x_td, *map(torch.stack, (every_score, every_weight, every_q, every_k))
 
 
 def losses(logits_btv: Tensor, targets_bt: Tensor, z_coefficient: float) -> tuple[Tensor, Tensor]:

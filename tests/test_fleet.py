@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ class Cap:
     attaches_to: ClassVar = ("scores",)
     cap: PerRun = bounded(above=0)
 
-    def attach(self, runs: int, size: int) -> nn.Module:
+    def attach(self, runs: int, model: Any) -> nn.Module:
         squash = nn.Module()
         squash.forward = lambda x_r: over(self.cap, x_r) * torch.tanh(x_r / over(self.cap, x_r))  # type: ignore
         return squash

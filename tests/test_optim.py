@@ -264,6 +264,55 @@ def test_constant_is_a_ramp_and_then_the_peak() -> None:
     assert per_run.tolist() == [[0, 1], [0.5, 1], [1, 1]]
 
 
+def test_linear_is_a_ramp_and_then_a_straight_line_to_the_floor() -> None:
+    peak_r = torch.tensor([0.1, 1e-6], dtype=torch.float64)
+    shape_sr = build(SCHEDULES["linear"], {"warmup": 2, "floor": 0.02}, "schedule").shape(10, peak_r)
+    assert shape_sr[:, 0].tolist() == pytest.approx([0, 0.5, *(1 - 0.8 * k / 8 for k in range(8))], rel=1e-12)
+    assert shape_sr[2:, 1].tolist() == [1] * 8  # a peak below the floor is the floor
+
+
+def test_rsqrt_falls_as_one_over_the_root_of_the_step() -> None:
+    peak_r = torch.tensor([0.1, 0.1], dtype=torch.float64)
+    shape_sr = build(SCHEDULES["rsqrt"], {"warmup": 4}, "schedule").shape(65, peak_r)
+    assert shape_sr[[0, 2, 4, 16, 64], 1].tolist() == pytest.approx([0, 0.5, 1, 0.5, 0.25], rel=1e-12)
+    at_once = build(SCHEDULES["rsqrt"], {"warmup": 0}, "schedule").shape(5, peak_r)
+    assert at_once[:, 0].tolist() == pytest.approx([1, 1, 2**-0.5, 3**-0.5, 0.5], rel=1e-12)
+
+
+def test_wsd_stays_at_the_peak_until_the_cooldown() -> None:
+    peak_r = torch.tensor([0.1], dtype=torch.float64)
+    wsd = {"warmup": 2, "cooldown": 0.4, "floor": 0.0}
+    shape_sr = build(SCHEDULES["wsd"], wsd, "schedule").shape(10, peak_r)
+    assert shape_sr[:, 0].tolist() == pytest.approx([0, 0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25], rel=1e-12)
+    late = build(SCHEDULES["wsd"], {**wsd, "warmup": 8, "cooldown": 1.0}, "schedule").shape(10, peak_r)
+    assert late[:, 0].tolist() == pytest.approx([*(k / 8 for k in range(8)), 1, 0.5], rel=1e-12)  # after warm-up
+    with pytest.raises(RequestError, match=r"schedule.cooldown must be at most 1"):
+        build(SCHEDULES["wsd"], {**wsd, "cooldown": 1.5}, "schedule")
+
+
+def test_without_epsilon_a_weight_that_no_gradient_reaches_stays_and_a_tiny_gradient_is_a_whole_step() -> None:
+    chain = optimizer("adamw", {"eps": 0.0, "weight_decay": 0.0, "lr": 0.5}, without=("clip",))
+    weights = {"head": torch.ones(1, 2, 2)}
+    gradient = torch.tensor([[[0.0, 1e-12], [-1e-18, math.nan]]])
+    shape_r = torch.ones(1, dtype=torch.float64)
+    chain.step({"head": gradient}, chain.begin(weights), Now(torch.tensor(0), weights, shape_r, {"head": 1.0}))
+    assert weights["head"][0, 0].tolist() == [1.0, 0.5]  # 0 / 0 is 0
+    assert weights["head"][0, 1, 0] == 1.5
+    assert weights["head"][0, 1, 1].isnan()  # a broken gradient is not hidden
+
+
+def test_rms_scale_makes_the_learning_rate_relative_to_each_weight() -> None:
+    chain = optimizer("adamw_rms_scaled", {"weight_decay": 0.0, "lr": 0.1, "eps": 1e-30}, {"lr": 0.1, "eps": 1e-30})
+    weights = {"head": torch.tensor([[3.0, 4.0], [3e-5, 4e-5]], dtype=torch.float64)}
+    before = weights["head"].clone()
+    gradient, shape_r = torch.ones(2, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    chain.step({"head": gradient}, chain.begin(weights), Now(torch.tensor(0), weights, shape_r, {"head": 1.0}))
+    moved = before - weights["head"]
+    torch.testing.assert_close(moved[0], torch.full((2,), 0.1 * math.sqrt(12.5), dtype=torch.float64))
+    small = 0.1 * 1e-3 + 1e-4 * before[1]  # the least RMS; this run's decay is the recipe's, independent
+    torch.testing.assert_close(moved[1], small)
+
+
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_contract_of_schedules(name: str) -> None:
     """A shape within [0, 1] for every step and run, in the precision of the peaks, the same for a run alone."""
@@ -360,7 +409,7 @@ def test_contract_of_recipes(name: str) -> None:
         ({"chain": None}, r"optimizer.chain must list links"),
         ({"chain": [["peak"], "schedule"]}, r"optimizer.chain must list links"),
         ({"lr": 0}, r"optimizer.lr must be above 0"),
-        ({"eps": 0}, r"optimizer.eps must be above 0"),
+        ({"eps": -1e-9}, r"optimizer.eps must be at least 0"),
         ({"beta2": 1}, r"optimizer.beta2 must be below 1"),
         ({"weight_decay": -1}, r"optimizer.weight_decay must be at least 0"),
         ({"clip": 0}, r"optimizer.clip must be above 0"),

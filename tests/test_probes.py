@@ -124,6 +124,20 @@ def entropy(weights_bhts: Tensor) -> Tensor:
     return -torch.where(weights_bhts > 0, weights_bhts * weights_bhts.clamp(min=1e-300).log(), 0.0).sum(-1).mean()
 
 
+def mean_norm(x_bhtk: Tensor) -> Tensor:
+    return (x_bhtk.detach() ** 2).sum(-1).sqrt().mean()
+
+
+def cosine(q_bhtk: Tensor, k_bhsk: Tensor) -> Tensor:
+    places = [(t, s) for t in range(q_bhtk.shape[2]) for s in range(t + 1)]
+    q, k = (torch.stack([x[:, :, pair[side]] for pair in places]) for side, x in enumerate((q_bhtk, k_bhsk)))
+    return torch.cosine_similarity(q, k, dim=-1).abs().mean()
+
+
+def by_block(measure: Callable[..., Tensor], *seen: list[Tensor]) -> dict[str, Tensor]:
+    return dict(zip(BLOCKS, map(measure, *seen), strict=True))
+
+
 # What each probe should say of one run, by where.
 FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "train_loss": lambda told, run: {"": told.cross_entropy},
@@ -133,6 +147,10 @@ FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "output_logit_mean": lambda told, run: {"": told.seen.logits.mean()},
     "output_logit_rms": lambda told, run: {"": rms(told.seen.logits)},
     "log_z": lambda told, run: {"": told.seen.logits.exp().sum(-1).log().mean()},
+    "log_z_square": lambda told, run: {"": (told.seen.logits.exp().sum(-1).log() ** 2).mean()},
+    "query_norm": lambda told, run: by_block(mean_norm, told.seen.queries),
+    "key_norm": lambda told, run: by_block(mean_norm, told.seen.keys),
+    "query_key_cosine": lambda told, run: by_block(cosine, told.seen.queries, told.seen.keys),
     "block_rms": lambda told, run: dict(zip(BLOCKS, map(rms, told.seen.outputs), strict=True)),
     "grad_norm": lambda told, run: {"": norm_of(told.gradients)},
     "grad_norm_clipped": lambda told, run: {"": norm_of(told.clipped)},
@@ -227,7 +245,7 @@ class Cap(nn.Module):
 class ScoreCap:
     attaches_to: ClassVar = ("scores",)
 
-    def attach(self, runs: int, size: int) -> nn.Module:
+    def attach(self, runs: int, model: Any) -> nn.Module:
         return Cap()
 
 

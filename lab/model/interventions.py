@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+import torch
+from einops import rearrange
+from torch import Tensor, nn
 
+from lab.axes import over
+from lab.fields import PerRun, bounded
 from lab.model.layers import LayerNorm
 from lab.registry import INTERVENTIONS
+
+if TYPE_CHECKING:
+    from lab.model.transformer import ModelConfig
 
 
 @INTERVENTIONS.register("qk_layernorm")
@@ -18,6 +25,55 @@ class QKLayerNorm:
 
     attaches_to: ClassVar = ("query", "key")
 
-    def attach(self, runs: int, size: int) -> nn.Module:
-        """The module to put at one hook point whose tensor has ``size`` entries along its last axis."""
-        return LayerNorm(runs, size)
+    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
+        """The module to put at one hook point of a model of this shape."""
+        return LayerNorm(runs, model.head_width)
+
+
+@INTERVENTIONS.register("qk_layernorm_model")
+@dataclass(frozen=True)
+class QKLayerNormModel:
+    """LayerNorm on queries and keys over the whole model width, before heads part (Wortsman et al. 2023, fig. E.8)."""
+
+    attaches_to: ClassVar = ("query", "key")
+
+    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
+        """The module to put at one hook point of a model of this shape."""
+        return AcrossHeads(LayerNorm(runs, model.width))
+
+
+class AcrossHeads(nn.Module):
+    """What a layer does to ``[r b t d]``, done to heads ``[r b h t k]`` taken together."""
+
+    def __init__(self, layer: LayerNorm) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_rbhtk: Tensor) -> Tensor:
+        x_rbtd = self.layer(rearrange(x_rbhtk, "r b h t k -> r b t (h k)"))
+        return rearrange(x_rbtd, "r b t (h k) -> r b h t k", h=x_rbhtk.shape[2])
+
+
+@INTERVENTIONS.register("kappa_transplant")
+@dataclass(frozen=True)
+class KappaTransplant:
+    """Give queries and keys the mean square kappa, and with it scores of that size (Wortsman et al. 2023, fig. 10)."""
+
+    attaches_to: ClassVar = ("query", "key")
+    kappa: PerRun = bounded(above=0)
+
+    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
+        """The module to put at one hook point of a model of this shape."""
+        return MeanSquare(self.kappa)
+
+
+class MeanSquare(nn.Module):
+    """``z -> sqrt(kappa) z / sqrt(mean z^2)`` over the last axis; a zero vector stays zero."""
+
+    def __init__(self, kappa: Tensor | float) -> None:
+        super().__init__()
+        self.kappa = kappa
+
+    def forward(self, z_r: Tensor) -> Tensor:
+        smallest = torch.finfo(z_r.dtype).tiny
+        return z_r * (over(self.kappa, z_r) / (z_r.square().mean(-1, keepdim=True) + smallest)).sqrt()

@@ -23,6 +23,12 @@ def _steps(steps: int, peak_r: Tensor) -> Tensor:
     return torch.arange(steps, dtype=peak_r.dtype, device=peak_r.device).unsqueeze(1)
 
 
+def _line(step_s1: Tensor, begin_r: Tensor, steps: int, floor_r: Tensor) -> Tensor:
+    """From 1 at ``begin_r`` straight down to the floor, which would be reached at ``steps``: ``[s r]``."""
+    progress_sr = ((step_s1 - begin_r) / (steps - begin_r).clamp(min=1)).clamp(0, 1)
+    return 1 - (1 - floor_r.clamp(max=1)) * progress_sr
+
+
 @SCHEDULES.register("cosine")
 @dataclass(frozen=True)
 class Cosine:
@@ -39,6 +45,53 @@ class Cosine:
         progress_sr = ((step_s1 - warmup_r) / (steps - warmup_r).clamp(min=1)).clamp(0, 1)
         cosine_sr = floor_r + (1 - floor_r) * 0.5 * (1 + torch.cos(math.pi * progress_sr))
         return torch.where(step_s1 < warmup_r, ramp_sr, cosine_sr)
+
+
+@SCHEDULES.register("linear")
+@dataclass(frozen=True)
+class Linear:
+    """Linear warm-up, then a straight line down to an absolute floor."""
+
+    warmup: PerRun = bounded(at_least=0)
+    floor: PerRun = bounded(at_least=0)
+
+    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+        """``s_t`` ``[s r]``, LR at step t over the peak."""
+        step_s1 = _steps(steps, peak_r)
+        warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
+        return torch.where(step_s1 < warmup_r, ramp_sr, _line(step_s1, warmup_r, steps, self.floor / peak_r))
+
+
+@SCHEDULES.register("rsqrt")
+@dataclass(frozen=True)
+class ReciprocalSquareRoot:
+    """Linear warm-up, then sqrt(warm-up / step) (Vaswani et al. 2017, sec. 5.3)."""
+
+    warmup: PerRun = bounded(at_least=0)
+
+    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+        """``s_t`` ``[s r]``, LR at step t over the peak."""
+        step_s1 = _steps(steps, peak_r)
+        warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
+        root_sr = (warmup_r.clamp(min=1) / step_s1.clamp(min=1)).clamp(max=1).sqrt()
+        return torch.where(step_s1 < warmup_r, ramp_sr, root_sr).expand(-1, len(peak_r))
+
+
+@SCHEDULES.register("wsd")
+@dataclass(frozen=True)
+class WarmupStableDecay:
+    """Linear warm-up, the peak, and a straight line down to an absolute floor at the end (Hu et al. 2024, sec. 4.2)."""
+
+    warmup: PerRun = bounded(at_least=0)
+    cooldown: PerRun = bounded(above=0, at_most=1)
+    floor: PerRun = bounded(at_least=0)
+
+    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+        """``s_t`` ``[s r]``, LR at step t over the peak; ``cooldown`` is the fraction of steps spent going down."""
+        step_s1 = _steps(steps, peak_r)
+        warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
+        begin_r = torch.maximum(warmup_r, torch.as_tensor((1 - self.cooldown) * steps, dtype=peak_r.dtype, device=peak_r.device))
+        return torch.where(step_s1 < begin_r, ramp_sr, _line(step_s1, begin_r, steps, self.floor / peak_r))
 
 
 @SCHEDULES.register("constant")

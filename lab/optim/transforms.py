@@ -14,11 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lab.axes import over, per_run_norm
+from lab.axes import over, per_run_norm, per_run_rms
 from lab.fields import PerRun, bounded
 from lab.hooks import announce
 from lab.registry import LINKS
 
+SMALLEST_RMS = 1e-3
 Tensors = dict[str, Tensor]
 
 
@@ -66,12 +67,15 @@ class Clip(Link):
 @LINKS.register("adam")
 @dataclass(frozen=True)
 class Adam(Link):
-    """Bias-corrected first moment over root of second (Kingma & Ba 2015); moments kept in the weights' precision."""
+    """Bias-corrected first moment over root of second (Kingma & Ba 2015); moments kept in the weights' precision.
+
+    Where epsilon is 0 and no gradient ever came, 0 / 0 is 0.
+    """
 
     makes: ClassVar = "direction"
     beta1: PerRun = bounded(at_least=0, below=1)
     beta2: PerRun = bounded(at_least=0, below=1)
-    eps: PerRun = bounded(above=0)
+    eps: PerRun = bounded(at_least=0)
 
     def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
         return {f"{moment}.{name}": torch.zeros_like(w) for name, w in weights.items() for moment in ("mean", "square")}
@@ -87,7 +91,7 @@ class Adam(Link):
             mean.mul_(over(self.beta1, mean)).add_(gradient * over(1 - self.beta1, mean))
             square.mul_(over(self.beta2, square)).add_(gradient.square() * over(1 - self.beta2, square))
             root = (square / over(unbias2, square)).sqrt_().add_(over(self.eps, square))
-            direction[name] = (mean / over(unbias1, mean)).div_(root)
+            direction[name] = (mean / over(unbias1, mean)).div_(root).masked_fill_(root == 0, 0.0)
         return direction
 
 
@@ -117,6 +121,18 @@ class Peak(Link):
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         return {name: u * over(self.lr * now.lr_factor[name], u) for name, u in updates.items()}
+
+
+@LINKS.register("rms_scale")
+@dataclass(frozen=True)
+class RMSScale(Link):
+    """Multiply by the RMS of the weight, at least 1e-3, so that the LR is relative (Shazeer & Stern 2018, sec. 8)."""
+
+    makes: ClassVar = "step"
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        rms = {name: per_run_rms(weight).clamp(min=SMALLEST_RMS) for name, weight in now.weights.items()}
+        return {name: u * over(rms[name], u) for name, u in updates.items()}
 
 
 @LINKS.register("schedule")

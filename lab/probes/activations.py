@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lab.axes import per_run_max, per_run_mean, per_run_rms
@@ -51,6 +52,33 @@ def output_logit_rms(logits_rbtv: Tensor) -> Tensor:
 def log_z(log_z_r: Tensor) -> Tensor:
     """Mean log of the softmax normalizer over the tokens that count."""
     return mean_over_ranks(log_z_r)
+
+
+@probe(hears="log_z_square")
+def log_z_square(log_z_square_r: Tensor) -> Tensor:
+    """Mean square of log Z over the tokens that count, what z-loss punishes (Wortsman et al., fig. 4)."""
+    return mean_over_ranks(log_z_square_r)
+
+
+@probe(hears="query_key")
+def query_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
+    """Mean norm of a head's query, after qk-layernorm if there is one (Wortsman et al., fig. E.1)."""
+    return per_run_mean(q_rbhtk.norm(dim=-1)) / scale
+
+
+@probe(hears="query_key")
+def key_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
+    """Mean norm of a head's key, after qk-layernorm if there is one (Wortsman et al., fig. E.1)."""
+    return per_run_mean(k_rbhsk.norm(dim=-1))
+
+
+@probe(hears="query_key")
+def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
+    """Mean size of the cosine between a query and the keys it may see, positions included (fig. E.1)."""
+    q_rbhtk, k_rbhsk = F.normalize(q_rbhtk, dim=-1), F.normalize(k_rbhsk, dim=-1)
+    cosine_rbhts = torch.matmul(q_rbhtk, k_rbhsk.transpose(-1, -2)).abs()
+    past_ts = torch.ones(cosine_rbhts.shape[-2:], dtype=torch.bool, device=cosine_rbhts.device).tril()
+    return per_run_mean(torch.where(past_ts, cosine_rbhts, 0.0)) * past_ts.numel() / past_ts.sum()
 
 
 @probe(hears="block_output")
