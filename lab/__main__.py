@@ -17,7 +17,7 @@ lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|models|interventions|optimizers|schedules|data|probes|trackers|figures]
+lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab import app, request
-from lab.registry import DATA, INTERVENTIONS, PROBES, SCHEDULES, TRACKERS, Registry, RequestError, first_line, nearest
+from lab.registry import (
+    DATA,
+    INTERVENTIONS,
+    PARAMETRIZATIONS,
+    PROBES,
+    SCHEDULES,
+    TRACKERS,
+    Registry,
+    RequestError,
+    first_line,
+    nearest,
+)
 
 
 def _comment(path: Path) -> str:
@@ -53,6 +64,7 @@ SHELVES: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
     "models": _models,
     "interventions": _entries(INTERVENTIONS),
+    "parametrizations": _entries(PARAMETRIZATIONS),
     "optimizers": _optimizers,
     "schedules": _entries(SCHEDULES),
     "data": _entries(DATA),

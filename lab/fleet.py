@@ -53,13 +53,19 @@ def check_ranks(config: RunConfig) -> None:
     ranks.rows(config.batch_size)
     if ranks.count() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
-            model = Transformer(config.model, config.data.entry.open().vocabulary, 1, _changes(config))
+            model = _model(config, 1)
         check_shapes({name: layer.weight.shape for name, layer in model.layers()})
 
 
 def _changes(config: RunConfig) -> dict[str, Any]:
     """The interventions that change the model; the others are terms of the loss."""
     return {name: entry for name, entry in config.intervention.items() if "loss" not in entry.attaches_to}
+
+
+def _model(config: RunConfig, runs: int) -> Transformer:
+    vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
+    scale = config.parametrization.entry.attention_scale(config.model.head_width)
+    return Transformer(config.model, vocabulary, runs, _changes(config), scale, operands)
 
 
 Held = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
@@ -76,12 +82,10 @@ class Fleet:
         seeds = config.data.entry.seed
         self.data_seeds = sorted(set(seeds))
         self.data_seed_r = torch.tensor([self.data_seeds.index(seed) for seed in seeds], device=self.device)
-        changes = _changes(config)
-        self.own_forward = any(is_free for *_, is_free in leaves(changes))
+        self.own_forward = any(is_free for *_, is_free in leaves(_changes(config)))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
-        operands = OPERANDS[config.precision]
         with birthplace(config.ranks):
-            self.model = Transformer(config.model, self.corpus.vocabulary, self.runs, changes, operands).to(dtype)
+            self.model = _model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
         self.shared = share(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)

@@ -55,7 +55,8 @@ def model(
     dtype: torch.dtype = torch.float64,
 ) -> Transformer:
     """Runs of these seeds at initialization."""
-    made = Transformer(ModelConfig("small", width, depth, head_width), vocabulary, len(seeds), changes or {}).to(dtype)
+    scale, config = Standard().attention_scale(head_width), ModelConfig("small", width, depth, head_width)
+    made = Transformer(config, vocabulary, len(seeds), changes or {}, scale).to(dtype)
     made.initialize(seeds, made.factors(Standard(), width))
     return made
 

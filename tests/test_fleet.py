@@ -117,15 +117,6 @@ def test_a_number_per_run_in_the_forward_pass_is_each_runs_own(monkeypatch: pyte
     assert together[0][0]["loss_at_init"] != together[1][0]["loss_at_init"]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_mup_simple_trains_as_standard_at_the_base_width_and_not_elsewhere(seed: int) -> None:
-    def rows(*shared: str) -> str:
-        return repr(trained(configs(f"seed={seed}", shared=shared))[0][1])
-
-    assert rows("parametrization=mup_simple", "parametrization.base_width=16") == rows()
-    assert rows("parametrization=mup_simple", "parametrization.base_width=8") != rows()
-
-
 def test_a_high_loss_on_the_way_is_not_divergence() -> None:
     assert outcome(5.0, 4.9, -1, 10)["status"] == "finished"
     assert outcome(5.0, 5.0, -1, 10)["status"] == "diverged"

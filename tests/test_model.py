@@ -13,8 +13,7 @@ from torch import Tensor
 from lab.fields import build
 from lab.hooks import listening
 from lab.loss import ZLoss, losses
-from lab.model.layers import Layer
-from lab.model.parametrization import MuPSimple, Role, Standard
+from lab.model.parametrization import Role
 from lab.model.transformer import ModelConfig, Transformer, rotate
 from lab.registry import INTERVENTIONS, RequestError
 from pieces import intervention, model, tokens, weights_of
@@ -171,21 +170,8 @@ def test_roles() -> None:
     assert by_role[Role.EMBEDDING] == ["embedding"]
     assert by_role[Role.READOUT] == ["head"]
     assert all("norm" in name for name in by_role[Role.GAIN])
-    assert len(by_role[Role.MATRIX]) == 6
-
-
-def test_mup_simple_is_standard_at_base_width_and_slows_linear_layers_elsewhere() -> None:
-    made = model(0, width=16, changes=changes("qk_layernorm"))
-    standard, base, wide = (made.factors(p, 16) for p in (Standard(), MuPSimple(16), MuPSimple(4)))
-    assert standard == base
-    layers: dict[str, Layer] = dict(made.layers())
-    linear = {name for name, layer in layers.items() if layer.role in (Role.MATRIX, Role.READOUT)}
-    for name in layers:
-        assert standard[name].lr == 1
-        assert wide[name].lr == (0.25 if name in linear else 1)
-        assert wide[name].init_std == standard[name].init_std  # the simple variant starts as standard does
-    assert {"head", "block1.mlp_down"} < linear
-    assert not {"embedding", "final_norm", "block0.attention.query.qk_layernorm"} & linear
+    assert by_role[Role.QUERY] == ["block0.attention.query"]
+    assert len(by_role[Role.MATRIX]) == 5
 
 
 @pytest.mark.parametrize("name", CHANGES)

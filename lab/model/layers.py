@@ -78,6 +78,8 @@ def draw(layer: Layer, name: str, seed: int, std: float) -> Tensor:
     shape = layer.weight.shape[1:]
     if layer.role is Role.GAIN:
         return torch.ones(shape, dtype=torch.float64)
+    if std == 0:  # a normal cut at two times nothing cannot be drawn
+        return torch.zeros(shape, dtype=torch.float64)
     stream = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(stream[:8], "big", signed=True))
     value = torch.empty(shape, dtype=torch.float64)

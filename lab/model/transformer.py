@@ -76,7 +76,7 @@ def rotate(x_tk: Tensor, scale: float = 1.0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal softmax attention with explicit scores and the scale 1/sqrt(head width)."""
+    """Causal softmax attention with explicit scores, which are products of queries and keys times ``scale``."""
 
     query: Linear
     key: Linear
@@ -87,11 +87,12 @@ class Attention(nn.Module):
     at_scores: HookPoint
     at_attention: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, operands: torch.dtype | None) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: torch.dtype | None) -> None:
         super().__init__()
-        self.heads, self.scale, self.operands = config.heads, config.head_width**-0.5, operands
+        self.heads, self.scale, self.operands = config.heads, scale, operands
         for part in ("query", "key", "value", "output"):
-            setattr(self, part, Linear(runs, config.width, config.width, operands))
+            role = Role.QUERY if part == "query" else Role.MATRIX
+            setattr(self, part, Linear(runs, config.width, config.width, operands, role))
         for kind in ("query", "key", "scores", "attention"):
             setattr(self, f"at_{kind}", HookPoint(kind, where))
 
@@ -117,10 +118,10 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention, then an MLP of four times the width with tanh-form GELU, each added to the residual stream."""
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, operands: torch.dtype | None) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: torch.dtype | None) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(runs, config.width)
-        self.attention = Attention(runs, config, where, operands)
+        self.attention = Attention(runs, config, where, scale, operands)
         self.mlp_norm = LayerNorm(runs, config.width)
         self.mlp_up = Linear(runs, config.width, 4 * config.width, operands)
         self.mlp_down = Linear(runs, 4 * config.width, config.width, operands)
@@ -146,13 +147,14 @@ class Transformer(nn.Module):
         vocabulary: int,
         runs: int,
         interventions: Mapping[str, Any],
+        attention_scale: float,
         operands: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.embedding = Embedding(runs, vocabulary, config.width)
         self.blocks = [f"block{index}" for index in range(config.depth)]
         for where in self.blocks:
-            setattr(self, where, Block(runs, config, where, operands))
+            setattr(self, where, Block(runs, config, where, attention_scale, operands))
         self.final_norm = LayerNorm(runs, config.width)
         self.head = Linear(runs, config.width, vocabulary, operands, Role.READOUT)
         self.at_logits = HookPoint("logits", "")
