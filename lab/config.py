@@ -16,7 +16,7 @@ import lab.trackers  # noqa: F401  (these seven fill the registries)
 from lab import store
 from lab.checkpoint import CheckpointConfig
 from lab.fields import PerRunSeed, bounded, build, leaves, one_of, seed
-from lab.model.transformer import ModelConfig
+from lab.model.shape import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
 from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry, RequestError, nearest

@@ -17,7 +17,8 @@ import lab.probes.activations
 import lab.probes.updates  # noqa: F401  (these fill the registries)
 from lab.fields import build, stack
 from lab.model.parametrization import Standard
-from lab.model.transformer import ModelConfig, Transformer
+from lab.model.shape import ModelConfig
+from lab.model.transformer import Transformer
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.registry import INTERVENTIONS
 

@@ -13,8 +13,10 @@ from torch import Tensor
 from lab.fields import build
 from lab.hooks import listening
 from lab.loss import ZLoss, losses
+from lab.model.attention import rotate
 from lab.model.parametrization import Role
-from lab.model.transformer import ModelConfig, Transformer, rotate
+from lab.model.shape import ModelConfig
+from lab.model.transformer import Transformer
 from lab.registry import INTERVENTIONS, RequestError
 from pieces import intervention, model, tokens, weights_of
 from tests import reference

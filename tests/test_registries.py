@@ -11,7 +11,7 @@ import lab.data
 import lab.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
 from lab import registry
 from lab.fields import build
-from lab.model.transformer import ModelConfig
+from lab.model.shape import ModelConfig
 from lab.optim.optimizer import build_optimizer
 from lab.probes.probe import ProbesConfig
 from lab.registry import (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from einops import rearrange
@@ -12,10 +13,8 @@ from torch import Tensor, nn
 from lab.axes import over
 from lab.fields import PerRun, bounded
 from lab.model.layers import LayerNorm
+from lab.model.shape import ModelConfig
 from lab.registry import INTERVENTIONS
-
-if TYPE_CHECKING:
-    from lab.model.transformer import ModelConfig
 
 
 @INTERVENTIONS.register("qk_layernorm")
@@ -50,7 +49,7 @@ class AcrossHeads(nn.Module):
         self.layer = layer
 
     def forward(self, x_rbhtk: Tensor) -> Tensor:
-        x_rbtd = self.layer(rearrange(x_rbhtk, "r b h t k -> r b t (h k)"))
+        x_rbtd: Tensor = self.layer(rearrange(x_rbhtk, "r b h t k -> r b t (h k)"))
         return rearrange(x_rbtd, "r b t (h k) -> r b h t k", h=x_rbhtk.shape[2])
 
 
@@ -77,3 +76,24 @@ class MeanSquare(nn.Module):
     def forward(self, z_r: Tensor) -> Tensor:
         smallest = torch.finfo(z_r.dtype).tiny
         return z_r * (over(self.kappa, z_r) / (z_r.square().mean(-1, keepdim=True) + smallest)).sqrt()
+
+
+@INTERVENTIONS.register("pointwise_attention")
+@dataclass(frozen=True)
+class PointwiseAttention:
+    """Squared ReLU of the score over sqrt(length) in place of softmax (Wortsman et al. 2023, fig. E.11)."""
+
+    attaches_to: ClassVar = ("weighing",)
+
+    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
+        """The module to put at one hook point of a model of this shape."""
+        return SquaredReLU()
+
+
+class SquaredReLU(nn.Module):
+    """Scores ``[... t s]`` to weights relu(score)^2 / sqrt(s) over the keys a query may see."""
+
+    def forward(self, scores_ts: Tensor) -> Tensor:
+        past_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()
+        positive_ts = torch.where(past_ts, scores_ts, 0.0).relu()
+        return positive_ts.square() / math.sqrt(scores_ts.shape[-1])

@@ -73,14 +73,14 @@ class ReciprocalSquareRoot:
         """``s_t`` ``[s r]``, LR at step t over the peak."""
         step_s1 = _steps(steps, peak_r)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
-        root_sr = (warmup_r.clamp(min=1) / step_s1.clamp(min=1)).clamp(max=1).sqrt()
+        root_sr = (warmup_r.ceil().clamp(min=1) / step_s1.clamp(min=1)).clamp(max=1).sqrt()
         return torch.where(step_s1 < warmup_r, ramp_sr, root_sr).expand(-1, len(peak_r))
 
 
 @SCHEDULES.register("wsd")
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    """Linear warm-up, the peak, and a straight line down to an absolute floor at the end (Hu et al. 2024, sec. 4.2)."""
+    """Linear warm-up, the peak, at the end a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
 
     warmup: PerRun = bounded(at_least=0)
     cooldown: PerRun = bounded(above=0, at_most=1)
@@ -90,7 +90,9 @@ class WarmupStableDecay:
         """``s_t`` ``[s r]``, LR at step t over the peak; ``cooldown`` is the fraction of steps spent going down."""
         step_s1 = _steps(steps, peak_r)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
-        begin_r = torch.maximum(warmup_r, torch.as_tensor((1 - self.cooldown) * steps, dtype=peak_r.dtype, device=peak_r.device))
+        begin_r = torch.maximum(
+            warmup_r, torch.as_tensor((1 - self.cooldown) * steps, dtype=peak_r.dtype, device=peak_r.device)
+        )
         return torch.where(step_s1 < begin_r, ramp_sr, _line(step_s1, begin_r, steps, self.floor / peak_r))
 
 
