@@ -40,22 +40,6 @@ def spoken(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", request.sweeps())
-def test_every_sweep_still_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lab("sweep", name, *TOY) == 0
-    last = capsys.readouterr().out.strip().splitlines()[-1]
-    assert last.endswith(f"0 diverged, 0 failed; report: runs/{name}/report.html")
-    records = store.read(Path("runs", name))
-    assert set(records.runs["steps"]) == {5}
-    assert set(records.runs["model.width"]) == {16}
-    assert records.runs["optimizer.lr"].nunique() == 2
-    assert records.runs["seed"].nunique() == 1
-    assert Path("runs", name, "report.html").stat().st_size > 10_000
-    header = request.sweeps()[name].read_text()
-    for word in ("Hypothesis:", "Source:", "Expected:", "Cost:"):
-        assert f"# {word}" in header
-
-
 def test_the_same_command_trains_nothing_and_more_values_train_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     def last_line(*words: str) -> str:
         assert lab("train", "-m", *ONE, *words) == 0
