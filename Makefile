@@ -45,7 +45,7 @@ bench: .venv/installed
 	@touch $@
 
 .venv/installed-extras: .venv/installed-test
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[slurm,ray,tensorboard,wandb,trackio]'
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[slurm,ray,tensorboard,wandb,trackio,data]'
 	@touch $@
 
 clean:

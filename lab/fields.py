@@ -41,9 +41,9 @@ def seed(default: Any = dataclasses.MISSING) -> Any:
     return bounded(default, at_least=0, below=2**63)
 
 
-def one_of(*choices: str) -> Any:
+def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
     """A word out of a closed list."""
-    return dataclasses.field(metadata={"choices": choices})
+    return dataclasses.field(default=default, metadata={"choices": choices})
 
 
 @cache

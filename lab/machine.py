@@ -35,7 +35,7 @@ def prepare() -> None:
     if not products.is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     with suppress(OSError, RuntimeError):  # no home, or not ours: torch knows a place of its own, which lasts less long
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "instability-lab"
+        cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
@@ -43,6 +43,17 @@ def prepare() -> None:
     if mallopt is not None:
         for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
             mallopt(option, value)
+
+
+def cache_folder() -> Path:
+    """Where things lie that can be made anew: ``LAB_CACHE``, else ``instability-lab`` in the user's cache.
+
+    Raises:
+        RuntimeError: there is no home folder.
+    """
+    if named := os.environ.get("LAB_CACHE"):
+        return Path(named).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "instability-lab"
 
 
 def settle() -> None:

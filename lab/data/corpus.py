@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from lab.registry import RequestError
 
@@ -41,27 +43,31 @@ def fingerprint(*parts: NDArray[np.generic]) -> str:
     return whole.hexdigest()[:16]
 
 
-def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> Tokens:
-    """How often a token follows another along the last axis: counts ``[previous, next]``."""
-    counts = np.zeros(vocabulary**2, dtype=np.int64)
+def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> csr_array:
+    """How often a token follows another along the last axis: counts ``[previous, next]``, sparse."""
     previous, following = tokens[..., :-1].ravel(), tokens[..., 1:].ravel()
-    piece = 2**22  # the index of a pair takes 8 bytes; a large text must not need eight times its size
-    for start in range(0, previous.size, piece):
-        pairs = previous[start : start + piece].astype(np.int64) * vocabulary + following[start : start + piece]
-        counts += np.bincount(pairs, minlength=vocabulary**2)
-    return counts.reshape(vocabulary, vocabulary)
+    piece = 2**22  # the number of a pair takes 8 bytes; a large text must not need eight times its size
+    counted = [
+        pd.Series(previous[start : start + piece].astype(np.int64) * vocabulary + following[start : start + piece])
+        .value_counts(sort=False)
+        .sort_index()
+        for start in range(0, previous.size, piece)
+    ]
+    counts = pd.concat(counted).groupby(level=0).sum()
+    return csr_array((counts.to_numpy(), np.divmod(counts.index.to_numpy(), vocabulary)), shape=(vocabulary,) * 2)
 
 
-def bigram_loss(counts: Tokens, windows: Tokens) -> float:
+def bigram_loss(counts: csr_array, windows: Tokens) -> float:
     """Mean loss (nats per token) on ``windows [n, seq_len + 1]`` of a bigram model made from ``counts [v, v]``.
 
     Each row backs off to an add-one unigram (MacKay and Peto 1995, https://doi.org/10.1017/S1351324900000218):
     ``p(b | a) = (c(ab) + mu p(b)) / (c(a) + mu)``, with ``mu = BACKOFF``.
     """
-    following = counts.sum(0) + 1.0
-    prior = following / following.sum()
-    table = (counts + BACKOFF * prior) / (counts.sum(1, keepdims=True) + BACKOFF)
-    return float(-np.log(table[windows[:, :-1], windows[:, 1:]]).mean())
+    previous, following = windows[:, :-1], windows[:, 1:]
+    share = counts.sum(0) + 1.0
+    prior = share / share.sum()
+    pairs = counts[previous, following].toarray()
+    return float(-np.log((pairs + BACKOFF * prior[following]) / (counts.sum(1)[previous] + BACKOFF)).mean())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,15 +95,15 @@ class Corpus(ABC):
         """Validation windows ``[n, seq_len + 1]``, at least 65,536 targets where there are as many; no seed enters."""
 
     @abstractmethod
-    def pair_counts(self) -> Tokens:
-        """How often a token follows another in the training part: ``[vocabulary, vocabulary]``."""
+    def pair_counts(self) -> csr_array:
+        """How often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
 
     def loss_bigram(self, seq_len: int) -> float:
         """``bigram_loss`` (nats per token) on the held-out windows of this length, the ones a run is validated on."""
         return bigram_loss(self._counted, self.held_out(seq_len))
 
     @cached_property
-    def _counted(self) -> Tokens:
+    def _counted(self) -> csr_array:
         return self.pair_counts()
 
     def check(self, batch_size: int, seq_len: int) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from lab import fields
 from lab.data.corpus import (
@@ -63,8 +64,8 @@ class SyntheticCorpus(Corpus):
         """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
         return self._rows(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
 
-    def pair_counts(self) -> Tokens:
-        """How often a token follows another in a million tokens drawn as batches are: ``[256, 256]``."""
+    def pair_counts(self) -> csr_array:
+        """How often a token follows another in a million tokens drawn as batches are: ``[256, 256]``, sparse."""
         rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
         return count_pairs(rows, self.vocabulary)
 

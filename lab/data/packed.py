@@ -1,0 +1,138 @@
+"""Tokens packed once: two stretches in memory maps, in a folder that is found again by what they were made from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from lab import machine, store
+from lab.data.corpus import HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
+from lab.registry import RequestError
+
+PARTS = ("training", "reserved")
+Notes = dict[str, str | float]
+# Writes both stretches to files, as tokens of the type it is told, and returns what a record should hold of them.
+Write = Callable[[BinaryIO, BinaryIO, "np.dtype[Any]"], Notes]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PackedCorpus(Corpus):
+    """Two stretches of tokens of any integer type: ``training`` and ``reserved``."""
+
+    training: NDArray[np.integer]
+    reserved: NDArray[np.integer]
+
+    @property
+    def longest(self) -> int:
+        """The largest ``seq_len`` that both parts allow."""
+        return min(self.training.size, self.reserved.size) - 1
+
+    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
+        """Windows ``[batch_size, seq_len + 1]`` from anywhere in the training part, all places being equally likely."""
+        self.check(batch_size, seq_len)
+        places = np.uint64(self.training.size - seq_len)
+        # The remainder favours early places by less than size / 2**64: nothing one could measure.
+        starts = draw(TRAINING, seed, step, batch_size, 1) % places
+        return _windows(self.training, starts.astype(np.int64), seq_len)
+
+    def held_out(self, seq_len: int) -> Tokens:
+        """Windows ``[n, seq_len + 1]`` at even distances over the held-out part; no target is in two of them."""
+        targets = self.reserved.size - 1
+        self.check(1, seq_len)
+        count = min(-(-HELD_OUT_TARGETS // seq_len), targets // seq_len)
+        starts = np.arange(count, dtype=np.int64)[:, None] * targets // count
+        return _windows(self.reserved, starts, seq_len)
+
+    def pair_counts(self) -> csr_array:
+        """How often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
+        return count_pairs(self.training, self.vocabulary)
+
+
+def _windows(tokens: NDArray[np.integer], starts_n1: Tokens, seq_len: int) -> Tokens:
+    windows: Tokens = tokens[starts_n1 + np.arange(seq_len + 1)].astype(np.int64)
+    return windows
+
+
+def packed(request: Mapping[str, Any], vocabulary: int, write: Callable[[BinaryIO, BinaryIO, Any], Notes]) -> Corpus:
+    """The corpus that ``write`` makes for this request; made when it is not in the cache, or damaged there.
+
+    Raises:
+        RequestError: it has to be made, and the cache cannot be written.
+    """
+    place = _place(request)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return _read(place, vocabulary)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+        try:
+            _make(beside, np.min_scalar_type(vocabulary - 1).newbyteorder("<"), write)
+            _move(beside, place)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        return _read(place, vocabulary)
+    except OSError as refusal:
+        why = refusal.strerror or refusal
+        raise RequestError(f"cannot keep tokens in {place.parent}: {why}; LAB_CACHE=DIR names another folder") from None
+
+
+def _place(request: Mapping[str, Any]) -> Path:
+    try:
+        return machine.cache_folder() / "tokens" / store.digest(request)
+    except RuntimeError:
+        raise RequestError("no home folder to keep tokens in; LAB_CACHE=DIR names one") from None
+
+
+def _make(folder: Path, kind: np.dtype[Any], write: Write) -> None:
+    with open(folder / PARTS[0], "wb") as training, open(folder / PARTS[1], "wb") as reserved:
+        notes = write(training, reserved, kind)
+    parts = [_map(folder / name, kind) for name in PARTS]
+    about = {"type": kind.str, "fingerprint": fingerprint(*parts), "notes": notes}
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _move(beside: Path, place: Path) -> None:
+    """Let the folder stand under its name, unless another process was faster; what is damaged there goes."""
+    os.chmod(beside, 0o755)
+    try:
+        os.replace(beside, place)
+    except OSError:  # a folder that is not empty
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            _read(place, 0)
+            return
+        shutil.rmtree(place)
+        os.replace(beside, place)
+
+
+def _read(place: Path, vocabulary: int) -> Corpus:
+    """What lies there, if it is what was written there.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: it is not.
+    """
+    about = json.loads((place / "about.json").read_text(encoding="utf-8"))
+    training, reserved = (_map(place / name, np.dtype(about["type"])) for name in PARTS)
+    if fingerprint(training, reserved) != about["fingerprint"]:
+        raise ValueError("damaged")
+    return PackedCorpus(
+        training=training,
+        reserved=reserved,
+        fingerprint=about["fingerprint"],
+        notes=dict(about["notes"]),
+        vocabulary=vocabulary,
+    )
+
+
+def _map(file: Path, kind: np.dtype[Any]) -> NDArray[np.integer]:
+    return np.asarray(np.memmap(file, dtype=kind, mode="r"))
