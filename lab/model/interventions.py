@@ -16,6 +16,8 @@ from lab.model.layers import LayerNorm
 from lab.model.shape import ModelConfig
 from lab.registry import INTERVENTIONS
 
+NO_VECTOR = 1e-12  # a mean square so small leaves no direction to keep
+
 
 @INTERVENTIONS.register("qk_layernorm")
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ class MeanSquare(nn.Module):
         self.kappa = kappa
 
     def forward(self, z_r: Tensor) -> Tensor:
-        smallest = torch.finfo(z_r.dtype).tiny
-        return z_r * (over(self.kappa, z_r) / (z_r.square().mean(-1, keepdim=True) + smallest)).sqrt()
+        return z_r * (over(self.kappa, z_r) / (z_r.square().mean(-1, keepdim=True) + NO_VECTOR)).sqrt()
 
 
 @INTERVENTIONS.register("pointwise_attention")

@@ -1,0 +1,87 @@
+"""What is attached to the model does what its formula says, of every run apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.hooks import listening
+from lab.registry import INTERVENTIONS
+from pieces import intervention, model, tokens, weights_of
+from tests import reference
+
+
+def inside(made: Any, rows_rbt: Tensor) -> dict[str, list[Any]]:
+    """What is announced on the way, by kind."""
+    heard: dict[str, list[Any]] = {}
+    with listening(lambda kind, where, *tensors: heard.setdefault(kind, []).append(tensors)):
+        made(rows_rbt)
+    return heard
+
+
+def test_kappa_is_the_mean_square_of_every_query_and_key_and_each_run_has_its_own() -> None:
+    kappa_r = torch.tensor([1e-2, 1e4], dtype=torch.float64)
+    transplant = type(intervention("kappa_transplant"))(kappa_r)
+    made = model(0, 1, changes={"kappa_transplant": transplant})
+    for q_rbhtk, k_rbhsk, scale in inside(made, tokens(0, 1))["query_key"]:
+        for turned, factor in ((q_rbhtk, scale), (k_rbhsk, 1.0)):  # turning changes no length
+            square = (turned / factor).square().mean(-1)
+            torch.testing.assert_close(square, kappa_r.view(2, 1, 1, 1).expand_as(square))
+
+
+def test_kappa_of_a_zero_vector_is_zero_with_a_finite_gradient() -> None:
+    change = type(intervention("kappa_transplant"))(torch.tensor([3.0])).attach(1, model(0).embedding)
+    z = torch.zeros(1, 4, requires_grad=True)
+    out = change(z)
+    out.sum().backward()
+    assert out.eq(0).all()
+    assert z.grad is not None
+    assert not z.grad.isnan().any()
+
+
+def test_layernorm_over_the_model_width_sees_all_heads_at_once() -> None:
+    changed = {"qk_layernorm_model": intervention("qk_layernorm_model")}
+    made, rows_rbt = model(0, depth=1, changes=changed), tokens(0)
+    with torch.no_grad():
+        for name, weight in weights_of(made).items():
+            if "qk_layernorm_model" in name:
+                weight.copy_(1 + torch.arange(8, dtype=torch.float64) / 8)  # a gain per place, not per head
+    q_rbhtk, raw_rbhtk = (inside(m, rows_rbt)["query_key"][0][0] for m in (made, model(0, depth=1)))
+    gain = 1 + torch.arange(8, dtype=torch.float64) / 8
+    for t in range(rows_rbt.shape[-1]):
+        whole = unturned(raw_rbhtk)[0, 0, :, t].flatten()
+        expected = reference.layer_norm(whole, gain)
+        torch.testing.assert_close(unturned(q_rbhtk)[0, 0, :, t].flatten(), expected)
+
+
+def unturned(q_rbhtk: Tensor) -> Tensor:
+    """Queries before their positions turned them and their scale shrank them."""
+    length, size = q_rbhtk.shape[-2:]
+    angle = torch.arange(length)[:, None] / 10000.0 ** (2 * torch.arange(size // 2, dtype=torch.float64) / size)
+    turned = torch.complex(*q_rbhtk.chunk(2, dim=-1)) * torch.exp(-1j * angle)
+    return torch.cat([turned.real, turned.imag], dim=-1) * math.sqrt(size)
+
+
+def test_pointwise_attention_is_squared_relu_over_the_root_of_the_length() -> None:
+    made = model(0, changes={"pointwise_attention": intervention("pointwise_attention")})
+    heard = inside(made, tokens(0))
+    for (scores_rbhts,), (weights_rbhts,) in zip(heard["scores"], heard["attention"], strict=True):
+        length = scores_rbhts.shape[-1]
+        for t in range(length):
+            past = scores_rbhts[..., t, : t + 1]
+            expected = torch.where(past > 0, past**2, 0.0) / math.sqrt(length)
+            torch.testing.assert_close(weights_rbhts[..., t, : t + 1], expected)
+            assert weights_rbhts[..., t, t + 1 :].eq(0).all()
+
+
+@pytest.mark.parametrize("name", [name for name in INTERVENTIONS if "loss" not in INTERVENTIONS[name].attaches_to])
+def test_nothing_attached_lets_a_token_see_the_future(name: str) -> None:
+    made, rows_rbt = model(0, changes={name: intervention(name)}), tokens(0)
+    other_rbt = rows_rbt.clone()
+    other_rbt[..., -1] = (other_rbt[..., -1] + 1) % 11
+    assert torch.equal(made(rows_rbt)[..., :-1, :], made(other_rbt)[..., :-1, :])
+    assert not torch.equal(made(rows_rbt)[..., -1, :], made(other_rbt)[..., -1, :])
