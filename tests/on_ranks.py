@@ -22,7 +22,7 @@ from lab.optim import transforms
 from lab.probes import activations
 from lab.record import Tape
 from lab.train import train
-from small import configs
+from small import brief, configs
 
 RATES = ("optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0")
 SHARED = ("optimizer.clip=0.1", "probes.every=3", "steps=7", "device=cpu")
@@ -44,7 +44,7 @@ def values(tape: Tape) -> list[dict[str, Any]]:
 
 def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", resumed: str = "") -> list[dict[str, Any]]:
     """Values of a fleet, kept ``halfway`` under that name, or gone on with from there."""
-    tape, done = Tape(Fleet(wanted(runs, how))), 0
+    tape, done = Tape(brief(Fleet(wanted(runs, how)))), 0
     keeper = Keeper(folder, [halfway or resumed], CheckpointConfig(steps=0, minutes=0, keep=1))
     if resumed:
         state = keeper.restore(tape.fleet.tensors(), print)

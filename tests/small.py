@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
 
 from lab import machine
 from lab.app import data_folder
 from lab.config import RunConfig, run_config
-from lab.fleet import Fleet
+from lab.fleet import PASS_TOKENS, Fleet
 from lab.record import Run, Tape
 from lab.train import train
 
@@ -27,11 +31,22 @@ SMALL = [
 ]
 
 
-def tree(*overrides: str) -> dict[str, Any]:
-    """The resolved config tree of a small run."""
+@cache
+def composed(*files: str) -> DictConfig:
+    """A small run that chooses these files."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
-        plain = OmegaConf.to_container(compose("config", [*SMALL, *overrides]), resolve=True)
+        return compose("config", [*SMALL, *files])
+
+
+def tree(*overrides: str) -> dict[str, Any]:
+    """The resolved config tree of a small run; those that choose the same files are composed once, as in a sweep."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    chooses = [(data_folder("conf") / override.key_or_group).is_dir() for override in parsed]
+    config = deepcopy(composed(*(text for text, is_file in zip(overrides, chooses, strict=True) if is_file)))
+    values = [override for override, is_file in zip(parsed, chooses, strict=True) if not is_file]
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     del plain["fleet"]
     return plain  # type: ignore[return-value]
@@ -42,11 +57,18 @@ def configs(*per_run: str, shared: tuple[str, ...] = ()) -> list[RunConfig]:
     return [run_config(tree(*shared, *overrides.split())) for overrides in per_run]
 
 
+def brief(fleet: Fleet) -> Fleet:
+    """The fleet, with less held out: still several passes and a part of one, no longer most of what it takes."""
+    windows = 4 * (PASS_TOKENS // fleet.config.seq_len) + 7
+    fleet.held_out_nt = fleet.held_out_nt[:windows]
+    return fleet
+
+
 def trained(wanted: list[RunConfig]) -> list[Run]:
     """Outcome and rows of every run of one fleet, wall time left out."""
     machine.settle()
     try:
-        tape = Tape(Fleet(wanted))
+        tape = Tape(brief(Fleet(wanted)))
         for moment in train(tape.fleet):
             tape.keep(moment)
     finally:

@@ -23,8 +23,8 @@ from lab.record import Row, Tape
 from lab.resumable import train_on
 from lab.sweep import points, under_way
 from lab.train import Moment
-from small import configs, tree
-from test_resume import assert_same, needs_proc, processes
+from small import brief, configs, tree
+from sweeping import assert_same, finished, needs_proc, processes
 
 IDS = ["a", "b", "c"]
 WANTED = (
@@ -32,6 +32,9 @@ WANTED = (
     "optimizer.lr=1e-1 seed=1",
     "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0 seed=2",
 )
+
+
+pytestmark = pytest.mark.xdist_group("checkpoint")  # one process makes the whole that others go on to
 
 
 class CutError(Exception):
@@ -53,7 +56,7 @@ def go_on(
     keeper = Keeper(folder, ids, CheckpointConfig(**{"steps": 4, "minutes": 0.0, "keep": 2, **keeping}))
     machine.settle()
     try:
-        tape = Tape(Fleet(wanted))
+        tape = Tape(brief(Fleet(wanted)))
         assert train_on(tape, keeper, hear, notes.append, lambda: False)
     except CutError:
         return [], steps, notes
@@ -171,11 +174,12 @@ def test_checkpoints_go_when_all_runs_of_their_fleet_have_ended(tmp_path: Path) 
     assert checkpoint.under_way(tmp_path) == []
 
 
-LONG = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "steps=200", "hydra.sweeper.max_runs=1"]
+LONG = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "steps=200", "checkpoint.steps=20"]
+LONG += ["hydra.sweeper.max_runs=1"]
 
 
 def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "lab", *LONG, *words, "checkpoint.steps=20", f"out={folder}"]
+    command = [sys.executable, "-m", "lab", *LONG, *words, f"out={folder}"]
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -187,12 +191,7 @@ def wait_for_checkpoint(folder: Path, sweep: subprocess.Popen[str]) -> None:
 
 
 def finish(folder: Path) -> store.Records:
-    sweep = begin(folder, "hydra/launcher=basic")
-    error = sweep.communicate()[1]
-    assert sweep.returncode == 0, error
-    found = store.read(folder)
-    timings = ["wall_seconds", "model_steps_per_second", "out"]
-    return store.Records(found.runs.drop(columns=timings), found.metrics)
+    return finished(folder, *LONG, "hydra/launcher=basic")
 
 
 @pytest.fixture(scope="module")

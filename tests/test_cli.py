@@ -11,11 +11,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import planted
 from lab import app, request, store
 from lab.__main__ import main
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
 ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic"]
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +29,6 @@ def lab(*words: str) -> int:
     """Exit code of a command line, run in this process."""
     sys.argv = ["lab", *words]
     return main(list(words))
-
-
-def spoken(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "lab", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        check=False,
-    )
 
 
 def test_the_same_command_trains_nothing_and_more_values_train_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +171,7 @@ def test_tables_that_were_damaged_are_made_again_and_nothing_is_trained(capsys: 
     assert len(pd.read_parquet("runs/train/runs.parquet")) == 1
 
 
-@pytest.mark.parametrize("name", ["it's", "back\\slash", "end\\", "a, b=c", "d'\\'e", "ünï"])
+@pytest.mark.parametrize("name", ["end\\", "it's d'\\'e", "a, b=c back\\slash ünï"])
 def test_a_folder_may_have_any_name(name: str) -> None:
     assert lab("train", *ONE, f"out={app.quoted(Path(name))}") == 0
     assert [path.name for path in Path().iterdir()] == [name]
@@ -250,7 +241,7 @@ def test_a_job_in_another_folder_finds_what_the_request_means() -> None:
 
 
 def test_the_local_launcher_gives_the_same_records_as_one_process() -> None:
-    wanted = ["-m", "seed=0,1,2", "hydra.sweeper.max_runs=1", *ONE[:-1]]
+    wanted = ["-m", "seed=0,1", "hydra.sweeper.max_runs=1", *ONE[:-1]]
     assert lab("train", *wanted, "hydra/launcher=basic", "out=one") == 0
     assert lab("train", *wanted, "hydra/launcher=local", "out=two") == 0
     one, two = (store.read(Path(folder)) for folder in ("one", "two"))
@@ -265,13 +256,15 @@ def test_list_names_what_can_be_named(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_help_needs_no_torch_and_the_report_neither() -> None:
-    assert spoken("--help").stdout.startswith("lab sweep")
-    assert lab("train", "-m", *ONE, "optimizer.lr=1e-3,1e-2") == 0
+    planted.write(Path("runs/train"), list(planted.cards(widths=(32,), seeds=(0,))))
     program = (
-        "import sys; from lab.__main__ import main; code = main(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
+        "import sys; from lab.__main__ import main; said = {words: main(words.split()) for words in sys.argv[1:]};"
+        "assert not any(said.values()), said; assert 'torch' not in sys.modules"
     )
-    for words in (["--help"], ["report", "runs/train"], ["list", "sweeps"]):
-        assert subprocess.run([sys.executable, "-c", program, *words], capture_output=True, check=False).returncode == 0
+    words = ["--help", "report runs/train", "list sweeps"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("lab sweep")
 
 
 @pytest.mark.parametrize(
@@ -283,5 +276,10 @@ def test_help_needs_no_torch_and_the_report_neither() -> None:
         ("lab list ", "probes"),
     ],
 )
-def test_tab_completion(line: str, offers: str) -> None:
-    assert offers in spoken("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line))).stdout.split()
+def test_tab_completion(
+    line: str, offers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert lab("-sc", "query=bash") == 0
+    assert offers in capsys.readouterr().out.split()

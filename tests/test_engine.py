@@ -20,14 +20,14 @@ from lab.fleet import Fleet
 from lab.registry import RequestError
 from lab.sweep import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
 from lab.train import train
-from small import configs, trained, tree
+from small import brief, configs, trained, tree
 
 RATES = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=3e-2 seed=1 optimizer.eps=1e-6")
 
 
 def losses(wanted: list[RunConfig], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Training loss ``[s r]`` at every step, in float64."""
-    fleet = Fleet([replace(config, probes=replace(config.probes, every=1)) for config in wanted], dtype)
+    fleet = brief(Fleet([replace(config, probes=replace(config.probes, every=1)) for config in wanted], dtype))
     return torch.stack([moment.heard["train_loss", ""].double() for moment in list(train(fleet))[1:]])
 
 
@@ -86,11 +86,21 @@ def compiles(test: Any) -> Any:
 BROKEN = "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0 seed=2"
 
 
+EVERY_STEP = "probes.every=1 probes.names=[train_loss,attention_logit_max,grad_norm]"  # one graph, and not the largest
+
+
 @compiles
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_a_compiled_run_is_an_eager_one(precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "probes"),
+    [
+        ("fp32", EVERY_STEP),
+        pytest.param("fp32", "probes=all", marks=pytest.mark.slow),
+        pytest.param("bf16", "probes=all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_run_is_an_eager_one(precision: str, probes: str) -> None:
     """To rounding, step by step and probe by probe; a run that breaks does so at the same step."""
-    shared = (f"precision={precision}", "model.depth=1", "optimizer.beta2=0.99")
+    shared = (f"precision={precision}", "model.depth=1", "optimizer.beta2=0.99", *probes.split())
     wanted = configs(*RATES[:2], BROKEN, shared=shared)
     eager, compiled = (trained([replace(config, engine=name) for config in wanted]) for name in ("eager", "compiled"))
     tolerance = 1e-4 if precision == "fp32" else 2e-2

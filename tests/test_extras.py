@@ -17,7 +17,7 @@ import pytest
 
 import slurm
 from lab import store
-from test_resume import TIMINGS, assert_same
+from sweeping import TIMINGS, assert_same
 
 WORDS = ["train", "-m", "seed=0,1,2", "optimizer.lr=1e-2,1e-1", "steps=20", "model.width=16", "data=synthetic"]
 PLUGINS = {"slurm": "hydra_plugins.hydra_submitit_launcher", "ray": "hydra_plugins.hydra_ray_launcher"}

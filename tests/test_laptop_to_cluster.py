@@ -14,6 +14,7 @@ from hydra.core.plugins import Plugins
 
 import slurm
 from lab.__main__ import main
+from lab.trial import Trial
 from test_extras import RAY, needs_ray, needs_slurm
 
 PAGE = (Path(__file__).parents[1] / "docs" / "laptop_to_cluster.md").read_text(encoding="utf-8")
@@ -40,9 +41,11 @@ def test_there_are_commands_of_all_kinds() -> None:
 
 @pytest.mark.parametrize("words", of_launcher(""), ids=" ".join)
 def test_each_command_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With devices that are not here, so nothing can be tried on them."""
     monkeypatch.chdir(tmp_path)
     Plugins.instance()
     monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("lab.cost.attempt", lambda fleets, seats: [Trial(1.0, 2e9, 1e9, (2, 1)) for _ in fleets])
     dry = [*words, *TOY, "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["lab", *dry])
     assert main(dry) == 0

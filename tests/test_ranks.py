@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
 
+pytestmark = pytest.mark.xdist_group("ranks")  # one process trains what the others compare with
+
 
 def differing(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[str]:
     """Names of the values that are not equal to 1e-5."""
@@ -127,7 +129,7 @@ TRAIN = [
     "train",
     "data=synthetic",
     "model.width=16",
-    "steps=150",
+    "steps=100",
     "device=cpu",
     "probes.every=50",
     "checkpoint.steps=20",

@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
+import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from lab import store
+from sweeping import RUNS, assert_same, begin, finish, needs_proc, processes, wait_for_runs
 
-WORDS = ["train", "-m", "seed=0,1,2", "optimizer.lr=1e-2,1e-1", "intervention=[],[qk_layernorm]"]
-SIZE = ["data=synthetic", "model.width=16", "steps=60", "hydra.sweeper.max_runs=2"]
-TIMINGS = ["wall_seconds", "model_steps_per_second", "out"]
-
-
-def begin(folder: Path, launcher: str, *more: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "lab", *WORDS, *SIZE, f"hydra/launcher={launcher}", f"out={folder}", *more]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def finish(folder: Path, launcher: str = "local") -> store.Records:
-    assert begin(folder, launcher).wait() == 0
-    records = store.read(folder)
-    return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
-
-
-def wait_for_runs(folder: Path, count: int, sweep: subprocess.Popen[bytes]) -> None:
-    while len(list(folder.glob("runs/*/run.json"))) < count and sweep.poll() is None:
-        time.sleep(0.01)
-
-
-def processes(group: int, pattern: str = "") -> list[int]:
-    """Ids of the living processes of a group whose command line holds the pattern, oldest first."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            command = (place / "cmdline").read_text()
-            if command and pattern in command and os.getpgid(int(place.name)) == group:
-                found.append(int(place.name))
-    return sorted(found)
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
-
-
-def assert_same(records: store.Records, expected: store.Records) -> None:
-    pd.testing.assert_frame_equal(records.runs, expected.runs, check_exact=True)
-    order = ["id", "step", "probe", "where"]
-    both = (part.metrics.sort_values(order, ignore_index=True) for part in (records, expected))
-    pd.testing.assert_frame_equal(*both, check_exact=True)
+pytestmark = pytest.mark.xdist_group("sweeping")  # one process makes the sweep that others are compared with
 
 
 @pytest.mark.parametrize("launcher", ["basic", "local"])
-def test_a_sweep_killed_and_resumed_equals_one_left_alone(launcher: str, tmp_path: Path) -> None:
-    sweep = begin(tmp_path / "killed", launcher)
-    wait_for_runs(tmp_path / "killed", 3, sweep)
+def test_a_sweep_killed_and_resumed_equals_one_left_alone(
+    launcher: str, tmp_path: Path, alone: tuple[Path, store.Records]
+) -> None:
+    sweep = begin(tmp_path, launcher)
+    wait_for_runs(tmp_path, 3, sweep)
     sweep.kill()
     assert sweep.wait() == -signal.SIGKILL
-    left = {path: path.read_bytes() for path in (tmp_path / "killed" / "runs").glob("*/run.json")}
-    assert 3 <= len(left) < 12
-    resumed = finish(tmp_path / "killed", launcher)
+    left = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/run.json")}
+    assert 3 <= len(left) < RUNS
+    resumed = finish(tmp_path, launcher)
     assert {path: path.read_bytes() for path in left} == left  # not trained again, timings included
-    assert_same(resumed, finish(tmp_path / "alone"))
+    assert_same(resumed, alone[1])
 
 
 @needs_proc
@@ -86,32 +47,33 @@ def test_an_interrupt_ends_with_130_and_leaves_no_process_behind(tmp_path: Path)
 @needs_proc
 def test_a_job_that_is_killed_loses_only_itself(tmp_path: Path) -> None:
     sweep = begin(tmp_path, "local")
-    wait_for_runs(tmp_path, 1, sweep)
-    while len(server_and_jobs := processes(sweep.pid, "forkserver")) < 2 and sweep.poll() is None:
+    seen: set[int] = set()
+    while len(seen) < 4 and sweep.poll() is None:  # the server, two jobs, and one that has just begun
+        seen |= {*processes(sweep.pid, "forkserver")}
         time.sleep(0.01)
-    os.kill(server_and_jobs[-1], signal.SIGKILL)
+    os.kill(max(seen), signal.SIGKILL)
     assert sweep.wait(timeout=120) == 1
-    assert 10 <= len(store.read(tmp_path).runs) < 12
-    assert len(finish(tmp_path).runs) == 12
+    assert RUNS - 2 <= len(store.read(tmp_path).runs) < RUNS
+    assert len(finish(tmp_path).runs) == RUNS
 
 
-def test_a_damaged_run_is_trained_again_to_the_same_bits(tmp_path: Path) -> None:
-    whole = finish(tmp_path)
-    damaged, gone = sorted((tmp_path / "runs").glob("*/metrics.parquet"))[:2]
+def test_a_damaged_run_is_trained_again_to_the_same_bits(tmp_path: Path, alone: tuple[Path, store.Records]) -> None:
+    folder, whole = shutil.copytree(alone[0], tmp_path / "damaged"), alone[1]
+    damaged, gone = sorted((folder / "runs").glob("*/metrics.parquet"))[:2]
     damaged.write_bytes(damaged.read_bytes()[:-100])
     gone.unlink()
     for table in ("runs.parquet", "metrics.parquet"):
-        (tmp_path / table).unlink()
-    assert len(store.read(tmp_path).runs) == 10
-    assert_same(finish(tmp_path), whole)
+        (folder / table).unlink()
+    assert len(store.read(folder).runs) == RUNS - 2
+    assert_same(finish(folder), whole)
 
 
 @pytest.mark.slow
-def test_many_kills_change_nothing(tmp_path: Path) -> None:
-    chance, expected = random.Random(0), finish(tmp_path / "alone")
+def test_many_kills_change_nothing(tmp_path: Path, alone: tuple[Path, store.Records]) -> None:
+    chance = random.Random(0)
     for attempt in range(12):
-        sweep = begin(tmp_path / "killed", ("basic", "local")[attempt % 2])
+        sweep = begin(tmp_path, ("basic", "local")[attempt % 2])
         time.sleep(chance.uniform(0.5, 6))
         sweep.kill()
         sweep.wait()
-    assert_same(finish(tmp_path / "killed"), expected)
+    assert_same(finish(tmp_path), alone[1])

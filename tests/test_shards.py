@@ -14,7 +14,7 @@ from lab.__main__ import main
 from lab.config import static_key
 from lab.sweep import Point, pack, part, points
 from small import tree
-from test_resume import TIMINGS, assert_same, begin, finish
+from sweeping import RUNS, TIMINGS, assert_same, begin
 
 ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic", "hydra.sweeper.max_runs=1"]
 
@@ -43,12 +43,15 @@ def test_one_shard_is_the_sweep() -> None:
     assert part(asked, 8, "1/1") == asked
 
 
-def test_two_shards_at_the_same_time_leave_what_one_sweep_leaves(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("sweeping")
+def test_two_shards_at_the_same_time_leave_what_one_sweep_leaves(
+    tmp_path: Path, alone: tuple[Path, store.Records]
+) -> None:
     shards = [begin(tmp_path / "shared", "local", f"shard={index}/2") for index in (1, 2)]
     assert [shard.wait() for shard in shards] == [0, 0]
     records = store.read(tmp_path / "shared")
-    assert_same(store.Records(records.runs.drop(columns=TIMINGS), records.metrics), finish(tmp_path / "alone"))
-    assert len(pd.read_parquet(tmp_path / "shared/runs.parquet")) == 12
+    assert_same(store.Records(records.runs.drop(columns=TIMINGS), records.metrics), alone[1])
+    assert len(pd.read_parquet(tmp_path / "shared/runs.parquet")) == RUNS
     assert sorted(command.split()[-1] for command in store.commands(tmp_path / "shared")) == ["shard=1/2", "shard=2/2"]
     assert (tmp_path / "shared/report.html").exists()
 

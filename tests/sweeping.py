@@ -1,0 +1,66 @@
+"""A sweep of eight runs, begun in a process of its own or carried out in this one, and its records compared."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from lab import store
+from lab.__main__ import main
+
+WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "intervention=[],[qk_layernorm]"]
+SIZE = ["data=synthetic", "model.width=16", "steps=60", "hydra.sweeper.max_runs=2"]
+RUNS = 8  # in four fleets
+needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
+TIMINGS = ["wall_seconds", "model_steps_per_second", "out"]
+
+
+def begin(folder: Path, launcher: str, *more: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "lab", *WORDS, *SIZE, f"hydra/launcher={launcher}", f"out={folder}", *more]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def finished(folder: Path, *words: str) -> store.Records:
+    """What a command line that trains leaves behind, timings left out; run in this process, which has torch already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lab", *words, f"out={folder}"])
+        patch.setattr("lab.analysis.report.FIGURES", {})
+        assert main(sys.argv[1:]) == 0
+    torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
+    records = store.read(folder)
+    return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
+
+
+def finish(folder: Path, launcher: str = "local") -> store.Records:
+    return finished(folder, *WORDS, *SIZE, f"hydra/launcher={launcher}")
+
+
+def wait_for_runs(folder: Path, count: int, sweep: subprocess.Popen[bytes]) -> None:
+    while len(list(folder.glob("runs/*/run.json"))) < count and sweep.poll() is None:
+        time.sleep(0.01)
+
+
+def processes(group: int, pattern: str = "") -> list[int]:
+    """Ids of the living processes of a group whose command line holds the pattern, oldest first."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            command = (place / "cmdline").read_text()
+            if command and pattern in command and os.getpgid(int(place.name)) == group:
+                found.append(int(place.name))
+    return sorted(found)
+
+
+def assert_same(records: store.Records, expected: store.Records) -> None:
+    pd.testing.assert_frame_equal(records.runs, expected.runs, check_exact=True)
+    order = ["id", "step", "probe", "where"]
+    both = (part.metrics.sort_values(order, ignore_index=True) for part in (records, expected))
+    pd.testing.assert_frame_equal(*both, check_exact=True)
