@@ -50,7 +50,7 @@ def test_a_job_that_is_killed_loses_only_itself(tmp_path: Path) -> None:
     seen: set[int] = set()
     while len(seen) < 4 and sweep.poll() is None:  # the server, two jobs, and one that has just begun
         seen |= {*processes(sweep.pid, "forkserver")}
-        time.sleep(0.01)
+        time.sleep(0.05)
     os.kill(max(seen), signal.SIGKILL)
     assert sweep.wait(timeout=120) == 1
     assert RUNS - 2 <= len(store.read(tmp_path).runs) < RUNS
