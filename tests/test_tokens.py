@@ -8,15 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import decoders
 
-from lab.data import text, tokenizer
+from lab.data import documents, text, tokenizer
 from lab.data.packed import PackedCorpus
 from lab.data.text import StandardLibrary, Text
-from lab.data.tokenizer import BytePairs
+from lab.data.tokenizer import Pieces, learned
 from lab.registry import RequestError
 
 WORDS = ["lamp", "river", "stone", "bright", "under", "walking", "quietly", "seven", "orange", "window", "paper"]
@@ -66,15 +67,15 @@ def test_the_vocabulary_is_as_large_as_asked_and_no_token_lies_beyond(folder: Pa
 
 def test_tokens_say_the_text_and_where_documents_end(folder: Path) -> None:
     corpus = opened(folder)
-    documents = [prose(place).encode() for place in range(1, 41)]
-    learned = BytePairs([d for place, d in enumerate(documents, 1) if place % 20], 300)
-    learned.model.decoder = decoders.ByteLevel()
+    written = [prose(place).encode() for place in range(1, 41)]
+    pieces = learned([d for place, d in enumerate(written, 1) if place % 20], 300)
+    (between,) = pieces.between
+    pieces.model.decoder = decoders.ByteLevel()
     for tokens, places in ((corpus.training, [p for p in range(1, 41) if p % 20]), (corpus.reserved, [20, 40])):
-        ends = np.flatnonzero(tokens == learned.between)
+        ends = np.flatnonzero(tokens == between)
         assert len(ends) == len(places) - 1
-        pieces = np.split(tokens, ends)
-        # what stands between is a token of its own
-        said = [learned.model.decode([t for t in piece.tolist() if t != learned.between]) for piece in pieces]
+        split = [piece.tolist() for piece in np.split(tokens, ends)]
+        said = [pieces.model.decode([token for token in piece if token != between]) for piece in split]
         assert said == [prose(place) for place in places]
 
 
@@ -99,10 +100,10 @@ def test_learning_is_the_same_in_every_process(folder: Path) -> None:
 def test_tokens_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(folder)
 
-    def learn(*_: object) -> None:
+    def learn(*_: object) -> Pieces:
         raise AssertionError("learned again")
 
-    monkeypatch.setattr(tokenizer.BytePairs, "__init__", learn)
+    monkeypatch.setattr(documents, "learned", learn)
     again = opened(folder)
     assert again.fingerprint == first.fingerprint
     assert again.notes == first.notes
@@ -142,14 +143,14 @@ def test_tokens_cannot_be_written_to(folder: Path) -> None:
 
 
 def test_of_two_that_make_the_same_tokens_one_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn, others = BytePairs.__init__, []
+    others = []
 
-    def slow(self: BytePairs, *arguments: object) -> None:
-        monkeypatch.setattr(BytePairs, "__init__", learn)
+    def slow(*arguments: Any) -> Pieces:
+        monkeypatch.setattr(documents, "learned", learned)
         others.append(opened(folder))  # another process was faster
-        learn(self, *arguments)
+        return learned(*arguments)
 
-    monkeypatch.setattr(BytePairs, "__init__", slow)
+    monkeypatch.setattr(documents, "learned", slow)
     mine = opened(folder)
     assert mine.fingerprint == others[0].fingerprint
     assert np.array_equal(others[0].training, mine.training)
