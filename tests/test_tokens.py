@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from tokenizers import decoders
 
 from lab.data import documents, text, tokenizer
+from lab.data.corpus import BACKOFF
 from lab.data.packed import PackedCorpus
 from lab.data.text import StandardLibrary, Text
 from lab.data.tokenizer import Pieces, learned
@@ -200,3 +204,24 @@ def test_bytes_need_no_cache(folder: Path) -> None:
     assert corpus.vocabulary == StandardLibrary().vocabulary == 256
     assert corpus.training.tobytes() == b"\0".join(prose(place).encode() for place in range(1, 41) if place % 20)
     assert not kept()
+
+
+# --- many tokens ----------------------------------------------------------------------------------------------------
+
+
+def test_bigrams_of_a_large_vocabulary_are_counted_without_a_table_of_all() -> None:
+    tokens = np.random.default_rng(0).zipf(1.3, 30_000).clip(max=2**17).astype(np.uint32) - 1
+    corpus = PackedCorpus(
+        training=tokens[:20_000], reserved=tokens[20_000:], fingerprint="", notes={}, vocabulary=2**17
+    )
+    pairs, before, after = (
+        Counter(itertools.pairwise(corpus.training.tolist())),
+        Counter(corpus.training[:-1].tolist()),
+        Counter(corpus.training[1:].tolist()),
+    )
+    rows = corpus.held_out(64)
+    losses = [
+        -math.log((pairs[a, b] + BACKOFF * (after[b] + 1) / (19_999 + 2**17)) / (before[a] + BACKOFF))
+        for a, b in zip(rows[:, :-1].ravel().tolist(), rows[:, 1:].ravel().tolist(), strict=True)
+    ]
+    assert corpus.loss_bigram(64) == pytest.approx(sum(losses) / len(losses), rel=1e-12)

@@ -100,9 +100,11 @@ def _append(
     """Write documents and what stands between them; how many tokens that is, and bytes of text."""
     tokens = size = 0
     for length, document in encoded:
-        row = np.concatenate([between if tokens else (), document]).astype(kind)[: int(min(most - tokens, 2**62))]
-        file.write(row.tobytes())
-        tokens, size = tokens + row.size, size + length
+        for row in (np.asarray(between if tokens else (), dtype=kind), np.asarray(document, dtype=kind)):
+            row = row[: int(min(most - tokens, row.size))]
+            file.write(row.tobytes())
+            tokens += row.size
+        size += length
         if tokens >= most:
             break
     return tokens, size

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import numpy as np
 
@@ -70,7 +67,7 @@ def _open(asked: HuggingFace) -> Corpus:
 
     def write(training: BinaryIO, reserved: BinaryIO, kind: np.dtype[Any]) -> Notes:
         if not folder.is_dir() or not is_local(asked.tokenizer):
-            _reach(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+            _reach_hub()
         splits = _splits(asked, folder)
         pieces = _pieces(asked, splits)
         parts = [_documents(asked, splits, held_out=held_out) for held_out in (False, True)]
@@ -101,21 +98,19 @@ def _splits(asked: HuggingFace, folder: Path) -> Mapping[str, Any]:
     return splits
 
 
-def _reach(host: str) -> None:
-    """Whether the Hub answers, since the libraries try for minutes.
+def _reach_hub() -> None:
+    """Ask the Hub for a sign, since the libraries try for minutes.
 
     Raises:
-        RequestError: it does not.
+        RequestError: none came.
     """
+    from huggingface_hub import constants, get_session
+
     try:
-        urlopen(Request(host, method="HEAD"), timeout=PATIENCE).close()
-    except HTTPError:
-        return  # an answer
-    except (OSError, ValueError) as refusal:
-        why = getattr(refusal, "reason", refusal)
-        raise RequestError(
-            f"cannot reach {host}: {why}; data=huggingface needs it until its tokens are packed"
-        ) from None
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+    except Exception as refusal:  # of the client that the libraries use, whichever that is
+        why = f"cannot reach {constants.ENDPOINT}: {_one_line(refusal)}"
+        raise RequestError(f"{why}; data=huggingface needs it until its tokens are packed") from None
 
 
 def _documents(asked: HuggingFace, splits: Mapping[str, Any], *, held_out: bool) -> Iterator[bytes]:
@@ -151,6 +146,8 @@ def _first(documents: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _refusal(asked: HuggingFace, refusal: Exception) -> RequestError:
-    return RequestError(
-        f"cannot read data.path={asked.path}: {' '.join(str(refusal).split()) or type(refusal).__name__}"
-    )
+    return RequestError(f"cannot read data.path={asked.path}: {_one_line(refusal)}")
+
+
+def _one_line(refusal: Exception) -> str:
+    return " ".join(str(refusal).split()) or type(refusal).__name__
