@@ -1,4 +1,4 @@
-"""The door: sweep, train, report, export, list; each a thin function over the library."""
+"""The door: sweep, train, report, coordcheck, export, list; each a thin function over the library."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
 
@@ -132,6 +133,17 @@ def _report(arguments: list[str]) -> None:
     print(f"report: {page}")
 
 
+def _coordcheck(arguments: list[str]) -> None:
+    from lab import coordcheck, request
+
+    check = coordcheck.Check(request.points([*coordcheck.DEFAULTS, *arguments]))
+    check.write()
+    for line in check.lines():
+        print(line)
+    if not check.passed:
+        raise SystemExit(FAILED)
+
+
 def _export(arguments: list[str]) -> None:
     from lab import export
 
@@ -166,6 +178,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
     "train": _train,
     "report": _report,
+    "coordcheck": _coordcheck,
     "export": _export,
     "list": _list,
 }

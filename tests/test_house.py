@@ -30,7 +30,7 @@ FLOORS = [
     "record",
     "trial halving resumable",
     "agenda cost progress sketch",
-    "live",
+    "live coordcheck",
     "job",
     "app",
     "hydra_plugins",
