@@ -16,6 +16,7 @@ USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|models|interventions|optimizers|schedules|data|probes|trackers|figures]
 
@@ -132,6 +133,15 @@ def _report(arguments: list[str]) -> None:
     print(f"report: {page}")
 
 
+def _predict(arguments: list[str]) -> None:
+    from lab.analysis import predict
+
+    if len(arguments) != 1:
+        raise RequestError("predict from which folder? lab predict DIR")
+    for line in predict.predict(Path(arguments[0])):
+        print(line)
+
+
 def _export(arguments: list[str]) -> None:
     from lab import export
 
@@ -166,6 +176,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
     "train": _train,
     "report": _report,
+    "predict": _predict,
     "export": _export,
     "list": _list,
 }
