@@ -91,6 +91,11 @@ class Forecast(NamedTuple):
         """From small to large."""
         return sorted(self.runs["size"].unique())
 
+    def way(self, lr: float) -> int:
+        """Which way growth bends away from the line, as ``Bend.sign``; 0 where it cannot be told."""
+        bend = self.bends[lr]
+        return bend.sign if bend else 0
+
 
 def observe(records: Records, quantity: Quantity) -> pd.DataFrame:
     """``judge(points)`` with ``value``: NaN where it is no positive number, or the run had diverged by then.

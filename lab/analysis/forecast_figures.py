@@ -72,8 +72,7 @@ def _panel(axes: Axes, made: Forecast, shades: Mapping[float, str]) -> None:
     last = made.sizes[-1]
     fitted, reach = _fitted(made)
     for lr, line in fitted.items():
-        bent = made.bends[lr]
-        ahead = BENT_DASHES if bent and bent.sign else DASHED
+        ahead = BENT_DASHES if made.way(lr) else DASHED
         _line(axes, line, (made.sizes[0], reach, AHEAD * last), shades[lr], ahead)
     for lr, colour in shades.items():
         runs = made.runs[made.runs["lr"] == lr]
@@ -133,7 +132,7 @@ def _keys(made: Sequence[Forecast], limit: str) -> list[Any]:
         keys += [Line2D([], [], linestyle="", marker="o", color=INK, markerfacecolor="white", label="held out")]
     lost = {fate for one in made for fate in one.runs["fate"]}
     keys += [key for key in drawing.fate_keys() if key.get_label() in lost]
-    if any(bent and bent.sign for one in made for bent in one.bends.values()):
+    if any(one.way(lr) for one in made for lr in one.bends):
         keys += [Line2D([], [], color=INK, linestyle=BENT_DASHES, label="growth bends away")]
     if any(one.limit > 0 for one in made):
         keys += [Line2D([], [], color=INK, linestyle=LIMIT_DASHES, linewidth=1, label=limit)]
