@@ -17,6 +17,7 @@ lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
+lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
 
@@ -144,6 +145,15 @@ def _coordcheck(arguments: list[str]) -> None:
         raise SystemExit(FAILED)
 
 
+def _predict(arguments: list[str]) -> None:
+    from lab.analysis import predict
+
+    if len(arguments) != 1:
+        raise RequestError("predict from which folder? lab predict DIR")
+    for line in predict.predict(Path(arguments[0])):
+        print(line)
+
+
 def _export(arguments: list[str]) -> None:
     from lab import export
 
@@ -179,6 +189,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "report": _report,
     "coordcheck": _coordcheck,
+    "predict": _predict,
     "export": _export,
     "list": _list,
 }
