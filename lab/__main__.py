@@ -16,6 +16,7 @@ USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|models|interventions|optimizers|schedules|data|probes|trackers|figures]
 
@@ -132,6 +133,13 @@ def _report(arguments: list[str]) -> None:
     print(f"report: {page}")
 
 
+def _claims(arguments: list[str]) -> None:
+    from lab.analysis import scoreboard
+
+    folders, given = _options(arguments, ["--json", "--markdown"], switches=True)
+    print(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given))
+
+
 def _export(arguments: list[str]) -> None:
     from lab import export
 
@@ -141,8 +149,8 @@ def _export(arguments: list[str]) -> None:
     print(export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None))
 
 
-def _options(arguments: list[str], known: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Plain words, and what is given as ``--key value`` or ``--key=value``."""
+def _options(arguments: list[str], known: Sequence[str], *, switches: bool = False) -> tuple[list[str], dict[str, str]]:
+    """Plain words, and what is given as ``--key value`` or ``--key=value``; switches take no value."""
     words, given, rest = [], {}, iter(arguments)
     for word in rest:
         key, equals, value = word.partition("=")
@@ -151,7 +159,7 @@ def _options(arguments: list[str], known: Sequence[str]) -> tuple[list[str], dic
         elif key not in known:
             raise RequestError(f"unknown option {key!r}; {nearest(key, known)}")
         else:
-            given[key] = value if equals else next(rest, "")
+            given[key] = value if equals or switches else next(rest, "")
     return words, given
 
 
@@ -166,6 +174,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
     "train": _train,
     "report": _report,
+    "claims": _claims,
     "export": _export,
     "list": _list,
 }
