@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis import measured
@@ -39,6 +40,7 @@ class Evidence:
         keys, curves = configs(records.runs.set_index("id").loc[self.runs["id"]].reset_index())
         self.curves = {n: _spelled(curves[key]) for n, key in zip(self.runs["curve"], keys, strict=True)}
         self._measures: dict[Any, pd.Series] = {}
+        self._arms: dict[Any, Arm] = {}
 
     @cached_property
     def seeds(self) -> pd.DataFrame:
@@ -52,6 +54,12 @@ class Evidence:
             fixed = frozenset((key, value) for key, value in curve.items() if not _below(key, frees))
             groups.setdefault(fixed, {})[number] = curve
         return [Setting(self, curves) for curves in groups.values()]
+
+    def arm(self, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> Arm:
+        """The arm of these curves, made once."""
+        if (numbers, lrs) not in self._arms:
+            self._arms[numbers, lrs] = Arm(self, numbers, lrs)
+        return self._arms[numbers, lrs]
 
     def measure(self, how: Callable[..., pd.Series], probe: str, where: str, **more: float) -> pd.Series:
         """A value per run id; ``how`` as in ``measured``."""
@@ -90,7 +98,7 @@ class Setting:
             raise LackingError("an arm is not there", near=False)
         runs = self.evidence.runs
         lrs = sorted(runs.loc[runs["curve"].isin({n for some in numbers for n in some}), "lr"].unique())
-        arms = [Arm(self.evidence, some, lrs) for some in numbers]
+        arms = [self.evidence.arm(tuple(some), tuple(lrs)) for some in numbers]
         self.used += arms
         return arms
 
@@ -98,15 +106,16 @@ class Setting:
 class Arm:
     """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms it stands beside."""
 
-    def __init__(self, evidence: Evidence, numbers: list[int], lrs: list[float]) -> None:
-        self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
+    def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
+        self.evidence, self.lrs = evidence, lrs
         own = evidence.seeds[evidence.seeds["curve"].isin(numbers)]
         if own.duplicated(["size", "seed"]).any():
             raise LackingError("two curves of one size in an arm", near=False)
         self.sizes, self.names = sorted(own["size"].unique()), sorted(own["seed"].unique())
-        self.seeds = own[own["ran"].map(lambda ran: ran == tuple(lrs))]
         self.known = own
-        whole = self.seeds.loc[self.seeds["alive"], ["curve", "seed"]]
+        seeds = own[own["ran"].map(lambda ran: ran == lrs)]
+        self.seeds = seeds.assign(row=seeds["seed"].map(self.names.index), column=seeds["size"].map(self.sizes.index))
+        whole = self.seeds.loc[self.seeds["alive"], ["curve", "seed", "row", "column"]]
         self.runs = evidence.runs.merge(whole, on=["curve", "seed"])
 
     def table(self, column: str) -> pd.DataFrame:
@@ -152,8 +161,9 @@ class Arm:
         return measured.places(self.evidence.records, probe)
 
     def _square(self, rows: pd.DataFrame, column: str) -> pd.DataFrame:
-        table = rows.pivot(index="seed", columns="size", values=column)
-        return table.reindex(index=self.names, columns=self.sizes).astype(float)
+        table = np.full((len(self.names), len(self.sizes)), math.nan)
+        table[rows["row"].to_numpy(dtype=int), rows["column"].to_numpy(dtype=int)] = rows[column]
+        return pd.DataFrame(table, self.names, self.sizes)
 
 
 def extent(arms: list[Arm]) -> str:

@@ -53,6 +53,7 @@ def _ids(arms: list[Arm]) -> int:
 
 def _on(claim: Claim, some: Setting, effects: Effects) -> Verdict:
     table = effects.to_frame() if isinstance(effects, pd.Series) else effects
+    table = table.set_axis(range(table.shape[1]), axis=1)
     # rounded, since what is equal but for the arithmetic must not count as a difference
     whole = table.replace([np.inf, -np.inf], math.nan).dropna().round(9)
     came, interval = decide([student_t(whole[part]) for part in whole], claim.side)

@@ -17,7 +17,11 @@ def best_lr_fine(curve: pd.DataFrame) -> float:
     At the edge of the grid it is the best learning rate itself; ``curve`` as in ``sensitivity.lr_sensitivity``.
     """
     order = np.argsort(curve["lr"].to_numpy())
-    lr, loss = significant(curve["lr"])[order], capped(curve)[order]
+    return vertex(significant(curve["lr"])[order], capped(curve)[order])
+
+
+def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
+    """``best_lr_fine`` of rising learning rates and their losses."""
     best = int(loss.argmin())
     if not 0 < best < len(lr) - 1:
         return float(lr[best])

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import significant
-from lab.analysis.optimum import best_lr_fine
-from lab.analysis.sensitivity import PARTS, split
+from lab.analysis.optimum import vertex
+from lab.analysis.sensitivity import PARTS, regret
 
 # They say nothing of a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
 OF_A_CURVE = (*PARTS, "coupled", "log_best", "log_lost", "border")
@@ -30,24 +29,25 @@ def outlines(runs: pd.DataFrame) -> pd.DataFrame:
         the fine eta*; ``log_lost``, log10 of eta_div, one step above the grid where nothing is lost; ``border``, the
         middle between that and the learning rate below it.
     """
-    return pd.DataFrame([_outline(some) for _, some in runs.groupby(["curve", "seed"], sort=False)])
+    return pd.DataFrame([_outline(some) for _, some in runs.sort_values("lr").groupby(["curve", "seed"], sort=False)])
 
 
 def _outline(runs: pd.DataFrame) -> dict[str, Any]:
-    runs = runs.sort_values("lr")
-    best, init, bigram = runs["capped"].min(), runs["loss_at_init"].max(), runs["loss_bigram"].min()
-    alive, learned = bool(np.isfinite(runs["loss"]).any()), bool(best < np.fmin(init, bigram))
-    known: dict[str, Any] = {"best": best if alive else math.nan, **dict.fromkeys(OF_A_CURVE, math.nan)}
+    lr, loss = runs["lr"].to_numpy(), runs["capped"].to_numpy()
+    alive = bool(np.isfinite(runs["loss"].to_numpy()).any())
+    learned = bool(loss.min() < np.fmin(runs["loss_at_init"].max(), runs["loss_bigram"].min()))
+    known: dict[str, Any] = {"best": loss.min() if alive else math.nan, **dict.fromkeys(OF_A_CURVE, math.nan)}
     if alive and learned:
-        known |= split(runs)._asdict() | _stability(runs) | {"log_best": math.log10(best_lr_fine(runs))}
-        known["coupled"] = min(split(runs, *window).total for window in COUPLED_WINDOWS)
+        known |= regret(lr, loss)._asdict() | _stability(lr, runs["fate"].to_numpy() != "")
+        known["coupled"] = min(regret(lr, loss, *window).total for window in COUPLED_WINDOWS)
+        known["log_best"] = math.log10(vertex(lr, loss))
     where = {column: runs[column].iloc[0] for column in ("curve", "size", "seed")}
-    return {**where, **known, "alive": alive, "learned": learned, "ran": tuple(significant(runs["lr"]))}
+    return {**where, **known, "alive": alive, "learned": learned, "ran": tuple(lr)}
 
 
-def _stability(runs: pd.DataFrame) -> dict[str, float]:
+def _stability(lr: np.ndarray, lost: np.ndarray) -> dict[str, float]:
     """Log10 of the smallest lost learning rate, one step above the grid where none is, and the middle below it."""
-    lrs, lost = np.log10(runs["lr"].to_numpy()), np.flatnonzero(runs["fate"] != "")
+    lrs, at = np.log10(lr), np.flatnonzero(lost)
     step = float(np.diff(lrs).min()) if len(lrs) > 1 else 0.5
-    first = float(lrs[lost[0]]) if len(lost) else float(lrs[-1]) + step
+    first = float(lrs[at[0]]) if len(at) else float(lrs[-1]) + step
     return {"log_lost": first, "border": first - step / 2}
