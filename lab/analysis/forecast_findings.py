@@ -24,7 +24,7 @@ def sentences(made: Forecast, quantity: Quantity) -> Iterator[str]:
     """What there is to say of one arm beside its table."""
     yield from _limit(made, quantity)
     if made.lines:
-        yield from (*_score(made.score, made.sizes, quantity.sign), *_ahead(made, quantity), *_cautions(made))
+        yield from (*_score(made.score, made.sizes, quantity.sign), *_ahead(made, quantity), *_cautions(made, quantity))
     yield from _left_out(made)
 
 
@@ -87,8 +87,8 @@ def _ahead(made: Forecast, quantity: Quantity) -> Iterator[str]:
         yield f"Along the learning rates at {count(largest)} the slope is {against}."
 
 
-def _cautions(made: Forecast) -> Iterator[str]:
-    ways = {-1: ("downward (saturation)", "much"), 1: ("upward", "little")}
+def _cautions(made: Forecast, quantity: Quantity) -> Iterator[str]:
+    ways = {-1: ("downward" + " (saturation)" * (quantity.sign > 0), "much"), 1: ("upward", "little")}
     for sign, (way, amount) in ways.items():
         bent = [spell(lr) for lr in made.lines if made.way(lr) == sign]
         if bent:
