@@ -324,6 +324,21 @@ def test_diverged_runs_that_were_held_out_still_count_for_the_class():
     assert made.score.table["error"].isna().all()
     assert made.score.table["runs"].tolist() == [0, 0, 0]
     assert made.score.table["right"].tolist() == [0, 3, 3]
+    assert "nan" not in " ".join(say(gathered(*lost)))
+
+
+def test_nothing_but_lost_runs_is_refused():
+    gone = {"status": "diverged", "diverged_at": 1, "final_val_loss": math.nan}
+    with pytest.raises(RequestError, match="no positive number in any run"):
+        say(gathered(*changed(runs_of(), lambda run: True, **gone)))
+
+
+def test_logits_that_tell_nothing_are_said_to():
+    """The runs with low logits are the unstable ones."""
+    upside_down = changed(runs_of(lrs=[1e-2, 1e-1]), lambda run: run["optimizer.lr"] < 0.1, status="diverged")
+    upside_down = changed(upside_down, lambda run: run["optimizer.lr"] == 0.1, final_val_loss=2.0)
+    text = " ".join(say(gathered(*upside_down)))
+    assert "No threshold can be calibrated: logits do not tell unstable runs from stable ones." in text
 
 
 def test_values_that_are_no_number_change_nothing():
