@@ -101,7 +101,7 @@ def observe(records: Records, quantity: Quantity) -> pd.DataFrame:
     """``judge(points)`` with ``value``: NaN where it is no positive number, or the run had diverged by then.
 
     Raises:
-        RequestError: no run ended, or none recorded it.
+        RequestError: no run ended, none recorded it, or none has a value.
     """
     runs = judge(points(records.runs))
     if runs.empty:
@@ -113,6 +113,8 @@ def observe(records: Records, quantity: Quantity) -> pd.DataFrame:
     about = records.runs.set_index("id").loc[runs["id"]]
     lost = about["diverged_at"].to_numpy(dtype=float, na_value=math.nan) <= quantity.look * about["steps"].to_numpy()
     usable = np.isfinite(value) & (value > 0) & ~lost
+    if not usable.any():
+        raise RequestError(f"nothing to fit: {quantity.probe} of {quantity.where} is no positive number in any run")
     return runs.assign(value=np.where(usable, value, np.nan), eps=about["optimizer.eps"].to_numpy(dtype=float))
 
 

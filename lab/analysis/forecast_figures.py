@@ -35,8 +35,9 @@ def logit_forecast(records: Records) -> Figure:
 
     One dot per run: the largest attention logit of block 0, a tenth into the run. Lines are power laws fitted to all
     sizes but the largest, whose dots are open; with two sizes, to both. Beyond the sizes they were fitted to they are
-    dashed, with a 95 % prediction interval for one new run. Above the horizontal line runs are unstable, as far as the
-    runs of this sweep tell.
+    dashed, with a 95 % prediction interval for one new run; dots and dashes where all sizes together bend away from a
+    power law. Crosses and triangles are runs that ended unstable or diverged. Above the dotted line runs are unstable,
+    as far as the runs of this sweep tell.
     """
     return _drawn(records, LOGIT, "max attention logit", "threshold")
 
@@ -47,8 +48,9 @@ def gradient_forecast(records: Records) -> Figure:
 
     One dot per run: the RMS of the gradient of the first MLP layer of block 0, mean over the last tenth of the run.
     Lines are power laws fitted to all sizes but the largest, whose dots are open; with two sizes, to both. Beyond the
-    sizes they were fitted to they are dashed, with a 95 % prediction interval for one new run. Where gradients are no
-    larger than epsilon, updates shrink.
+    sizes they were fitted to they are dashed, with a 95 % prediction interval for one new run; dots and dashes where
+    all sizes together bend away from a power law. Crosses and triangles are runs that ended unstable or diverged. Where
+    gradients are no larger than epsilon, the dotted line, updates shrink.
     """
     return _drawn(records, GRADIENT, "gradient RMS", "Adam's epsilon")
 

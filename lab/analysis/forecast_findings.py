@@ -18,13 +18,15 @@ HONEST = 0.8
 # Of the score: what of how many.
 SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the class foretold": ("right", "judged")}
 BENT = " ~"
+DUMB = "logits do not tell unstable runs from stable ones"
 
 
 def sentences(made: Forecast, quantity: Quantity) -> Iterator[str]:
     """What there is to say of one arm beside its table."""
     yield from _limit(made, quantity)
     if made.lines:
-        yield from (*_score(made.score, made.sizes, quantity.sign), *_ahead(made, quantity), *_cautions(made))
+        yield from (*_score(made.score, made.sizes, quantity.sign), *_ahead(made, quantity), *_along(made))
+        yield from _cautions(made, quantity)
     yield from _left_out(made)
 
 
@@ -36,10 +38,11 @@ def _limit(made: Forecast, quantity: Quantity) -> Iterator[str]:
         return
     kind = "unstable" if lost == len(runs) else "stable" if not lost else ""
     if found is None:
-        why = f"all {len(runs)} runs are {kind}" if kind else "stable and unstable runs have the same logits"
+        why = f"all {len(runs)} runs are {kind}" if kind else DUMB
         yield f"No threshold can be calibrated: {why}. What logit the larger sizes bear is not said."
         return
-    whose = f"the runs of all arms, since all {len(runs)} of this arm are {kind}" if made.borrowed else "these runs"
+    why = f"all {len(runs)} of this arm are {kind}" if kind else f"in this arm {DUMB}"
+    whose = f"the runs of all arms, since {why}" if made.borrowed else "these runs"
     yield (
         f"Threshold {found.value:.3g}, calibrated on {whose}: the gap from {found.low:.3g} to {found.high:.3g}; above "
         f"it {found.unstable[0]} of {found.unstable[1]} unstable runs, below it {found.stable[0]} of "
@@ -58,14 +61,16 @@ def _score(score: Score | None, sizes: list[int], sign: int) -> Iterator[str]:
     if table.empty:
         yield f"Not scored at {count(score.size)}: no learning rate has two smaller sizes."
         return
-    parts = [f"median |error| {table['error'].abs().median():.2f} in log10"]
+    error = table["error"].abs().median()
+    parts = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
     parts += [
         f"{table[part].sum()} of {table[of].sum()} runs {name}"
         for name, (part, of) in SHARES.items()
         if table[of].sum()
     ]
     limit = f" and threshold ({score.limit:.3g})" if sign > 0 and not math.isnan(score.limit) else ""
-    yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {listed(parts)}."
+    found = listed(parts) if parts else "no value to compare with"
+    yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {found}."
     if table["inside"].sum() < HONEST * table["runs"].sum():
         yield "The intervals are too narrow here: growth is not quite a power law. Take them for the least uncertainty."
 
@@ -81,14 +86,18 @@ def _ahead(made: Forecast, quantity: Quantity) -> Iterator[str]:
         at.setdefault(words, []).append(f"{count(times * largest)} ({times}x)")
     said = "; ".join(f"{words} at {listed(sizes)}" for words, sizes in at.items())
     yield f"{quantity.trouble.capitalize()} from learning rate {said}."
+
+
+def _along(made: Forecast) -> Iterator[str]:
+    largest = made.sizes[-1]
     top = made.runs[made.runs["size"] == largest].dropna(subset="value")
     if top["lr"].nunique() > 1:
         against = slope(scaling.fit(top["lr"], top["value"]))
         yield f"Along the learning rates at {count(largest)} the slope is {against}."
 
 
-def _cautions(made: Forecast) -> Iterator[str]:
-    ways = {-1: ("downward (saturation)", "much"), 1: ("upward", "little")}
+def _cautions(made: Forecast, quantity: Quantity) -> Iterator[str]:
+    ways = {-1: ("downward" + " (saturation)" * (quantity.sign > 0), "much"), 1: ("upward", "little")}
     for sign, (way, amount) in ways.items():
         bent = [spell(lr) for lr in made.lines if made.way(lr) == sign]
         if bent:
