@@ -146,7 +146,7 @@ def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None
         (["model.width=30,64", "seed=0"], "width 30 is not a multiple of head_width 16"),
         (["--dry-run"], "unknown option '--dry-run'; all that can be given here is key=value"),
         (["mup_full"], "unknown option 'mup_full'"),
-        (["out=", "model.width=32,64", "seed=0,1,2"], "out must name a folder"),
+        (["out=", "model.width=32,64", "seed=0,1,2"], "out must name one folder, not nothing"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(
