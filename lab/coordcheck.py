@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lab import machine, ranks, store
+from lab.agenda import folder_of
 from lab.analysis import coordinates, drawing
 from lab.analysis.sensitivity import FEWEST_SEEDS
 from lab.axes import per_run_rms
@@ -26,10 +26,10 @@ KINDS = ("query", "key", "scores", "block_output", "logits")
 ROWS = 8  # held-out windows that every width, seed and step is looked at through
 VARIES = ("model.width", "seed", "data.seed")
 # What a check is, unless asked otherwise.  Without qk-layernorm, which would hide from the scores how queries and keys
-# grow.  The learning rate is the best of the base width and there from the first update on, so that ten of them move
-# rows of the embedding by more than they began with at every width: as long as they have not, normalization lets the
-# first block change with the square root of the width, whatever the parametrization, for none of the paper's rescales
-# the embedding.
+# grow.  At the best learning rate of the base width, there from the first update on: in ten updates it can move a row
+# of the embedding by more than the row began with, at every width.  Long before that, normalization lets the first
+# block change with the square root of the width under every parametrization of the paper, for none of them rescales
+# the embedding; at higher learning rates seeds lie too far apart for five of them to tell.
 DEFAULTS = [
     *("data=synthetic", "intervention=[]", "schedule=constant", "schedule.warmup=0", "optimizer.lr=3e-2", "steps=10"),
     *("model.width=32,64,128,256", "seed=0,1,2,3,4", "probes=none", "out=runs/coordcheck"),
@@ -46,7 +46,7 @@ class Check:
             RequestError: points differ in more than width and seed, or in too little for a slope with an interval.
         """
         configs = sorted((point.config for point in _asked(trees)), key=lambda config: config.model.width)
-        self.folder, self.name = Path(configs[0].out), configs[0].parametrization.name
+        self.folder, self.name = folder_of(trees), configs[0].parametrization.name
         machine.settle()
         fleets = [list(some) for _, some in groupby(configs, key=lambda config: config.model.width)]
         self.changes = pd.DataFrame([row for fleet in fleets for row in changes(fleet)])
@@ -56,9 +56,9 @@ class Check:
         """Table and verdict."""
         yield from coordinates.lines(self.changes)
         judged = coordinates.slopes(self.changes)
-        grown = ", ".join(judged.loc[~judged["holds"], "coordinate"])
+        grown = " ".join(judged.loc[~judged["holds"], "coordinate"])
         rule = f"slopes with 95 % intervals over seeds; none may reach above {coordinates.BOUND:g}"
-        yield f"{self.name} {'passes' if self.passed else f'fails, by {grown}'} ({rule}); {self.folder}"
+        yield f"{self.name} {'passes' if self.passed else f'fails by {grown}'} ({rule}); {self.folder}"
 
     def write(self) -> None:
         """Leave ``coordcheck.csv`` and ``coordcheck.svg`` in the folder."""
@@ -73,7 +73,7 @@ def _asked(trees: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
     asked = points(trees)
     for key in swept(asked):
         if key not in VARIES:
-            raise RequestError(f"coordcheck compares widths: give model.width and seed several values, {key} one")
+            raise RequestError(f"coordcheck compares widths: give model.width and seed several values, not {key}")
     widths, seeds = {point.config.model.width for point in asked}, {point.config.seed for point in asked}
     if len(widths) < 2:
         raise RequestError(f"a slope takes at least two widths, as in model.width=32,64, not {min(widths)} alone")

@@ -16,6 +16,7 @@ HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line]
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
+SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
 
 
 def test_the_make_targets_exist() -> None:
@@ -33,7 +34,7 @@ def test_the_lab_commands_work_in_their_order(
     assert len(ran) >= 6
     for words in ran:
         mine = [key for key in SMALLER if not any(word.startswith(key.split("=")[0]) for word in words)]
-        smaller = [*words, *mine] if words[0] in ("sweep", "train") else words
+        smaller = [*words, *{"sweep": mine, "train": mine, "coordcheck": SMALLER_CHECK}.get(words[0], [])]
         monkeypatch.setattr(sys, "argv", ["lab", *smaller])
         assert main(smaller) == 0, capsys.readouterr().err
 

@@ -26,8 +26,8 @@ def slopes(changes: pd.DataFrame) -> pd.DataFrame:
     a power of the width: 1 for a learning rate (updates of one sign add up over the fan-in), 1/2 for the standard
     deviation of the head (its starting weights meet a change that is aligned with them).  So the bound lies halfway
     between 0 and 1/2, and a coordinate ``holds`` where the whole 95 % interval of its slope over seeds lies at or below
-    it.  A change that is nought or no number has no slope, and does not hold.  Falling coordinates hold: whoever goes
-    wider loses speed by them, but not stability.
+    it: that nobody saw it grow is not enough.  A change that is nought or no number has no slope, and does not hold.
+    Falling coordinates hold: whoever goes wider loses speed by them, but not stability.
 
     Args:
         changes: columns ``width``, ``seed``, ``step`` (updates made), ``coordinate``, ``change``.
@@ -71,7 +71,13 @@ def lines(changes: pd.DataFrame) -> Iterator[str]:
     yield f"{'change of':{wide}}" + "".join(f"{width:>10}" for width in table) + "  slope in width"
     for coordinate, slope, holds in judged.itertuples(index=False):
         values = "".join(f"{value:10.3g}" for value in table.loc[coordinate])
-        yield f"{coordinate:{wide}}{values}  {slope.bare}{'' if holds else '  GROWS'}"
+        yield f"{coordinate:{wide}}{values}  {slope.bare}{'' if holds else f'  {_fault(slope)}'}"
+
+
+def _fault(slope: Interval) -> str:
+    if not slope.n or np.isnan(slope.high):
+        return "NO NUMBER"
+    return "GROWS" if slope.low > BOUND else "MAY GROW"
 
 
 @drawing.styled
