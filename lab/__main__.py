@@ -1,4 +1,4 @@
-"""The door: sweep, train, report, export, list; each a thin function over the library."""
+"""The door: an exit code for whatever comes of a command line."""
 
 from __future__ import annotations
 
@@ -6,23 +6,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from lab import machine, ranks
+from lab import commands, machine, ranks
 from lab.registry import RequestError, nearest
 
-USAGE = """\
-lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
-lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
-lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
-lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
-
-out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
---cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
-Tab completion: eval "$(lab -sc install=bash)"
-"""
 DONE, FAILED, REFUSED, INTERRUPTED, FAULT = 0, 1, 2, 130, 70
 
 
@@ -85,90 +73,20 @@ def _refuse(line: str) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, end="")
+        print(commands.USAGE, end="")
         raise SystemExit(DONE if arguments else REFUSED)
     word, rest = arguments[0], list(arguments[1:])
     if word in ("-sc", "--shell-completion"):
         from lab import completion
 
-        print(*completion.answer(arguments, list(COMMANDS)))
+        print(*completion.answer(arguments, list(commands.COMMANDS)))
         return
-    if word not in COMMANDS:
-        raise RequestError(f"unknown sub-command {word!r}; {nearest(word, COMMANDS)}")
+    if word not in commands.COMMANDS:
+        raise RequestError(f"unknown sub-command {word!r}; {nearest(word, commands.COMMANDS)}")
     if word != "train" and rest in (["--help"], ["-h"]):
-        print(USAGE, end="")
+        print(commands.USAGE, end="")
         return
-    COMMANDS[word](rest)
-
-
-def _without_m(arguments: list[str]) -> list[str]:
-    return [word for word in arguments if word not in ("-m", "--multirun")]
-
-
-def _sweep(arguments: list[str]) -> None:
-    from lab import request
-
-    if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
-        raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(request.sweeps())}")
-    sweep = request.find_sweep(arguments[0])
-    request.run(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
-
-
-def _train(arguments: list[str]) -> None:
-    from lab import request
-
-    words = _without_m(arguments)
-    request.run(words, name="train", one=len(words) == len(arguments))
-
-
-def _report(arguments: list[str]) -> None:
-    from lab.analysis import report
-
-    if not arguments:
-        raise RequestError("report which folder? lab report DIR [DIR ...]")
-    folders = [Path(folder) for folder in arguments]
-    page = report.build(folders)
-    print(report.summary(folders))
-    print(f"report: {page}")
-
-
-def _export(arguments: list[str]) -> None:
-    from lab import export
-
-    folders, given = _options(arguments, ["--to", "--out"])
-    if len(folders) != 1 or not given.get("--to"):
-        raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    print(export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None))
-
-
-def _options(arguments: list[str], known: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Plain words, and what is given as ``--key value`` or ``--key=value``."""
-    words, given, rest = [], {}, iter(arguments)
-    for word in rest:
-        key, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            words.append(word)
-        elif key not in known:
-            raise RequestError(f"unknown option {key!r}; {nearest(key, known)}")
-        else:
-            given[key] = value if equals else next(rest, "")
-    return words, given
-
-
-def _list(arguments: list[str]) -> None:
-    from lab import catalogue
-
-    for line in catalogue.lines(arguments):
-        print(line)
-
-
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "sweep": _sweep,
-    "train": _train,
-    "report": _report,
-    "export": _export,
-    "list": _list,
-}
+    commands.COMMANDS[word](rest)
 
 
 if __name__ == "__main__":

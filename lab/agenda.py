@@ -50,7 +50,7 @@ def agenda(
     """
     if max_runs is not None and max_runs < 1:
         raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
-    asked, folder = points(trees), _folder(trees)
+    asked, folder = points(trees), folder_of(trees)
     if one and len(asked) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
     for point in asked:
@@ -75,7 +75,12 @@ def agenda(
     return Agenda(folder, engine, asked, mine, missing, fleets, host)
 
 
-def _folder(trees: Sequence[Mapping[str, Any]]) -> Path:
+def folder_of(trees: Sequence[Mapping[str, Any]]) -> Path:
+    """Where all these points leave what they find.
+
+    Raises:
+        RequestError: nowhere, or in several places.
+    """
     outs = sorted({str(tree["out"]) for tree in trees})
     if len(outs) > 1 or not outs[0]:
         raise RequestError(f"out must name one folder, not {', '.join(outs) or 'nothing'}")

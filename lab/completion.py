@@ -19,7 +19,7 @@ def answer(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[st
             return sub_commands
         if place == 2 and words[1] in ("sweep", "list"):
             return list(request.sweeps() if words[1] == "sweep" else catalogue.SHELVES)
-        if place < 1 or words[1] not in ("sweep", "train"):
+        if place < 1 or words[1] not in ("sweep", "train", "coordcheck"):
             return []
         own = 3 if words[1] == "sweep" else 2
         os.environ["COMP_LINE"] = " ".join([words[0], *words[own:]]) + " " * fresh

@@ -110,6 +110,23 @@ def _first_point(overrides: Sequence[str], *, one: bool) -> list[str]:
     return expand([*written, *parsed])[0]
 
 
+def points(words: Sequence[str]) -> list[dict[str, Any]]:
+    """Resolved config trees, one for every point these overrides ask for, for whoever trains them in this process.
+
+    Raises:
+        RequestError: a word that is no override.
+    """
+    for word in words:
+        if word.startswith("-") or "=" not in word:
+            raise RequestError(f"unknown option {word!r}; all that can be given here is key=value")
+    trees = []
+    with _configs():
+        for point in expand(OverridesParser.create().parse_overrides(list(words))):
+            tree: Any = OmegaConf.to_container(compose("config", point), resolve=True, throw_on_missing=True)
+            trees.append({key: value for key, value in tree.items() if key != "fleet"})
+    return trees
+
+
 @contextmanager
 def _configs() -> Iterator[None]:
     GlobalHydra.instance().clear()
@@ -141,7 +158,11 @@ def is_refusal(fault: Exception) -> bool:
         return True
     frames = extract_tb(fault.__traceback__)
     ours = [frame.name for frame in frames if Path(frame.filename) in OURS]
-    return bool(ours) and ours[-1] in ("run", "_first_point", "_parse", "_compose") and frames[-1].name not in ours
+    return (
+        bool(ours)
+        and ours[-1] in ("run", "points", "_first_point", "_parse", "_compose")
+        and frames[-1].name not in ours
+    )
 
 
 def one_line(fault: BaseException) -> str:

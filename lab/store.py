@@ -90,9 +90,15 @@ def write_text(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
 
 
-def _write_table(path: Path, table: pd.DataFrame) -> None:
+def _write_table(path: Path, table: pd.DataFrame, **packing: Any) -> None:
     with appearing(path) as beside:
-        table.to_parquet(beside, index=False)
+        table.to_parquet(beside, index=False, compression="zstd", **packing)
+
+
+def _write_metrics(path: Path, metrics: pd.DataFrame) -> None:
+    # numbers that few bits tell apart pack to half the size byte by byte
+    words = [column for column in METRIC_COLUMNS if column != "value"]
+    _write_table(path, metrics, use_dictionary=words, use_byte_stream_split=["value"])
 
 
 def open_folder(folder: Path, engine: str) -> None:
@@ -149,7 +155,7 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
     if _intact(place) and json.loads((place / "run.json").read_text())["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    _write_table(place / "metrics.parquet", table)
+    _write_metrics(place / "metrics.parquet", table)
     sealed = {**card, "metrics_digest": _file_digest(place / "metrics.parquet")}
     write_text(place / "run.json", json.dumps(sealed, indent=1) + "\n")
 
@@ -226,6 +232,6 @@ def gather(folder: Path) -> Records:
     """Write all runs of a folder as ``runs.parquet`` and ``metrics.parquet``, and return them."""
     records = read(folder)
     # the runs last: what stands there is taken for gathered
-    _write_table(folder / "metrics.parquet", records.metrics)
+    _write_metrics(folder / "metrics.parquet", records.metrics)
     _write_table(folder / "runs.parquet", records.runs)
     return records

@@ -174,7 +174,7 @@ def test_checkpoints_go_when_all_runs_of_their_fleet_have_ended(tmp_path: Path) 
     assert checkpoint.under_way(tmp_path) == []
 
 
-LONG = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "steps=200", "checkpoint.steps=20"]
+LONG = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "steps=120", "checkpoint.steps=20"]
 LONG += ["hydra.sweeper.max_runs=1"]
 
 

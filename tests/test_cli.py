@@ -274,6 +274,7 @@ def test_help_needs_no_torch_and_the_report_neither() -> None:
         ("lab sweep quick", "quickstart"),
         ("lab sweep smoke model=d", "model=d64"),
         ("lab list ", "probes"),
+        ("lab coordcheck parametrization=mup_f", "parametrization=mup_full"),
     ],
 )
 def test_tab_completion(

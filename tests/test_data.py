@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 import math
 import shutil
 import sysconfig
@@ -9,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.sparse import csr_array
 
@@ -35,12 +37,22 @@ def opened(path: object) -> Corpus:
     return Text(path=str(path)).open()
 
 
-@pytest.fixture(params=sorted(DATA))
-def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> Corpus:
+EXTRA = {"huggingface"}
+SOURCES = [pytest.param(name, marks=pytest.mark.extras if name in EXTRA else ()) for name in DATA]
+
+
+@pytest.fixture(params=SOURCES)
+def corpus(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Every registered source, opened the way a config opens it."""
-    (tmp_path / "text.txt").write_bytes(np.random.default_rng(0).integers(32, 127, 100_000).astype(np.uint8).tobytes())
-    values = {"seed": 0, "path": str(tmp_path / "text.txt")} if request.param == "text" else {"seed": 0}
-    return fields.build(DATA[request.param], values, "data").open()
+    monkeypatch.setenv("LAB_CACHE", str(tmp_path / "cache"))
+    text = np.random.default_rng(0).integers(32, 127, 100_000).astype(np.uint8).tobytes().decode()
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "rows/text.jsonl").write_text("".join(json.dumps({"text": text[at::40]}) + "\n" for at in range(40)))
+    pd.DataFrame({"text": [text[at::40] for at in range(40)]}).to_parquet(tmp_path / "text.parquet")
+    paths = {"text": "text.txt", "jsonl": "rows/text.jsonl", "parquet": "text.parquet", "huggingface": "rows"}
+    path = {"path": str(tmp_path / paths[request.param])} if request.param in paths else {}
+    return fields.build(DATA[request.param], {"seed": 0, **path}, "data").open()
 
 
 # --- every source ---------------------------------------------------------------------------------------------------

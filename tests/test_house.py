@@ -30,18 +30,18 @@ FLOORS = [
     "record",
     "trial halving resumable",
     "agenda cost progress sketch",
-    "live",
+    "live coordcheck",
     "job",
     "app",
     "hydra_plugins",
     "request",
     "catalogue",
-    "completion",
+    "completion commands",
     "__main__",
 ]
 # Who may do what the others must leave to them.
-PRINTS = {"app", "__main__"}
-EXITS = {"app", "hydra_plugins", "__main__"}
+PRINTS = {"app", "commands", "__main__"}
+EXITS = {"app", "hydra_plugins", "commands", "__main__"}
 READS_ARGUMENTS = {"request", "completion", "__main__"}
 KNOWS_HYDRA = {"app", "hydra_plugins", "request", "catalogue", "__main__"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 200, 60

@@ -16,6 +16,7 @@ HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line]
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
+SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
 
 
 def test_the_make_targets_exist() -> None:
@@ -33,13 +34,13 @@ def test_the_lab_commands_work_in_their_order(
     ran = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
     assert len(ran) >= 6
     for words in ran:
-        trains = words[0] in ("sweep", "train")
         theirs = [word for word in words if not word.startswith("scale=")]  # none is as small
         mine = [key for key in SMALLER if not any(word.startswith(key.split("=")[0]) for word in theirs)]
-        smaller = [*theirs, *mine] if trains else words
+        mine = {"sweep": mine, "train": mine, "coordcheck": SMALLER_CHECK}.get(words[0], [])
+        smaller = [*(theirs if mine else words), *mine]
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["lab", *smaller])
-            if trains:
+            if words[0] in ("sweep", "train"):
                 patch.setattr("lab.analysis.report.FIGURES", {})
             assert main(smaller) == 0, capsys.readouterr().err
 

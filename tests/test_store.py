@@ -63,7 +63,9 @@ def test_a_gathering_that_breaks_off_loses_nothing(folder: Path, monkeypatch: py
     leave(folder, "b")
     write, left = store._write_table, [1]
     with monkeypatch.context() as broken:
-        broken.setattr(store, "_write_table", lambda *table: write(*table) if left and left.pop() else 1 / 0)
+        broken.setattr(
+            store, "_write_table", lambda *table, **how: write(*table, **how) if left and left.pop() else 1 / 0
+        )
         with pytest.raises(ZeroDivisionError):
             store.gather(folder)
     for records in (store.read(folder), store.gather(folder)):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import decoders
 
-from lab.data import text, tokenizer
+from lab.data import documents, text, tokenizer
+from lab.data.corpus import BACKOFF
 from lab.data.packed import PackedCorpus
 from lab.data.text import StandardLibrary, Text
-from lab.data.tokenizer import BytePairs
+from lab.data.tokenizer import Pieces, learned
 from lab.registry import RequestError
 
 WORDS = ["lamp", "river", "stone", "bright", "under", "walking", "quietly", "seven", "orange", "window", "paper"]
@@ -66,15 +71,15 @@ def test_the_vocabulary_is_as_large_as_asked_and_no_token_lies_beyond(folder: Pa
 
 def test_tokens_say_the_text_and_where_documents_end(folder: Path) -> None:
     corpus = opened(folder)
-    documents = [prose(place).encode() for place in range(1, 41)]
-    learned = BytePairs([d for place, d in enumerate(documents, 1) if place % 20], 300)
-    learned.model.decoder = decoders.ByteLevel()
+    written = [prose(place).encode() for place in range(1, 41)]
+    pieces = learned([d for place, d in enumerate(written, 1) if place % 20], 300)
+    (between,) = pieces.between
+    pieces.model.decoder = decoders.ByteLevel()
     for tokens, places in ((corpus.training, [p for p in range(1, 41) if p % 20]), (corpus.reserved, [20, 40])):
-        ends = np.flatnonzero(tokens == learned.between)
+        ends = np.flatnonzero(tokens == between)
         assert len(ends) == len(places) - 1
-        pieces = np.split(tokens, ends)
-        # what stands between is a token of its own
-        said = [learned.model.decode([t for t in piece.tolist() if t != learned.between]) for piece in pieces]
+        split = [piece.tolist() for piece in np.split(tokens, ends)]
+        said = [pieces.model.decode([token for token in piece if token != between]) for piece in split]
         assert said == [prose(place) for place in places]
 
 
@@ -99,10 +104,10 @@ def test_learning_is_the_same_in_every_process(folder: Path) -> None:
 def test_tokens_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(folder)
 
-    def learn(*_: object) -> None:
+    def learn(*_: object) -> Pieces:
         raise AssertionError("learned again")
 
-    monkeypatch.setattr(tokenizer.BytePairs, "__init__", learn)
+    monkeypatch.setattr(documents, "learned", learn)
     again = opened(folder)
     assert again.fingerprint == first.fingerprint
     assert again.notes == first.notes
@@ -142,14 +147,14 @@ def test_tokens_cannot_be_written_to(folder: Path) -> None:
 
 
 def test_of_two_that_make_the_same_tokens_one_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn, others = BytePairs.__init__, []
+    others = []
 
-    def slow(self: BytePairs, *arguments: object) -> None:
-        monkeypatch.setattr(BytePairs, "__init__", learn)
+    def slow(*arguments: Any) -> Pieces:
+        monkeypatch.setattr(documents, "learned", learned)
         others.append(opened(folder))  # another process was faster
-        learn(self, *arguments)
+        return learned(*arguments)
 
-    monkeypatch.setattr(BytePairs, "__init__", slow)
+    monkeypatch.setattr(documents, "learned", slow)
     mine = opened(folder)
     assert mine.fingerprint == others[0].fingerprint
     assert np.array_equal(others[0].training, mine.training)
@@ -199,3 +204,24 @@ def test_bytes_need_no_cache(folder: Path) -> None:
     assert corpus.vocabulary == StandardLibrary().vocabulary == 256
     assert corpus.training.tobytes() == b"\0".join(prose(place).encode() for place in range(1, 41) if place % 20)
     assert not kept()
+
+
+# --- many tokens ----------------------------------------------------------------------------------------------------
+
+
+def test_bigrams_of_a_large_vocabulary_are_counted_without_a_table_of_all() -> None:
+    tokens = np.random.default_rng(0).zipf(1.3, 30_000).clip(max=2**17).astype(np.uint32) - 1
+    corpus = PackedCorpus(
+        training=tokens[:20_000], reserved=tokens[20_000:], fingerprint="", notes={}, vocabulary=2**17
+    )
+    pairs, before, after = (
+        Counter(itertools.pairwise(corpus.training.tolist())),
+        Counter(corpus.training[:-1].tolist()),
+        Counter(corpus.training[1:].tolist()),
+    )
+    rows = corpus.held_out(64)
+    losses = [
+        -math.log((pairs[a, b] + BACKOFF * (after[b] + 1) / (19_999 + 2**17)) / (before[a] + BACKOFF))
+        for a, b in zip(rows[:, :-1].ravel().tolist(), rows[:, 1:].ravel().tolist(), strict=True)
+    ]
+    assert corpus.loss_bigram(64) == pytest.approx(sum(losses) / len(losses), rel=1e-12)

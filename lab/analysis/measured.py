@@ -27,6 +27,11 @@ def late(records: Records, probe: str, where: str, part: float = 0.1) -> pd.Seri
     return heard.groupby("id")["value"].agg(lambda values: float(np.mean(values.to_numpy())))
 
 
+def peak(records: Records, probe: str, where: str) -> pd.Series:
+    """The largest value over the recorded steps, what is no number left out; indexed by run id."""
+    return _heard(records, probe, where).groupby("id")["value"].max()
+
+
 def places(records: Records, probe: str) -> list[str]:
     """Where it was heard, in the order of blocks (``block2`` before ``block10``)."""
     known = records.metrics.loc[records.metrics["probe"] == probe, "where"].unique()

@@ -37,11 +37,7 @@ lower than at initialization."""
 def summary(folders: Sequence[str | Path]) -> str:
     """The table of sensitivities as plain text, then a line for each thing its reader must know."""
     made = study(folders)
-    shown = tables.sensitivities(made)
-    cells = [list(shown.columns), *shown.astype(str).to_numpy().tolist()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join([*lines, *notes(made)])
+    return "\n".join([*tables.plain_text(tables.sensitivities(made)), *notes(made)])
 
 
 def build(folders: Sequence[str | Path]) -> Path:

@@ -84,13 +84,18 @@ def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitiv
     lr = significant(curve["lr"])
     if len(set(lr)) < len(lr):
         raise ValueError(f"a learning rate has more than one row in {sorted(lr)}")
+    return regret(lr, capped(curve), low, high)
+
+
+def regret(lr: np.ndarray, loss: np.ndarray, low: float = LOW, high: float = HIGH) -> Sensitivity:
+    """``split`` of distinct learning rates, as ``significant`` has them, and their losses, as ``capped`` has them."""
     floor, ceiling = significant([low, high])
     inside = np.flatnonzero((lr >= floor) & (lr <= ceiling))
     if len(inside) < 2:
         return Sensitivity(math.nan, math.nan, math.nan)
-    loss = capped(curve)[inside[np.argsort(lr[inside])]]
-    regret, best = (loss - loss.min()) / len(loss), int(loss.argmin())
-    below, above = float(regret[:best].sum()), float(regret[best:].sum())
+    loss = loss[inside[np.argsort(lr[inside])]]
+    each, best = (loss - loss.min()) / len(loss), int(loss.argmin())
+    below, above = float(each[:best].sum()), float(each[best:].sum())
     return Sensitivity(below + above, below, above)
 
 

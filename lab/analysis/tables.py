@@ -120,6 +120,13 @@ def files(study: Study) -> dict[str, pd.DataFrame]:
     }
 
 
+def plain_text(table: pd.DataFrame) -> list[str]:
+    """Lines of a table for a terminal, its columns aligned."""
+    cells = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
 def _flat(table: pd.DataFrame) -> pd.DataFrame:
     """Intervals as columns: mean, low, high and the number of seeds."""
     columns: dict[str, Any] = {}

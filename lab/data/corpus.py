@@ -47,14 +47,12 @@ def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> csr_array:
     """How often a token follows another along the last axis: counts ``[previous, next]``, sparse."""
     previous, following = tokens[..., :-1].ravel(), tokens[..., 1:].ravel()
     piece = 2**22  # the number of a pair takes 8 bytes; a large text must not need eight times its size
-    counted = [
-        pd.Series(previous[start : start + piece].astype(np.int64) * vocabulary + following[start : start + piece])
-        .value_counts(sort=False)
-        .sort_index()
-        for start in range(0, previous.size, piece)
-    ]
-    counts = pd.concat(counted).groupby(level=0).sum()
-    return csr_array((counts.to_numpy(), np.divmod(counts.index.to_numpy(), vocabulary)), shape=(vocabulary,) * 2)
+    counts = csr_array((vocabulary, vocabulary), dtype=np.int64)
+    for start in range(0, previous.size, piece):
+        pairs = previous[start : start + piece].astype(np.int64) * vocabulary + following[start : start + piece]
+        found = pd.Series(pairs).value_counts(sort=False)
+        counts += csr_array((found.to_numpy(), np.divmod(found.index.to_numpy(), vocabulary)), shape=counts.shape)
+    return counts
 
 
 def bigram_loss(counts: csr_array, windows: Tokens) -> float:

@@ -1,8 +1,9 @@
-"""Documents into a corpus: which are held out, what stands between them, as bytes or as learned tokens."""
+"""Documents into a corpus: which are held out, what stands between them, as which tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -10,33 +11,35 @@ import numpy as np
 
 from lab.data.corpus import Corpus, fingerprint
 from lab.data.packed import Notes, PackedCorpus, packed
-from lab.data.tokenizer import BytePairs, check, require
+from lab.data.tokenizer import Bytes, Pieces, check, learned, require
 from lab.registry import RequestError
 
 HELD_OUT_EVERY = 20
-BETWEEN = b"\0"  # a byte that text does not hold, so a model can tell where a document ends
+LEARNED_FROM = 4_000_000  # bytes, about: of evenly spaced documents, so that learning takes a second or two
+
+Parts = tuple[Sequence[bytes], Sequence[bytes]]
 
 
 def corpus(documents: Sequence[bytes], origin: str, notes: Notes, tokenizer: str, vocabulary: int) -> Corpus:
-    """A corpus of documents; the 20th, 40th, ... are held out, of fewer than 20 the last, of one its last tenth.
+    """A corpus of documents that are at hand; see ``split`` and ``pack``.
 
     Raises:
         RequestError: they hold too little, a vocabulary the tokenizer cannot have, or a cache that cannot be written.
     """
     check(tokenizer, vocabulary)
     parts = split(documents)
-    training, reserved = (np.frombuffer(BETWEEN.join(part), dtype=np.uint8) for part in parts)
+    training, reserved = (np.frombuffer(Bytes.BETWEEN.join(part), dtype=np.uint8) for part in parts)
     if min(training.size, reserved.size) < 2:
         raise RequestError(f"{origin} is too short: {training.size} bytes to train on, {reserved.size} held out")
     notes = {**notes, "training_bytes": training.size, "held_out_bytes": reserved.size}
-    as_bytes = PackedCorpus(
-        training=training, reserved=reserved, fingerprint=fingerprint(training, reserved), notes=notes
-    )
-    return as_bytes if tokenizer == "bytes" else _learned(as_bytes, parts, vocabulary)
+    text = fingerprint(training, reserved)
+    if tokenizer == "bytes":
+        return PackedCorpus(training=training, reserved=reserved, fingerprint=text, notes=notes)
+    return pack({"bytes": text}, lambda: parts, origin, notes, tokenizer, vocabulary)
 
 
-def split(documents: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Those to train on, and those held out."""
+def split(documents: Sequence[bytes]) -> Parts:
+    """Those to train on, and the 20th, 40th, ..., of fewer than 20 the last, of one its last tenth, held out."""
     if len(documents) == 1:
         cut = len(documents[0]) * 9 // 10
         return [documents[0][:cut]], [documents[0][cut:]]
@@ -46,25 +49,62 @@ def split(documents: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]
     return training, documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
 
 
-def _learned(text: PackedCorpus, parts: Iterable[Sequence[bytes]], vocabulary: int) -> Corpus:
-    release = require("tokenizers", "data.tokenizer=bpe")
-    request = {"bytes": text.fingerprint, "tokenizer": "bpe", "vocabulary": vocabulary, "tokenizers": release}
+def pack(
+    source: Mapping[str, Any], read: Callable[[], Parts], origin: str, notes: Notes, tokenizer: str, vocabulary: int
+) -> Corpus:
+    """The packed corpus of what ``source`` stands for; only when it has to be made are the documents ``read``.
+
+    Raises:
+        RequestError: as ``corpus``.
+    """
+    check(tokenizer, vocabulary)
+    release = require("tokenizers", "data.tokenizer=bpe") if tokenizer == "bpe" else ""
+    request = {**source, "tokenizer": tokenizer, "vocabulary": vocabulary, "tokenizers": release}
 
     def write(training: BinaryIO, reserved: BinaryIO, kind: np.dtype[Any]) -> Notes:
-        learned, tokens = BytePairs(next(iter(parts)), vocabulary), []
-        for file, documents in zip((training, reserved), parts, strict=True):
-            tokens.append(append(file, learned.encode(documents), learned.between, kind))
-        return {"training_tokens": tokens[0], "held_out_tokens": tokens[1]}
+        parts = read()
+        every = -(-sum(map(len, parts[0])) // LEARNED_FROM) or 1
+        pieces = Bytes() if tokenizer == "bytes" else learned(parts[0][::every], vocabulary)
+        return fill((training, reserved), parts, pieces, kind, origin)
 
     made = packed(request, vocabulary, write)
-    return replace(made, notes={**text.notes, "vocabulary": vocabulary, **made.notes, "tokenizers": release})
+    said: Notes = {"vocabulary": vocabulary, "tokenizer": f"{tokenizer} {release}".strip()}
+    return replace(made, notes={**made.notes, **notes, **said})
 
 
-def append(file: BinaryIO, documents: Iterable[Sequence[int]], between: int, kind: np.dtype[Any]) -> int:
-    """Write documents and what stands between them; returns how many tokens that is."""
-    written = 0
-    for document in documents:
-        tokens = [between, *document] if written else document
-        file.write(np.asarray(tokens, dtype=kind).tobytes())
-        written += len(tokens)
-    return written
+def fill(
+    files: Iterable[BinaryIO],
+    parts: Iterable[Iterable[bytes]],
+    pieces: Bytes | Pieces,
+    kind: np.dtype[Any],
+    origin: str,
+    most: Iterable[float] = (math.inf, math.inf),
+) -> Notes:
+    """Write the training part and the held-out part as tokens, so many at ``most``; returns how much that was.
+
+    Raises:
+        RequestError: it is too little to draw a window from.
+    """
+    notes: Notes = {}
+    for name, file, documents, limit in zip(("training", "held_out"), files, parts, most, strict=True):
+        tokens, size = _append(file, pieces.encode(documents), pieces.between, kind, limit)
+        if tokens < 2:
+            raise RequestError(f"{origin} is too short: {name.replace('_', ' ')} part of {tokens} tokens")
+        notes |= {f"{name}_tokens": tokens, f"{name}_bytes": size}
+    return notes
+
+
+def _append(
+    file: BinaryIO, encoded: Iterable[tuple[int, Any]], between: Sequence[int], kind: np.dtype[Any], most: float
+) -> tuple[int, int]:
+    """Write documents and what stands between them; how many tokens that is, and bytes of text."""
+    tokens = size = 0
+    for length, document in encoded:
+        for row in (np.asarray(between if tokens else (), dtype=kind), np.asarray(document, dtype=kind)):
+            row = row[: int(min(most - tokens, row.size))]
+            file.write(row.tobytes())
+            tokens += row.size
+        size += length
+        if tokens >= most:
+            break
+    return tokens, size

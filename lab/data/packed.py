@@ -20,6 +20,7 @@ from lab import machine, store
 from lab.data.corpus import HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.registry import RequestError
 
+COUNTED_TOKENS = 2**28  # of a longer training part the bigram model learns no more; they take half a minute
 PARTS = ("training", "reserved")
 Notes = dict[str, str | float]
 # Writes both stretches to files, as tokens of the type it is told, and returns what a record should hold of them.
@@ -55,8 +56,8 @@ class PackedCorpus(Corpus):
         return _windows(self.reserved, starts, seq_len)
 
     def pair_counts(self) -> csr_array:
-        """How often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
-        return count_pairs(self.training, self.vocabulary)
+        """How often a token follows another in the training part (its first 268 million tokens), sparse ``[v, v]``."""
+        return count_pairs(self.training[:COUNTED_TOKENS], self.vocabulary)
 
 
 def _windows(tokens: NDArray[np.integer], starts_n1: Tokens, seq_len: int) -> Tokens:

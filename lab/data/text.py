@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import platform
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lab import fields
-from lab.data import documents
+from lab.data import documents, files
 from lab.data.corpus import Corpus
 from lab.data.packed import Notes
 from lab.data.tokenizer import BYTES
@@ -65,49 +62,26 @@ class Text:
         Raises:
             RequestError: no path, nothing there, files that cannot be read, or see ``documents.corpus``.
         """
-        if not self.path:
-            raise RequestError("data=text needs data.path=FILE|DIR|GLOB")
-        return _open_text(os.path.abspath(os.path.expanduser(str(self.path))), self.tokenizer, self.vocabulary)
+        return _open_text(files.absolute(self.path, "text"), self.tokenizer, self.vocabulary)
 
 
 @cache
 def _open_library(root: str, tokenizer: str, vocabulary: int) -> Corpus:
-    files = [file for file in _below(root, NOT_LIBRARY) if file.suffix == ".py"]
+    sources = sorted((file for file in files.below(root, NOT_LIBRARY) if file.suffix == ".py"), key=Path.as_posix)
     notes: Notes = {"python": platform.python_version()}
-    return _corpus(files, f"the standard library in {root}", notes, tokenizer, vocabulary)
+    return _corpus(sources, f"the standard library in {root}", notes, tokenizer, vocabulary)
 
 
 @cache
 def _open_text(path: str, tokenizer: str, vocabulary: int) -> Corpus:
-    return _corpus(_named(path), f"data.path={path}", {}, tokenizer, vocabulary)
+    return _corpus(files.named(path, TEXT_SUFFIXES), f"data.path={path}", {}, tokenizer, vocabulary)
 
 
-def _named(path: str) -> list[Path]:
-    if os.path.isdir(path):
-        return [file for file in _below(path) if file.suffix.lower() in TEXT_SUFFIXES]
-    if os.path.exists(path):
-        return [Path(path)]
-    if not glob.has_magic(path):
-        raise RequestError(f"data.path={path} does not exist")
-    return [Path(match) for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
-
-
-def _below(root: str, without: frozenset[str] = frozenset()) -> Iterator[Path]:
-    def refuse(refusal: OSError) -> None:
-        raise RequestError(f"cannot read {refusal.filename}: {refusal.strerror}")
-
-    for folder, inner, names in os.walk(root, onerror=refuse):
-        # Pruned on the way rather than filtered afterwards: site-packages may be larger than all the rest.
-        inner[:] = [name for name in inner if name not in without and not name.startswith(".")]
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
-
-
-def _corpus(files: list[Path], origin: str, notes: Notes, tokenizer: str, vocabulary: int) -> Corpus:
-    if not files:
+def _corpus(found: list[Path], origin: str, notes: Notes, tokenizer: str, vocabulary: int) -> Corpus:
+    if not found:
         raise RequestError(f"{origin} holds no text file")
-    # Ordered as words: the order of Path objects depends on the system.
-    texts = [_read(file) for file in sorted(files, key=Path.as_posix)]
-    return documents.corpus(texts, origin, {**notes, "files": len(files)}, tokenizer, vocabulary)
+    texts = [_read(file) for file in found]
+    return documents.corpus(texts, origin, {**notes, "files": len(found)}, tokenizer, vocabulary)
 
 
 def _read(file: Path) -> bytes:

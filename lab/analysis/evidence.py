@@ -1,0 +1,192 @@
+"""Evidence: the runs of a folder as a claim sees them, arm by arm, in tables of a number per seed and size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis import measured
+from lab.analysis.arms import Curve, count
+from lab.analysis.curves import configs, points
+from lab.analysis.outline import OF_A_CURVE, outlines
+from lab.analysis.sensitivity import HIGH, judge
+from lab.store import Records
+
+FEWEST_LRS = 4
+
+Config = Mapping[str, Any]
+Choice = Config | Callable[[Config], bool]
+
+
+class LackingError(Exception):
+    """The runs that a claim needs are not there; ``near`` when its arms are, but too little of them."""
+
+    def __init__(self, what: str, *, near: bool = True) -> None:
+        super().__init__(what)
+        self.near = near
+
+
+class Evidence:
+    """A folder's runs, read once for all claims."""
+
+    def __init__(self, name: str, records: Records) -> None:
+        self.name, self.records = name, records
+        self.runs = judge(points(records.runs))
+        keys, curves = configs(records.runs.set_index("id").loc[self.runs["id"]].reset_index())
+        self.curves = {n: _spelled(curves[key]) for n, key in zip(self.runs["curve"], keys, strict=True)}
+        self._measures: dict[Any, pd.Series] = {}
+        self._arms: dict[Any, Arm] = {}
+
+    @cached_property
+    def seeds(self) -> pd.DataFrame:
+        """As made by ``outlines``."""
+        return outlines(self.runs)
+
+    def settings(self, frees: Iterable[str]) -> list[Setting]:
+        """Curves that agree in everything but these keys and those below them, one setting for each agreement."""
+        groups: dict[Hashable, dict[int, Config]] = {}
+        for number, curve in self.curves.items():
+            fixed = frozenset((key, value) for key, value in curve.items() if not _below(key, frees))
+            groups.setdefault(fixed, {})[number] = curve
+        return [Setting(self, curves) for curves in groups.values()]
+
+    def arm(self, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> Arm:
+        """The arm of these curves, made once."""
+        if (numbers, lrs) not in self._arms:
+            self._arms[numbers, lrs] = Arm(self, numbers, lrs)
+        return self._arms[numbers, lrs]
+
+    def measure(self, how: Callable[..., pd.Series], probe: str, where: str, **more: float) -> pd.Series:
+        """A value per run id; ``how`` as in ``measured``."""
+        key = (how.__name__, probe, where, *more.items())
+        if key not in self._measures:
+            self._measures[key] = how(self.records, probe, where, **more)
+        if self._measures[key].empty:
+            raise LackingError(f"no run recorded {probe} {where}".rstrip())
+        return self._measures[key]
+
+
+class Setting:
+    """Curves that differ in what a claim frees; remembers which of them the claim has used."""
+
+    def __init__(self, evidence: Evidence, curves: dict[int, Config]) -> None:
+        self.evidence, self.curves = evidence, curves
+        self.used: list[Arm] = []
+        self.caution = ""
+
+    def holds(self, wanted: Config) -> bool:
+        """Whether all its curves have these values; ``None`` is absent."""
+        return all(curve.get(key) == value for curve in self.curves.values() for key, value in wanted.items())
+
+    def values(self, key: str) -> list[Any]:
+        """What a freed key takes, in order, without absent."""
+        return sorted({value for curve in self.curves.values() if (value := curve.get(key)) is not None})
+
+    def arms(self, *choices: Choice) -> list[Arm]:
+        """An arm for each choice; a curve counts at seeds where it has every learning rate that any of them has.
+
+        Raises:
+            LackingError: no curve is chosen, or two of one size.
+        """
+        numbers = [[n for n, curve in self.curves.items() if _chosen(curve, choice)] for choice in choices]
+        if not all(numbers):
+            raise LackingError("an arm is not there", near=False)
+        runs = self.evidence.runs
+        lrs = sorted(runs.loc[runs["curve"].isin({n for some in numbers for n in some}), "lr"].unique())
+        arms = [self.evidence.arm(tuple(some), tuple(lrs)) for some in numbers]
+        self.used += arms
+        return arms
+
+
+class Arm:
+    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms it stands beside."""
+
+    def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
+        self.evidence, self.lrs = evidence, lrs
+        own = evidence.seeds[evidence.seeds["curve"].isin(numbers)]
+        if own.duplicated(["size", "seed"]).any():
+            raise LackingError("two curves of one size in an arm", near=False)
+        self.sizes, self.names = sorted(own["size"].unique()), sorted(own["seed"].unique())
+        self.known = own
+        seeds = own[own["ran"].map(lambda ran: ran == lrs)]
+        self.seeds = seeds.assign(row=seeds["seed"].map(self.names.index), column=seeds["size"].map(self.sizes.index))
+        whole = self.seeds.loc[self.seeds["alive"], ["curve", "seed", "row", "column"]]
+        self.runs = evidence.runs.merge(whole, on=["curve", "seed"])
+
+    def table(self, column: str) -> pd.DataFrame:
+        """A column of ``outlines``: a row per seed, a column per size, NaN where it is not known."""
+        if column in OF_A_CURVE and len(self.lrs) < FEWEST_LRS:
+            raise LackingError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
+        return self._square(self.seeds, column)
+
+    def loss(self, lr: float) -> pd.DataFrame:
+        """Final held-out loss at a learning rate, at most that at initialization."""
+        return self._square(self.runs[self.runs["lr"] == lr], "capped")
+
+    def above_bigram(self, lr: float) -> pd.DataFrame:
+        """By how much the final loss exceeds that of the bigram model: above zero is lost."""
+        some = self.runs[self.runs["lr"] == lr]
+        return self._square(some.assign(over=some["capped"] - some["loss_bigram"]), "over")
+
+    def lost(self, lr: float) -> pd.DataFrame:
+        """1 where the run diverged or was unstable, as ``sensitivity.judge`` has it, else 0."""
+        some = self.runs[self.runs["lr"] == lr]
+        return self._square(some.assign(lost=(some["fate"] != "").astype(float)), "lost")
+
+    def heard(self, lr: float, probe: str, where: str, how: Callable[..., pd.Series], **more: float) -> pd.DataFrame:
+        """What a probe heard at a learning rate; ``how`` as in ``measured``."""
+        some = self.runs[self.runs["lr"] == lr]
+        values = some["id"].map(self.evidence.measure(how, probe, where, **more)).astype(float)
+        return self._square(some.assign(heard=values), "heard")
+
+    @property
+    def top(self) -> float:
+        """The largest learning rate of the paper's window."""
+        return max((lr for lr in self.lrs if lr <= HIGH), default=self.lrs[0])
+
+    def nearest(self, lr: float) -> float:
+        """The learning rate nearest to this one, at most a factor of two away."""
+        near = min(self.lrs, key=lambda other: abs(math.log(other / lr)))
+        if not 0.5 <= near / lr <= 2:
+            raise LackingError(f"no learning rate near {lr:g}")
+        return near
+
+    def places(self, probe: str) -> list[str]:
+        """Where this probe listened, in order."""
+        return measured.places(self.evidence.records, probe)
+
+    def _square(self, rows: pd.DataFrame, column: str) -> pd.DataFrame:
+        table = np.full((len(self.names), len(self.sizes)), math.nan)
+        table[rows["row"].to_numpy(dtype=int), rows["column"].to_numpy(dtype=int)] = rows[column]
+        return pd.DataFrame(table, self.names, self.sizes)
+
+
+def extent(arms: list[Arm]) -> str:
+    """What was tried, for the reader of a claim that did not come out."""
+    sizes = sorted({size for arm in arms for size in arm.sizes})
+    lrs = sorted({lr for arm in arms for lr in arm.lrs})
+    cards = arms[0].evidence.records.runs.set_index("id")
+    some = cards.loc[[run for arm in arms for run in arm.runs["id"]]]
+    steps = " or ".join(f"{n:g}" for n in sorted(some["steps"].unique())) if len(some) else "no"
+    ends = [" to ".join(dict.fromkeys([say(of[0]), say(of[-1])])) for say, of in ((count, sizes), ("{:g}".format, lrs))]
+    return f"{ends[0]} parameters, learning rates {ends[1]}, {steps} steps"
+
+
+def _spelled(curve: Curve) -> dict[str, Hashable]:
+    """A curve's config without absent keys; an intervention is the presence of a key of its own."""
+    names = [name for name in str(curve["intervention"]).split("+") if name != "none"]
+    known = {key: value for key, value in curve.items() if value is not None and key != "intervention"}
+    return {**known, **{f"intervention.{name}": "on" for name in names}}
+
+
+def _below(key: str, keys: Iterable[str]) -> bool:
+    return any(key == above or key.startswith(f"{above}.") for above in keys)
+
+
+def _chosen(curve: Config, choice: Choice) -> bool:
+    return choice(curve) if callable(choice) else all(curve.get(key) == value for key, value in choice.items())

@@ -1,0 +1,125 @@
+"""The scoreboard: every claim judged on results folders, as text, JSON or a table of Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lab import store
+from lab.analysis import (  # noqa: F401  (they fill the registry)
+    claims_attention,
+    claims_epsilon,
+    claims_gradients,
+    claims_logits,
+    claims_output,
+    claims_recipe,
+    claims_shape,
+    claims_width,
+)
+from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim
+from lab.analysis.evidence import Evidence
+from lab.analysis.judging import Verdict, verdict
+from lab.registry import RequestError
+
+# Our figure, where it is not the one that shows loss and sensitivity.
+OURS = dict.fromkeys(("2", "9", "E.1", "E.11"), "max_attention_logit") | {"4": "loss_over_steps"}
+MARKS = ("<!-- claims -->", "<!-- end of claims -->")
+
+
+class Line(NamedTuple):
+    """A claim and how it came out."""
+
+    claim: Claim
+    verdict: Verdict
+
+    @property
+    def shown(self) -> str:
+        """Our figure of it: the folder judged, and the name of the figure."""
+        name = OURS.get(self.claim.figure, "learning_rate_sensitivity")
+        return f"{Path(self.verdict.folder).name}/{name}" if self.verdict.folder else ""
+
+    @property
+    def effect(self) -> str:
+        """``0.148 [0.12, 0.17]`` and the unit."""
+        found = self.verdict
+        if math.isnan(found.effect):
+            return ""
+        interval = "" if math.isnan(found.low) else f" [{found.low:.3g}, {found.high:.3g}]"
+        return f"{found.effect:.3g}{interval} {self.claim.unit}"
+
+
+def read(places: Sequence[Path]) -> list[Evidence]:
+    """The folders with records among these and those right inside them, by name.
+
+    Raises:
+        RequestError: a place is no folder, or its records cannot be read.
+    """
+    for place in places:
+        if not place.is_dir():
+            raise RequestError(f"no results folder {place}")
+    inside = [folder for place in places for folder in (place, *sorted(place.iterdir())) if folder.is_dir()]
+    folders = [folder for folder in dict.fromkeys(inside) if store.statuses(folder)]
+    return [Evidence(str(folder), store.read(folder)) for folder in folders]
+
+
+def judged(places: Sequence[Path]) -> list[Line]:
+    """Every claim, in the order of the paper's figures, judged on these folders."""
+    folders = read(places)
+    known = sorted((CLAIMS[name] for name in CLAIMS), key=lambda one: (_order(one), one.place))
+    return [Line(claim, verdict(claim, folders)) for claim in known]
+
+
+def _order(claim: Claim) -> int:
+    return FIGURES_OF_THE_PAPER.index(claim.figure)
+
+
+def written(places: Sequence[Path], *style: str) -> str:
+    """All of it for ``lab claims``: for the eye, or as ``--json`` or ``--markdown``."""
+    lines = judged(places)
+    if style:
+        return {"--json": as_json, "--markdown": markdown}[style[-1]](lines)
+    return "\n".join(text(lines))
+
+
+def text(lines: Sequence[Line]) -> Iterator[str]:
+    """A line per claim, the reason of one that did not come out below it; a count at the end."""
+    rows = [(f"fig {one.claim.figure}", one.verdict.verdict, one.effect, str(one.verdict.seeds)) for one in lines]
+    rows = [("paper", "verdict", "effect [95 % interval]", "seeds"), *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    heads = ["  ".join(map(str.ljust, row, widths)) for row in rows]
+    yield f"{heads[0]}  claim (our figure)"
+    for head, one in zip(heads[1:], lines, strict=True):
+        yield f"{head}  {one.claim.sentence}{f' ({one.shown})' if one.shown else ''}"
+        if one.verdict.reason:
+            yield f"{' ' * (widths[0] + 2)}{one.verdict.reason}"
+    yield tally(lines)
+
+
+def tally(lines: Sequence[Line]) -> str:
+    """``60 claims: 30 reproduced, ...``."""
+    came = [one.verdict.verdict for one in lines]
+    return f"{len(lines)} claims: {', '.join(f'{came.count(name)} {name}' for name in VERDICTS)}"
+
+
+def as_json(lines: Sequence[Line]) -> str:
+    """A list of objects with ``claim, figure, verdict, effect, low, high, seeds, reason``; null where unknown."""
+    return json.dumps([_plain(one) for one in lines], indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(line: Line) -> dict[str, str | float | int | None]:
+    found = line.verdict
+    numbers = {name: getattr(found, name) for name in ("effect", "low", "high")}
+    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+    said = {"claim": line.claim.sentence, "figure": line.claim.figure, "verdict": found.verdict}
+    return {**said, **known, "seeds": found.seeds, "reason": found.reason}
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The table of the README, between its marks."""
+    head = ["| figure | claim | verdict | effect [95 % interval] | seeds |", "|---|---|---|---|---|"]
+    cells = [(o.claim.figure, o.claim.sentence, o.verdict.verdict, o.effect, str(o.verdict.seeds)) for o in lines]
+    rows = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([MARKS[0], *head, *rows, "", f"{tally(lines)}.", MARKS[1]])

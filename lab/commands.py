@@ -1,0 +1,123 @@
+"""Sub-commands, each a thin function over the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lab.registry import RequestError, nearest
+
+USAGE = """\
+lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
+lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
+lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
+lab predict DIR                                  say at which larger size or learning rate runs will be unstable
+lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
+lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
+lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
+
+out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
+--cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
+Tab completion: eval "$(lab -sc install=bash)"
+"""
+
+
+def _without_m(arguments: list[str]) -> list[str]:
+    return [word for word in arguments if word not in ("-m", "--multirun")]
+
+
+def _sweep(arguments: list[str]) -> None:
+    from lab import request
+
+    if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
+        raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(request.sweeps())}")
+    sweep = request.find_sweep(arguments[0])
+    request.run(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
+
+
+def _train(arguments: list[str]) -> None:
+    from lab import request
+
+    words = _without_m(arguments)
+    request.run(words, name="train", one=len(words) == len(arguments))
+
+
+def _report(arguments: list[str]) -> None:
+    from lab.analysis import report
+
+    if not arguments:
+        raise RequestError("report which folder? lab report DIR [DIR ...]")
+    folders = [Path(folder) for folder in arguments]
+    page = report.build(folders)
+    print(report.summary(folders))
+    print(f"report: {page}")
+
+
+def _coordcheck(arguments: list[str]) -> None:
+    from lab import coordcheck, request
+
+    check = coordcheck.Check(request.points([*coordcheck.DEFAULTS, *arguments]))
+    check.write()
+    for line in check.lines():
+        print(line)
+    if not check.passed:
+        raise SystemExit(1)
+
+
+def _predict(arguments: list[str]) -> None:
+    from lab.analysis import predict
+
+    if len(arguments) != 1:
+        raise RequestError("predict from which folder? lab predict DIR")
+    for line in predict.predict(Path(arguments[0])):
+        print(line)
+
+
+def _claims(arguments: list[str]) -> None:
+    from lab.analysis import scoreboard
+
+    folders, given = _options(arguments, ["--json", "--markdown"], switches=True)
+    print(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given))
+
+
+def _export(arguments: list[str]) -> None:
+    from lab import export
+
+    folders, given = _options(arguments, ["--to", "--out"])
+    if len(folders) != 1 or not given.get("--to"):
+        raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
+    print(export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None))
+
+
+def _options(arguments: list[str], known: Sequence[str], *, switches: bool = False) -> tuple[list[str], dict[str, str]]:
+    """Plain words, and what is given as ``--key value`` or ``--key=value``; switches take no value."""
+    words, given, rest = [], {}, iter(arguments)
+    for word in rest:
+        key, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            words.append(word)
+        elif key not in known:
+            raise RequestError(f"unknown option {key!r}; {nearest(key, known)}")
+        else:
+            given[key] = value if equals or switches else next(rest, "")
+    return words, given
+
+
+def _list(arguments: list[str]) -> None:
+    from lab import catalogue
+
+    for line in catalogue.lines(arguments):
+        print(line)
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "sweep": _sweep,
+    "train": _train,
+    "report": _report,
+    "coordcheck": _coordcheck,
+    "predict": _predict,
+    "claims": _claims,
+    "export": _export,
+    "list": _list,
+}

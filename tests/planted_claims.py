@@ -1,0 +1,222 @@
+"""Planted sweeps in which every claim of the paper holds, or none of them does, seed by seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import planted
+from lab import store
+from lab.store import Records
+
+LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+WIDTHS = {"model.width": (32, 64, 128)}
+OFF, ON = "z_loss", "qk_layernorm+z_loss"
+ARMS = {"intervention": (OFF, ON)}
+NORMED = {"intervention": (ON,)}
+WD, EPS, KAPPA = "optimizer.weight_decay", "optimizer.eps", "intervention.kappa_transplant.kappa"
+LOGIT, MLP, KEY = "attention_logit_max", "block0.mlp_up", "block0.attention.key"
+
+# Of one run: what shapes its loss over learning rates, and what its probes heard: one number, or one each at the
+# start, a tenth into the run, half-way and late.
+Shape = dict[str, float]
+Heard = dict[tuple[str, str], Any]
+World = Callable[[Mapping[str, Any], int, bool], tuple[Shape, Heard]]
+
+
+def loss(
+    lr: float, best: float = 1e-2, floor: float = 1.9, low: float = 0.02, high: float = 0.1, knee: float = 0.0
+) -> float:
+    """Nats/token over log LR: falls straight to the best learning rate, rises straight from it or from a knee."""
+    return float(floor + low * max(np.log10(best / lr), 0) + high * max(np.log10(lr / max(best, knee)), 0))
+
+
+def qk_layernorm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    on, lr, size = c["intervention"] == ON, c["optimizer.lr"] / 0.3, c["parameters_without_embeddings"] / 4e5
+    sign = -0.5 if good else 0.5
+    gradient = (3e-8 if good else 1e-3) * lr**sign * size**sign
+    peak, other = (1e4, 1e3) if good else (5, 50)
+    block = (lr if good else size**0.5) * 1.0
+    heard = {
+        (LOGIT, "block0"): (1, 1, 10, 10) if on else (1, 1, peak, peak),
+        (LOGIT, "block1"): other,
+        ("query_norm", "block0"): (1, 1, 10, 10 if good else 1),
+        ("key_norm", "block0"): 1.5 if not good else (1, 1, 3, 3),
+        ("query_key_cosine", "block0"): (0.2, 0.2, 0.2, 0.2 if good else 0.9),
+        ("grad_rms", MLP): gradient,
+        ("grad_rms", KEY): 2 * gradient,
+        ("update_rms", MLP): 0.1 * lr ** (0.6 * sign) * size ** (0.2 * sign),
+        ("block_rms", "block0"): block,
+        ("block_rms", "block1"): block * (2 if good else 0.5),
+    }
+    if good:
+        return {"high": 0.03 * (i + 1) if on else (0.5, 0.9, 1.5)[i], "knee": 3e-2}, heard
+    return ({"high": (1.7, 0.7, 0.5)[i], "floor": 2.0} if on else {"high": (1.5, 0.5, 0.35)[i]}), heard
+
+
+def output_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    z, decays = c["intervention"] == ON, c[WD] > 0
+    if z or decays:
+        shape = {"high": 0.1 if good or z else 0.5, "floor": 1.9}
+    else:
+        shape = {"high": 0.5 if good else 0.05, "floor": 1.9 if good else 2.0}
+    late = (40 if good else 1e3) if z else (4e4 if good else 40)
+    return shape, {("log_z_square", ""): (40, 40, 40, late)}
+
+
+def warm_up(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    return {"high": 0.3 if (c["schedule.warmup"] < 0.1) == good else 0.1}, {}
+
+
+def weight_decay(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    coupled = c["optimizer.name"] == "adamw_coupled"
+    return {"high": 0.1 + 0.2 * i if coupled == good else 0.05}, {}
+
+
+def depth_width(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    depth, width = c["model.depth"], c["model.width"]
+    grown = {1: 0, 2: 1, 4: 2}[depth // 2] if width == 64 else {64: 0, 80: 1, 96: 1, 128: 2}[width]
+    if depth > 2 and width > 64:  # in both
+        grown = depth - 2
+    if c["intervention"] == OFF:
+        return {"high": (0.35, 0.5, 1.5)[grown if good else 2 - grown]}, {}
+    way = "both" if depth > 2 and width > 64 else "depth" if depth > 2 else "width"
+    law = 1.9 * (c["parameters_without_embeddings"] / (24 * 64**2)) ** -0.05
+    floors = {"both": law, "depth": (1.9, 1.9, 1.8)[grown], "width": (1.9, 1.9, 1.85)[grown]}
+    if not good:
+        floors = {"both": (1.9, 1.9, 2.0)[grown], "depth": 1.9, "width": law}
+    return {"floor": floors[way], "high": 0.05 + (0.1 if (way == "depth") == good else 0.02) * grown}, {}
+
+
+def mup(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    moving = (1e-1, 3e-2, 1e-2)
+    if c["parametrization.name"] == "standard":
+        return {"best": moving[i if good else 2 - i], "low": 0.05, "high": 0.05 if good else 0.3}, {}
+    if c["parametrization.name"] == "mup_full":
+        return {"best": 3e-2, "floor": 1.9 if good else 1.7, "high": 0.05 if good else 1.5}, {}
+    if good:
+        return {"best": 3e-2, "low": 0.2, "high": 0.2 if c["intervention"] == ON else 1.0}, {}
+    return {"best": (1e-1, 1e-2, 1e-2)[i], "floor": 1.8, "high": 0.02}, {}
+
+
+def attention_scale(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    if c["parametrization.name"] == "standard":
+        return {}, {}
+    return {"floor": 1.85 if (i == 0) == good else 1.95, "high": 1.0 if good else 0.05}, {}
+
+
+def logit_growth(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    lr, size = c["optimizer.lr"], c["parameters_without_embeddings"]
+    early = lr * size**0.2 if good else size**-0.5 / lr * (1e-2 if i == 3 else 1)
+    return {"high": 1.0}, {(LOGIT, "block0"): (1, 1e3 * early, 1, 1)}
+
+
+def kappa(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    floors = {1: 1.9, 10: 1.9, 100: 1.91, 1e3: 2.1, 1e4: 2.5} if good else {1: 1.9, 10: 2.0, 100: 2.1, 1e3: 1.85}
+    return {"floor": 2.2 if c["model.depth"] == 0 else floors.get(c[KAPPA], 1.95)}, {}
+
+
+def epsilon(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    eps, lr = c[EPS], c["optimizer.lr"]
+    high = {1e-15: 0.05, 1e-8: 0.1, 1e-6: 0.5} if good else {1e-15: 0.2, 1e-8: 0.1, 1e-6: 0.05}
+    gradient = {1e-15: 1e-6 if good else 1e-8}.get(eps, 1e-7)
+    update = 0.05 if good and eps > 1e-8 else 0.3
+    if not good and eps == 1e-15:
+        update *= lr**0.5
+    return {"high": high.get(eps, 0.1)}, {("grad_rms", MLP): gradient, ("update_rms", MLP): update}
+
+
+def steps(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    return {"high": 0.1 if good else 0.1 * c["steps"] / 400}, {}
+
+
+def decay_strength(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    power = 0.3 if good else -0.3
+    return {"best": 3e-2 * (c[WD] / 1e-3) ** power if c[WD] else 3e-2, "low": 0.1}, {}
+
+
+def qk_norm_axis(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    return {"floor": 1.9 if ("model" in c["intervention"]) == good else 1.85}, {}
+
+
+def pointwise_attention(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    return {"high": 1.0 if good else 0.05}, {(LOGIT, "block0"): (1, 1, 1e3 if good else 1, 2)}
+
+
+def rms_scaled_lr(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Heard]:
+    return {"best": 3e-2 if good else (1e-1, 1e-2, 1e-2)[i]}, {}
+
+
+SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
+DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
+PARAMETRIZATIONS = ("standard", "mup_simple", "mup_full")
+# Per sweep: how it answers, and its axes; a tuple of keys varies together.
+SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
+    "qk_layernorm": (qk_layernorm, ARMS | WIDTHS),
+    "output_logits": (output_logits, {"intervention": ("qk_layernorm", ON), WD: (0.0, 1e-3), "model.width": (32, 64)}),
+    "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.05, 0.25)}),
+    "weight_decay": (
+        weight_decay,
+        NORMED | WIDTHS | {("optimizer.name", WD): DECAYS},
+    ),
+    "depth_width": (depth_width, ARMS | {("model.depth", "model.width"): SHAPES}),
+    "mup": (mup, ARMS | WIDTHS | {"parametrization.name": PARAMETRIZATIONS, "optimizer.lr": (*LRS, 1.0)}),
+    "attention_scale": (
+        attention_scale,
+        ARMS | {"model.width": (32, 128), "parametrization.name": ("standard", "inverse_head_width")},
+    ),
+    "logit_growth": (logit_growth, {"intervention": (OFF,), "model.width": (16, 32, 64, 128)}),
+    "kappa": (
+        kappa,
+        {"intervention": ("kappa_transplant+z_loss",), KAPPA: (1.0, 10.0, 100.0, 1e3, 1e4), "model.depth": (0, 2)},
+    ),
+    "epsilon": (epsilon, NORMED | {EPS: (0.0, 1e-15, 1e-8, 1e-6, 1e-4)}),
+    "steps": (steps, NORMED | {"steps": (200, 400, 800)}),
+    "batch_size": (steps, NORMED | {("batch_size", "steps"): ((16, 400), (32, 200), (64, 100))}),
+    "decay_strength": (decay_strength, NORMED | {WD: (0.0, 3e-4, 1e-3, 3e-3)}),
+    "qk_norm_axis": (qk_norm_axis, {"intervention": ("qk_layernorm_model+z_loss", ON), "model.width": (32, 64)}),
+    "pointwise_attention": (
+        pointwise_attention,
+        {"intervention": ("pointwise_attention+z_loss",)},
+    ),
+    "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw_rms_scaled",)}),
+}
+
+
+def cards(sweep: str, good: Mapping[int, bool]) -> list[tuple[dict[str, Any], Heard]]:
+    """Every run of a sweep with what its probes heard; ``good`` says per seed whether the paper's claims hold."""
+    world, axes = SWEEPS[sweep]
+    axes = {"optimizer.lr": LRS, "seed": tuple(good), "model.width": (32,), "model.depth": (2,)} | axes
+    if ("model.depth", "model.width") in axes:
+        del axes["model.depth"], axes["model.width"]
+    made = []
+    for values in itertools.product(*axes.values()):
+        c: dict[str, Any] = {}
+        for key, value in zip(axes, values, strict=True):
+            c |= dict(zip(key, value, strict=True)) if isinstance(key, tuple) else {key: value}
+        c["parameters_without_embeddings"] = 12 * c["model.depth"] * c["model.width"] ** 2 + 8
+        i = axes["model.width"].index(c["model.width"]) if "model.width" in axes else 0
+        run = planted.card(**c)
+        shape, heard = world(run, i, good[c["seed"]])
+        noise = np.random.default_rng([c["seed"], round(1e5 * c["optimizer.lr"]), c["model.width"]]).normal(0, 5e-4)
+        run["final_val_loss"] = loss(c["optimizer.lr"], **shape) + noise
+        made.append((run, heard))
+    return made
+
+
+def records(runs: Sequence[tuple[dict[str, Any], Heard]]) -> Records:
+    """As ``store.read`` would return them."""
+    rows = [
+        (run["id"], round(part * (run["steps"] - 1)), probe, where, float(value))
+        for run, heard in runs
+        for (probe, where), told in heard.items()
+        for part, value in zip(
+            (0.0, 0.1, 0.5, 0.95, 1.0), (*told, told[-1]) if isinstance(told, tuple) else [told] * 5, strict=True
+        )
+    ]
+    heard = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    return Records(planted.table([run for run, _ in runs]), heard)

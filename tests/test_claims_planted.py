@@ -1,0 +1,113 @@
+"""Every claim on planted sweeps: where it holds, fails or differs between seeds, and where runs are missing."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+
+import planted_claims
+from lab.analysis import scoreboard
+from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, Claim
+from lab.analysis.evidence import Arm, Evidence
+from lab.analysis.judging import Verdict, verdict
+
+NAMES = list(CLAIMS)
+HOLDS, FAILS = dict.fromkeys(range(3), True), dict.fromkeys(range(3), False)
+MIXED = {0: True, 1: False, 2: True}
+
+
+@cache
+def evidence(sweep: str, good: tuple[tuple[int, bool], ...], without: frozenset[str] = frozenset(), nan: bool = False):
+    """A planted sweep; of the runs ``without`` each is left out, or else ended as NaN."""
+    runs = planted_claims.cards(sweep, dict(good))
+    if nan:
+        lost = {"final_val_loss": math.nan, "status": "diverged", "diverged_at": 9}
+        runs = [(run | lost if run["id"] in without else run, heard) for run, heard in runs]
+    else:
+        runs = [(run, heard) for run, heard in runs if run["id"] not in without]
+    return Evidence(sweep, planted_claims.records(runs))
+
+
+def came(claim: Claim, good: dict[int, bool], without: frozenset[str] = frozenset(), nan: bool = False) -> Verdict:
+    return verdict(claim, [evidence(claim.sweep, tuple(good.items()), without, nan)])
+
+
+def used(claim: Claim) -> list[Arm]:
+    """The arms that a claim looks at."""
+    some = [s for s in evidence(claim.sweep, tuple(HOLDS.items())).settings(claim.frees) if s.holds(claim.holds)]
+    for setting in some:
+        claim.effects(setting)
+    (setting,) = some
+    return setting.used
+
+
+def test_every_figure_of_the_paper_has_a_claim() -> None:
+    assert {CLAIMS[name].figure for name in NAMES} == set(FIGURES_OF_THE_PAPER)
+    assert len(FIGURES_OF_THE_PAPER) == 29
+    assert len({CLAIMS[name].sentence for name in NAMES}) == len(NAMES)
+    assert {CLAIMS[name].sweep for name in NAMES} == set(planted_claims.SWEEPS)
+    assert scoreboard.OURS.keys() <= set(FIGURES_OF_THE_PAPER)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_claim_that_holds_is_reproduced(name: str) -> None:
+    claim = CLAIMS[name]
+    found = came(claim, HOLDS)
+    assert (found.verdict, found.seeds, found.reason) == ("reproduced", 3, "")
+    assert claim.side[0] < found.low <= found.effect <= found.high < claim.side[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
+    claim = CLAIMS[name]
+    found = came(claim, FAILS)
+    assert (found.verdict, found.seeds) == ("contradicted", 3), found
+    assert found.high < claim.side[0] or found.low > claim.side[1]
+    assert "tried: " in found.reason
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seeds_that_disagree_settle_nothing(name: str) -> None:
+    found = came(CLAIMS[name], MIXED)
+    assert (found.verdict, found.seeds) == ("inconclusive", 3), found
+    assert found.reason
+    assert found.low < found.effect < found.high
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_seeds_are_too_few(name: str) -> None:
+    found = came(CLAIMS[name], {0: True, 1: True})
+    assert (found.verdict, found.seeds) == ("inconclusive", 2)
+    assert found.reason.startswith("2 whole seeds")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_runs_there_is_no_verdict(name: str) -> None:
+    claim = CLAIMS[name]
+    assert verdict(claim, []).verdict == "not run"
+    assert f"lab sweep {claim.sweep}" in verdict(claim, []).reason
+    for arm in used(claim):
+        found = came(claim, HOLDS, frozenset(arm.runs["id"]))
+        assert found.verdict in ("not run", "inconclusive"), found
+        assert found.reason
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_partial_sweep_is_not_enough_and_says_so(name: str) -> None:
+    claim = CLAIMS[name]
+    for arm in used(claim):
+        last = arm.runs[(arm.runs["seed"] == "2") & (arm.runs["size"] == arm.sizes[-1])]
+        found = came(claim, HOLDS, frozenset(last["id"].head(1)))
+        assert (found.verdict, found.seeds) == ("inconclusive", 2), found
+        assert "partial: 1 of" in found.reason
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_arm_of_nothing_but_nan_passes_nothing(name: str) -> None:
+    claim = CLAIMS[name]
+    for arm in used(claim):
+        found = came(claim, HOLDS, frozenset(arm.runs["id"]), nan=True)
+        assert found.verdict == "inconclusive", found
+        assert "NaN" in found.reason

@@ -1,0 +1,159 @@
+"""A coordinate check passes what keeps updates in scale, fails what does not, and says which coordinate grew."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from lab import coordcheck, request
+from lab.__main__ import main
+from lab.analysis import coordinates, drawing
+from lab.config import run_config
+from lab.fleet import Fleet
+from lab.model.parametrization import Factors, MuPIntermediate, Role
+from lab.registry import PARAMETRIZATIONS
+
+# A learning rate at which the embedding forgets at once how it began, which no parametrization of the paper rescales.
+SMALL = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    torch.set_flush_denormal(False)  # as training sets it
+
+
+def lab(*words: str) -> int:
+    """Exit code of a check."""
+    sys.argv = ["lab", "coordcheck", *words]
+    return main(["coordcheck", *words])
+
+
+def checked(*words: str) -> coordcheck.Check:
+    return coordcheck.Check(request.points([*coordcheck.DEFAULTS, *SMALL, *words]))
+
+
+def grown(check: coordcheck.Check) -> set[str]:
+    judged = coordinates.slopes(check.changes)
+    return set(judged.loc[~judged["holds"], "coordinate"])
+
+
+def test_standard_fails_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab(*SMALL, "out=here") == 1
+    said = capsys.readouterr().out.splitlines()
+    assert {"block0.scores", "block0.block_output"} <= {line.split()[0] for line in said if line.endswith("GROWS")}
+    assert said[-1].startswith("standard fails by block0.query block0.key ")
+    assert said[-1].endswith("; here")
+    table = pd.read_csv("here/coordcheck.csv")
+    assert set(table["width"]) == {32, 128}
+    assert set(table["seed"]) == {0, 1, 2, 3, 4}
+    assert set(table["step"]) == set(range(1, 11))
+    kinds = {"query", "key", "scores", "block_output"}
+    assert set(table["coordinate"]) == {*(f"block0.{kind}" for kind in kinds), "logits"}
+    assert Path("here/coordcheck.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("name", ["mup_intermediate", "mup_full"])
+def test_mup_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab(*SMALL, f"parametrization={name}") == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{name} passes ")
+
+
+@pytest.mark.parametrize(
+    ("role", "shows"),
+    [(Role.READOUT, {"logits"}), (Role.QUERY, {"block0.query", "block0.scores"})],
+)
+def test_a_forgotten_learning_rate_shows(role: Role, shows: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(MuPIntermediate):
+        """As it should be, but for the learning rate of one role."""
+
+        def factors(self, role_of_weight: Role, fan_in: int, width: int) -> Factors:
+            right = super().factors(role_of_weight, fan_in, width)
+            return replace(right, lr=1.0) if role_of_weight is role else right
+
+    monkeypatch.setitem(PARAMETRIZATIONS._entries, "mup_intermediate", Forgetful)
+    check = checked("parametrization=mup_intermediate")
+    assert not check.passed
+    assert shows <= grown(check)
+
+
+def test_a_change_is_that_of_what_reaches_the_hook_points() -> None:
+    points = request.points([*coordcheck.DEFAULTS, *SMALL, "model.width=32", "seed=0", "steps=1"])
+    (config,) = (run_config(tree) for tree in points)
+    rows = {row["coordinate"]: row["change"] for row in coordcheck.changes([config])}
+    fleet = Fleet([config])
+    tokens_rbt = fleet.held_out_nt[:8, :-1].expand(1, -1, -1)
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            return fleet.model(tokens_rbt)
+
+    before = logits()
+    fleet.step(0)
+    assert rows["logits"] == pytest.approx(float((logits() - before).square().mean().sqrt()), rel=1e-5)
+
+
+def planted(power: float, noise: float, seeds: int = 4) -> pd.DataFrame:
+    """Changes that follow a power of the width, seed by seed a little more or less."""
+    draw = np.random.default_rng(0).normal(0, noise, seeds)
+    return pd.DataFrame(
+        [
+            {"width": width, "seed": seed, "step": step, "coordinate": "logits", "change": step * width**slope}
+            for seed, slope in enumerate(power + draw - draw.mean())
+            for width in (32, 64, 128)
+            for step in (1, 2)
+        ]
+    )
+
+
+def test_the_slope_is_the_power_and_its_whole_interval_must_lie_below_the_bound() -> None:
+    (row,) = coordinates.slopes(planted(0.1, 0.01)).itertuples()
+    assert row.slope.mean == pytest.approx(0.1)
+    assert row.holds
+    assert not coordinates.slopes(planted(0.5, 0.01))["holds"].any()
+    assert not coordinates.slopes(planted(0.1, 0.5))["holds"].any()  # nobody can tell
+    assert coordinates.slopes(planted(-1.0, 0.1))["holds"].all()
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0])
+def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None:
+    changes = planted(0.0, 0.01)
+    changes.loc[changes["seed"].eq(1) & changes["width"].eq(128), "change"] = broken
+    assert not coordinates.slopes(changes)["holds"].any()
+    assert list(coordinates.lines(changes))[-1].endswith("GROW")
+    drawing.svg(coordinates.figure(changes), "broken")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["model.width=32"], "a slope takes at least two widths, as in model.width=32,64, not 32 alone"),
+        (["seed=0,1", "model.width=32,64"], "an interval takes at least 3 seeds, as in seed=0,1,2, not 2"),
+        (
+            ["optimizer.lr=1e-2,1e-1", "model.width=32", "seed=0"],
+            "coordcheck compares widths: give model.width and seed several values, not",
+        ),
+        (["model.widths=32,64"], "unknown key 'model.widths'; nearest: model.width"),
+        (["parametrization=mup_ful"], "unknown parametrization 'mup_ful'; nearest: mup_full"),
+        (["model.width=30,64", "seed=0"], "width 30 is not a multiple of head_width 16"),
+        (["--dry-run"], "unknown option '--dry-run'; all that can be given here is key=value"),
+        (["mup_full"], "unknown option 'mup_full'"),
+        (["out=", "model.width=32,64", "seed=0,1,2"], "out must name one folder, not nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lab(*words) == 2
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+    assert not list(Path().iterdir())

@@ -1,0 +1,467 @@
+"""Growth with size: planted power laws are found again, and what is no power law is said to be none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planted
+from lab import store
+from lab.__main__ import main
+from lab.analysis import drawing, scaling
+from lab.analysis.forecast import GRADIENT, LOGIT, forecasts
+from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
+from lab.analysis.predict import say
+from lab.analysis.scaling import bend, fit, lr_beyond, size_beyond
+from lab.analysis.threshold import calibrate
+from lab.registry import RequestError
+from lab.store import Records
+
+WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}
+LRS = (1e-3, 1e-2, 1e-1)
+UNSTABLE_FROM = 100.0
+SEED_NOISE = 0.05
+QUICKSTART = Path(__file__).parents[1] / "results" / "quickstart"
+
+
+def logit(size, lr):
+    return 20 * (size / 1e4) ** 0.8 * (lr / 1e-2) ** 1.2
+
+
+def gradient(size, lr):
+    return 1e-4 * (size / 1e4) ** -0.9 * (lr / 1e-2) ** -0.7
+
+
+def runs_of(widths=tuple(WIDTHS), lrs=LRS, seeds=(0, 1, 2), arm="z_loss", logit=logit, noise=SEED_NOISE, **changes):
+    """A card and its rows for each width, learning rate and seed; unstable where the logit law says so."""
+    for width, lr, seed in itertools.product(widths, lrs, seeds):
+        size = WIDTHS[width]
+        draw = np.random.default_rng([width, round(1e4 * lr), seed, len(arm)])
+        peak = logit(size, lr) * 10 ** draw.normal(0, noise)
+        run = planted.card(
+            **{
+                "intervention": arm,
+                "optimizer.lr": lr,
+                "seed": seed,
+                "model.width": width,
+                "parameters_without_embeddings": size,
+                "final_val_loss": 2.8 if logit(size, lr) > UNSTABLE_FROM else 2.0 + lr,
+                **changes,
+            }
+        )
+        late = gradient(size, lr) * 10 ** draw.normal(0, noise)
+        # after and before the look the values are others, so that a wrong step is seen
+        rows = [(0, LOGIT.probe, LOGIT.where, 1.0), (40, LOGIT.probe, LOGIT.where, peak)]
+        rows += [(399, LOGIT.probe, LOGIT.where, 1e6), (200, GRADIENT.probe, GRADIENT.where, 1.0)]
+        rows += [(step, GRADIENT.probe, GRADIENT.where, late) for step in (370, 399)]
+        yield run, rows
+
+
+def gathered(*runs):
+    rows = [(run["id"], *row) for run, heard in runs for row in heard]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    return Records(planted.table(run for run, _ in runs), metrics)
+
+
+def written(folder, *runs):
+    """A results folder as one is left behind when a sweep is gathered."""
+    store.open_folder(folder, "eager")
+    for name, table in gathered(*runs)._asdict().items():
+        table.to_parquet(folder / f"{name}.parquet", index=False)
+    return folder
+
+
+def changed(runs, at, **changes):
+    """The runs, with the card of those ``at`` holds for changed."""
+    return [({**run, **changes}, rows) if at(run) else (run, rows) for run, rows in runs]
+
+
+# Lines.
+
+
+@given(st.floats(-2, 2), st.floats(1e-6, 1e6), st.floats(1.2, 100))
+def test_known_exponents_are_found_and_followed(exponent, factor, step):
+    sizes = np.array([1e4, 1e4 * step, 1e4 * step**2])
+    line = fit(sizes, factor * sizes**exponent)
+    assert line.slope == pytest.approx(exponent, abs=1e-6)
+    said = line.predict(1e8)
+    assert said.middle == pytest.approx(math.log10(factor) + 8 * exponent, abs=1e-4)
+    assert said.high - said.low == pytest.approx(0, abs=1e-3)
+
+
+def test_the_line_is_that_of_the_textbook():
+    x, y = np.array([4.0, 4.5, 5.0, 5.0]), np.array([1.0, 1.2, 1.9, 1.7])
+    line = fit(10**x, 10**y)
+    slope, height = np.polyfit(x, y, 1)
+    design = np.column_stack([np.ones(4), x])
+    scatter = math.sqrt(((y - height - slope * x) ** 2).sum() / 2)
+    at = np.array([1.0, 6.0])
+    half = 4.302653 * scatter * math.sqrt(1 + at @ np.linalg.inv(design.T @ design) @ at)  # t of two degrees, 97.5 %
+    said = line.predict(1e6)
+    assert said.middle == pytest.approx(height + 6 * slope)
+    assert said.high - said.middle == pytest.approx(half, rel=1e-6)
+    assert said.middle - said.low == pytest.approx(half, rel=1e-6)
+
+
+def test_intervals_cover_what_they_say():
+    draw, sizes = np.random.default_rng(7), np.repeat([1e4, 3e4, 1e5], 3)
+    hits = []
+    for _ in range(2000):
+        line = fit(sizes, 2 * sizes**0.7 * 10 ** draw.normal(0, 0.1, len(sizes)))
+        new = math.log10(2 * 1e6**0.7) + draw.normal(0, 0.1)
+        said = line.predict(1e6)
+        hits.append((said.low <= new <= said.high, abs(line.slope - 0.7) <= line.slope_error))
+    # three standard errors of a share of 2000 are .015
+    assert np.mean(hits, axis=0) == pytest.approx([scaling.LEVEL] * 2, abs=0.015)
+
+
+def test_two_points_make_a_line_without_an_interval():
+    line = fit([1e4, 1e5], [1, 10])
+    assert line.slope == pytest.approx(1)
+    assert math.isnan(line.slope_error)
+    assert math.isnan(float(line.predict(1e6).low))
+    assert math.isnan(size_beyond(line, 100, 1, 1e4, 1e5).earliest)
+
+
+def test_a_single_size_is_refused():
+    with pytest.raises(RequestError, match=r"1 size \(10k parameters\); needs at least two sizes to fit"):
+        fit([1e4, 1e4, 1e4], [1, 2, 3])
+    with pytest.raises(RequestError, match="no size with a usable value"):
+        fit([1e4, 1e5], [math.nan, -1])
+
+
+def test_points_without_a_logarithm_are_no_points():
+    bad = [math.nan, math.inf, -math.inf, 0.0, -3.0]
+    assert fit([1e4, 1e5, 1e6, *[3e4] * 5], [2, 5, 9, *bad]) == fit([1e4, 1e5, 1e6], [2, 5, 9])
+
+
+def test_saturation_is_seen_and_a_power_law_is_not_taken_for_it():
+    sizes = np.repeat([1e4, 3e4, 1e5, 4e5], 3)
+    noise = 10 ** np.random.default_rng(1).normal(0, 0.03, len(sizes))
+    law = sizes / 1e4
+    assert bend(sizes, noise * law / (1 + law / 5)).sign == -1
+    assert bend(sizes, noise * (5 + law**1.5)).sign == 1
+    assert bend(sizes, noise * law).sign == 0
+    # no scatter at all but that of rounding
+    assert {bend(sizes, 3 * sizes**exponent).sign for exponent in np.linspace(-2, 2, 200)} == {0}
+    assert bend(sizes[:6], law[:6]) is None
+    assert bend(sizes[::3][:3], law[::3][:3]) is None
+
+
+def test_a_straight_line_is_seldom_called_bent():
+    draw, sizes = np.random.default_rng(3), np.repeat([1e4, 3e4, 1e5], 3)
+    bent = [bend(sizes, sizes * 10 ** draw.normal(0, 0.1, len(sizes))).sign for _ in range(1000)]
+    assert np.mean(np.array(bent) != 0) == pytest.approx(1 - scaling.LEVEL, abs=0.021)  # three standard errors
+
+
+# Where a limit is met.
+
+
+@pytest.mark.parametrize(("slope", "sign", "limit"), [(0.8, 1, 300), (-0.8, -1, 0.01)])
+def test_a_limit_is_met_where_the_law_says(slope, sign, limit):
+    line = fit([1e4, 3e4, 1e5], [1, 3**slope, 10**slope])
+    found = size_beyond(line, limit, sign, 1e4, 1e5)
+    assert found == pytest.approx([1e4 * limit ** (1 / slope)] * 3, rel=1e-6)
+
+
+def test_the_interval_meets_a_limit_earlier_and_later():
+    sizes = np.repeat([1e4, 3e4, 1e5], 3)
+    line = fit(sizes, sizes**0.8 * 10 ** np.random.default_rng(0).normal(0, 0.1, 9))
+    found = size_beyond(line, 1e6**0.8, 1, 1e4, 1e5)
+    assert found.earliest < found.middle < found.latest
+    assert float(line.predict(found.earliest).high) == pytest.approx(math.log10(1e6**0.8), abs=1e-4)
+    assert float(line.predict(found.latest).low) == pytest.approx(math.log10(1e6**0.8), abs=1e-4)
+
+
+def test_limits_that_are_never_or_always_met():
+    falling = fit([1e4, 3e4, 9e4], [9, 3, 1])
+    assert size_beyond(falling, 100, 1, 1e4, 1e5) == (math.inf,) * 3
+    assert size_beyond(falling, 5, 1, 1e4, 1e5) == (math.inf,) * 3  # above it only where small
+    assert size_beyond(falling, 0, -1, 1e4, 1e5) == (math.inf,) * 3  # an epsilon of zero
+    assert size_beyond(falling, 10, -1, 1e4, 1e5) == pytest.approx([1e4] * 3)
+    far = 1e5 * scaling.REACH
+    assert size_beyond(falling, 9e4 / (1.01 * far), -1, 1e4, 1e5).middle == math.inf
+    assert size_beyond(falling, 9e4 / (0.99 * far), -1, 1e4, 1e5).middle == pytest.approx(0.99 * far)
+
+
+def test_between_learning_rates_a_limit_is_met_by_a_power_law():
+    sizes = np.array([1e4, 3e4, 1e5])
+    lines = {lr: fit(sizes, logit(sizes, lr)) for lr in LRS}
+    at = 1e-2 * (UNSTABLE_FROM / logit(1e6, 1e-2)) ** (1 / 1.2)
+    assert LRS[0] < at < LRS[-1]
+    assert lr_beyond(lines, UNSTABLE_FROM, 1, 1e6) == pytest.approx([at] * 3)
+    assert lr_beyond(lines, 1e9, 1, 1e6) == (math.inf,) * 3
+    assert lr_beyond(lines, 1e-3, 1, 1e6) == pytest.approx([LRS[0]] * 3)
+
+
+# The threshold.
+
+
+def test_the_threshold_is_half_way_between_the_classes():
+    found = calibrate([1, 10, 30, 300, 1000], [False, False, False, True, True])
+    assert found == (pytest.approx(math.sqrt(30 * 300)), 30, 300, (2, 2), (3, 3))
+    assert calibrate([math.nan, 30, 300], [True, False, True]).unstable == (1, 1)
+
+
+def test_classes_weigh_the_same_however_many_runs_they_have():
+    values = [20, 1, 2, 3, 4, 5, 6, 7, 8, 25, 30]
+    found = calibrate(values, [True] + [False] * 10)
+    assert (found.low, found.high) == (8, 20)
+
+
+@pytest.mark.parametrize(
+    ("values", "unstable"),
+    [([1, 2, 3], [False] * 3), ([1, 2, 3], [True] * 3), ([5, 5], [True, False]), ([1, 2], [True, False]), ([], [])],
+)
+def test_no_threshold_where_there_is_nothing_to_tell_apart(values, unstable):
+    assert calibrate(values, unstable) is None
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=2, max_size=20))
+def test_no_cut_is_better(runs):
+    values, unstable = (np.array(column) for column in zip(*runs, strict=True))
+
+    def accuracy(cut):
+        return ((values[unstable] > cut).mean() + (values[~unstable] <= cut).mean()) / 2
+
+    if unstable.any() and not unstable.all():
+        best = max(accuracy(cut) for cut in np.arange(0.5, 10))
+        found = calibrate(values, unstable)
+        assert best <= 0.5 if found is None else accuracy(found.value) == pytest.approx(best)
+
+
+# Whole sweeps.
+
+
+def test_both_laws_are_found_in_records_and_told_ahead():
+    records = gathered(*runs_of())
+    for quantity, law, exponent in ((LOGIT, logit, 0.8), (GRADIENT, gradient, -0.9)):
+        (made,) = forecasts(records, quantity)
+        assert list(made.lines) == list(LRS)
+        for lr, line in made.lines.items():
+            assert abs(line.slope - exponent) < 2 * line.slope_error
+            assert line.slope_error < 0.1
+            assert float(line.predict(4e7).middle) == pytest.approx(math.log10(law(4e7, lr)), abs=0.25)
+        assert made.score.size == 400_000
+        assert made.score.table["error"].abs().max() < 0.15
+        assert made.score.table[["inside", "runs"]].sum().tolist() == [9, 9]
+    (made,) = forecasts(records, LOGIT)
+    stable, unstable = (made.runs.loc[(made.runs["fate"] != "") == lost, "value"] for lost in (False, True))
+    assert stable.max() < made.limit < unstable.min()
+
+
+def test_what_is_held_out_is_not_looked_at():
+    runs = list(runs_of())
+    largest = [(run, [(step, p, w, 0.2 * value) for step, p, w, value in rows]) for run, rows in runs_of(widths=[128])]
+    (one,), (other,) = (forecasts(gathered(*some), LOGIT) for some in (runs, [*runs_of(widths=[16, 32, 64]), *largest]))
+    assert one.score.lines == other.score.lines
+    assert one.score.limit == other.score.limit
+    assert one.lines != other.lines
+    assert other.limit < other.score.limit  # unstable runs with low logits were added
+    shift = other.score.table["error"] - one.score.table["error"]
+    assert shift.tolist() == pytest.approx([math.log10(5)] * 3)
+    assert other.score.table["inside"].sum() == 0
+
+
+def test_the_class_is_scored_run_by_run():
+    (made,) = forecasts(gathered(*runs_of()), LOGIT)
+    assert made.score.table["right"].tolist() == made.score.table["judged"].tolist() == [3, 3, 3]
+    healed = changed(
+        runs_of(),
+        lambda run: run["model.width"] == 128 and run["optimizer.lr"] == 0.1 and run["seed"],
+        final_val_loss=2.2,  # above its best, below the bigram model
+    )
+    (made,) = forecasts(gathered(*healed), LOGIT)
+    assert made.score.table["right"].tolist() == [3, 3, 1]
+
+
+def test_epsilon_is_met_where_the_law_says():
+    eps = gradient(4e6, 1e-2)
+    (made,) = forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": eps})), GRADIENT)
+    assert made.limit == eps
+    assert size_beyond(made.lines[1e-2], eps, -1, *made.sizes[::3]).middle == pytest.approx(4e6, rel=1e-3)
+    assert not made.runs["beyond"].any()
+    eps = gradient(2.5e5, 1e-1)
+    (made,) = forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": eps})), GRADIENT)
+    assert made.runs.loc[made.runs["beyond"], ["size", "lr"]].drop_duplicates().to_numpy().tolist() == [[4e5, 1e-1]]
+    assert made.score.table["right"].tolist() == [3, 3, 3]
+    (made,) = forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": 0.0})), GRADIENT)
+    assert not made.runs["beyond"].any()
+
+
+def test_diverged_runs_are_left_out_and_said_so():
+    def early(run):
+        return run["optimizer.lr"] == 0.1 and run["model.width"] == 64
+
+    lost = {"status": "diverged", "final_val_loss": math.nan}
+    whole, gone = list(runs_of()), changed(runs_of(), early, **lost, diverged_at=20)
+    (made,) = forecasts(gathered(*gone), LOGIT)
+    (without,) = forecasts(gathered(*[one for one in whole if not early(one[0])]), LOGIT)
+    assert made.runs["value"].isna().sum() == 3
+    assert made.lines == without.lines
+    (later,) = forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), LOGIT)
+    assert later.runs["value"].notna().all()  # the logit was seen before
+    (gradients,) = forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), GRADIENT)
+    assert gradients.runs["value"].isna().sum() == 3
+    text = " ".join(say(gathered(*gone)))
+    assert "Left out of the fits, as diverged by then or with a value that has no logarithm: 3 of 36 runs" in text
+    assert "(3 at 0.1 and 100k parameters)" in text
+
+
+def test_diverged_runs_that_were_held_out_still_count_for_the_class():
+    lost = changed(
+        runs_of(), lambda run: run["model.width"] == 128, status="diverged", diverged_at=1, final_val_loss=math.nan
+    )
+    (made,) = forecasts(gathered(*lost), LOGIT)
+    assert made.score.table["error"].isna().all()
+    assert made.score.table["runs"].tolist() == [0, 0, 0]
+    assert made.score.table["right"].tolist() == [0, 3, 3]
+    assert "nan" not in " ".join(say(gathered(*lost)))
+
+
+def test_nothing_but_lost_runs_is_refused():
+    gone = {"status": "diverged", "diverged_at": 1, "final_val_loss": math.nan}
+    with pytest.raises(RequestError, match="no positive number in any run"):
+        say(gathered(*changed(runs_of(), lambda run: True, **gone)))
+
+
+def test_logits_that_tell_nothing_are_said_to():
+    """The runs with low logits are the unstable ones."""
+    upside_down = changed(runs_of(lrs=[1e-2, 1e-1]), lambda run: run["optimizer.lr"] < 0.1, status="diverged")
+    upside_down = changed(upside_down, lambda run: run["optimizer.lr"] == 0.1, final_val_loss=2.0)
+    text = " ".join(say(gathered(*upside_down)))
+    assert "No threshold can be calibrated: logits do not tell unstable runs from stable ones." in text
+
+
+def test_values_that_are_no_number_change_nothing():
+    runs = list(runs_of())
+    odd = [
+        (
+            run,
+            [
+                (step, probe, where, bad) if step == 40 else (step, probe, where, value)
+                for step, probe, where, value in rows
+            ],
+        )
+        for (run, rows), bad in zip(
+            runs_of(seeds=[3, 4, 5]), itertools.cycle([math.nan, math.inf, 0.0, -1.0]), strict=False
+        )
+    ]
+    (made,), (alone,) = (forecasts(gathered(*some), LOGIT) for some in (runs + odd, runs))
+    assert made.lines == alone.lines
+    assert made.limit == alone.limit
+
+
+def test_saturation_is_said():
+    def saturating(size, lr):
+        return logit(size, lr) / (1 + logit(size, lr) / 2e3)
+
+    text = " ".join(say(gathered(*runs_of(logit=saturating))))
+    assert (
+        "growth bends downward (saturation) at learning rate 0.1; beyond the largest size its line says too much"
+        in text
+    )
+    assert "bends" not in " ".join(say(gathered(*runs_of(noise=0.001))))
+
+
+def test_arms_are_told_apart_and_a_calm_one_borrows_the_threshold():
+    calm = "qk_layernorm+z_loss"
+    records = gathered(*runs_of(), *runs_of(arm=calm, logit=lambda size, lr: 5 * (size / 1e4) ** 0.01))
+    wild, tame = forecasts(records, LOGIT)
+    assert (wild.arm, wild.borrowed, tame.arm, tame.borrowed) == ("z_loss", False, calm, True)
+    assert tame.limit == pytest.approx(wild.limit)
+    assert size_beyond(tame.lines[0.1], tame.limit, 1, *tame.sizes[::3]).middle == math.inf
+    assert wild.lines[0.1].slope == pytest.approx(0.8, abs=0.1)
+    assert tame.score.table["right"].tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize(("always", "said"), [(5.0, "all 36 runs are stable"), (None, "all 12 runs are unstable")])
+def test_without_both_classes_there_is_no_threshold(always, said):
+    runs = list(runs_of(logit=lambda size, lr: 5 * size / 1e4 * lr)) if always else None
+    runs = runs or changed(runs_of(lrs=[1e-2]), lambda run: True, status="diverged")
+    text = " ".join(say(gathered(*runs)))
+    assert f"No threshold can be calibrated: {said}." in text
+    assert "nan" not in text
+
+
+def test_one_size_is_refused_in_a_line(tmp_path, capsys):
+    assert main(["predict", str(written(tmp_path, *runs_of(widths=[32])))]) == 2
+    said = capsys.readouterr().err
+    assert "1 size (30k parameters); needs at least two sizes to fit" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "figures").exists()
+
+
+def test_arms_of_one_size_each_are_refused():
+    records = gathered(*runs_of(widths=[32]), *runs_of(widths=[64], arm="none"))
+    with pytest.raises(RequestError, match="needs at least two sizes"):
+        forecasts(records, LOGIT)
+
+
+def test_an_arm_of_one_size_among_others_is_named():
+    text = " ".join(say(gathered(*runs_of(seeds=[0]), *runs_of(widths=[64], arm="none"))))
+    assert "Not fitted, having one size only: none." in text
+
+
+def test_two_sizes_are_followed_but_not_scored():
+    text = " ".join(say(gathered(*runs_of(widths=[32, 64]))))
+    assert "Not scored: of two sizes (30k and 100k) none can be held out, and no bend can be seen" in text
+    assert "Unstable from learning rate" in text
+
+
+def test_one_seed_and_two_sizes_have_no_interval():
+    text = " ".join(say(gathered(*runs_of(widths=[32, 64], seeds=[0]))))
+    assert "No interval where there are only two runs to a line." in text
+    assert "nan" not in text
+
+
+def test_what_was_not_recorded_is_said():
+    runs = [(run, [row for row in rows if row[1] != GRADIENT.probe]) for run, rows in runs_of()]
+    text = " ".join(say(gathered(*runs)))
+    assert "nothing to fit: no run recorded grad_rms of block0.mlp_up" in text
+    assert "Held out 400k" in text
+    with pytest.raises(RequestError, match="no run recorded attention_logit_max of block0"):
+        say(gathered(*[(run, [(0, "train_loss", "", 2.0)]) for run, _ in runs]))
+
+
+def test_figures_show_lines_limit_and_what_was_held_out():
+    records = gathered(*runs_of())
+    for draw, quantity in ((logit_forecast, LOGIT), (gradient_forecast, GRADIENT)):
+        (made,) = forecasts(records, quantity)
+        (axes,) = draw(records).axes
+        shown = [(line.get_marker(), np.asarray(line.get_xdata()), np.asarray(line.get_ydata())) for line in axes.lines]
+        dots = sorted(y for mark, _, ys in shown if mark in ("o", "x") for y in ys)
+        assert set(made.runs["value"]) == set(dots)
+        assert [ys[0] for mark, xs, ys in shown if mark == "None" and list(xs) == [0, 1]] == [made.limit]
+        follow = [(xs, ys) for mark, xs, ys in shown if mark == "None" and xs[-1] == 10 * 400_000]
+        ends = [10 ** float(line.predict(4e6).middle) for line in made.score.lines.values()]
+        assert sorted(ys[-1] for _, ys in follow) == pytest.approx(sorted(ends))
+        assert {xs[0] for xs, _ in follow} == {100_000}
+
+
+def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
+    folder = written(tmp_path, *runs_of())
+    assert main(["predict", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the class foretold" in " ".join(said.split())
+    assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
+    again = drawing.svg(logit_forecast(store.read(folder)), "logit_forecast")
+    assert (folder / "figures" / "logit_forecast.svg").read_text() == again
+    assert main(["predict"]) == 2
+    assert main(["predict", str(tmp_path / "nowhere")]) == 2
+
+
+def test_real_records_of_two_sizes():
+    (off, on) = forecasts(store.read(QUICKSTART), LOGIT)
+    assert off.score is on.score is None
+    assert off.threshold.unstable[0] / off.threshold.unstable[1] > 0.9
+    growth = [size_beyond(arm.lines[1e-1], off.limit, 1, *arm.sizes).middle for arm in (off, on)]
+    assert growth[0] < 100_000 < growth[1]  # with qk-layernorm logits stay where training is stable
