@@ -106,7 +106,8 @@ def test_a_partial_sweep_is_not_enough_and_says_so(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_arm_of_nothing_but_nan_passes_nothing(name: str) -> None:
     claim = CLAIMS[name]
-    for arm in used(claim):
+    arms = used(claim)
+    for arm in {id(arm): arm for arm in (arms[0], arms[-1])}.values():
         found = came(claim, HOLDS, frozenset(arm.ids), nan=True)
         assert found.verdict == "inconclusive", found
         assert "NaN" in found.reason
