@@ -153,12 +153,13 @@ def rms_scaled_lr(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Hear
 
 SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
 DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
+TRANSPLANTS = ((1.0, 2), (10.0, 2), (100.0, 2), (1e3, 2), (1e4, 2), (1.0, 0))
 PARAMETRIZATIONS = ("standard", "mup_simple", "mup_full")
 # Per sweep: how it answers, and its axes; a tuple of keys varies together.
 SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "qk_layernorm": (qk_layernorm, ARMS | WIDTHS),
     "output_logits": (output_logits, {"intervention": ("qk_layernorm", ON), WD: (0.0, 1e-3), "model.width": (32, 64)}),
-    "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.05, 0.25)}),
+    "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.25)}),
     "weight_decay": (
         weight_decay,
         NORMED | WIDTHS | {("optimizer.name", WD): DECAYS},
@@ -170,10 +171,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         ARMS | {"model.width": (32, 128), "parametrization.name": ("standard", "inverse_head_width")},
     ),
     "logit_growth": (logit_growth, {"intervention": (OFF,), "model.width": (16, 32, 64, 128)}),
-    "kappa": (
-        kappa,
-        {"intervention": ("kappa_transplant+z_loss",), KAPPA: (1.0, 10.0, 100.0, 1e3, 1e4), "model.depth": (0, 2)},
-    ),
+    "kappa": (kappa, {"intervention": ("kappa_transplant+z_loss",), (KAPPA, "model.depth"): TRANSPLANTS}),
     "epsilon": (epsilon, NORMED | {EPS: (0.0, 1e-15, 1e-8, 1e-6, 1e-4)}),
     "steps": (steps, NORMED | {"steps": (200, 400, 800)}),
     "batch_size": (steps, NORMED | {("batch_size", "steps"): ((16, 400), (32, 200), (64, 100))}),
@@ -190,9 +188,9 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
 def cards(sweep: str, good: Mapping[int, bool]) -> list[tuple[dict[str, Any], Heard]]:
     """Every run of a sweep with what its probes heard; ``good`` says per seed whether the paper's claims hold."""
     world, axes = SWEEPS[sweep]
-    axes = {"optimizer.lr": LRS, "seed": tuple(good), "model.width": (32,), "model.depth": (2,)} | axes
-    if ("model.depth", "model.width") in axes:
-        del axes["model.depth"], axes["model.width"]
+    given = {key for keys in axes for key in (keys if isinstance(keys, tuple) else [keys])}
+    usual = {"optimizer.lr": LRS, "seed": tuple(good), "model.width": (32,), "model.depth": (2,)}
+    axes = {key: values for key, values in usual.items() if key not in given} | axes
     made = []
     for values in itertools.product(*axes.values()):
         c: dict[str, Any] = {}

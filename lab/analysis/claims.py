@@ -159,6 +159,9 @@ def coincide(first: Arm, second: Arm) -> pd.DataFrame:
     """
     means = {}
     for size, lost in first.table("log_lost").min().items():
+        if math.isnan(lost):
+            means[size] = first.table("log_lost")[size]
+            continue
         calm = [lr for lr in first.lrs if math.log10(lr) <= lost - 1 + 1e-6]
         if not calm:
             raise LackingError("no learning rate as low as eta_div / 10")

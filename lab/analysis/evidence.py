@@ -13,7 +13,7 @@ import pandas as pd
 from lab.analysis import measured
 from lab.analysis.arms import Curve, count
 from lab.analysis.curves import configs, points
-from lab.analysis.outline import OF_A_CURVE, outlines
+from lab.analysis.outline import OF_A_CURVE, Outline, outlines
 from lab.analysis.sensitivity import HIGH, judge
 from lab.store import Records
 
@@ -37,14 +37,15 @@ class Evidence:
     def __init__(self, name: str, records: Records) -> None:
         self.name, self.records = name, records
         self.runs = judge(points(records.runs))
-        keys, curves = configs(records.runs.set_index("id").loc[self.runs["id"]].reset_index())
-        self.curves = {n: _spelled(curves[key]) for n, key in zip(self.runs["curve"], keys, strict=True)}
-        self._measures: dict[Any, pd.Series] = {}
+        first = self.runs.drop_duplicates("curve")
+        keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
+        self.curves = {n: _spelled(curves[key]) for n, key in zip(first["curve"], keys, strict=True)}
+        self._measures: dict[Any, dict[str, float]] = {}
         self._arms: dict[Any, Arm] = {}
 
     @cached_property
-    def seeds(self) -> pd.DataFrame:
-        """As made by ``outlines``."""
+    def outlines(self) -> list[Outline]:
+        """One for each curve and seed."""
         return outlines(self.runs)
 
     def settings(self, frees: Iterable[str]) -> list[Setting]:
@@ -61,12 +62,13 @@ class Evidence:
             self._arms[numbers, lrs] = Arm(self, numbers, lrs)
         return self._arms[numbers, lrs]
 
-    def measure(self, how: Callable[..., pd.Series], probe: str, where: str, **more: float) -> pd.Series:
+    def measure(self, how: Callable[..., pd.Series], probe: str, where: str, **more: float) -> dict[str, float]:
         """A value per run id; ``how`` as in ``measured``."""
         key = (how.__name__, probe, where, *more.items())
         if key not in self._measures:
-            self._measures[key] = how(self.records, probe, where, **more)
-        if self._measures[key].empty:
+            heard = how(self.records, probe, where, **more)
+            self._measures[key] = dict(zip(heard.index, heard, strict=True))
+        if not self._measures[key]:
             raise LackingError(f"no run recorded {probe} {where}".rstrip())
         return self._measures[key]
 
@@ -96,53 +98,55 @@ class Setting:
         numbers = [[n for n, curve in self.curves.items() if _chosen(curve, choice)] for choice in choices]
         if not all(numbers):
             raise LackingError("an arm is not there", near=False)
-        runs = self.evidence.runs
-        lrs = sorted(runs.loc[runs["curve"].isin({n for some in numbers for n in some}), "lr"].unique())
+        chosen = {number for some in numbers for number in some}
+        lrs = sorted({lr for outline in self.evidence.outlines if outline.curve in chosen for lr in outline.runs})
         arms = [self.evidence.arm(tuple(some), tuple(lrs)) for some in numbers]
         self.used += arms
         return arms
 
 
 class Arm:
-    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms it stands beside."""
+    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms it stands beside.
+
+    Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
+    """
 
     def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
         self.evidence, self.lrs = evidence, lrs
-        own = evidence.seeds[evidence.seeds["curve"].isin(numbers)]
-        if own.duplicated(["size", "seed"]).any():
+        self.known = [outline for outline in evidence.outlines if outline.curve in numbers]
+        if len({(outline.size, outline.seed) for outline in self.known}) < len(self.known):
             raise LackingError("two curves of one size in an arm", near=False)
-        self.sizes, self.names = sorted(own["size"].unique()), sorted(own["seed"].unique())
-        self.known = own
-        seeds = own[own["ran"].map(lambda ran: ran == lrs)]
-        self.seeds = seeds.assign(row=seeds["seed"].map(self.names.index), column=seeds["size"].map(self.sizes.index))
-        whole = self.seeds.loc[self.seeds["alive"], ["curve", "seed", "row", "column"]]
-        self.runs = evidence.runs.merge(whole, on=["curve", "seed"])
+        self.sizes = sorted({outline.size for outline in self.known})
+        self.seeds = sorted({outline.seed for outline in self.known})
+        self.whole = [outline for outline in self.known if outline.alive and tuple(outline.runs) == lrs]
+
+    @property
+    def ids(self) -> set[str]:
+        """The runs that count."""
+        return {run.id for outline in self.whole for run in outline.runs.values()}
 
     def table(self, column: str) -> pd.DataFrame:
-        """A column of ``outlines``: a row per seed, a column per size, NaN where it is not known."""
+        """What ``Outline.known`` has under this name."""
         if column in OF_A_CURVE and len(self.lrs) < FEWEST_LRS:
             raise LackingError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
-        return self._square(self.seeds, column)
+        return self._square(lambda outline: outline.known[column])
 
     def loss(self, lr: float) -> pd.DataFrame:
         """Final held-out loss at a learning rate, at most that at initialization."""
-        return self._square(self.runs[self.runs["lr"] == lr], "capped")
+        return self._square(lambda outline: outline.runs[lr].loss)
 
     def above_bigram(self, lr: float) -> pd.DataFrame:
         """By how much the final loss exceeds that of the bigram model: above zero is lost."""
-        some = self.runs[self.runs["lr"] == lr]
-        return self._square(some.assign(over=some["capped"] - some["loss_bigram"]), "over")
+        return self._square(lambda outline: outline.runs[lr].over_bigram)
 
     def lost(self, lr: float) -> pd.DataFrame:
         """1 where the run diverged or was unstable, as ``sensitivity.judge`` has it, else 0."""
-        some = self.runs[self.runs["lr"] == lr]
-        return self._square(some.assign(lost=(some["fate"] != "").astype(float)), "lost")
+        return self._square(lambda outline: outline.runs[lr].lost)
 
     def heard(self, lr: float, probe: str, where: str, how: Callable[..., pd.Series], **more: float) -> pd.DataFrame:
         """What a probe heard at a learning rate; ``how`` as in ``measured``."""
-        some = self.runs[self.runs["lr"] == lr]
-        values = some["id"].map(self.evidence.measure(how, probe, where, **more)).astype(float)
-        return self._square(some.assign(heard=values), "heard")
+        told = self.evidence.measure(how, probe, where, **more)
+        return self._square(lambda outline: told.get(outline.runs[lr].id, math.nan))
 
     @property
     def top(self) -> float:
@@ -160,19 +164,20 @@ class Arm:
         """Where this probe listened, in order."""
         return measured.places(self.evidence.records, probe)
 
-    def _square(self, rows: pd.DataFrame, column: str) -> pd.DataFrame:
-        table = np.full((len(self.names), len(self.sizes)), math.nan)
-        table[rows["row"].to_numpy(dtype=int), rows["column"].to_numpy(dtype=int)] = rows[column]
-        return pd.DataFrame(table, self.names, self.sizes)
+    def _square(self, value: Callable[[Outline], float]) -> pd.DataFrame:
+        table = np.full((len(self.seeds), len(self.sizes)), math.nan)
+        for outline in self.whole:
+            table[self.seeds.index(outline.seed), self.sizes.index(outline.size)] = value(outline)
+        return pd.DataFrame(table, self.seeds, self.sizes)
 
 
 def extent(arms: list[Arm]) -> str:
     """What was tried, for the reader of a claim that did not come out."""
     sizes = sorted({size for arm in arms for size in arm.sizes})
     lrs = sorted({lr for arm in arms for lr in arm.lrs})
-    cards = arms[0].evidence.records.runs.set_index("id")
-    some = cards.loc[[run for arm in arms for run in arm.runs["id"]]]
-    steps = " or ".join(f"{n:g}" for n in sorted(some["steps"].unique())) if len(some) else "no"
+    runs = arms[0].evidence.records.runs
+    some = sorted(runs.loc[runs["id"].isin(set().union(*(arm.ids for arm in arms))), "steps"].unique())
+    steps = " or ".join(map("{:g}".format, some))
     ends = [" to ".join(dict.fromkeys([say(of[0]), say(of[-1])])) for say, of in ((count, sizes), ("{:g}".format, lrs))]
     return f"{ends[0]} parameters, learning rates {ends[1]}, {steps} steps"
 

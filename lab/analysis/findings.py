@@ -68,11 +68,32 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     at = pd.MultiIndex.from_frame(curves[["arm", "size"]])
     few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
     slow = "More than half of the sensitivity is under-training, from learning rates below the best one, for {}."
-    idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable: {}."
+    idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable"
+    edge = "The best learning rate is the lowest or highest tried, so the window may miss the optimum: {}. Shift it."
+    other = "Learning rate means something else here, so compare these with other arms by their losses: {}."
     yield curves[n == 0], f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}: {{}}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
     yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
-    yield curves[at.isin(worse) & (n > 0)], idle
+    yield curves[at.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
+    yield curves[at.isin(_at_the_edge(study)) & (n > 0)], edge
+    yield curves[at.isin(_of_another_meaning(study))], other
+
+
+def _at_the_edge(study: Study) -> pd.MultiIndex:
+    """Arms and sizes with a seed whose best learning rate is an end of those it ran at, of three or more."""
+    lrs = study.points.groupby(["arm", "size", "seed"]).agg(
+        best=("best_lr", "first"), low=("lr", "min"), high=("lr", "max"), n=("lr", "nunique")
+    )
+    some = lrs[(lrs["n"] > 2) & ((lrs["best"] == lrs["low"]) | (lrs["best"] == lrs["high"]))]
+    return pd.MultiIndex.from_frame(some.reset_index()[["arm", "size"]])
+
+
+def _of_another_meaning(study: Study) -> pd.MultiIndex:
+    """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
+    cards = study.records.runs.set_index("id").loc[study.points["id"]]
+    scaled = (cards["parametrization.name"] != "standard") | (cards["optimizer.name"] == "adamw_rms_scaled")
+    some = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
+    return pd.MultiIndex.from_frame(some[["arm", "size"]])
 
 
 def _place(arm: object, size: object) -> str:

@@ -35,7 +35,7 @@ def verdict(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
             continue
         try:
             effects = claim.effects(some)
-            found.append((_ids(some.used), some, effects))
+            found.append((len(set().union(*(arm.ids for arm in some.used))), some, effects))
         except LackingError as gap:
             lacking.append(gap)
     if found:
@@ -45,10 +45,6 @@ def verdict(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
     needed = f"lab sweep {claim.sweep} trains what it takes"
     reason = f"{near[0]}; {needed}" if near else f"no folder has its arms; {needed}"
     return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "")
-
-
-def _ids(arms: list[Arm]) -> int:
-    return len({run for arm in arms for run in arm.runs["id"]})
 
 
 def _on(claim: Claim, some: Setting, effects: Effects) -> Verdict:
@@ -84,15 +80,16 @@ def _spell(claim: Claim) -> str:
 
 def _gaps(arms: list[Arm]) -> list[str]:
     """What keeps seeds from counting."""
-    known = pd.concat([arm.known for arm in arms]).drop_duplicates(["curve", "seed"])
-    seeds, sizes = known["seed"].nunique(), {size for arm in arms for size in arm.sizes}
-    ran = int(known["ran"].map(len).sum())
-    wanted = known["curve"].nunique() * seeds * len(arms[0].lrs)
-    said = [f"partial: {wanted - ran} of {wanted} runs missing"] if wanted > ran else []
+    known = {(outline.curve, outline.seed): outline for arm in arms for outline in arm.known}
+    curves, seeds = ({key[part] for key in known} for part in (0, 1))
+    sizes = {size for arm in arms for size in arm.sizes}
+    wanted = len(curves) * len(seeds) * len(arms[0].lrs)
+    missing = wanted - sum(len(outline.runs) for outline in known.values())
+    said = [f"partial: {missing} of {wanted} runs missing"] if missing else []
     if any(set(arm.sizes) != sizes for arm in arms):
-        said.append("partial: not every arm has every size")
-    if not known["alive"].all():
+        said.append("not every arm has every size")
+    if not all(outline.alive for outline in known.values()):
         said.append("an arm is nothing but NaN")
-    elif not known["learned"].all():
+    elif not all(outline.learned for outline in known.values()):
         said.append("a curve never fell below the bigram model's loss")
     return said

@@ -21,6 +21,7 @@ from lab.analysis import (  # noqa: F401  (they fill the registry)
 )
 from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim
 from lab.analysis.evidence import Evidence
+from lab.analysis.external import compare
 from lab.analysis.judging import Verdict, verdict
 from lab.registry import RequestError
 
@@ -65,9 +66,8 @@ def read(places: Sequence[Path]) -> list[Evidence]:
     return [Evidence(str(folder), store.read(folder)) for folder in folders]
 
 
-def judged(places: Sequence[Path]) -> list[Line]:
+def judged(folders: Sequence[Evidence]) -> list[Line]:
     """Every claim, in the order of the paper's figures, judged on these folders."""
-    folders = read(places)
     known = sorted((CLAIMS[name] for name in CLAIMS), key=lambda one: (_order(one), one.place))
     return [Line(claim, verdict(claim, folders)) for claim in known]
 
@@ -78,10 +78,11 @@ def _order(claim: Claim) -> int:
 
 def written(places: Sequence[Path], *style: str) -> str:
     """All of it for ``lab claims``: for the eye, or as ``--json`` or ``--markdown``."""
-    lines = judged(places)
+    folders = read(places)
+    lines = judged(folders)
     if style:
         return {"--json": as_json, "--markdown": markdown}[style[-1]](lines)
-    return "\n".join(text(lines))
+    return "\n".join([*text(lines), "", *compare(folders)])
 
 
 def text(lines: Sequence[Line]) -> Iterator[str]:

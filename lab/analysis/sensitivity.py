@@ -46,6 +46,12 @@ class Interval(NamedTuple):
             return ", ".join(f"{value:.3f}" for value in self.values) or "undefined"
         return f"{self.mean:.3f} ± {self.high - self.mean:.3f}"
 
+    @property
+    def dz(self) -> float:
+        """Mean over standard deviation, of paired differences Cohen's d_z; NaN below three seeds or without spread."""
+        spread = float(np.std(self.values, ddof=1)) if self.n >= FEWEST_SEEDS else 0.0
+        return self.mean / spread if spread else math.nan
+
     def __str__(self) -> str:
         return f"{self.bare} (n = {self.n})"
 

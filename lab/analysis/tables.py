@@ -10,6 +10,7 @@ import pandas as pd
 
 from lab.analysis.arms import count, differing, spell
 from lab.analysis.curves import LR, configs, plain
+from lab.analysis.optimum import optima
 from lab.analysis.study import Study
 
 # Names for the reader of what the code calls total, below and above.
@@ -115,7 +116,8 @@ def files(study: Study) -> dict[str, pd.DataFrame]:
     return {
         "sensitivity": _flat(study.curves),
         "sensitivity_by_seed": seeds,
-        "differences": _flat(study.pairs),
+        "differences": _flat(study.pairs).assign(**_effect_sizes(study.pairs)),
+        "optima_by_seed": optima(study.points),
         "losses": points,
     }
 
@@ -125,6 +127,11 @@ def plain_text(table: pd.DataFrame) -> list[str]:
     cells = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def _effect_sizes(pairs: pd.DataFrame) -> dict[str, list[float]]:
+    """Cohen's d of paired differences, by name of the column."""
+    return {f"{COLUMNS[part]}_dz": [interval.dz for interval in pairs[part]] for part in PARTS}
 
 
 def _flat(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,174 @@
+"""The rule of the claims, their choice of runs, and `lab claims` as its user meets it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import planted
+import planted_claims
+from lab.__main__ import main
+from lab.analysis import external, optimum, scoreboard
+from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, decide
+from lab.analysis.evidence import Evidence
+from lab.analysis.judging import verdict
+from lab.analysis.sensitivity import student_t
+
+HOME = Path(__file__).parents[1]
+README = (HOME / "README.md").read_text(encoding="utf-8")
+LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
+
+
+def evidence(cards, name="made") -> Evidence:
+    return Evidence(name, planted.records(list(cards)))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "side", "came"),
+    [
+        ([[1.0, 1.1, 1.2]], (0, math.inf), "reproduced"),
+        ([[-1.0, -1.1, -1.2]], (0, math.inf), "contradicted"),
+        ([[-1.0, 1.1, 1.2]], (0, math.inf), "inconclusive"),
+        ([[1.0, 1.1]], (0, math.inf), "inconclusive"),
+        ([[0.0, 0.0, 0.0]], (0, math.inf), "inconclusive"),
+        ([[1.0, 1.1, 1.2], [-1.0, 1.1, 1.2]], (0, math.inf), "inconclusive"),
+        ([[1.0, 1.1, 1.2], [-1.0, -1.1, -1.2]], (0, math.inf), "contradicted"),
+        ([[0.01, 0.0, -0.01]], (-0.1, 0.1), "reproduced"),
+        ([[0.5, 0.51, 0.52]], (-0.1, 0.1), "contradicted"),
+        ([[0.1, 0.0, -0.1]], (-0.1, 0.1), "inconclusive"),
+    ],
+)
+def test_the_rule(seeds: list[list[float]], side: tuple[float, float], came: str) -> None:
+    assert decide([student_t(values) for values in seeds], side)[0] == came
+
+
+def test_the_interval_shown_is_that_of_the_weakest_part() -> None:
+    strong, weak = student_t([1.0, 1.1, 1.2]), student_t([0.2, 0.21, 0.22])
+    assert decide([strong, weak], (0, math.inf)) == ("reproduced", weak)
+
+
+def test_an_arm_in_which_more_changes_than_the_claim_says_is_no_arm() -> None:
+    """The arm with qk-layernorm has another batch size as well."""
+    off, on = planted.cards(arms=["z_loss"]), planted.cards(arms=["qk_layernorm+z_loss"], batch_size=32)
+    assert verdict(LOWERS, [evidence([*off, *on])]).verdict == "not run"
+    assert verdict(LOWERS, [evidence(planted.cards())]).verdict == "reproduced"
+
+
+def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
+    small, large = evidence(planted.cards(widths=[32]), "small"), evidence(planted.cards(), "large")
+    assert verdict(LOWERS, [small, large]).folder == "large"
+    assert verdict(LOWERS, [large, evidence(planted.cards(), "as large")]).folder == "large"
+
+
+def test_a_trend_of_an_undertrained_arm_settles_nothing_but_its_instability_part_does() -> None:
+    """Tiny runs on bytes: S falls with size, since more and more learning rates train in time."""
+    runs = evidence(planted.cards(widths=[32, 64, 128]))
+    whole = verdict(CLAIMS["sensitivity_rises_without"], [runs])
+    assert whole.verdict == "inconclusive"
+    assert whole.reason.startswith("undertrained")
+    assert verdict(CLAIMS["instability_rises_without"], [runs]).verdict == "reproduced"
+
+
+def test_a_curve_stuck_at_chance_is_no_stable_curve() -> None:
+    stuck = planted.cards(arms=["qk_layernorm+z_loss"], final_val_loss=planted.BIGRAM + 1)
+    found = verdict(LOWERS, [evidence([*planted.cards(arms=["z_loss"]), *stuck])])
+    assert found.verdict == "inconclusive"
+    assert "never fell below the bigram" in found.reason
+
+
+def test_a_folder_of_failed_runs_proves_nothing(tmp_path: Path) -> None:
+    failed = [{**card, "status": "failed", "final_val_loss": None} for card in planted.cards(widths=[32], seeds=[0])]
+    planted.write(tmp_path / "failed", failed)
+    assert {line.verdict.verdict for line in scoreboard.judged(scoreboard.read([tmp_path]))} == {"not run"}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of results folders, one of them empty."""
+    folder = tmp_path_factory.mktemp("results")
+    planted.write(folder / "mine", list(planted.cards(widths=[32])))
+    (folder / "empty").mkdir()
+    (folder / "notes.txt").write_text("not a folder")
+    return folder
+
+
+def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", str(results), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {tuple(one) for one in told} == {("claim", "figure", "verdict", "effect", "low", "high", "seeds", "reason")}
+    assert list(dict.fromkeys(one["figure"] for one in told)) == list(FIGURES_OF_THE_PAPER)
+    for one in told:
+        assert one["verdict"] in ("reproduced", "contradicted", "inconclusive", "not run")
+        assert bool(one["reason"]) == (one["verdict"] != "reproduced")
+        assert (one["effect"] is None) == (one["verdict"] == "not run")
+    (first,) = [one for one in told if one["claim"] == LOWERS.sentence]
+    assert (first["verdict"], first["seeds"]) == ("reproduced", 3)
+
+
+def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", str(results / "mine"), str(results / "empty")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if LOWERS.sentence in line]
+    assert line.split()[:3] == ["fig", "1", "reproduced"]
+    assert line.endswith("(mine/learning_rate_sensitivity)")
+    heads = [line for line in lines if line.startswith("fig ")]
+    assert len(heads) == len(list(CLAIMS))
+    column = line.index(LOWERS.sentence)
+    assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in heads)
+    (tally,) = [line for line in lines if " claims: " in line]
+    assert sum(int(part.split()[0]) for part in tally.partition(": ")[2].split(", ")) == len(heads)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", str(tmp_path / "absent")]) == 2
+    assert "no results folder" in capsys.readouterr().err
+    assert main(["claims", "--jsno"]) == 2
+    assert "nearest: --json" in capsys.readouterr().err
+
+
+def test_the_readme_shows_what_the_committed_results_say() -> None:
+    start, end = scoreboard.MARKS
+    if start not in README:
+        pytest.skip("the README has no scoreboard")
+    shown = README[README.index(start) : README.index(end) + len(end)]
+    assert shown == scoreboard.written([HOME / "results"], "--markdown")
+
+
+def test_every_figure_named_is_ours() -> None:
+    from lab.analysis.figures import FIGURES
+
+    assert all(name in FIGURES for name in scoreboard.OURS.values())
+
+
+def test_the_replication_by_others_is_held_against_our_curves() -> None:
+    runs = planted_claims.cards("output_logits", {0: True, 1: True, 2: True})
+    calm, starts, shares, set_up = list(external.compare([Evidence("ours", planted_claims.records(runs))]))[1:]
+    assert "theirs 0.007; ours 0.000" in calm
+    assert starts.endswith("0.03 at 221M; ours 0.03 at 24.6k, 0.03 at 98.3k")
+    # planted rises of 0.1 and 0.5 per decade above 1e-2, beside an under-training part of 0.02 * log10(10/3) / 5
+    low, rise = 0.02 * math.log10(1e-2 / 3e-3), sum(math.log10(lr / 1e-2) for lr in (3e-2, 1e-1, 3e-1))
+    share = (low + 0.1 * rise) / (low + 0.5 * rise)
+    assert f"0.27 at 221M; ours {share:.2f} at 24.6k" in shares
+    assert "SwiGLU" in set_up
+    assert "not run" in "".join(external.compare([]))
+
+
+def test_the_optimum_between_grid_points_is_found() -> None:
+    lrs = np.array(planted.LRS)
+    losses = 2 + 0.3 * (np.log10(lrs) - np.log10(0.02)) ** 2
+    curve = pd.DataFrame({"lr": lrs, "loss": losses, "loss_at_init": 5.6}).sample(frac=1, random_state=0)
+    assert optimum.best_lr_fine(curve) == pytest.approx(0.02)
+    assert optimum.best_lr_fine(curve[curve["lr"] >= 0.03]) == 0.03
+    assert optimum.spread(curve) == pytest.approx(losses.max() - losses.min())
+    assert optimum.shifted(0.02) == pytest.approx((0.02 / 1000**0.5, 0.02 * 1000**0.5))
+
+
+def test_effect_sizes_are_paired() -> None:
+    assert student_t([1.0, 2.0, 3.0]).dz == pytest.approx(2.0)
+    assert math.isnan(student_t([1.0, 2.0]).dz)
+    assert math.isnan(student_t([1.0, 1.0, 1.0]).dz)
