@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
 STYLE: dict[Any, Any] = {
@@ -48,6 +47,8 @@ FATE_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillstyle
 REFERENCES = {"loss_at_init": ("at initialization", (0, (1, 1.5))), "loss_bigram": ("bigram model", (0, (5, 2)))}
 INK = "#444444"
 MOST_KEYS = 9
+LEFT, BETWEEN, KEYS = 0.9, 0.2, 1.75  # inches: at the left of all panels, between two, at their right
+MOST_COLUMNS = 4
 
 
 def shades(values: Iterable[float], colours: str) -> dict[float, str]:
@@ -63,10 +64,50 @@ def literal(label: object, width: int) -> str:
     return textwrap.fill(f" {visible}" if visible.startswith("_") else visible, width, drop_whitespace=False)
 
 
-def canvas(columns: int, height: float) -> Figure:
-    """An empty figure, ``height`` inches high and wide enough for so many panels and the keys at their right."""
-    wide = {1: 4.2, 2: 5.8}.get(columns, 2.4 * columns)
-    return Figure(figsize=(wide + 1.6, height), layout="constrained")
+class Sheet:
+    """An empty figure with places for panels, counted from the upper left, and a margin at the right for keys.
+
+    Places are measured in inches and not found by a layout engine, which would draw every figure several times over.
+    """
+
+    def __init__(self, columns: int, rows: Sequence[tuple[float, float]], headroom: float = 0.4) -> None:
+        """``rows`` are pairs of a height and the space below it; ``headroom`` is for titles above the first."""
+        self.wide = {1: 3.7, 2: 2.8, 3: 2.35}.get(columns, 1.88)
+        self.rows, self.headroom = list(rows), headroom
+        width = LEFT + columns * (self.wide + BETWEEN) - BETWEEN + KEYS
+        self.figure = Figure(figsize=(width, headroom + sum(map(sum, self.rows))))
+
+    def panel(self, row: int, column: int, columns: int = 1, **shared: Any) -> Axes:
+        """Axes in this place, over so many columns; ``sharex`` and ``sharey`` as matplotlib has them."""
+        width, height = self.figure.get_size_inches()
+        x = LEFT + column * (self.wide + BETWEEN)
+        y = height - self.headroom - sum(map(sum, self.rows[:row])) - self.rows[row][0]
+        wide = columns * (self.wide + BETWEEN) - BETWEEN
+        return self.figure.add_axes((x / width, y / height, wide / width, self.rows[row][0] / height), **shared)
+
+    def beside(self, first: int, last: int, text: str) -> None:
+        """Words at the far left of these rows, upwards."""
+        width, height = self.figure.get_size_inches()
+        ends = [
+            self.headroom + sum(map(sum, self.rows[:first])),
+            self.headroom + sum(map(sum, self.rows[:last])) + self.rows[last][0],
+        ]
+        self.figure.text(
+            0.06 / width, 1 - sum(ends) / 2 / height, text, rotation=90, va="center", weight="bold", size=8
+        )
+
+    def keys(self, *groups: tuple[str, Sequence[Any]], row: int = 0) -> None:
+        """Named groups of entries in the right margin, one below the other, from the top of this row down."""
+        handles = []
+        for title, some in groups:
+            handles += [Line2D([], [], linestyle="", label=f"{title}:"), *some] if title and some else list(some)
+        width, height = self.figure.get_size_inches()
+        at = (1 - (KEYS - 0.12) / width, 1 - (self.headroom + sum(map(sum, self.rows[:row]))) / height)
+        look: dict[str, Any] = {"borderaxespad": 0, "handlelength": 1.7, "alignment": "left", "labelspacing": 0.35}
+        legend = self.figure.legend(
+            handles, [handle.get_label() for handle in handles], **look, loc="upper left", bbox_to_anchor=at
+        )
+        self.figure.add_artist(legend)
 
 
 def line_keys(shades: Mapping[float, str], spell: Callable[[float], str]) -> list[Line2D]:
@@ -90,18 +131,15 @@ def reference_keys(axes: Axes) -> list[Line2D]:
     return [line for line in axes.lines if line.get_label() in names and low <= np.max(line.get_ydata()) <= high]
 
 
-def beside(axes: Axes, handles: Sequence[Any], title: str = "", lower: bool = False) -> None:
-    """A key at the right of a panel, from its top down or standing on its bottom."""
-    look: dict[str, Any] = {"borderaxespad": 0, "handlelength": 1.8, "alignment": "left", "title": title}
-    look |= {"loc": "lower left" if lower else "upper left", "bbox_to_anchor": (1.02, 0.0 if lower else 1.0)}
-    legend = Legend(axes, handles, [handle.get_label() for handle in handles], **look)
-    axes.add_artist(legend)
-    legend.set_clip_on(False)  # else the layout leaves no room for what lies beside the panel
-
-
 def svg(figure: Figure, name: str) -> str:
     """The figure as one ``<svg>`` element; its ids begin with ``name``, so that several can share a page."""
     with matplotlib.rc_context(STYLE), io.StringIO() as text:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         drawn = text.getvalue()
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn[drawn.index("<svg") :])
+    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn[drawn.index("<svg") :])
+    # a hundredth of a point is finer than any eye or press
+    return re.sub(r'(?<= [dxy]=")[^"]+', lambda path: re.sub(r"\d+\.\d{3,}", _rounded, path[0]), drawn)
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.2f}"

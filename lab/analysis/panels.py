@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,12 @@ from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
 from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
 
 DASHED = (0, (4, 2))
+
+
+def title(axes: Axes, label: str) -> None:
+    """A label as the title of a panel, in as many lines as its width takes."""
+    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
+    axes.set_title(drawing.literal(label, int(inches * 13)), size=8)
 
 
 def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
@@ -43,16 +49,27 @@ def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str) -> N
     axes.set_ylabel(what)
 
 
-def over_lr(axes: Axes, runs: pd.DataFrame, value: str, colour: str, mean: Any) -> None:
-    """Over learning rates: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost."""
-    by_lr = runs.groupby("lr")
-    line = by_lr[value].agg(["min", "max"]).assign(mean=by_lr[value].agg(mean))
-    fates = by_lr["fate"].agg(lambda seeds: next((fate for fate in ("diverged", "unstable") if fate in set(seeds)), ""))
+def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: Any = np.mean) -> None:
+    """Over column ``x``: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost."""
+    runs = runs[np.isfinite(runs[value])]
+    by_x = runs.groupby(x)
+    line = by_x[value].agg(["min", "max"]).assign(mean=by_x[value].agg(mean))
+    fates = by_x["fate"].agg(worst)
     axes.fill_between(line.index, line["min"], line["max"], color=colour, alpha=0.2, linewidth=0)
     axes.plot(line.index, line["mean"], color=colour)
     for fate, mark in {"": "o", **FATES}.items():
         look = FATE_LOOK if fate else {"markersize": 3.5}
         axes.plot(line.index[fates == fate], line["mean"][fates == fate], mark, color=colour, **look)
+
+
+def worst(fates: Iterable[str]) -> str:
+    """The worst of what became of several seeds."""
+    return max(fates, key=["", *FATES].index)
+
+
+def geometric(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers."""
+    return float(np.exp(np.mean(np.log(np.asarray(values, dtype=float)))))
 
 
 def references(axes: Axes, runs: pd.DataFrame) -> None:
@@ -61,21 +78,31 @@ def references(axes: Axes, runs: pd.DataFrame) -> None:
         axes.axhline(runs[column].mean(), color=INK, linewidth=0.8, linestyle=dashes, zorder=1, label=name)
 
 
-def over_steps(axes: Axes, lines: pd.DataFrame, shades: Mapping[Any, str]) -> None:
-    """A line per learning rate: columns ``lr``, ``step``, ``value``."""
-    for lr, line in lines.groupby("lr"):
-        axes.plot(line["step"], line["value"], color=shades[lr], linewidth=1)
+def over_steps(axes: Axes, lines: pd.DataFrame, colour: str) -> None:
+    """One line over column ``step``: ``mean`` with a band from ``min`` to ``max``, its ``fate`` marked at its end."""
+    axes.fill_between(lines["step"], lines["min"], lines["max"], color=colour, alpha=0.15, linewidth=0)
+    axes.plot(lines["step"], lines["mean"], color=colour, linewidth=1)
+    end, fate = lines[np.isfinite(lines["mean"])].tail(1), worst(lines["fate"])
+    if fate:
+        axes.plot(end["step"], end["mean"], FATES[fate], color=colour, clip_on=False, **{**FATE_LOOK, "markersize": 5})
 
 
-def sensitivities(axes: Axes, curves: pd.DataFrame) -> None:
-    """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``."""
+def sensitivities(axes: Axes, curves: pd.DataFrame) -> list[Line2D]:
+    """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``.
+
+    Returns the entries of its key.
+    """
     sizes, arms, keys = sorted(curves["size"].unique()), list(curves["arm"].unique()), []
-    reach = np.log(sizes[-1] / sizes[0]) or 1.0
+    reach = float(np.log(sizes[-1] / sizes[0])) or 1.0
+    apart = 0.012 if len(sizes) > 1 else 0.2 / len(arms)
     for place, arm in enumerate(arms):
         some = curves[curves["arm"] == arm]
-        look: dict[str, Any] = {"color": drawing.ARM_COLOURS[place % 7], "marker": drawing.ARM_MARKS[place % 7]}
+        look: dict[str, Any] = {
+            "color": drawing.ARM_COLOURS[place % 7],
+            "marker": drawing.ARM_MARKS[(place + place // 7) % 7],
+        }
         # arms stand a hair apart, or bars would hide one another
-        x = some["size"].to_numpy() * np.exp(reach * 0.012 * (place - (len(arms) - 1) / 2))
+        x = some["size"].to_numpy() * np.exp(reach * apart * (place - (len(arms) - 1) / 2))
         _intervals(axes, x, list(some["total"]), **look)
         _intervals(axes, x, list(some["above"]), **look, linestyle=DASHED, markerfacecolor="white")
         seeds = sorted({interval.n for interval in some["total"]})
@@ -83,7 +110,6 @@ def sensitivities(axes: Axes, curves: pd.DataFrame) -> None:
         keys.append(Line2D([], [], markersize=5, label=drawing.literal(f"{arm} (n = {n})", 34), **look))
     keys += [Line2D([], [], color=INK, label="sensitivity")]
     keys += [Line2D([], [], color=INK, linestyle=DASHED, label="its instability part")]
-    drawing.beside(axes, keys)
     if not any(interval.n for interval in curves["total"]):
         axes.text(
             0.5, 0.5, "undefined: fewer than two learning rates", transform=axes.transAxes, ha="center", color=INK
@@ -94,7 +120,8 @@ def sensitivities(axes: Axes, curves: pd.DataFrame) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(bottom=0)
     axes.set_xlabel("parameters without embeddings")
-    axes.set_ylabel("LR sensitivity (nats/token)")
+    axes.set_ylabel("LR sensitivity\n(nats/token)")
+    return keys
 
 
 def _intervals(axes: Axes, x: Any, intervals: list[Interval], **look: Any) -> None:
