@@ -47,7 +47,7 @@ FATE_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillstyle
 REFERENCES = {"loss_at_init": ("at initialization", (0, (1, 1.5))), "loss_bigram": ("bigram model", (0, (5, 2)))}
 INK = "#444444"
 MOST_KEYS = 9
-LEFT, BETWEEN, KEYS = 0.9, 0.2, 1.75  # inches: at the left of all panels, between two, at their right
+LEFT, BETWEEN, KEYS = 0.9, 0.2, 2.05  # inches: at the left of all panels, between two, at their right
 MOST_COLUMNS = 4
 
 
@@ -72,29 +72,30 @@ class Sheet:
 
     def __init__(self, columns: int, rows: Sequence[tuple[float, float]], headroom: float = 0.4) -> None:
         """``rows`` are pairs of a height and the space below it; ``headroom`` is for titles above the first."""
-        self.wide = {1: 3.7, 2: 2.8, 3: 2.35}.get(columns, 1.88)
+        self.wide = {1: 3.7, 2: 2.8, 3: 2.35}.get(columns, 1.75)
         self.rows, self.headroom = list(rows), headroom
         width = LEFT + columns * (self.wide + BETWEEN) - BETWEEN + KEYS
         self.figure = Figure(figsize=(width, headroom + sum(map(sum, self.rows))))
 
-    def panel(self, row: int, column: int, columns: int = 1, **shared: Any) -> Axes:
-        """Axes in this place, over so many columns; ``sharex`` and ``sharey`` as matplotlib has them."""
+    def panel(self, row: int, column: int, columns: int = 1, gap: float = 0.0, **shared: Any) -> Axes:
+        """Axes in this place, over so many columns, ``gap`` inches of it left free for labels at their left.
+
+        ``sharex`` and ``sharey`` are as matplotlib has them.
+        """
         width, height = self.figure.get_size_inches()
         x = LEFT + column * (self.wide + BETWEEN)
         y = height - self.headroom - sum(map(sum, self.rows[:row])) - self.rows[row][0]
         wide = columns * (self.wide + BETWEEN) - BETWEEN
-        return self.figure.add_axes((x / width, y / height, wide / width, self.rows[row][0] / height), **shared)
+        return self.figure.add_axes(
+            ((x + gap) / width, y / height, (wide - gap) / width, self.rows[row][0] / height), **shared
+        )
 
     def beside(self, first: int, last: int, text: str) -> None:
         """Words at the far left of these rows, upwards."""
         width, height = self.figure.get_size_inches()
-        ends = [
-            self.headroom + sum(map(sum, self.rows[:first])),
-            self.headroom + sum(map(sum, self.rows[:last])) + self.rows[last][0],
-        ]
-        self.figure.text(
-            0.06 / width, 1 - sum(ends) / 2 / height, text, rotation=90, va="center", weight="bold", size=8
-        )
+        above = [self.headroom + sum(map(sum, self.rows[:row])) for row in (first, last)]
+        middle = 1 - (above[0] + above[1] + self.rows[last][0]) / 2 / height
+        self.figure.text(0.06 / width, middle, text, rotation=90, va="center", weight="bold", size=8)
 
     def keys(self, *groups: tuple[str, Sequence[Any]], row: int = 0) -> None:
         """Named groups of entries in the right margin, one below the other, from the top of this row down."""
@@ -104,10 +105,8 @@ class Sheet:
         width, height = self.figure.get_size_inches()
         at = (1 - (KEYS - 0.12) / width, 1 - (self.headroom + sum(map(sum, self.rows[:row]))) / height)
         look: dict[str, Any] = {"borderaxespad": 0, "handlelength": 1.7, "alignment": "left", "labelspacing": 0.35}
-        legend = self.figure.legend(
-            handles, [handle.get_label() for handle in handles], **look, loc="upper left", bbox_to_anchor=at
-        )
-        self.figure.add_artist(legend)
+        look |= {"loc": "upper left", "bbox_to_anchor": at}
+        self.figure.legend(handles, [handle.get_label() for handle in handles], **look)
 
 
 def line_keys(shades: Mapping[float, str], spell: Callable[[float], str]) -> list[Line2D]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lab.analysis import drawing, figures_scaling, figures_steps, panels
+from lab.analysis import drawing, figures_scaling, figures_settings, figures_steps, panels
 from lab.analysis.arms import count
 from lab.analysis.gallery import FIGURES, fate_keys, figure
 from lab.analysis.ladder import ladder
 from lab.analysis.sensitivity import by_curve, per_seed
 from lab.store import Records
 
-__all__ = ["FIGURES", "figures_scaling", "figures_steps"]
+__all__ = ["FIGURES", "figures_scaling", "figures_settings", "figures_steps"]
 # More arms than this along a setting are lines of one panel per size, no longer panels.
 MOST_ARMS = 4
 

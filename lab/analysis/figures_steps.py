@@ -110,6 +110,9 @@ def _over_steps(
     """A block of rows per size and up to four arms; rows of which nothing was heard are left out."""
     if runs.groupby(["arm", "size"]).ngroups > MOST_PANELS:
         runs = runs[runs["size"] == runs.groupby("arm")["size"].transform("max")]
+    alone = runs["arm"].nunique() == 1
+    if alone:  # its sizes stand side by side
+        runs = runs.assign(arm=runs["size"].map(lambda size: f"{count(size)} parameters"), size=0)
     lines = {row: some for row in rows if len(some := _lines(records, runs, row))}
     if not lines or rows[0] not in lines:
         raise NothingToDrawError("nothing to draw: no run recorded what this figure shows")
@@ -126,9 +129,10 @@ def _over_steps(
     shared: dict[Heard, Axes] = {}
     for at, (block, size) in enumerate(tall):
         titled, last = at == 0 or tall[at - 1][0] is not block, at == len(tall) - 1 or tall[at + 1][0] is not block
-        sheet.beside(at * len(lines), (at + 1) * len(lines) - 1, f"{count(size)} parameters")
+        sheet.beside(at * len(lines), (at + 1) * len(lines) - 1, "" if alone else f"{count(size)} parameters")
         for place, (row, table) in enumerate(lines.items()):
             known = table[(table["size"] == size) & table["arm"].isin(block)]
+            left = next((arm for arm in block if arm in set(known["arm"])), None)
             for column, arm in enumerate(block):
                 some = known[known["arm"] == arm]
                 if some.empty:
@@ -142,8 +146,8 @@ def _over_steps(
                 _dress(axes, row, runs, known)
                 if titled and place == 0:
                     panels.title(axes, arm)
-                axes.tick_params(labelleft=arm == known["arm"].iloc[0], labelbottom=last and place == len(lines) - 1)
-                axes.set_ylabel(row.label if arm == known["arm"].iloc[0] else "")
+                axes.tick_params(labelleft=arm == left, labelbottom=last and place == len(lines) - 1)
+                axes.set_ylabel(row.label if arm == left else "")
                 axes.set_xlabel("step" if last and place == len(lines) - 1 else "")
     references = drawing.reference_keys(shared[rows[0]])
     sheet.keys((line, drawing.line_keys(shades, "{:g}".format)), ("", [*fate_keys(runs), *references]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ DASHED = (0, (4, 2))
 def title(axes: Axes, label: str) -> None:
     """A label as the title of a panel, in as many lines as its width takes."""
     inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
-    axes.set_title(drawing.literal(label, int(inches * 13)), size=8)
+    axes.set_title(drawing.literal(label, int(inches * 18)), size=7.5)
 
 
 def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
@@ -36,13 +36,25 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
     axes.set_xlabel("peak learning rate")
 
 
-def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str) -> None:
+def lr_ticks(axes: Axes, lrs: Iterable[float]) -> None:
+    """Logarithmic learning rates upwards, each a tick."""
+    grid = sorted(set(lrs))
+    axes.set_yscale("log")
+    axes.set_ylim(grid[0] / 1.3, grid[-1] * 1.3)
+    axes.set_yticks(grid, [f"{lr:g}" for lr in grid])
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str, bigram: bool = True) -> None:
     """Logarithmic loss, from the lowest to the highest of ``losses`` and bigram losses; never beyond initialization."""
-    shown = [*losses, *runs["loss_bigram"]]
+    shown = [*losses, *(runs["loss_bigram"] if bigram else [])]
     low, high = float(np.nanmin(shown)), min(float(np.nanmax(shown)), float(runs["loss_at_init"].max()))
     axes.set_yscale("log")
     axes.set_ylim(low / 1.04, high * 1.06)
-    ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
+    digits = (
+        (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high > 1.5 * low else np.arange(1, 10, 0.1 if high > 1.1 * low else 0.02)
+    )
+    ticks = [digit * 10.0**power for power in range(-3, 4) for digit in digits]
     axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.04 <= tick <= high * 1.06]))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
@@ -72,6 +84,61 @@ def geometric(values: Iterable[float]) -> float:
     return float(np.exp(np.mean(np.log(np.asarray(values, dtype=float)))))
 
 
+def arm_look(place: int) -> dict[str, Any]:
+    """Colour and mark of the arm at this place; the first 49 differ in one of the two."""
+    arms = len(drawing.ARM_COLOURS)
+    return {"color": drawing.ARM_COLOURS[place % arms], "marker": drawing.ARM_MARKS[(place + place // arms) % arms]}
+
+
+def arm_key(place: int, arm: str) -> Line2D:
+    """The entry of the arm at this place."""
+    return Line2D([], [], markersize=5, label=drawing.literal(arm, 27), **arm_look(place))
+
+
+def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
+    """Logarithmic parameter counts; of sizes closer together than their labels some stay bare."""
+    known = sorted(set(sizes))
+    reach = float(np.log(known[-1] / known[0])) or 1.0
+    axes.set_xscale("log")
+    axes.set_xlim(known[0] / np.exp(0.15 * reach), known[-1] * np.exp(0.15 * reach))
+    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
+    axes.set_xticks(known, _apart(np.log(known), [count(size) for size in known], 0.5 * 1.3 * reach / inches))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("parameters without embeddings")
+
+
+def setting_axis(axes: Axes, values: Iterable[float], name: str) -> Any:
+    """Logarithmic values of a setting, each a tick; returns where a value stands: zero at the left edge."""
+    known = sorted(value for value in set(values) if value > 0)
+    reach = float(np.log(known[-1] / known[0]))
+    edge = known[0] / np.exp(0.15 * reach)
+    shown = [edge, *known] if 0 in set(values) else known
+    axes.set_xscale("log")
+    axes.set_xlim(shown[0] / np.exp(0.06 * reach), shown[-1] * np.exp(0.06 * reach))
+    labels = [f"{0 if value == edge else value:g}" for value in shown]
+    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
+    axes.set_xticks(shown, _apart(np.log(shown), labels, 0.45 * 1.2 * reach / inches))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(name)
+    return lambda setting: np.where(np.asarray(setting) > 0, setting, edge)
+
+
+def _apart(at: Sequence[float], labels: Sequence[str], least: float) -> list[str]:
+    """Labels, empty where the last one shown is nearer than ``least``; the first is always shown."""
+    shown, last = [], -np.inf
+    for place, label in zip(at, labels, strict=True):
+        near = place - last < least
+        shown.append("" if near else label)
+        last = last if near else place
+    return shown
+
+
+def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
+    """A dashed line at Adam's epsilon, unless it lies far below what is drawn."""
+    if eps > axes.get_ylim()[0] / 30:
+        axes.axhline(eps, color=colour, linewidth=0.9, linestyle=DASHED, zorder=1, label="Adam's epsilon")
+
+
 def references(axes: Axes, runs: pd.DataFrame) -> None:
     """Thin lines at the loss at initialization and that of the bigram model, each a mean over ``runs``."""
     for column, (name, dashes) in REFERENCES.items():
@@ -97,29 +164,22 @@ def sensitivities(axes: Axes, curves: pd.DataFrame) -> list[Line2D]:
     apart = 0.012 if len(sizes) > 1 else 0.2 / len(arms)
     for place, arm in enumerate(arms):
         some = curves[curves["arm"] == arm]
-        look: dict[str, Any] = {
-            "color": drawing.ARM_COLOURS[place % 7],
-            "marker": drawing.ARM_MARKS[(place + place // 7) % 7],
-        }
+        look = arm_look(place)
         # arms stand a hair apart, or bars would hide one another
         x = some["size"].to_numpy() * np.exp(reach * apart * (place - (len(arms) - 1) / 2))
         _intervals(axes, x, list(some["total"]), **look)
         _intervals(axes, x, list(some["above"]), **look, linestyle=DASHED, markerfacecolor="white")
-        seeds = sorted({interval.n for interval in some["total"]})
-        n = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
-        keys.append(Line2D([], [], markersize=5, label=drawing.literal(f"{arm} (n = {n})", 34), **look))
+        keys.append(arm_key(place, arm))
     keys += [Line2D([], [], color=INK, label="sensitivity")]
     keys += [Line2D([], [], color=INK, linestyle=DASHED, label="its instability part")]
+    seeds = sorted({interval.n for interval in curves["total"]})
+    keys += [Line2D([], [], linestyle="", label=f"n = {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))}")]
     if not any(interval.n for interval in curves["total"]):
         axes.text(
             0.5, 0.5, "undefined: fewer than two learning rates", transform=axes.transAxes, ha="center", color=INK
         )
-    axes.set_xscale("log")
-    axes.set_xlim(sizes[0] / np.exp(0.15 * reach), sizes[-1] * np.exp(0.15 * reach))
-    axes.set_xticks(sizes, [count(size) for size in sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
+    size_axis(axes, sizes)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("parameters without embeddings")
     axes.set_ylabel("LR sensitivity\n(nats/token)")
     return keys
 
