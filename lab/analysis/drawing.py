@@ -64,6 +64,11 @@ def literal(label: object, width: int) -> str:
     return textwrap.fill(f" {visible}" if visible.startswith("_") else visible, width, drop_whitespace=False)
 
 
+def columns_for(panels: int) -> int:
+    """How many of so many panels stand side by side: at most four, in rows as full as can be."""
+    return -(-panels // -(-panels // MOST_COLUMNS))
+
+
 class Sheet:
     """An empty figure with places for panels, counted from the upper left, and a margin at the right for keys.
 

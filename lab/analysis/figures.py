@@ -37,9 +37,10 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Figure:
         (found.runs, found.key, "setting", "{:g}".format) if found and climbs else (runs, "parameters", "size", count)
     )
     faces = list(shown.groupby(["rest", "size"] if climbs else ["arm"], sort=False))
-    columns = min(len(faces), drawing.MOST_COLUMNS)
+    columns = drawing.columns_for(len(faces))
     rows = -(-len(faces) // columns)
-    sheet = drawing.Sheet(columns, [(2.3, 0.85)] * rows + [(2.0, 0.5)], headroom=0.55)
+    lines = sum(1 + drawing.literal(arm, panels.KEY_LETTERS).count("\n") for arm in runs["arm"].unique())
+    sheet = drawing.Sheet(columns, [(2.3, 0.85)] * rows + [(max(2.0, 0.17 * (lines + 3)), 0.5)], headroom=0.55)
     shades = drawing.shades(shown[line], drawing.SIZE_SHADES)
     first = None
     for place, (labels, some) in enumerate(faces):
@@ -56,6 +57,7 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Figure:
         axes.tick_params(labelleft=first_of_row)
     keys = drawing.line_keys(shades, spell)
     sheet.keys((title, keys), ("", [*fate_keys(runs), *drawing.reference_keys(first)]))
+    colours = {arm: shades[value] for arm, value in zip(shown["arm"], shown[line], strict=True)} if climbs else {}
     bottom = sheet.panel(rows, 0, columns)
-    sheet.keys(("", panels.sensitivities(bottom, by_curve(per_seed(runs)))), row=rows)
+    sheet.keys(("", panels.sensitivities(bottom, by_curve(per_seed(runs)), colours)), row=rows)
     return sheet.figure

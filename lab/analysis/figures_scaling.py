@@ -49,7 +49,7 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
     peaks = runs.assign(peak=runs["id"].map(heard.groupby("id")["value"].max()))
     sizes = drawing.shades(runs["size"], drawing.SIZE_SHADES)
     arms = list(dict.fromkeys(runs["arm"]))
-    columns = min(len(arms), drawing.MOST_COLUMNS)
+    columns = drawing.columns_for(len(arms))
     sheet = drawing.Sheet(columns, [(1.9, 0.95)] * -(-len(arms) // columns), headroom=0.55)
     first: Axes | None = None
     for place, arm in enumerate(arms):
@@ -126,7 +126,7 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
         raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {measured.probe}")
     blocks = range(1, 1 + max(some.loc[some["size"] == some["size"].max(), "depth"].max() for _, some in arms))
     heard = {block: measured.when(records, measured.probe, measured.at(block - 1)) for block in blocks}
-    sheet = drawing.Sheet(3, [(1.5, 0.8)] * len(arms), headroom=0.45)
+    sheet = drawing.Sheet(3, [(1.5 if len(arms) > 1 else 2.2, 0.8)] * len(arms), headroom=0.45)
     lrs = drawing.shades(runs["lr"], drawing.LR_SHADES)
     sizes = drawing.shades(runs["size"], drawing.SIZE_SHADES)
     first: Axes | None = None

@@ -17,7 +17,7 @@ from lab.analysis.ladder import ladder
 from lab.analysis.measured import late
 from lab.store import Records
 
-EPSILON = "optimizer.eps"
+EPSILON, EQUAL = "optimizer.eps", "gradient = epsilon"
 NO_BLOCKS: dict[str, Any] = {
     "color": drawing.INK,
     "linewidth": 0.9,
@@ -46,7 +46,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     some = some.assign(gradient=some["id"].map(gradients).astype(float))
     values = ["capped", "gradient"] if some["gradient"].notna().any() else ["capped"]
     faces = list(some.groupby(["rest", "size"] if line == "lr" else ["rest"], sort=False))
-    columns = min(len(faces), drawing.MOST_COLUMNS)
+    columns = drawing.columns_for(len(faces))
     rows = -(-len(faces) // columns) * len(values)
     sheet = drawing.Sheet(columns, [(2.0, 0.85)] * rows, headroom=0.5)
     name = " with ".join([found.key, *found.others])
@@ -72,6 +72,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     first["capped"].set_ylabel("final held-out loss\n(nats/token)")
     if "gradient" in first:
         first["gradient"].set_ylabel("gradient RMS")
+        panels.diagonal(first["gradient"], some.loc[some["setting"] > 0, "setting"], EQUAL)
     keys = drawing.line_keys(shades, "{:g}".format if line == "lr" else count)
     named = {line.get_label(): line for axes in first.values() for line in axes.lines}
     known = [named[label] for label in (NO_BLOCKS["label"], "gradient = epsilon") if label in named]
@@ -106,9 +107,9 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     for axes in (left, right):
         panels.size_axis(axes, best["size"])
     panels.loss_axis(left, runs, best["capped"], "best held-out loss (nats/token)", bigram=False)
-    panels.lr_ticks(right, runs["lr"])
+    panels.lr_ticks(right, runs["lr"], best["lr"])
     right.set_ylabel("best peak learning rate")
-    keys = [panels.arm_key(place, arm) for place, (arm, _) in enumerate(arms)]
+    keys = [panels.arm_key(arm, panels.arm_look(place)) for place, (arm, _) in enumerate(arms)]
     fit = Line2D([], [], color=drawing.INK, linestyle=panels.DASHED, label="power law of the\nsmaller sizes")
     fits = [fit] if any(some["size"].nunique() > 2 for _, some in arms) else []
     sheet.keys(("", [*keys, *fits, *band_key(runs)]))

@@ -118,14 +118,15 @@ def _over_steps(
         raise NothingToDrawError("nothing to draw: no run recorded what this figure shows")
     shades = drawing.shades(runs["lr"], drawing.LR_SHADES)
     arms = list(dict.fromkeys(runs["arm"]))
-    blocks = [arms[at : at + drawing.MOST_COLUMNS] for at in range(0, len(arms), drawing.MOST_COLUMNS)]
+    columns = drawing.columns_for(len(arms))
+    blocks = [arms[at : at + columns] for at in range(0, len(arms), columns)]
     tall = [(block, size) for block in blocks for size in sorted(runs.loc[runs["arm"].isin(block), "size"].unique())]
     gaps = [
         0.85 if tall[at + 1 : at + 2] and tall[at + 1][0] is not block else 0.2 for at, (block, _) in enumerate(tall)
     ]
     heights = [(1.25, gap if row == len(lines) - 1 else 0.1) for gap in gaps for row in range(len(lines))]
     heights[-1] = (1.25, 0.5)
-    sheet = drawing.Sheet(min(len(arms), drawing.MOST_COLUMNS), heights, headroom=0.55)
+    sheet = drawing.Sheet(columns, heights, headroom=0.55)
     shared: dict[Heard, Axes] = {}
     for at, (block, size) in enumerate(tall):
         titled, last = at == 0 or tall[at - 1][0] is not block, at == len(tall) - 1 or tall[at + 1][0] is not block

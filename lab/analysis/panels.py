@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
 from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
 
 DASHED = (0, (4, 2))
+KEY_LETTERS = 27
 
 
 def title(axes: Axes, label: str) -> None:
@@ -36,9 +37,9 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
     axes.set_xlabel("peak learning rate")
 
 
-def lr_ticks(axes: Axes, lrs: Iterable[float]) -> None:
-    """Logarithmic learning rates upwards, each a tick."""
-    grid = sorted(set(lrs))
+def lr_ticks(axes: Axes, lrs: Iterable[float], shown: pd.Series) -> None:
+    """Logarithmic learning rates upwards, a tick at each of the grid as far as some are shown."""
+    grid = [lr for lr in sorted(set(lrs)) if shown.min() / 4 < lr < shown.max() * 4]
     axes.set_yscale("log")
     axes.set_ylim(grid[0] / 1.3, grid[-1] * 1.3)
     axes.set_yticks(grid, [f"{lr:g}" for lr in grid])
@@ -90,9 +91,9 @@ def arm_look(place: int) -> dict[str, Any]:
     return {"color": drawing.ARM_COLOURS[place % arms], "marker": drawing.ARM_MARKS[(place + place // arms) % arms]}
 
 
-def arm_key(place: int, arm: str) -> Line2D:
-    """The entry of the arm at this place."""
-    return Line2D([], [], markersize=5, label=drawing.literal(arm, 27), **arm_look(place))
+def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
+    """The entry of an arm."""
+    return Line2D([], [], markersize=5, label=drawing.literal(arm, KEY_LETTERS), **look)
 
 
 def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
@@ -139,6 +140,14 @@ def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
         axes.axhline(eps, color=colour, linewidth=0.9, linestyle=DASHED, zorder=1, label="Adam's epsilon")
 
 
+def diagonal(axes: Axes, values: pd.Series, label: str) -> None:
+    """A dashed line on which the two axes are equal, as far as it is in view."""
+    view, ends = axes.get_ylim(), [values.min(), values.max()]
+    if view[0] < ends[1] and ends[0] < view[1]:
+        axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle=DASHED, zorder=1, label=label)
+        axes.set_ylim(view)
+
+
 def references(axes: Axes, runs: pd.DataFrame) -> None:
     """Thin lines at the loss at initialization and that of the bigram model, each a mean over ``runs``."""
     for column, (name, dashes) in REFERENCES.items():
@@ -154,22 +163,22 @@ def over_steps(axes: Axes, lines: pd.DataFrame, colour: str) -> None:
         axes.plot(end["step"], end["mean"], FATES[fate], color=colour, clip_on=False, **{**FATE_LOOK, "markersize": 5})
 
 
-def sensitivities(axes: Axes, curves: pd.DataFrame) -> list[Line2D]:
+def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[str, str]) -> list[Line2D]:
     """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``.
 
-    Returns the entries of its key.
+    ``colours`` are those of arms that have one in panels above. Returns the entries of its key.
     """
     sizes, arms, keys = sorted(curves["size"].unique()), list(curves["arm"].unique()), []
     reach = float(np.log(sizes[-1] / sizes[0])) or 1.0
     apart = 0.012 if len(sizes) > 1 else 0.2 / len(arms)
     for place, arm in enumerate(arms):
         some = curves[curves["arm"] == arm]
-        look = arm_look(place)
+        look = arm_look(place) | ({"color": colours[arm]} if arm in colours else {})
         # arms stand a hair apart, or bars would hide one another
         x = some["size"].to_numpy() * np.exp(reach * apart * (place - (len(arms) - 1) / 2))
         _intervals(axes, x, list(some["total"]), **look)
         _intervals(axes, x, list(some["above"]), **look, linestyle=DASHED, markerfacecolor="white")
-        keys.append(arm_key(place, arm))
+        keys.append(arm_key(arm, look))
     keys += [Line2D([], [], color=INK, label="sensitivity")]
     keys += [Line2D([], [], color=INK, linestyle=DASHED, label="its instability part")]
     seeds = sorted({interval.n for interval in curves["total"]})
