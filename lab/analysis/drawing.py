@@ -49,9 +49,10 @@ INK = "#444444"
 MOST_KEYS = 9
 LEFT, BETWEEN, KEYS = 0.9, 0.2, 2.05  # inches: at the left of all panels, between two, at their right
 MOST_COLUMNS = 4
+MOST_CORNERS = 15  # of a shape that is drawn with care
 
 
-def shades(values: Iterable[float], colours: str) -> dict[float, str]:
+def shades(values: Iterable[float], colours: str) -> dict[Any, str]:
     """Each value, in order, to a shade from dark to light of a sequential map; its palest end is left out."""
     ordered = sorted(set(values))
     picked = matplotlib.colormaps[colours](np.linspace(0, 0.78, max(len(ordered), 2)))
@@ -81,6 +82,11 @@ class Sheet:
         self.rows, self.headroom = list(rows), headroom
         width = LEFT + columns * (self.wide + BETWEEN) - BETWEEN + KEYS
         self.figure = Figure(figsize=(width, headroom + sum(map(sum, self.rows))))
+
+    @property
+    def first(self) -> Axes | None:
+        """The panel made before all others."""
+        return self.figure.axes[0] if self.figure.axes else None
 
     def panel(self, row: int, column: int, columns: int = 1, gap: float = 0.0, **shared: Any) -> Axes:
         """Axes in this place, over so many columns, ``gap`` inches of it left free for labels at their left.
@@ -140,10 +146,13 @@ def svg(figure: Figure, name: str) -> str:
     with matplotlib.rc_context(STYLE), io.StringIO() as text:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         drawn = text.getvalue()
-    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn[drawn.index("<svg") :])
-    # a hundredth of a point is finer than any eye or press
-    return re.sub(r'(?<= [dxy]=")[^"]+', lambda path: re.sub(r"\d+\.\d{3,}", _rounded, path[0]), drawn)
+    drawn = re.sub(r'(<g) id="[^"]*"', r"\1", drawn[drawn.index("<svg") :])  # no link leads to a group
+    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
+    return re.sub(r'(?<= d=")[^"]+', _terse, re.sub(r"\n +", "\n", drawn))
 
 
-def _rounded(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.2f}"
+def _terse(path: re.Match[str]) -> str:
+    """A path to a hundredth of a point, a curve of many corners to a tenth: no eye or press is finer."""
+    digits = 1 if path[0].count("L") > MOST_CORNERS else 2
+    rounded = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.{digits}f}", path[0])
+    return re.sub(r"\s*([A-Zz])\s*", r"\1", rounded).strip()

@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.analysis import drawing, panels
+from lab.analysis import drawing, panels, scales
 from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, fate_keys, figure
+from lab.analysis.ladder import faces
 from lab.analysis.measured import late, near
 from lab.store import Records
 
 EPSILON = "optimizer.eps"
 # A row each; of more arms the page would show nothing but gradients.
-MOST_ARMS = 6
+MOST_ARMS = 4
 
 
 class Measured(NamedTuple):
@@ -47,22 +47,20 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
     if heard.empty:
         raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
     peaks = runs.assign(peak=runs["id"].map(heard.groupby("id")["value"].max()))
-    sizes = drawing.shades(runs["size"], drawing.SIZE_SHADES)
-    arms = list(dict.fromkeys(runs["arm"]))
-    columns = drawing.columns_for(len(arms))
-    sheet = drawing.Sheet(columns, [(1.9, 0.95)] * -(-len(arms) // columns), headroom=0.55)
-    first: Axes | None = None
-    for place, arm in enumerate(arms):
-        axes = sheet.panel(place // columns, place % columns, sharey=first)
-        first = first or axes
-        for size, some in peaks[peaks["arm"] == arm].groupby("size"):
-            panels.over(axes, some, "lr", "peak", sizes[size], panels.geometric)
-        panels.lr_axis(axes, runs["lr"])
-        panels.title(axes, arm)
+    shown = faces(records.runs, peaks)
+    shades = drawing.shades(shown.values, drawing.SIZE_SHADES)
+    columns = drawing.columns_for(len(shown.panels))
+    sheet = drawing.Sheet(columns, [(1.9, 0.95)] * -(-len(shown.panels) // columns), headroom=0.55)
+    for place, (label, some) in enumerate(shown.panels):
+        axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
+        for value, curve in some.groupby(shown.line):
+            panels.over(axes, curve, "lr", "peak", shades[value], panels.geometric)
+        scales.lr_axis(axes, runs["lr"])
+        panels.title(axes, label)
         axes.set_yscale("log")
         axes.set_ylabel("" if place % columns else "peak of max\nattention logit")
         axes.tick_params(labelleft=place % columns == 0)
-    sheet.keys(("parameters", drawing.line_keys(sizes, count)), ("", fate_keys(runs)))
+    sheet.keys((shown.name, drawing.line_keys(shades, shown.spell)), ("", fate_keys(runs)))
     return sheet.figure
 
 
@@ -120,8 +118,9 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
     eps = runs["id"].map(records.runs.set_index("id")[EPSILON])
     runs = runs.assign(depth=runs["id"].map(depth).astype(int), eps=eps)
     runs = runs.assign(value=runs["id"].map(measured.when(records, measured.probe, measured.where)), block=1)
-    runs = runs[np.isfinite(runs["value"]) & (runs["value"] > 0)]
-    arms = [(arm, some) for arm, some in runs.groupby("arm", sort=False) if some["size"].nunique() > 1]
+    runs["value"] = runs["value"].where(np.isfinite(runs["value"]) & (runs["value"] > 0))
+    runs = runs[runs.groupby(["arm", "size", "lr"])["value"].transform("count") > 0]
+    arms = [(str(arm), some) for arm, some in runs.groupby("arm", sort=False) if some["size"].nunique() > 1]
     if not 0 < len(arms) <= MOST_ARMS:
         raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {measured.probe}")
     blocks = range(1, 1 + max(some.loc[some["size"] == some["size"].max(), "depth"].max() for _, some in arms))
@@ -129,15 +128,14 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
     sheet = drawing.Sheet(3, [(1.5 if len(arms) > 1 else 2.2, 0.8)] * len(arms), headroom=0.45)
     lrs = drawing.shades(runs["lr"], drawing.LR_SHADES)
     sizes = drawing.shades(runs["size"], drawing.SIZE_SHADES)
-    first: Axes | None = None
     for row, (arm, some) in enumerate(arms):
         largest = some[some["size"] == some["size"].max()]
         each = [largest.assign(block=block, value=largest["id"].map(heard[block])) for block in blocks]
-        across = pd.concat(each).query("value > 0")
+        across = pd.concat(each)
+        across["value"] = across["value"].where(across["value"] > 0)
         panes = [("size", "lr", some, lrs), ("lr", "size", some, sizes), ("block", "lr", across, lrs)]
         for column, (x, line, table, shades) in enumerate(panes):
-            axes = sheet.panel(row, column, sharey=first)
-            first = first or axes
+            axes = sheet.panel(row, column, sharey=sheet.first)
             axes.set_yscale("log")
             for value, runs_of_line in table.groupby(line):
                 panels.over(axes, runs_of_line, x, "value", shades[value], panels.geometric)
@@ -146,8 +144,8 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
                 panels.epsilon(axes, float(some["eps"].max()))
         left, middle, right = sheet.figure.axes[-3:]
         left.set_ylabel(measured.label)
-        panels.size_axis(left, some["size"])
-        panels.lr_axis(middle, some["lr"])
+        scales.size_axis(left, some["size"])
+        scales.lr_axis(middle, some["lr"])
         panels.title(middle, arm)
         right.set_xticks(list(blocks))
         right.set_xlabel(f"block, at {count(largest['size'].iloc[0])} parameters")

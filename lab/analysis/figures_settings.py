@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lab.analysis import drawing, panels
+from lab.analysis import drawing, panels, scales
 from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, band_key, fate_keys, figure
 from lab.analysis.ladder import ladder
@@ -45,17 +45,18 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     gradients = late(records, "grad_rms", "block0.mlp_up") if found.key == EPSILON else pd.Series(dtype=float)
     some = some.assign(gradient=some["id"].map(gradients).astype(float))
     values = ["capped", "gradient"] if some["gradient"].notna().any() else ["capped"]
-    faces = list(some.groupby(["rest", "size"] if line == "lr" else ["rest"], sort=False))
+    some["title"] = some["rest"] + (", " + some["size"].map(count) if line == "lr" else "")
+    faces = list(some.groupby("title", sort=False))
     columns = drawing.columns_for(len(faces))
     rows = -(-len(faces) // columns) * len(values)
     sheet = drawing.Sheet(columns, [(2.0, 0.85)] * rows, headroom=0.5)
     name = " with ".join([found.key, *found.others])
     first: dict[str, Axes] = {}
-    for place, (labels, face) in enumerate(faces):
+    for place, (_, face) in enumerate(faces):
         for below, value in enumerate(values):
             axes = sheet.panel(place // columns * len(values) + below, place % columns, sharey=first.get(value))
             first.setdefault(value, axes)
-            at = panels.setting_axis(axes, some["setting"], name)
+            at = scales.setting_axis(axes, some["setting"], name)
             mean = panels.geometric if value == "gradient" else np.mean
             for key, curve in face.assign(at=at(face["setting"])).groupby(line):
                 for part in (curve[curve["setting"] == 0], curve[curve["setting"] > 0]):
@@ -63,12 +64,12 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
                 if value == "gradient":
                     axes.set_yscale("log")
             axes.tick_params(labelleft=place % columns == 0)
-        panels.title(sheet.figure.axes[-len(values)], ", ".join([labels[0], *map(count, labels[1:])]))
+        panels.title(sheet.figure.axes[-len(values)], face["title"].iloc[0])
     for axes in sheet.figure.axes[:: len(values)]:
         panels.references(axes, runs)
         if len(without_blocks):
             axes.axhline(without_blocks["capped"].mean(), **NO_BLOCKS)
-        panels.loss_axis(axes, runs, runs["capped"], "")
+        scales.loss_axis(axes, runs, runs["capped"], "")
     first["capped"].set_ylabel("final held-out loss\n(nats/token)")
     if "gradient" in first:
         first["gradient"].set_ylabel("gradient RMS")
@@ -92,7 +93,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     """
     blocks = runs["id"].map(records.runs.set_index("id")["model.depth"])
     best = runs[(blocks > 0) & (runs["lr"] == runs["best_lr"])]
-    arms = [(arm, some) for arm, some in best.groupby("arm", sort=False) if some["size"].nunique() > 1]
+    arms = [(str(arm), some) for arm, some in best.groupby("arm", sort=False) if some["size"].nunique() > 1]
     if not arms or runs["lr"].nunique() == 1:
         raise NothingToDrawError("nothing to draw: no arm has several sizes and learning rates")
     sheet = drawing.Sheet(2, [(2.6, 0.5)], headroom=0.35)
@@ -105,9 +106,9 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
             axes.plot(line.index, line["mean"], markersize=5, **look)
         _foretell(left, some, look)
     for axes in (left, right):
-        panels.size_axis(axes, best["size"])
-    panels.loss_axis(left, runs, best["capped"], "best held-out loss (nats/token)", bigram=False)
-    panels.lr_ticks(right, runs["lr"], best["lr"])
+        scales.size_axis(axes, best["size"])
+    scales.loss_axis(left, runs, best["capped"], "best held-out loss (nats/token)", bigram=False)
+    scales.lr_ticks(right, runs["lr"], best["lr"])
     right.set_ylabel("best peak learning rate")
     keys = [panels.arm_key(arm, panels.arm_look(place)) for place, (arm, _) in enumerate(arms)]
     fit = Line2D([], [], color=drawing.INK, linestyle=panels.DASHED, label="power law of the\nsmaller sizes")

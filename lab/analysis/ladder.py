@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Hashable
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.arms import SHAPE, differing, name_arms
+from lab.analysis.arms import SHAPE, count, differing, name_arms
 from lab.analysis.curves import configs
 
 FEWEST_RUNGS = 3
+# More arms than this along a setting are lines of one panel per size, no longer panels.
+MOST_ARMS = 4
 # Of settings that change together this one is the cause.
 CAUSES = ("batch_size", "steps")
 
@@ -78,8 +80,8 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         return runs
     ways = []
     for rest, some in frame.groupby("rest", sort=False):
-        first = some.loc[some["size"].idxmin()]
-        wider, deeper = some["width"] != first["width"], some["depth"] != first["depth"]
+        first = some[some["size"] == some["size"].min()].head(1)
+        wider, deeper = (some[key] != first[key].item() for key in ("width", "depth"))
         least = ~wider & ~deeper
         for way, grown in {
             "wider": wider & ~deeper,
@@ -92,3 +94,27 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     if not ways or (grown.groupby(["arm", "size"])["curve"].nunique() > 1).any():
         return runs
     return grown.assign(curve=grown.groupby(["arm", "curve"], sort=False).ngroup())[runs.columns]
+
+
+class Faces(NamedTuple):
+    """What stands in a panel of its own, with its title, and what its lines are told apart by (a column)."""
+
+    panels: list[tuple[str, pd.DataFrame]]
+    line: str
+    name: str
+    spell: Callable[[float], str]
+
+    @property
+    def values(self) -> Any:
+        """Of all lines of all panels."""
+        return pd.concat([some for _, some in self.panels])[self.line]
+
+
+def faces(cards: pd.DataFrame, runs: pd.DataFrame) -> Faces:
+    """A panel per arm, a line per size; of many arms along a setting a panel per size, a line per value."""
+    found = ladder(cards, runs) if runs["arm"].nunique() > MOST_ARMS else None
+    if found is None:
+        return Faces([(str(arm), some) for arm, some in runs.groupby("arm", sort=False)], "size", "parameters", count)
+    rows = found.runs.groupby(["rest", "size"], sort=False)
+    titled = [(f"{some['rest'].iloc[0]}, {count(some['size'].iloc[0])}", some) for _, some in rows]
+    return Faces(titled, "setting", found.key, "{:g}".format)

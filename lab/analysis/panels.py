@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from lab.analysis import drawing
-from lab.analysis.arms import count
+from lab.analysis import drawing, scales
 from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
 from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
 
@@ -22,52 +20,14 @@ KEY_LETTERS = 27
 
 def title(axes: Axes, label: str) -> None:
     """A label as the title of a panel, in as many lines as its width takes."""
-    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
-    axes.set_title(drawing.literal(label, int(inches * 18)), size=7.5)
-
-
-def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
-    """Logarithmic learning rates, ticks at decades, or at the learning rates themselves when they are few."""
-    grid = sorted(set(lrs))
-    axes.set_xscale("log")
-    axes.set_xlim(grid[0] / 1.4, grid[-1] * 1.4)
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    if len(grid) < 4:
-        axes.set_xticks(grid, [f"{lr:g}" for lr in grid])
-    axes.set_xlabel("peak learning rate")
-
-
-def lr_ticks(axes: Axes, lrs: Iterable[float], shown: pd.Series) -> None:
-    """Logarithmic learning rates upwards, a tick at each of the grid as far as some are shown."""
-    grid = [lr for lr in sorted(set(lrs)) if shown.min() / 4 < lr < shown.max() * 4]
-    axes.set_yscale("log")
-    axes.set_ylim(grid[0] / 1.3, grid[-1] * 1.3)
-    axes.set_yticks(grid, [f"{lr:g}" for lr in grid])
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str, bigram: bool = True) -> None:
-    """Logarithmic loss, from the lowest to the highest of ``losses`` and bigram losses; never beyond initialization."""
-    shown = [*losses, *(runs["loss_bigram"] if bigram else [])]
-    low, high = float(np.nanmin(shown)), min(float(np.nanmax(shown)), float(runs["loss_at_init"].max()))
-    axes.set_yscale("log")
-    axes.set_ylim(low / 1.04, high * 1.06)
-    digits = (
-        (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high > 1.5 * low else np.arange(1, 10, 0.1 if high > 1.1 * low else 0.02)
-    )
-    ticks = [digit * 10.0**power for power in range(-3, 4) for digit in digits]
-    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.04 <= tick <= high * 1.06]))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylabel(what)
+    axes.set_title(drawing.literal(label, int(scales.inches(axes) * 18)), size=7.5)
 
 
 def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: Any = np.mean) -> None:
     """Over column ``x``: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost."""
-    runs = runs[np.isfinite(runs[value])]
-    by_x = runs.groupby(x)
-    line = by_x[value].agg(["min", "max"]).assign(mean=by_x[value].agg(mean))
-    fates = by_x["fate"].agg(worst)
+    by_x = runs[np.isfinite(runs[value])].groupby(x)[value]
+    line = by_x.agg(["min", "max"]).assign(mean=by_x.agg(mean))
+    fates = runs.groupby(x)["fate"].agg(worst)[line.index]  # a seed without a value is no less lost
     axes.fill_between(line.index, line["min"], line["max"], color=colour, alpha=0.2, linewidth=0)
     axes.plot(line.index, line["mean"], color=colour)
     for fate, mark in {"": "o", **FATES}.items():
@@ -94,44 +54,6 @@ def arm_look(place: int) -> dict[str, Any]:
 def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
     """The entry of an arm."""
     return Line2D([], [], markersize=5, label=drawing.literal(arm, KEY_LETTERS), **look)
-
-
-def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
-    """Logarithmic parameter counts; of sizes closer together than their labels some stay bare."""
-    known = sorted(set(sizes))
-    reach = float(np.log(known[-1] / known[0])) or 1.0
-    axes.set_xscale("log")
-    axes.set_xlim(known[0] / np.exp(0.15 * reach), known[-1] * np.exp(0.15 * reach))
-    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
-    axes.set_xticks(known, _apart(np.log(known), [count(size) for size in known], 0.5 * 1.3 * reach / inches))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("parameters without embeddings")
-
-
-def setting_axis(axes: Axes, values: Iterable[float], name: str) -> Any:
-    """Logarithmic values of a setting, each a tick; returns where a value stands: zero at the left edge."""
-    known = sorted(value for value in set(values) if value > 0)
-    reach = float(np.log(known[-1] / known[0]))
-    edge = known[0] / np.exp(0.15 * reach)
-    shown = [edge, *known] if 0 in set(values) else known
-    axes.set_xscale("log")
-    axes.set_xlim(shown[0] / np.exp(0.06 * reach), shown[-1] * np.exp(0.06 * reach))
-    labels = [f"{0 if value == edge else value:g}" for value in shown]
-    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
-    axes.set_xticks(shown, _apart(np.log(shown), labels, 0.45 * 1.2 * reach / inches))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(name)
-    return lambda setting: np.where(np.asarray(setting) > 0, setting, edge)
-
-
-def _apart(at: Sequence[float], labels: Sequence[str], least: float) -> list[str]:
-    """Labels, empty where the last one shown is nearer than ``least``; the first is always shown."""
-    shown, last = [], -np.inf
-    for place, label in zip(at, labels, strict=True):
-        near = place - last < least
-        shown.append("" if near else label)
-        last = last if near else place
-    return shown
 
 
 def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
@@ -163,7 +85,7 @@ def over_steps(axes: Axes, lines: pd.DataFrame, colour: str) -> None:
         axes.plot(end["step"], end["mean"], FATES[fate], color=colour, clip_on=False, **{**FATE_LOOK, "markersize": 5})
 
 
-def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[str, str]) -> list[Line2D]:
+def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[Any, str]) -> list[Line2D]:
     """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``.
 
     ``colours`` are those of arms that have one in panels above. Returns the entries of its key.
@@ -187,7 +109,7 @@ def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[str, str]) 
         axes.text(
             0.5, 0.5, "undefined: fewer than two learning rates", transform=axes.transAxes, ha="center", color=INK
         )
-    size_axis(axes, sizes)
+    scales.size_axis(axes, sizes)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("LR sensitivity\n(nats/token)")
     return keys
