@@ -29,8 +29,7 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "legend.title_fontsize": 8,
+    "legend.fontsize": 7.5,
     "legend.frameon": False,
     "lines.linewidth": 1.5,
     "svg.fonttype": "path",
@@ -47,7 +46,7 @@ FATE_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillstyle
 REFERENCES = {"loss_at_init": ("at initialization", (0, (1, 1.5))), "loss_bigram": ("bigram model", (0, (5, 2)))}
 INK = "#444444"
 MOST_KEYS = 9
-LEFT, BETWEEN, KEYS = 0.9, 0.2, 2.05  # inches: at the left of all panels, between two, at their right
+LEFT, BETWEEN, KEYS = 0.9, 0.2, 2.3  # inches: at the left of all panels, between two, at their right
 MOST_COLUMNS = 4
 MOST_CORNERS = 15  # of a shape that is drawn with care
 
@@ -62,6 +61,7 @@ def shades(values: Iterable[float], colours: str) -> dict[Any, str]:
 def literal(label: object, width: int) -> str:
     """A label as it is, wrapped: matplotlib finds no mathematics, no unknown letter and no leave to hide it."""
     visible = str(label).encode("unicode_escape").decode().replace("$", r"\$")
+    visible = re.sub(rf"\S{{{width + 1},}}", lambda word: word[0].replace("=", "= "), visible)
     return textwrap.fill(f" {visible}" if visible.startswith("_") else visible, width, drop_whitespace=False)
 
 

@@ -57,9 +57,9 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
             panels.over(axes, curve, "lr", "peak", shades[value], panels.geometric)
         scales.lr_axis(axes, runs["lr"])
         panels.title(axes, label)
-        axes.set_yscale("log")
         axes.set_ylabel("" if place % columns else "peak of max\nattention logit")
         axes.tick_params(labelleft=place % columns == 0)
+    scales.probe_axis(sheet.figure.axes[0])
     sheet.keys((shown.name, drawing.line_keys(shades, shown.spell)), ("", fate_keys(runs)))
     return sheet.figure
 
@@ -136,12 +136,9 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
         panes = [("size", "lr", some, lrs), ("lr", "size", some, sizes), ("block", "lr", across, lrs)]
         for column, (x, line, table, shades) in enumerate(panes):
             axes = sheet.panel(row, column, sharey=sheet.first)
-            axes.set_yscale("log")
             for value, runs_of_line in table.groupby(line):
                 panels.over(axes, runs_of_line, x, "value", shades[value], panels.geometric)
             axes.tick_params(labelleft=column == 0)
-            if measured.probe == "grad_rms":
-                panels.epsilon(axes, float(some["eps"].max()))
         left, middle, right = sheet.figure.axes[-3:]
         left.set_ylabel(measured.label)
         scales.size_axis(left, some["size"])
@@ -149,6 +146,10 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
         panels.title(middle, arm)
         right.set_xticks(list(blocks))
         right.set_xlabel(f"block, at {count(largest['size'].iloc[0])} parameters")
+    scales.probe_axis(sheet.figure.axes[0])
+    for row, (_, some) in enumerate(arms if measured.probe == "grad_rms" else []):
+        for axes in sheet.figure.axes[3 * row : 3 * row + 3]:
+            panels.epsilon(axes, float(some["eps"].max()))
     epsilons = [line for line in sheet.figure.axes[0].lines if line.get_label() == "Adam's epsilon"]
     at_lrs, at_sizes = drawing.line_keys(lrs, "{:g}".format), drawing.line_keys(sizes, count)
     sheet.keys(("peak learning rate", at_lrs), ("parameters", at_sizes), ("", [*fate_keys(runs), *epsilons]))

@@ -61,8 +61,6 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
             for key, curve in face.assign(at=at(face["setting"])).groupby(line):
                 for part in (curve[curve["setting"] == 0], curve[curve["setting"] > 0]):
                     panels.over(axes, part, "at", value, shades[key], mean)
-                if value == "gradient":
-                    axes.set_yscale("log")
             axes.tick_params(labelleft=place % columns == 0)
         panels.title(sheet.figure.axes[-len(values)], face["title"].iloc[0])
     for axes in sheet.figure.axes[:: len(values)]:
@@ -73,6 +71,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     first["capped"].set_ylabel("final held-out loss\n(nats/token)")
     if "gradient" in first:
         first["gradient"].set_ylabel("gradient RMS")
+        scales.probe_axis(first["gradient"])
         panels.diagonal(first["gradient"], some.loc[some["setting"] > 0, "setting"], EQUAL)
     keys = drawing.line_keys(shades, "{:g}".format if line == "lr" else count)
     named = {line.get_label(): line for axes in first.values() for line in axes.lines}
@@ -102,7 +101,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
         look = panels.arm_look(place)
         for axes, value, mean in ((left, "capped", np.mean), (right, "lr", panels.geometric)):
             line = some.groupby("size")[value].agg(["min", "max"]).assign(mean=some.groupby("size")[value].agg(mean))
-            axes.fill_between(line.index, line["min"], line["max"], color=look["color"], alpha=0.2, linewidth=0)
+            panels.band(axes, line.index, line["min"], line["max"], look["color"])
             axes.plot(line.index, line["mean"], markersize=5, **look)
         _foretell(left, some, look)
     for axes in (left, right):

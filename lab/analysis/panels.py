@@ -15,12 +15,12 @@ from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
 from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
 
 DASHED = (0, (4, 2))
-KEY_LETTERS = 27
+KEY_LETTERS = 29
 
 
 def title(axes: Axes, label: str) -> None:
     """A label as the title of a panel, in as many lines as its width takes."""
-    axes.set_title(drawing.literal(label, int(scales.inches(axes) * 18)), size=7.5)
+    axes.set_title(drawing.literal(label, int(scales.inches(axes) * 19)), size=7.5)
 
 
 def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: Any = np.mean) -> None:
@@ -28,11 +28,17 @@ def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: 
     by_x = runs[np.isfinite(runs[value])].groupby(x)[value]
     line = by_x.agg(["min", "max"]).assign(mean=by_x.agg(mean))
     fates = runs.groupby(x)["fate"].agg(worst)[line.index]  # a seed without a value is no less lost
-    axes.fill_between(line.index, line["min"], line["max"], color=colour, alpha=0.2, linewidth=0)
+    band(axes, line.index, line["min"], line["max"], colour)
     axes.plot(line.index, line["mean"], color=colour)
     for fate, mark in {"": "o", **FATES}.items():
         look = FATE_LOOK if fate else {"markersize": 3.5}
         axes.plot(line.index[fates == fate], line["mean"][fates == fate], mark, color=colour, **look)
+
+
+def band(axes: Axes, x: Any, low: Any, high: Any, colour: str) -> None:
+    """A pale area between two lines, unless they are one."""
+    if np.any(np.asarray(low) < np.asarray(high)):
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def worst(fates: Iterable[str]) -> str:
@@ -78,7 +84,7 @@ def references(axes: Axes, runs: pd.DataFrame) -> None:
 
 def over_steps(axes: Axes, lines: pd.DataFrame, colour: str) -> None:
     """One line over column ``step``: ``mean`` with a band from ``min`` to ``max``, its ``fate`` marked at its end."""
-    axes.fill_between(lines["step"], lines["min"], lines["max"], color=colour, alpha=0.15, linewidth=0)
+    band(axes, lines["step"], lines["min"], lines["max"], colour)
     axes.plot(lines["step"], lines["mean"], color=colour, linewidth=1)
     end, fate = lines[np.isfinite(lines["mean"])].tail(1), worst(lines["fate"])
     if fate:

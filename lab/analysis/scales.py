@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from lab.analysis.arms import count
 
@@ -18,7 +18,7 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
     grid = sorted(set(lrs))
     axes.set_xscale("log")
     axes.set_xlim(grid[0] / 1.4, grid[-1] * 1.4)
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     if len(grid) < 4:
         axes.set_xticks(grid, [f"{lr:g}" for lr in grid])
     axes.set_xlabel("peak learning rate")
@@ -47,6 +47,25 @@ def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str, bigr
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel(what)
+
+
+def probe_axis(axes: Axes, scale: str = "log") -> None:
+    """Whatever a probe heard, on all axes that share this one; a logarithmic axis spans a factor of four or more.
+
+    Otherwise noise would look like a change.
+    """
+    axes.set_yscale(scale)
+    if scale != "log":
+        return
+    low, high = axes.get_ylim()
+    wider = max(1.0, 2.0 / float(np.sqrt(high / low)))
+    low, high = low / wider, high * wider
+    axes.set_ylim(low, high)
+    if high < 50 * low:
+        ticks = [digit * 10.0**power for power in range(-20, 20) for digit in (1, 2, 5)]
+        axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def size_axis(axes: Axes, sizes: Iterable[float]) -> None:

@@ -64,14 +64,19 @@ def over_steps(records: Records, runs: pd.DataFrame, rows: Sequence[Heard], line
                 shared.setdefault(row, axes)
                 for value, one in some.groupby("lr"):
                     panels.over_steps(axes, one, shades[value])
-                _dress(axes, row, runs, known)
-                if row.probe == "grad_rms":
-                    _epsilons(axes, records, runs[runs["arm"] == arm], shades if line == EPSILON else {})
+                if row.scale == "loss":
+                    panels.references(axes, runs)
+                    scales.loss_axis(axes, runs, known["mean"], row.label)
                 axes.set_ylabel(row.label if column == left else "")
                 axes.set_xlabel("step" if place == lowest else "")
                 axes.tick_params(labelleft=column == left, labelbottom=place == lowest)
                 if place == min(at for at, (beside, _) in enumerate(stacks) if beside == arms) * len(lines):
                     panels.title(axes, str(arm))
+    for row, axes in shared.items():
+        if row.scale != "loss":
+            scales.probe_axis(axes, row.scale)
+        if row.probe == "grad_rms":
+            _epsilons(axes, records, runs, shades if line == EPSILON else {})
     references = drawing.reference_keys(shared[rows[0]])
     sheet.keys((line, drawing.line_keys(shades, "{:g}".format)), ("", [*fate_keys(runs), *references]))
     return sheet.figure
@@ -124,16 +129,8 @@ def _spread(steps: pd.Series, most: int) -> Any:
     return known[np.unique(np.linspace(0, len(known) - 1, min(len(known), most)).round().astype(int))]
 
 
-def _dress(axes: Axes, row: Heard, runs: pd.DataFrame, known: pd.DataFrame) -> None:
-    """The scale of a row, and what its lines are to be compared with."""
-    if row.scale == "loss":
-        panels.references(axes, runs)
-        scales.loss_axis(axes, runs, known["mean"], row.label)
-    else:
-        axes.set_yscale(row.scale)
-
-
-def _epsilons(axes: Axes, records: Records, runs: pd.DataFrame, shades: Mapping[float, str]) -> None:
-    """Adam's epsilons of these runs, each in the colour of its line if it has one of its own."""
+def _epsilons(first: Axes, records: Records, runs: pd.DataFrame, shades: Mapping[float, str]) -> None:
+    """Adam's epsilons in all panels of a row, each in the colour of its line if it has one of its own."""
     for eps in records.runs.loc[records.runs["id"].isin(runs["id"]), EPSILON].unique():
-        panels.epsilon(axes, eps, shades.get(eps, drawing.INK))
+        for axes in first.get_shared_y_axes().get_siblings(first):
+            panels.epsilon(axes, eps, shades.get(eps, drawing.INK))
