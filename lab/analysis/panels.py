@@ -9,50 +9,71 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from lab.analysis import drawing
-from lab.analysis.arms import count
+from lab.analysis import drawing, scales
 from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
 from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
 
 DASHED = (0, (4, 2))
+KEY_LETTERS = 29
 
 
-def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
-    """Logarithmic learning rates, ticks at decades, or at the learning rates themselves when they are few."""
-    grid = sorted(set(lrs))
-    axes.set_xscale("log")
-    axes.set_xlim(grid[0] / 1.4, grid[-1] * 1.4)
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    if len(grid) < 4:
-        axes.set_xticks(grid, [f"{lr:g}" for lr in grid])
-    axes.set_xlabel("peak learning rate")
+def title(axes: Axes, label: str) -> None:
+    """A label as the title of a panel, in as many lines as its width takes."""
+    axes.set_title(drawing.literal(label, int(scales.inches(axes) * 19)), size=7.5)
 
 
-def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str) -> None:
-    """Logarithmic loss, from the lowest to the highest of ``losses`` and bigram losses; never beyond initialization."""
-    shown = [*losses, *runs["loss_bigram"]]
-    low, high = float(np.nanmin(shown)), min(float(np.nanmax(shown)), float(runs["loss_at_init"].max()))
-    axes.set_yscale("log")
-    axes.set_ylim(low / 1.04, high * 1.06)
-    ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
-    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 1.04 <= tick <= high * 1.06]))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylabel(what)
-
-
-def over_lr(axes: Axes, runs: pd.DataFrame, value: str, colour: str, mean: Any) -> None:
-    """Over learning rates: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost."""
-    by_lr = runs.groupby("lr")
-    line = by_lr[value].agg(["min", "max"]).assign(mean=by_lr[value].agg(mean))
-    fates = by_lr["fate"].agg(lambda seeds: next((fate for fate in ("diverged", "unstable") if fate in set(seeds)), ""))
-    axes.fill_between(line.index, line["min"], line["max"], color=colour, alpha=0.2, linewidth=0)
+def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: Any = np.mean) -> None:
+    """Over column ``x``: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost."""
+    by_x = runs[np.isfinite(runs[value])].groupby(x)[value]
+    line = by_x.agg(["min", "max"]).assign(mean=by_x.agg(mean))
+    fates = runs.groupby(x)["fate"].agg(worst)[line.index]  # a seed without a value is no less lost
+    band(axes, line.index, line["min"], line["max"], colour)
     axes.plot(line.index, line["mean"], color=colour)
     for fate, mark in {"": "o", **FATES}.items():
         look = FATE_LOOK if fate else {"markersize": 3.5}
         axes.plot(line.index[fates == fate], line["mean"][fates == fate], mark, color=colour, **look)
+
+
+def band(axes: Axes, x: Any, low: Any, high: Any, colour: str) -> None:
+    """A pale area between two lines, unless they are one."""
+    if np.any(np.asarray(low) < np.asarray(high)):
+        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def worst(fates: Iterable[str]) -> str:
+    """The worst of what became of several seeds."""
+    return max(fates, key=["", *FATES].index)
+
+
+def geometric(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers."""
+    return float(np.exp(np.mean(np.log(np.asarray(values, dtype=float)))))
+
+
+def arm_look(place: int) -> dict[str, Any]:
+    """Colour and mark of the arm at this place; the first 49 differ in one of the two."""
+    arms = len(drawing.ARM_COLOURS)
+    return {"color": drawing.ARM_COLOURS[place % arms], "marker": drawing.ARM_MARKS[(place + place // arms) % arms]}
+
+
+def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
+    """The entry of an arm."""
+    return Line2D([], [], markersize=5, label=drawing.literal(arm, KEY_LETTERS), **look)
+
+
+def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
+    """A dashed line at Adam's epsilon, unless it lies far below what is drawn."""
+    if eps > axes.get_ylim()[0] / 30:
+        axes.axhline(eps, color=colour, linewidth=0.9, linestyle=DASHED, zorder=1, label="Adam's epsilon")
+
+
+def diagonal(axes: Axes, values: pd.Series, label: str) -> None:
+    """A dashed line on which the two axes are equal, as far as it is in view."""
+    view, ends = axes.get_ylim(), [values.min(), values.max()]
+    if view[0] < ends[1] and ends[0] < view[1]:
+        axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle=DASHED, zorder=1, label=label)
+        axes.set_ylim(view)
 
 
 def references(axes: Axes, runs: pd.DataFrame) -> None:
@@ -61,40 +82,43 @@ def references(axes: Axes, runs: pd.DataFrame) -> None:
         axes.axhline(runs[column].mean(), color=INK, linewidth=0.8, linestyle=dashes, zorder=1, label=name)
 
 
-def over_steps(axes: Axes, lines: pd.DataFrame, shades: Mapping[Any, str]) -> None:
-    """A line per learning rate: columns ``lr``, ``step``, ``value``."""
-    for lr, line in lines.groupby("lr"):
-        axes.plot(line["step"], line["value"], color=shades[lr], linewidth=1)
+def over_steps(axes: Axes, lines: pd.DataFrame, colour: str) -> None:
+    """One line over column ``step``: ``mean`` with a band from ``min`` to ``max``, its ``fate`` marked at its end."""
+    band(axes, lines["step"], lines["min"], lines["max"], colour)
+    axes.plot(lines["step"], lines["mean"], color=colour, linewidth=1)
+    end, fate = lines[np.isfinite(lines["mean"])].tail(1), worst(lines["fate"])
+    if fate:
+        axes.plot(end["step"], end["mean"], FATES[fate], color=colour, clip_on=False, **{**FATE_LOOK, "markersize": 5})
 
 
-def sensitivities(axes: Axes, curves: pd.DataFrame) -> None:
-    """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``."""
+def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[Any, str]) -> list[Line2D]:
+    """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``.
+
+    ``colours`` are those of arms that have one in panels above. Returns the entries of its key.
+    """
     sizes, arms, keys = sorted(curves["size"].unique()), list(curves["arm"].unique()), []
-    reach = np.log(sizes[-1] / sizes[0]) or 1.0
+    reach = float(np.log(sizes[-1] / sizes[0])) or 1.0
+    apart = 0.012 if len(sizes) > 1 else 0.2 / len(arms)
     for place, arm in enumerate(arms):
         some = curves[curves["arm"] == arm]
-        look: dict[str, Any] = {"color": drawing.ARM_COLOURS[place % 7], "marker": drawing.ARM_MARKS[place % 7]}
+        look = arm_look(place) | ({"color": colours[arm]} if arm in colours else {})
         # arms stand a hair apart, or bars would hide one another
-        x = some["size"].to_numpy() * np.exp(reach * 0.012 * (place - (len(arms) - 1) / 2))
+        x = some["size"].to_numpy() * np.exp(reach * apart * (place - (len(arms) - 1) / 2))
         _intervals(axes, x, list(some["total"]), **look)
         _intervals(axes, x, list(some["above"]), **look, linestyle=DASHED, markerfacecolor="white")
-        seeds = sorted({interval.n for interval in some["total"]})
-        n = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
-        keys.append(Line2D([], [], markersize=5, label=drawing.literal(f"{arm} (n = {n})", 34), **look))
+        keys.append(arm_key(arm, look))
     keys += [Line2D([], [], color=INK, label="sensitivity")]
     keys += [Line2D([], [], color=INK, linestyle=DASHED, label="its instability part")]
-    drawing.beside(axes, keys)
+    seeds = sorted({interval.n for interval in curves["total"]})
+    keys += [Line2D([], [], linestyle="", label=f"n = {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))}")]
     if not any(interval.n for interval in curves["total"]):
         axes.text(
             0.5, 0.5, "undefined: fewer than two learning rates", transform=axes.transAxes, ha="center", color=INK
         )
-    axes.set_xscale("log")
-    axes.set_xlim(sizes[0] / np.exp(0.15 * reach), sizes[-1] * np.exp(0.15 * reach))
-    axes.set_xticks(sizes, [count(size) for size in sizes])
-    axes.xaxis.set_minor_locator(NullLocator())
+    scales.size_axis(axes, sizes)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("parameters without embeddings")
-    axes.set_ylabel("LR sensitivity (nats/token)")
+    axes.set_ylabel("LR sensitivity\n(nats/token)")
+    return keys
 
 
 def _intervals(axes: Axes, x: Any, intervals: list[Interval], **look: Any) -> None:

@@ -16,6 +16,7 @@ from lab.analysis import drawing, page, tables
 from lab.analysis.arms import count, spell
 from lab.analysis.figures import FIGURES
 from lab.analysis.findings import headline, listed, notes
+from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.study import Study, study
 from lab.registry import RequestError
 from lab.store import Records
@@ -32,6 +33,9 @@ difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
 lower than at initialization."""
+
+# The order of reading; the other figures follow by name.
+FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
 
 
 def summary(folders: Sequence[str | Path]) -> str:
@@ -61,14 +65,17 @@ def build(folders: Sequence[str | Path]) -> Path:
 
 
 def _figures(records: Records, out: Path) -> Iterator[tuple[str, str]]:
-    """Every registered figure as a section of the page, and as a file."""
-    for name in FIGURES:
-        caption = inspect.getdoc(FIGURES[name]) or name
+    """Every registered figure that applies, as a section of the page and as a file; others leave no file either."""
+    for name in sorted(FIGURES, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
+        caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
         try:
             svg = drawing.svg(FIGURES[name](records), name)
-            store.write_text(out / "figures" / f"{name}.svg", svg)
+            store.write_text(file, svg)
             shown = page.figure(svg, caption)
         except RequestError as refusal:
+            file.unlink(missing_ok=True)
+            if isinstance(refusal, NothingToDrawError):
+                continue
             shown = page.paragraph(str(refusal))
         yield name, page.section(caption.split("\n")[0].rstrip("."), shown)
 

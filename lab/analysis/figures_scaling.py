@@ -1,0 +1,156 @@
+"""Figures of growth: what a probe heard against the size of a model, the learning rate and the block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lab.analysis import drawing, panels, scales
+from lab.analysis.arms import count
+from lab.analysis.gallery import NothingToDrawError, fate_keys, figure
+from lab.analysis.ladder import faces
+from lab.analysis.measured import late, near
+from lab.store import Records
+
+EPSILON = "optimizer.eps"
+# A row each; of more arms the page would show nothing but gradients.
+MOST_ARMS = 4
+
+
+class Measured(NamedTuple):
+    """A probe as one number per run: its name for readers, where it listens in block 0, and when."""
+
+    probe: str
+    where: str
+    label: str
+    when: Callable[[Records, str, str], pd.Series] = late
+
+    def at(self, block: int) -> str:
+        """Where it listens in another block."""
+        return self.where.replace("block0", f"block{block}", 1)
+
+
+@figure("max_attention_logit")
+def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
+    """Largest attention logit against learning rate.
+
+    The logit is the score before softmax, its peak over the run and over the recorded blocks: geometric mean over
+    seeds, bands from the lowest to the highest seed; crosses and triangles as in the first figure: where the logit runs
+    away, training is lost.
+    """
+    heard = records.metrics[records.metrics["probe"] == "attention_logit_max"]
+    heard = heard[np.isfinite(heard["value"]) & (heard["value"] > 0)]
+    if heard.empty:
+        raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
+    peaks = runs.assign(peak=runs["id"].map(heard.groupby("id")["value"].max()))
+    shown = faces(records.runs, peaks)
+    shades = drawing.shades(shown.values, drawing.SIZE_SHADES)
+    columns = drawing.columns_for(len(shown.panels))
+    sheet = drawing.Sheet(columns, [(1.9, 0.95)] * -(-len(shown.panels) // columns), headroom=0.55)
+    for place, (label, some) in enumerate(shown.panels):
+        axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
+        for value, curve in some.groupby(shown.line):
+            panels.over(axes, curve, "lr", "peak", shades[value], panels.geometric)
+        scales.lr_axis(axes, runs["lr"])
+        panels.title(axes, label)
+        axes.set_ylabel("" if place % columns else "peak of max\nattention logit")
+        axes.tick_params(labelleft=place % columns == 0)
+    scales.probe_axis(sheet.figure.axes[0])
+    sheet.keys((shown.name, drawing.line_keys(shades, shown.spell)), ("", fate_keys(runs)))
+    return sheet.figure
+
+
+@figure("gradient_with_size")
+def gradient_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+    """Gradient of the first MLP layer against size, learning rate and block.
+
+    Root mean square over the layer's elements, mean over the last tenth of the run. Left and middle: the first block;
+    right: every block of the largest model. Geometric means over seeds, bands from the lowest to the highest seed;
+    crosses and triangles as in the first figure. The dashed line is Adam's epsilon: a gradient that comes down to it no
+    longer moves the weights as it should.
+    """
+    return _growth(records, runs, Measured("grad_rms", "block0.mlp_up", "gradient RMS"))
+
+
+@figure("key_gradient_with_size")
+def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+    """Gradient of the key projection against size, learning rate and block.
+
+    As for the first MLP layer: mean over the last tenth of the run; left and middle the first block, right every block
+    of the largest model; the dashed line is Adam's epsilon.
+    """
+    return _growth(records, runs, Measured("grad_rms", "block0.attention.key", "gradient RMS"))
+
+
+@figure("block_output_with_size")
+def block_output_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+    """Output of a block against size, learning rate and block.
+
+    Root mean square of the residual stream after the block, mean over the last tenth of the run. Left and middle: the
+    first block; right: every block of the largest model. Geometric means over seeds, bands from the lowest to the
+    highest seed; crosses and triangles as in the first figure.
+    """
+    return _growth(records, runs, Measured("block_rms", "block0", "block output RMS"))
+
+
+@figure("attention_logit_with_size")
+def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+    """Largest attention logit early in training against size, learning rate and block.
+
+    At the recorded step nearest to a tenth of the run, before the runs that this logit undoes are lost. Left and
+    middle: the first block; right: every block of the largest model. Geometric means over seeds, bands from the lowest
+    to the highest seed; crosses and triangles as in the first figure.
+    """
+    return _growth(records, runs, Measured("attention_logit_max", "block0", "max attention\nlogit", _at_a_tenth))
+
+
+def _at_a_tenth(records: Records, probe: str, where: str) -> pd.Series:
+    return near(records, probe, where, 0.1)
+
+
+def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
+    """A row of three panels per arm that has more than one size, unless there are very many."""
+    depth = records.runs.set_index("id")["model.depth"]
+    eps = runs["id"].map(records.runs.set_index("id")[EPSILON])
+    runs = runs.assign(depth=runs["id"].map(depth).astype(int), eps=eps)
+    runs = runs.assign(value=runs["id"].map(measured.when(records, measured.probe, measured.where)), block=1)
+    runs["value"] = runs["value"].where(np.isfinite(runs["value"]) & (runs["value"] > 0))
+    runs = runs[runs.groupby(["arm", "size", "lr"])["value"].transform("count") > 0]
+    arms = [(str(arm), some) for arm, some in runs.groupby("arm", sort=False) if some["size"].nunique() > 1]
+    if not 0 < len(arms) <= MOST_ARMS:
+        raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {measured.probe}")
+    blocks = range(1, 1 + max(some.loc[some["size"] == some["size"].max(), "depth"].max() for _, some in arms))
+    heard = {block: measured.when(records, measured.probe, measured.at(block - 1)) for block in blocks}
+    sheet = drawing.Sheet(3, [(1.5 if len(arms) > 1 else 2.2, 0.8)] * len(arms), headroom=0.45)
+    lrs = drawing.shades(runs["lr"], drawing.LR_SHADES)
+    sizes = drawing.shades(runs["size"], drawing.SIZE_SHADES)
+    for row, (arm, some) in enumerate(arms):
+        largest = some[some["size"] == some["size"].max()]
+        each = [largest.assign(block=block, value=largest["id"].map(heard[block])) for block in blocks]
+        across = pd.concat(each)
+        across["value"] = across["value"].where(across["value"] > 0)
+        panes = [("size", "lr", some, lrs), ("lr", "size", some, sizes), ("block", "lr", across, lrs)]
+        for column, (x, line, table, shades) in enumerate(panes):
+            axes = sheet.panel(row, column, sharey=sheet.first)
+            for value, runs_of_line in table.groupby(line):
+                panels.over(axes, runs_of_line, x, "value", shades[value], panels.geometric)
+            axes.tick_params(labelleft=column == 0)
+        left, middle, right = sheet.figure.axes[-3:]
+        left.set_ylabel(measured.label)
+        scales.size_axis(left, some["size"])
+        scales.lr_axis(middle, some["lr"])
+        panels.title(middle, arm)
+        right.set_xticks(list(blocks))
+        right.set_xlabel(f"block, at {count(largest['size'].iloc[0])} parameters")
+    scales.probe_axis(sheet.figure.axes[0])
+    for row, (_, some) in enumerate(arms if measured.probe == "grad_rms" else []):
+        for axes in sheet.figure.axes[3 * row : 3 * row + 3]:
+            panels.epsilon(axes, float(some["eps"].max()))
+    epsilons = [line for line in sheet.figure.axes[0].lines if line.get_label() == "Adam's epsilon"]
+    at_lrs, at_sizes = drawing.line_keys(lrs, "{:g}".format), drawing.line_keys(sizes, count)
+    sheet.keys(("peak learning rate", at_lrs), ("parameters", at_sizes), ("", [*fate_keys(runs), *epsilons]))
+    return sheet.figure

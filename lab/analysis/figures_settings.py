@@ -1,0 +1,129 @@
+"""Figures of final losses against a setting of the recipe, and of the best losses against size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lab.analysis import drawing, panels, scales
+from lab.analysis.arms import count
+from lab.analysis.gallery import NothingToDrawError, band_key, fate_keys, figure
+from lab.analysis.ladder import ladder
+from lab.analysis.measured import late
+from lab.store import Records
+
+EPSILON, EQUAL = "optimizer.eps", "gradient = epsilon"
+NO_BLOCKS: dict[str, Any] = {
+    "color": drawing.INK,
+    "linewidth": 0.9,
+    "linestyle": (0, (3, 1.5, 1, 1.5)),
+    "label": "model of no blocks",
+}
+
+
+@figure("loss_against_setting")
+def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
+    """Final loss against a setting of the recipe, one line per learning rate.
+
+    Lines are means over seeds, bands reach from the lowest to the highest seed, crosses and triangles are as in the
+    first figure. A value of zero stands at the left edge, joined to nothing, since the axis is logarithmic. Where the
+    setting is Adam's epsilon, the gradient of the first MLP layer stands below (root mean square, mean over the last
+    tenth of the run, geometric mean over seeds); the dashed line is where it equals epsilon.
+    """
+    found = ladder(records.runs, runs)
+    if found is None:
+        raise NothingToDrawError("nothing to draw: no numeric setting, or more than one, has three values or more")
+    depth = found.runs["id"].map(records.runs.set_index("id")["model.depth"])
+    some, without_blocks = found.runs[depth > 0], found.runs[depth == 0]
+    line = "lr" if some["lr"].nunique() > 1 else "size"
+    shades = drawing.shades(some[line], drawing.LR_SHADES if line == "lr" else drawing.SIZE_SHADES)
+    gradients = late(records, "grad_rms", "block0.mlp_up") if found.key == EPSILON else pd.Series(dtype=float)
+    some = some.assign(gradient=some["id"].map(gradients).astype(float))
+    values = ["capped", "gradient"] if some["gradient"].notna().any() else ["capped"]
+    some["title"] = some["rest"] + (", " + some["size"].map(count) if line == "lr" else "")
+    faces = list(some.groupby("title", sort=False))
+    columns = drawing.columns_for(len(faces))
+    rows = -(-len(faces) // columns) * len(values)
+    sheet = drawing.Sheet(columns, [(2.0, 0.85)] * rows, headroom=0.5)
+    name = " with ".join([found.key, *found.others])
+    first: dict[str, Axes] = {}
+    for place, (_, face) in enumerate(faces):
+        for below, value in enumerate(values):
+            axes = sheet.panel(place // columns * len(values) + below, place % columns, sharey=first.get(value))
+            first.setdefault(value, axes)
+            at = scales.setting_axis(axes, some["setting"], name)
+            mean = panels.geometric if value == "gradient" else np.mean
+            for key, curve in face.assign(at=at(face["setting"])).groupby(line):
+                for part in (curve[curve["setting"] == 0], curve[curve["setting"] > 0]):
+                    panels.over(axes, part, "at", value, shades[key], mean)
+            axes.tick_params(labelleft=place % columns == 0)
+        panels.title(sheet.figure.axes[-len(values)], face["title"].iloc[0])
+    for axes in sheet.figure.axes[:: len(values)]:
+        panels.references(axes, runs)
+        if len(without_blocks):
+            axes.axhline(without_blocks["capped"].mean(), **NO_BLOCKS)
+        scales.loss_axis(axes, runs, runs["capped"], "")
+    first["capped"].set_ylabel("final held-out loss\n(nats/token)")
+    if "gradient" in first:
+        first["gradient"].set_ylabel("gradient RMS")
+        scales.probe_axis(first["gradient"])
+        panels.diagonal(first["gradient"], some.loc[some["setting"] > 0, "setting"], EQUAL)
+    keys = drawing.line_keys(shades, "{:g}".format if line == "lr" else count)
+    named = {line.get_label(): line for axes in first.values() for line in axes.lines}
+    known = [named[label] for label in (NO_BLOCKS["label"], "gradient = epsilon") if label in named]
+    references = [*drawing.reference_keys(first["capped"]), *known]
+    sheet.keys(("peak learning rate" if line == "lr" else "parameters", keys), ("", [*fate_keys(some), *references]))
+    return sheet.figure
+
+
+@figure("best_loss_with_size")
+def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+    """Best loss over the learning rates, and the learning rate it takes, against size.
+
+    Each seed has a best of its own; lines are means over seeds (of learning rates geometric ones), bands reach from the
+    lowest to the highest seed. Left: the dashed line is a power law fitted to all sizes of an arm but the largest, and
+    drawn on to it; the hollow mark at its end is what it foretells. Right: the flatter a line, the better a learning
+    rate found on a small model serves a large one. All axes are logarithmic.
+    """
+    blocks = runs["id"].map(records.runs.set_index("id")["model.depth"])
+    best = runs[(blocks > 0) & (runs["lr"] == runs["best_lr"])]
+    arms = [(str(arm), some) for arm, some in best.groupby("arm", sort=False) if some["size"].nunique() > 1]
+    if not arms or runs["lr"].nunique() == 1:
+        raise NothingToDrawError("nothing to draw: no arm has several sizes and learning rates")
+    sheet = drawing.Sheet(2, [(2.6, 0.5)], headroom=0.35)
+    left, right = sheet.panel(0, 0), sheet.panel(0, 1, gap=0.75)
+    for place, (_, some) in enumerate(arms):
+        look = panels.arm_look(place)
+        for axes, value, mean in ((left, "capped", np.mean), (right, "lr", panels.geometric)):
+            line = some.groupby("size")[value].agg(["min", "max"]).assign(mean=some.groupby("size")[value].agg(mean))
+            panels.band(axes, line.index, line["min"], line["max"], look["color"])
+            axes.plot(line.index, line["mean"], markersize=5, **look)
+        _foretell(left, some, look)
+    for axes in (left, right):
+        scales.size_axis(axes, best["size"])
+    scales.loss_axis(left, runs, best["capped"], "best held-out loss (nats/token)", bigram=False)
+    scales.lr_ticks(right, runs["lr"], best["lr"])
+    right.set_ylabel("best peak learning rate")
+    keys = [panels.arm_key(arm, panels.arm_look(place)) for place, (arm, _) in enumerate(arms)]
+    fit = Line2D([], [], color=drawing.INK, linestyle=panels.DASHED, label="power law of the\nsmaller sizes")
+    fits = [fit] if any(some["size"].nunique() > 2 for _, some in arms) else []
+    sheet.keys(("", [*keys, *fits, *band_key(runs)]))
+    return sheet.figure
+
+
+def _foretell(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
+    """The power law of all sizes but the largest, on to that one; nothing for fewer than three sizes."""
+    losses = best.groupby("size")["capped"].mean()
+    if len(losses) < 3:
+        return
+    slope, start = np.polyfit(np.log(losses.index[:-1]), np.log(losses.iloc[:-1]), 1)
+    fitted = np.exp(start + slope * np.log(losses.index.to_numpy(dtype=float)))
+    axes.plot(losses.index, fitted, color=look["color"], linestyle=panels.DASHED, linewidth=1)
+    axes.plot(
+        losses.index[-1:], fitted[-1:], color=look["color"], marker=look["marker"], fillstyle="none", markersize=7
+    )

@@ -1,0 +1,136 @@
+"""Rows of panels over the steps of a run, one row per probe, for every arm and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lab.analysis import drawing, panels, scales
+from lab.analysis.arms import count
+from lab.analysis.gallery import NothingToDrawError, fate_keys
+from lab.store import Records
+
+EPSILON = "optimizer.eps"
+FEWEST_STEPS, MOST_STEPS = 20, 150
+MOST_POINTS = 2600  # of all lines of a figure, or a page would weigh more than its reader's patience
+MOST_PANELS = 8  # to a row; of more only the largest size of each arm is shown
+HIGH, CLOSE, APART = 1.25, 0.1, 0.2
+
+
+class Heard(NamedTuple):
+    """A probe as a row of panels: where it listens (None: its largest value over all places), its name for readers."""
+
+    probe: str
+    where: str | None
+    label: str
+    scale: str = "log"
+
+
+def over_steps(records: Records, runs: pd.DataFrame, rows: Sequence[Heard], line: str = "peak learning rate") -> Figure:
+    """For each size and up to four arms a stack of these rows, one line per ``lr``; where nothing was heard, no row.
+
+    Raises:
+        NothingToDrawError: nothing was heard of the first row.
+    """
+    if runs.groupby(["arm", "size"]).ngroups > MOST_PANELS:
+        runs = runs[runs["size"] == runs.groupby("arm")["size"].transform("max")]
+    alone = runs["arm"].nunique() == 1
+    if alone:  # its sizes stand side by side
+        runs = runs.assign(arm=runs["size"].map(lambda size: f"{count(size)} parameters"), size=0)
+    lines = {row: some for row in rows if len(some := _lines(records, runs, row, len(rows)))}
+    if rows[0] not in lines:
+        raise NothingToDrawError(f"nothing to draw: no run recorded {rows[0].probe}")
+    shades = drawing.shades(runs["lr"], drawing.LR_SHADES)
+    stacks = list(_stacks(runs))
+    sheet = drawing.Sheet(drawing.columns_for(runs["arm"].nunique()), _heights(stacks, len(lines)), headroom=0.55)
+    shared: dict[Heard, Axes] = {}
+    for at, (arms, size) in enumerate(stacks):
+        top = at * len(lines)
+        if not alone:
+            sheet.beside(top, top + len(lines) - 1, f"{count(size)} parameters")
+        lowest = top + len(lines) - 1 if at + 1 == len(stacks) or stacks[at + 1][0] != arms else -1
+        for place, (row, table) in enumerate(lines.items(), start=top):
+            known = table[(table["size"] == size) & table["arm"].isin(arms)]
+            left = min(map(arms.index, known["arm"]), default=0)
+            for arm, some in known.groupby("arm"):
+                column = arms.index(str(arm))
+                axes = sheet.panel(place, column, sharey=shared.get(row), sharex=sheet.first)
+                shared.setdefault(row, axes)
+                for value, one in some.groupby("lr"):
+                    panels.over_steps(axes, one, shades[value])
+                if row.scale == "loss":
+                    panels.references(axes, runs)
+                    scales.loss_axis(axes, runs, known["mean"], row.label)
+                axes.set_ylabel(row.label if column == left else "")
+                axes.set_xlabel("step" if place == lowest else "")
+                axes.tick_params(labelleft=column == left, labelbottom=place == lowest)
+                if place == min(at for at, (beside, _) in enumerate(stacks) if beside == arms) * len(lines):
+                    panels.title(axes, str(arm))
+    for row, axes in shared.items():
+        if row.scale != "loss":
+            scales.probe_axis(axes, row.scale)
+        if row.probe == "grad_rms":
+            _epsilons(axes, records, runs, shades if line == EPSILON else {})
+    references = drawing.reference_keys(shared[rows[0]])
+    sheet.keys((line, drawing.line_keys(shades, "{:g}".format)), ("", [*fate_keys(runs), *references]))
+    return sheet.figure
+
+
+def _stacks(runs: pd.DataFrame) -> Iterator[tuple[list[str], int]]:
+    """Arms that stand side by side, with each of their sizes."""
+    arms = list(dict.fromkeys(runs["arm"]))
+    columns = drawing.columns_for(len(arms))
+    for at in range(0, len(arms), columns):
+        some = arms[at : at + columns]
+        for size in sorted(runs.loc[runs["arm"].isin(some), "size"].unique()):
+            yield some, int(size)
+
+
+def _heights(stacks: Sequence[tuple[list[str], int]], rows: int) -> list[tuple[float, float]]:
+    """Of each row its height and the space below it: wide where titles of other arms follow."""
+    below = [APART if one[0] == other[0] else 0.85 for one, other in pairwise(stacks)]
+    return [(HIGH, CLOSE if row + 1 < rows else gap) for gap in [*below, 0.5] for row in range(rows)]
+
+
+def _lines(records: Records, runs: pd.DataFrame, row: Heard, rows: int) -> pd.DataFrame:
+    """Columns ``arm``, ``size``, ``lr``, ``step``, ``mean``, ``min``, ``max`` over seeds, and the worst ``fate``."""
+    metrics = records.metrics[records.metrics["probe"] == row.probe]
+    if row.where is not None:
+        metrics = metrics[metrics["where"] == row.where]
+    heard = metrics.groupby(["id", "step"])["value"].max().reset_index().merge(runs, on="id")
+    if row.scale == "loss":
+        init = heard["loss_at_init"]
+        heard["value"] = np.where(np.isfinite(heard["value"]), np.fmin(heard["value"], init), init)
+    keys = ["arm", "size", "lr"]
+    most = int(np.clip(MOST_POINTS // (rows * runs.groupby(keys).ngroups), FEWEST_STEPS, MOST_STEPS))
+    some = [
+        table[table["step"].isin(_spread(table["step"], most))]
+        for _, table in heard.groupby(["arm", "size"], sort=False)
+    ]
+    kept = pd.concat([heard.head(0), *some])
+    kept["value"] = kept["value"].where(np.isfinite(kept["value"]) & ((kept["value"] > 0) | (row.scale != "log")))
+    kept["mean"] = np.log(kept["value"]) if row.scale == "log" else kept["value"]
+    by = kept.groupby([*keys, "step"], sort=False)
+    lines = by.agg(mean=("mean", "mean"), min=("value", "min"), max=("value", "max"))
+    lines["mean"] = np.exp(lines["mean"]) if row.scale == "log" else lines["mean"]
+    # what the other seeds go on to do would be no mean over the seeds
+    lines = lines.where(by["value"].count() == by.size()).reset_index()
+    return lines.merge(runs.groupby(keys)["fate"].agg(panels.worst).reset_index(), on=keys)
+
+
+def _spread(steps: pd.Series, most: int) -> Any:
+    known = np.unique(steps)
+    return known[np.unique(np.linspace(0, len(known) - 1, min(len(known), most)).round().astype(int))]
+
+
+def _epsilons(first: Axes, records: Records, runs: pd.DataFrame, shades: Mapping[float, str]) -> None:
+    """Adam's epsilons in all panels of a row, each in the colour of its line if it has one of its own."""
+    for eps in records.runs.loc[records.runs["id"].isin(runs["id"]), EPSILON].unique():
+        for axes in first.get_shared_y_axes().get_siblings(first):
+            panels.epsilon(axes, eps, shades.get(eps, drawing.INK))
