@@ -87,8 +87,10 @@ def figure(changes: pd.DataFrame) -> Figure:
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in table.index))
     places = list(dict.fromkeys(name.rpartition(".")[0] for name in table.index if "." in name))
     shades = drawing.shades(range(len(places)), drawing.SIZE_SHADES)
-    made = drawing.canvas(len(kinds), height=2.6)
-    for axes, kind in zip(made.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+    columns = drawing.columns_for(len(kinds))
+    sheet = drawing.Sheet(columns, [(1.6, 0.85)] * -(-len(kinds) // columns))
+    for spot, kind in enumerate(kinds):
+        axes = sheet.panel(spot // columns, spot % columns)
         mine = table[[name.rpartition(".")[2] == kind for name in table.index]]
         for name, values in mine.iterrows():
             place = str(name).rpartition(".")[0]
@@ -102,8 +104,8 @@ def figure(changes: pd.DataFrame) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("width")
         axes.set_title(kind)
-    made.axes[0].set_ylabel("RMS change since initialization")
+        axes.set_ylabel("" if spot % columns else "RMS change\nsince initialization")
     keys = drawing.line_keys(shades, lambda place: places[int(place)])
     bound = Line2D([], [], linestyle=":", color=drawing.INK, label=f"slope {BOUND:g}")
-    drawing.beside(made.axes[-1], [*keys, bound])
-    return made
+    sheet.keys(("", [*keys, bound]))
+    return sheet.figure

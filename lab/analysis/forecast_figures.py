@@ -58,16 +58,18 @@ def gradient_forecast(records: Records) -> Figure:
 def _drawn(records: Records, quantity: Quantity, what: str, limit: str) -> Figure:
     made = forecasts(records, quantity)
     shades = drawing.shades(pd.concat([one.runs for one in made])["lr"], drawing.LR_SHADES)
-    figure = drawing.canvas(len(made), height=3.8)
-    row = figure.subplots(1, len(made), squeeze=False, sharey=True)[0]
-    for axes, one in zip(row, made, strict=True):
+    columns = drawing.columns_for(len(made))
+    rows = -(-len(made) // columns)
+    sheet = drawing.Sheet(columns, [(3.0, 0.85)] * rows)
+    for place, one in enumerate(made):
+        axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
         _panel(axes, one, shades)
         axes.set_title(drawing.literal(one.arm, 30))
-    _value_axis(row[0], made)
-    row[0].set_ylabel(what)
-    drawing.beside(row[-1], drawing.line_keys(shades, "{:g}".format), "peak learning rate")
-    drawing.beside(row[-1], _keys(made, limit), lower=True)
-    return figure
+        axes.set_ylabel("" if place % columns else what)
+        axes.tick_params(labelleft=place % columns == 0)
+    _value_axis(sheet.figure.axes[0], made)
+    sheet.keys(("peak learning rate", drawing.line_keys(shades, "{:g}".format)), ("", _keys(made, limit)))
+    return sheet.figure
 
 
 def _panel(axes: Axes, made: Forecast, shades: Mapping[float, str]) -> None:
