@@ -1,6 +1,22 @@
 """From records to curves, sensitivity, figures and a page; pandas and matplotlib only, never torch."""
 
-from lab.analysis.curves import load
+from lab.analysis.curves import load, points
+from lab.analysis.scoreboard import verdicts
+from lab.analysis.sensitivity import all_pairs, by_curve, judge, paired, per_seed
+from lab.analysis.showing import show
+from lab.analysis.study import study
 from lab.store import Records
 
-__all__ = ["Records", "load"]
+__all__ = [
+    "Records",
+    "all_pairs",
+    "by_curve",
+    "judge",
+    "load",
+    "paired",
+    "per_seed",
+    "points",
+    "show",
+    "study",
+    "verdicts",
+]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import pandas as pd
 
 from lab import store
 from lab.analysis import (  # noqa: F401  (they fill the registry)
@@ -23,7 +25,7 @@ from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim
 from lab.analysis.evidence import Evidence
 from lab.analysis.external import compare
 from lab.analysis.judging import Verdict, verdict
-from lab.registry import RequestError
+from lab.registry import RequestError, nearest
 
 # Our figure, where it is not the one that shows loss and sensitivity.
 OURS = dict.fromkeys(("2", "9", "E.1", "E.11"), "max_attention_logit") | {"4": "loss_over_steps"}
@@ -66,10 +68,32 @@ def read(places: Sequence[Path]) -> list[Evidence]:
     return [Evidence(str(folder), store.read(folder)) for folder in folders]
 
 
-def judged(folders: Sequence[Evidence]) -> list[Line]:
-    """Every claim, in the order of the paper's figures, judged on these folders."""
+def judged(folders: Sequence[Evidence], figures: Collection[str] = FIGURES_OF_THE_PAPER) -> list[Line]:
+    """Every claim of these figures of the paper, in their order, judged on these folders."""
     known = sorted((CLAIMS[name] for name in CLAIMS), key=lambda one: (_order(one), one.place))
-    return [Line(claim, verdict(claim, folders)) for claim in known]
+    return [Line(claim, verdict(claim, folders)) for claim in known if claim.figure in figures]
+
+
+def verdicts(place: str | Path, *figures: str) -> pd.DataFrame:
+    """Claims of some figures of the paper (``"1"``, ``"E.7"``; none is all), judged on a folder and those inside it.
+
+    Raises:
+        RequestError: no such figure, no such folder, or records that cannot be read.
+    """
+    for figure in figures:
+        if figure not in FIGURES_OF_THE_PAPER:
+            raise RequestError(f"the paper has no figure {figure!r}; {nearest(figure, FIGURES_OF_THE_PAPER)}")
+    lines = judged(read([Path(place)]), figures or FIGURES_OF_THE_PAPER)
+    return pd.DataFrame(
+        {
+            "figure": [one.claim.figure for one in lines],
+            "claim": [one.claim.sentence for one in lines],
+            "verdict": [one.verdict.verdict for one in lines],
+            "effect [95 % interval]": [one.effect for one in lines],
+            "seeds": [one.verdict.seeds for one in lines],
+            "why not": [one.verdict.reason for one in lines],
+        }
+    )
 
 
 def _order(claim: Claim) -> int:

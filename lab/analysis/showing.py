@@ -1,0 +1,38 @@
+"""What notebooks show: a figure with its caption, as it stands in the report."""
+
+from __future__ import annotations
+
+import inspect
+from typing import NamedTuple
+
+from lab.analysis import page
+from lab.store import Records
+
+
+class Shown(NamedTuple):
+    """A drawing (one ``<svg>`` element) and its caption, which notebooks display as HTML."""
+
+    svg: str
+    caption: str
+
+    def __repr__(self) -> str:
+        return self.caption
+
+    def _repr_html_(self) -> str:
+        return page.figure(self.svg, self.caption)
+
+
+def show(records: Records, name: str) -> Shown:
+    """Draw a figure that ``lab list figures`` names, or ``logit_forecast`` or ``gradient_forecast``.
+
+    Raises:
+        RequestError: there is no figure of that name, or nothing to draw in these records.
+    """
+    # matplotlib takes longer to import than all else
+    from lab.analysis import drawing
+    from lab.analysis.figures import FIGURES
+    from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
+
+    forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
+    draw = forecasts[name] if name in forecasts else FIGURES[name]
+    return Shown(drawing.svg(draw(records), name), inspect.getdoc(draw) or name)
