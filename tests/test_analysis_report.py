@@ -95,7 +95,7 @@ def test_the_same_records_give_the_same_bytes_without_torch(folder):
     again = "import sys; from lab.analysis import report; report.build(sys.argv[1:]); assert 'torch' not in sys.modules"
     python(again, str(folder), PYTHONHASHSEED="7")
     assert {path: path.read_bytes() for path in made} == before
-    assert len(made) == 1 + 3 + 4
+    assert len(made) == 1 + 3 + 5
 
 
 def test_reading_records_needs_neither_torch_nor_matplotlib():
