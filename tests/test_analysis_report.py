@@ -100,7 +100,7 @@ def test_the_same_records_give_the_same_bytes_without_torch(folder):
     python(again, str(folder), PYTHONHASHSEED="7")
     assert {path: path.read_bytes() for path in made} == before
     assert {path.stem for path in folder.glob("figures/*")} == DRAWN
-    assert len(made) == 1 + len(DRAWN) + 4
+    assert len(made) == 1 + len(DRAWN) + 5
 
 
 def test_reading_records_needs_neither_torch_nor_matplotlib():
