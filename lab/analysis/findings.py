@@ -92,7 +92,7 @@ def _of_another_meaning(study: Study) -> pd.MultiIndex:
     """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
     cards = study.records.runs.set_index("id").loc[study.points["id"]]
     scaled = (cards["parametrization.name"] != "standard") | (cards["optimizer.name"] == "adamw_rms_scaled")
-    some = study.points[scaled.to_numpy(dtype=bool)] if True else study.points.iloc[:0]
+    some = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
     return pd.MultiIndex.from_frame(some[["arm", "size"]])
 
 
