@@ -13,7 +13,7 @@ import pytest
 import planted
 import planted_claims
 from lab.__main__ import main
-from lab.analysis import external, optimum, scoreboard
+from lab.analysis import external, findings, optimum, scoreboard, study
 from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, decide
 from lab.analysis.evidence import Evidence
 from lab.analysis.judging import verdict
@@ -34,6 +34,7 @@ def evidence(cards, name="made") -> Evidence:
         ([[1.0, 1.1, 1.2]], (0, math.inf), "reproduced"),
         ([[-1.0, -1.1, -1.2]], (0, math.inf), "contradicted"),
         ([[-1.0, 1.1, 1.2]], (0, math.inf), "inconclusive"),
+        ([[-1.0, -1.1, 1.2]], (0, math.inf), "inconclusive"),
         ([[1.0, 1.1]], (0, math.inf), "inconclusive"),
         ([[0.0, 0.0, 0.0]], (0, math.inf), "inconclusive"),
         ([[1.0, 1.1, 1.2], [-1.0, 1.1, 1.2]], (0, math.inf), "inconclusive"),
@@ -57,6 +58,16 @@ def test_an_arm_in_which_more_changes_than_the_claim_says_is_no_arm() -> None:
     off, on = planted.cards(arms=["z_loss"]), planted.cards(arms=["qk_layernorm+z_loss"], batch_size=32)
     assert verdict(LOWERS, [evidence([*off, *on])]).verdict == "not run"
     assert verdict(LOWERS, [evidence(planted.cards())]).verdict == "reproduced"
+
+
+def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
+    off = list(planted.cards(arms=["z_loss"], widths=[32]))
+    changes = [{"intervention": "qk_layernorm+z_loss", "final_val_loss": c["final_val_loss"]} for c in off]
+    for card, change in zip(off, changes, strict=True):
+        change["final_val_loss"] -= 1e-12 * (card["optimizer.lr"] == 0.3)
+    on = [planted.card(**{**card, **change, "id": None}) for card, change in zip(off, changes, strict=True)]
+    found = verdict(LOWERS, [evidence([*off, *on])])
+    assert (found.verdict, found.seeds, found.effect) == ("inconclusive", 3, 0.0)
 
 
 def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
@@ -166,6 +177,18 @@ def test_the_optimum_between_grid_points_is_found() -> None:
     assert optimum.best_lr_fine(curve[curve["lr"] >= 0.03]) == 0.03
     assert optimum.spread(curve) == pytest.approx(losses.max() - losses.min())
     assert optimum.shifted(0.02) == pytest.approx((0.02 / 1000**0.5, 0.02 * 1000**0.5))
+
+
+def test_where_sensitivity_misleads_the_reader_is_told(tmp_path: Path) -> None:
+    usual = list(planted.cards(arms=["z_loss"], widths=[32], seeds=[0], final_val_loss=2.0))
+    scaled = list(planted.cards(arms=["z_loss"], widths=[32], seeds=[0], **{"optimizer.name": "adamw_rms_scaled"}))
+    told = list(findings.notes(study.study([planted.write(tmp_path / "both", [*usual, *scaled])])))
+    (edge,) = [line for line in told if "the lowest or highest tried" in line]
+    (meaning,) = [line for line in told if "means something else" in line]
+    assert ("adamw at 24.7k" in edge, "rms_scaled" in edge) == (True, False)
+    assert ("adamw at 24.7k" in meaning, "adamw_rms_scaled at 24.7k" in meaning) == (False, True)
+    alone = "\n".join(findings.notes(study.study([planted.write(tmp_path / "one", scaled)])))
+    assert "means something else" not in alone
 
 
 def test_effect_sizes_are_paired() -> None:

@@ -46,7 +46,7 @@ FATE_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillstyle
 REFERENCES = {"loss_at_init": ("at initialization", (0, (1, 1.5))), "loss_bigram": ("bigram model", (0, (5, 2)))}
 INK = "#444444"
 MOST_KEYS = 9
-LEFT, BETWEEN, KEYS = 0.9, 0.2, 2.3  # inches: at the left of all panels, between two, at their right
+LEFT, BETWEEN, KEYS = 1.0, 0.2, 2.3  # inches: at the left of all panels, between two, at their right
 MOST_COLUMNS = 4
 MOST_CORNERS = 15  # of a shape that is drawn with care
 

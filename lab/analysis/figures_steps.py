@@ -13,7 +13,7 @@ from lab.store import Records
 
 
 @figure("loss_over_steps")
-def lossover_steps(records: Records, runs: pd.DataFrame) -> Figure:
+def loss_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
     """Training loss against step, one line per learning rate, with the largest attention logit below it.
 
     Lines are means over seeds (of logits geometric ones) at some of the recorded steps, bands reach from the lowest to
@@ -27,7 +27,7 @@ def lossover_steps(records: Records, runs: pd.DataFrame) -> Figure:
 
 
 @figure("output_logits_over_steps")
-def output_logitsover_steps(records: Records, runs: pd.DataFrame) -> Figure:
+def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
     """Output logits against step: their mean, and the mean square of the log of the softmax normalizer.
 
     One line per learning rate, a mean over seeds, the band from the lowest to the highest seed. Where the output logits
@@ -39,7 +39,7 @@ def output_logitsover_steps(records: Records, runs: pd.DataFrame) -> Figure:
 
 
 @figure("updates_over_steps")
-def updatesover_steps(records: Records, runs: pd.DataFrame) -> Figure:
+def updates_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
     """Gradient and update of the first MLP layer against step.
 
     Root mean squares over the layer's elements, geometric means over seeds, bands from the lowest to the highest seed,
@@ -52,7 +52,7 @@ def updatesover_steps(records: Records, runs: pd.DataFrame) -> Figure:
 
 
 @figure("queries_and_keys_over_steps")
-def queries_and_keysover_steps(records: Records, runs: pd.DataFrame) -> Figure:
+def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
     """Norms of queries and keys, and the cosine between them, against step, in the first block.
 
     Attention logits grow with the norms, with the cosine, or both: the panels tell which. Norms are geometric means

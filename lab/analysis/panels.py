@@ -20,25 +20,35 @@ KEY_LETTERS = 29
 
 def title(axes: Axes, label: str) -> None:
     """A label as the title of a panel, in as many lines as its width takes."""
-    axes.set_title(drawing.literal(label, int(scales.inches(axes) * 19)), size=7.5)
+    axes.set_title(drawing.literal(label, int(scales.inches(axes) * 18)), size=7.5)
 
 
 def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: Any = np.mean) -> None:
-    """Over column ``x``: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost."""
-    by_x = runs[np.isfinite(runs[value])].groupby(x)[value]
-    line = by_x.agg(["min", "max"]).assign(mean=by_x.agg(mean))
-    fates = runs.groupby(x)["fate"].agg(worst)[line.index]  # a seed without a value is no less lost
-    band(axes, line.index, line["min"], line["max"], colour)
-    axes.plot(line.index, line["mean"], color=colour)
+    """Over column ``x``: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost.
+
+    Seeds without a finite value take part in no mean, but are no less lost.
+    """
+    at, values, fates = (runs[column].to_numpy() for column in (x, value, "fate"))
+    known = np.isfinite(values)
+    places = np.unique(at[known])
+    seeds = [values[known & (at == place)] for place in places]
+    means = np.array([mean(some) for some in seeds])
+    band(axes, places, [min(some) for some in seeds], [max(some) for some in seeds], colour)
+    axes.plot(places, means, color=colour)
+    lost = np.array([worst(fates[at == place]) for place in places])
     for fate, mark in {"": "o", **FATES}.items():
         look = FATE_LOOK if fate else {"markersize": 3.5}
-        axes.plot(line.index[fates == fate], line["mean"][fates == fate], mark, color=colour, **look)
+        if (lost == fate).any():
+            axes.plot(places[lost == fate], means[lost == fate], mark, color=colour, **look)
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, colour: str) -> None:
     """A pale area between two lines, unless they are one."""
-    if np.any(np.asarray(low) < np.asarray(high)):
-        axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    x, low, high = (np.asarray(some, dtype=float) for some in (x, low, high))
+    known = np.isfinite(low) & np.isfinite(high)
+    if (low < high).any():
+        there, back = (x[known], x[known][::-1]), (low[known], high[known][::-1])
+        axes.fill(np.concatenate(there), np.concatenate(back), color=colour, alpha=0.2, linewidth=0)
 
 
 def worst(fates: Iterable[str]) -> str:

@@ -50,11 +50,13 @@ def loss_axis(axes: Axes, runs: pd.DataFrame, losses: pd.Series, what: str, bigr
 
 
 def probe_axis(axes: Axes, scale: str = "log") -> None:
-    """Whatever a probe heard, on all axes that share this one; a logarithmic axis spans a factor of four or more.
+    """Whatever a probe heard, on all axes that share this one.
 
-    Otherwise noise would look like a change.
+    A logarithmic axis spans a factor of four or more, a linear one begins at zero: else noise would look like change.
     """
     axes.set_yscale(scale)
+    if scale == "linear":
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if scale != "log":
         return
     low, high = axes.get_ylim()

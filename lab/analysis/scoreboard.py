@@ -28,7 +28,25 @@ from lab.analysis.judging import Verdict, verdict
 from lab.registry import RequestError, nearest
 
 # Our figure, where it is not the one that shows loss and sensitivity.
-OURS = dict.fromkeys(("2", "9", "E.1", "E.11"), "max_attention_logit") | {"4": "loss_over_steps"}
+OURS = {
+    "2": "max_attention_logit",
+    "4": "output_logits_over_steps",
+    "8": "best_loss_with_size",
+    "9": "attention_logit_with_size",
+    "10": "loss_against_setting",
+    "11": "gradient_with_size",
+    "12": "loss_against_setting",
+    "13": "updates_by_epsilon",
+    "C.1": "block_output_with_size",
+    "E.1": "queries_and_keys_over_steps",
+    "E.3": "best_loss_with_size",
+    "E.10": "loss_against_setting",
+    "E.11": "max_attention_logit",
+    "E.12": "key_gradient_with_size",
+    "E.13": "updates_over_steps",
+    "E.14": "best_loss_with_size",
+    "E.15": "loss_against_setting",
+}
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 
 
@@ -144,7 +162,10 @@ def _plain(line: Line) -> dict[str, str | float | int | None]:
 
 def markdown(lines: Sequence[Line]) -> str:
     """The table of the README, between its marks."""
-    head = ["| figure | claim | verdict | effect [95 % interval] | seeds |", "|---|---|---|---|---|"]
-    cells = [(o.claim.figure, o.claim.sentence, o.verdict.verdict, o.effect, str(o.verdict.seeds)) for o in lines]
-    rows = [f"| {' | '.join(row)} |" for row in cells]
+    head = ["| figure | claim | verdict | effect [95 % interval] | seeds | why not |", "|---|---|---|---|---|---|"]
+    cells = [
+        (o.claim.figure, o.claim.sentence, o.verdict.verdict, o.effect, str(o.verdict.seeds), o.verdict.reason)
+        for o in lines
+    ]
+    rows = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in cells]
     return "\n".join([MARKS[0], *head, *rows, "", f"{tally(lines)}.", MARKS[1]])

@@ -1,0 +1,236 @@
+"""Figures carry the planted numbers, mark what was lost, say what is missing, and are drawn only where they apply."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import planted
+from lab import store
+from lab.analysis import Records
+from lab.analysis.curves import points
+from lab.analysis.figures import FIGURES
+from lab.analysis.gallery import NothingToDrawError
+from lab.analysis.ladder import ways_to_grow
+from lab.analysis.sensitivity import judge
+
+SEEDS = (0, 1)
+LR, EPS, WIDTH, DEPTH = "optimizer.lr", "optimizer.eps", "model.width", "model.depth"
+
+
+def cards(seeds=SEEDS, lrs=(1e-2, 1e-1), loss=lambda card: 2.0, **axes):
+    """A card per point of the product of these axes (dotted keys), its final loss by ``loss``."""
+    made = []
+    for values in itertools.product(seeds, lrs, *axes.values()):
+        card = planted.card(**dict(zip(("seed", LR, *axes), values, strict=True)), steps=41)
+        card["parameters_without_embeddings"] = 12 * card[DEPTH] * card[WIDTH] ** 2 + card[WIDTH]
+        card["final_val_loss"] = loss(card)
+        made.append(card | {"id": store.digest(card)})
+    return made
+
+
+def records(cards, hears):
+    """``hears(card, step)`` gives rows ``(probe, where, value)``."""
+    rows = [(card["id"], step, *row) for card in cards for step in range(0, 41, 4) for row in hears(card, step)]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    return Records(planted.table(cards), metrics)
+
+
+def everything(card, step):
+    gradient = 0.02 / card[WIDTH] * (1 + card["seed"])
+    yield from (("train_loss", "", 3.0 + card[LR]), ("output_logit_mean", "", -step), ("log_z_square", "", 1.0 + step))
+    for block in range(card[DEPTH]):
+        yield from ((probe, f"block{block}", 2.0 + step) for probe in ("attention_logit_max", "query_norm", "key_norm"))
+        yield from (("query_key_cosine", f"block{block}", 0.1), ("block_rms", f"block{block}", 1.0 + block))
+        for tensor in ("mlp_up", "attention.key"):
+            yield ("grad_rms", f"block{block}.{tensor}", gradient / (1 + block))
+            yield ("update_rms", f"block{block}.{tensor}", 0.3)
+
+
+def drawn(records, names):
+    """Which of these figures apply."""
+    found = set()
+    for name in names:
+        try:
+            FIGURES[name](records)
+        except NothingToDrawError:
+            continue
+        found.add(name)
+    return found
+
+
+def line(axes):
+    """Every line of a panel that has more than one point and is no reference, as (x, y)."""
+    lines = [line for line in axes.get_lines() if line.get_marker() in ("None", "") and len(line.get_xdata()) > 1]
+    return [(list(one.get_xdata()), list(one.get_ydata())) for one in lines if one.get_transform() == axes.transData]
+
+
+SIZES = {"best_loss_with_size", "gradient_with_size", "key_gradient_with_size", "block_output_with_size"}
+SIZES |= {"attention_logit_with_size"}
+SETTINGS = {"loss_against_setting", "updates_by_epsilon"}
+WARMUP = "schedule.warmup"
+
+
+@pytest.mark.parametrize(
+    ("axes", "names"),
+    [
+        ({WIDTH: (16, 32)}, SIZES),
+        ({EPS: (0.0, 1e-8, 1e-3)}, SETTINGS),
+        ({WARMUP: (0.01, 0.05, 0.25), WIDTH: (16, 32)}, {"best_loss_with_size", "loss_against_setting"}),
+        ({WARMUP: (0.01, 0.05)}, set()),
+        ({EPS: (1e-9, 1e-8, 1e-3), WARMUP: (0.01, 0.05, 0.25)}, set()),
+    ],
+    ids=["sizes", "epsilon", "warmup and sizes", "two values", "two settings"],
+)
+def test_a_figure_is_there_where_its_data_are(axes, names):
+    asked = {"best_loss_with_size"} | SETTINGS if len(names) == 2 else SIZES | SETTINGS
+    assert drawn(records(cards(seeds=(0,), **axes), everything), asked) == names
+
+
+def test_every_figure_but_those_of_settings_shows_probes_or_sizes():
+    whole = records(cards(seeds=(0,), **{WIDTH: (16, 32)}), everything)
+    assert drawn(whole, set(FIGURES) - SIZES) == set(FIGURES) - SIZES - SETTINGS
+    silent = Records(whole.runs, whole.metrics.head(0))
+    assert drawn(silent, FIGURES) == {"learning_rate_sensitivity", "best_loss_with_size"}
+
+
+def test_the_loss_against_a_setting_carries_the_planted_values():
+    loss = lambda card: 2.0 + card[EPS] * 100 + card[LR] + 0.1 * card["seed"]  # noqa: E731
+    figure = FIGURES["loss_against_setting"](records(cards(loss=loss, **{EPS: (0.0, 1e-4, 1e-3, 1e-2)}), everything))
+    above, below = figure.axes
+    known = line(above)
+    assert [x for x, _ in known] == [[1e-4, 1e-3, 1e-2]] * 2, "zero is joined to nothing"
+    assert [y for _, y in known] == [
+        pytest.approx([2.05 + lr + eps * 100 for eps in (1e-4, 1e-3, 1e-2)]) for lr in (0.01, 0.1)
+    ]
+    at_zero = [mark for mark in above.get_lines() if mark.get_marker() == "o" and len(mark.get_xdata()) == 1]
+    assert {mark.get_xdata()[0] < 1e-4 for mark in at_zero} == {True}
+    assert [float(mark.get_ydata()[0]) for mark in at_zero] == pytest.approx([2.06, 2.15])
+    assert above.get_xticklabels()[0].get_text() == "0"
+    gradient = math.sqrt(2) * 0.02 / 32
+    assert line(below)[0][1] == pytest.approx([gradient] * 3), "geometric mean over seeds"
+
+
+def test_what_changes_with_the_batch_is_named_and_no_setting_of_its_own():
+    made = cards(batch_size=(16, 32, 64))
+    for card in made:
+        card["steps"] = 6400 // card["batch_size"]
+    (axes,) = FIGURES["loss_against_setting"](records(made, everything)).axes
+    assert axes.get_xlabel() == "batch_size with steps"
+
+
+def test_the_model_of_no_blocks_is_a_line_and_no_panel():
+    kappa = "intervention.kappa_transplant.kappa"
+    made = cards(loss=lambda card: 3.0 if card[DEPTH] == 0 else 2.0, **{kappa: (1.0, 10.0, 100.0), DEPTH: (0, 2)})
+    (axes,) = FIGURES["loss_against_setting"](records(made, everything)).axes
+    (yardstick,) = [line for line in axes.get_lines() if line.get_label() == "model of no blocks"]
+    assert set(yardstick.get_ydata()) == {3.0}
+    assert all(y == [2.0] * 3 for _, y in line(axes))
+
+
+def test_growth_is_shown_against_size_learning_rate_and_block():
+    figure = FIGURES["gradient_with_size"](records(cards(**{WIDTH: (16, 64)}), everything))
+    left, middle, right = figure.axes
+    mean = {width: math.sqrt(2) * 0.02 / width for width in (16, 64)}
+    sizes = [12 * 2 * width**2 + width for width in (16, 64)]
+    assert line(left) == [(sizes, pytest.approx([mean[16], mean[64]]))] * 2
+    assert line(middle) == [([1e-2, 1e-1], pytest.approx([mean[width]] * 2)) for width in (16, 64)]
+    assert line(right) == [([1, 2], pytest.approx([mean[64], mean[64] / 2]))] * 2
+
+
+def test_epsilon_is_a_line_where_gradients_come_near_it():
+    def epsilons(eps):
+        axes = FIGURES["gradient_with_size"](records(cards(**{WIDTH: (16, 64), EPS: (eps,)}), everything)).axes[0]
+        return [set(line.get_ydata()) for line in axes.get_lines() if line.get_label() == "Adam's epsilon"]
+
+    assert epsilons(1e-4) == [{1e-4}]
+    assert epsilons(1e-15) == []
+
+
+def test_the_best_loss_is_foretold_by_the_power_law_of_smaller_sizes():
+    def loss(card):
+        return 9 * card["parameters_without_embeddings"] ** -0.1 + abs(math.log10(card[LR]) + 2) + (card[WIDTH] == 128)
+
+    made = cards(loss=loss, lrs=(1e-3, 1e-2, 1e-1), **{WIDTH: (16, 32, 64, 128)})
+    left, right = FIGURES["best_loss_with_size"](records(made, everything)).axes
+    sizes = sorted({card["parameters_without_embeddings"] for card in made})
+    law = [9 * size**-0.1 for size in sizes]
+    seen, fit, mark = left.get_lines()
+    assert list(seen.get_ydata()) == pytest.approx([*law[:3], law[3] + 1])
+    assert list(fit.get_ydata()) == pytest.approx(law)
+    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (sizes[3], pytest.approx(law[3]))
+    assert list(right.get_lines()[0].get_ydata()) == pytest.approx([1e-2] * 4)
+
+
+def test_lines_over_the_steps_carry_the_planted_values_and_their_fate():
+    def hears(card, step):
+        broken = card["seed"] == 1 and card[LR] == 0.1 and step > 20
+        yield ("train_loss", "", 3 + card[LR] + card["seed"])
+        yield ("attention_logit_max", "block0", math.nan if broken else 10 ** (1 + card["seed"]))
+        yield ("attention_logit_max", "block1", math.nan if broken else 1.0)
+
+    made = cards(loss=lambda card: 5.0 if card[LR] == 0.1 else 2.0)
+    losses, logits = FIGURES["loss_over_steps"](records(made, hears)).axes
+    steps = list(range(0, 41, 4))
+    assert [(x, y[0]) for x, y in line(losses)] == [(steps, pytest.approx(3.51)), (steps, pytest.approx(3.6))]
+    calm, wild = (y for _, y in line(logits))
+    assert calm == pytest.approx([10**1.5] * 11), "geometric mean of the largest over blocks"
+    assert np.isfinite(wild).tolist() == [step <= 20 for step in steps], "no mean over some of the seeds"
+    marks = {mark.get_marker(): float(mark.get_xdata()[0]) for mark in logits.get_lines() if mark.get_marker() in "x^"}
+    assert marks == {"x": 20.0}
+
+
+def test_a_seed_without_a_value_is_still_marked_as_lost():
+    def hears(card, step):
+        yield ("block_rms", "block0", math.nan if card["status"] == "diverged" else 2.0)
+
+    made = cards(**{WIDTH: (16, 32)})
+    made[-1] |= {"status": "diverged", "diverged_at": 9, "final_val_loss": math.nan}
+    left = FIGURES["block_output_with_size"](records(made, hears)).axes[0]
+    assert line(left)[1][1] == [2.0, 2.0]
+    assert [list(mark.get_xdata()) for mark in left.get_lines() if mark.get_marker() == "^"] == [[12 * 2 * 32**2 + 32]]
+
+
+def notice(made):
+    figure = FIGURES["learning_rate_sensitivity"](records(made, lambda card, step: []))
+    return [text.get_text() for text in figure.texts if "partial" in text.get_text()]
+
+
+def test_a_partial_sweep_says_so_in_its_figures():
+    made = cards(seeds=(0, 1, 2), lrs=(1e-3, 1e-2, 1e-1), intervention=("none", "qk_layernorm"), **{WIDTH: (16, 32)})
+    assert notice(made) == []
+    assert notice(made[:-2]) == ["partial: 34 of 36 runs"]
+    lost = [card | {"status": "failed"} if card["seed"] == 2 else card for card in made]
+    assert notice(lost) == ["partial: 24 of 36 runs"]
+
+
+def test_arms_of_different_learning_rates_are_not_partial():
+    made = cards(lrs=(1e-3, 1e-2), intervention=("none",))
+    assert notice(made + cards(lrs=(1e-2, 1e-1, 1.0), intervention=("qk_layernorm",))) == []
+
+
+def test_many_arms_along_a_setting_are_lines_of_one_panel():
+    made = cards(**{EPS: (0.0, 1e-8, 1e-5, 1e-4, 1e-3)})
+    assert len(FIGURES["learning_rate_sensitivity"](records(made, everything)).axes) == 2
+    named = cards(**{"parametrization.name": ("a", "b", "c", "d", "e")})
+    figure = FIGURES["learning_rate_sensitivity"](records(named, everything))
+    assert len(figure.axes) == 6
+    assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:5]}) == 2, "in two rows"
+
+
+def test_crossing_shapes_become_ways_to_grow():
+    shapes = {(64, 2), (64, 4), (64, 8), (96, 2), (128, 2), (80, 3), (96, 4)}
+    grid = cards(**{WIDTH: (64, 80, 96, 128), DEPTH: (2, 3, 4, 8)})
+    made = [card for card in grid if (card[WIDTH], card[DEPTH]) in shapes]
+    runs = ways_to_grow(planted.table(made), judge(points(planted.table(made))))
+    sizes = runs.groupby("arm")["parameters"].unique().map(sorted).to_dict()
+    n = {shape: 12 * shape[1] * shape[0] ** 2 + shape[0] for shape in shapes}
+    assert sizes == {
+        "z_loss, wider": [n[64, 2], n[96, 2], n[128, 2]],
+        "z_loss, deeper": [n[64, 2], n[64, 4], n[64, 8]],
+        "z_loss, wider and deeper": [n[64, 2], n[80, 3], n[96, 4]],
+    }
+    assert len(runs) == 9 * 4
+    assert runs.groupby(["curve", "lr", "seed"]).ngroups == len(runs)

@@ -1,0 +1,43 @@
+"""The committed results: a folder per sweep, whole, and told of in their README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab import request, store
+from lab.analysis import load
+
+RESULTS = Path(__file__).parents[1] / "results"
+FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+
+
+def row(folder: Path) -> str:
+    """What the README of the results says of one folder."""
+    runs = load(folder).runs
+    question = request.sweeps()[folder.name].read_text().splitlines()[0].removeprefix("# ")
+    commands = "; ".join(f"`{command}`" for command in store.commands(folder))
+    return f"| {folder.name} | {question} | {commands} | {len(runs)} | {runs['wall_seconds'].sum() / 60:.0f} |"
+
+
+def test_the_readme_of_the_results_tells_of_every_folder() -> None:
+    told = (RESULTS / "README.md").read_text().splitlines()
+    assert [line for line in told if line.startswith("| ")][1:] == [row(folder) for folder in FOLDERS]
+
+
+def test_every_sweep_of_the_paper_has_results() -> None:
+    assert {folder.name for folder in FOLDERS} == set(request.sweeps()) - {"smoke"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_no_run_is_missing_or_failed(folder: Path) -> None:
+    runs = load(folder).runs
+    assert set(runs["status"]) <= {"finished", "diverged"}
+    assert runs["seed"].nunique() == 3
+    assert len(runs) % 3 == 0
+    assert runs["versions"].nunique() == 1
+
+
+if __name__ == "__main__":  # the table, to be put there
+    print(*map(row, FOLDERS), sep="\n")
