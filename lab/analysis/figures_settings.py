@@ -33,7 +33,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     Lines are means over seeds, bands reach from the lowest to the highest seed, crosses and triangles are as in the
     first figure. A value of zero stands at the left edge, joined to nothing, since the axis is logarithmic. Where the
     setting is Adam's epsilon, the gradient of the first MLP layer stands below (root mean square, mean over the last
-    tenth of the run, geometric mean over seeds); the dashed line is where it equals epsilon.
+    tenth of the run, geometric mean over seeds); the dotted line is where it equals epsilon.
     """
     found = ladder(records.runs, runs)
     if found is None:
@@ -72,7 +72,8 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     if "gradient" in first:
         first["gradient"].set_ylabel("gradient RMS")
         scales.probe_axis(first["gradient"])
-        panels.diagonal(first["gradient"], some.loc[some["setting"] > 0, "setting"], EQUAL)
+        for axes in sheet.figure.axes[1::2]:
+            panels.diagonal(axes, some.loc[some["setting"] > 0, "setting"], EQUAL)
     keys = drawing.line_keys(shades, "{:g}".format if line == "lr" else count)
     named = {line.get_label(): line for axes in first.values() for line in axes.lines}
     known = [named[label] for label in (NO_BLOCKS["label"], "gradient = epsilon") if label in named]

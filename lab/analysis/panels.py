@@ -73,16 +73,18 @@ def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
 
 
 def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
-    """A dashed line at Adam's epsilon, unless it lies far below what is drawn."""
-    if eps > axes.get_ylim()[0] / 30:
+    """A dashed line at Adam's epsilon, the view made wider for it, unless it lies far from what is drawn."""
+    low, high = axes.get_ylim()
+    if low / 30 < eps < high * 30:
         axes.axhline(eps, color=colour, linewidth=0.9, linestyle=DASHED, zorder=1, label="Adam's epsilon")
+        axes.set_ylim(min(low, eps / 1.5), max(high, eps * 1.5))
 
 
 def diagonal(axes: Axes, values: pd.Series, label: str) -> None:
-    """A dashed line on which the two axes are equal, as far as it is in view."""
+    """A dotted line on which the two axes are equal, as far as it is in view."""
     view, ends = axes.get_ylim(), [values.min(), values.max()]
     if view[0] < ends[1] and ends[0] < view[1]:
-        axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle=DASHED, zorder=1, label=label)
+        axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle=(0, (1, 1)), zorder=1, label=label)
         axes.set_ylim(view)
 
 

@@ -29,7 +29,7 @@ from lab.registry import RequestError, nearest
 
 # Our figure, where it is not the one that shows loss and sensitivity.
 OURS = {
-    "2": "max_attention_logit",
+    "2": "loss_over_steps",
     "4": "output_logits_over_steps",
     "8": "best_loss_with_size",
     "9": "attention_logit_with_size",
