@@ -154,7 +154,7 @@ def rms_scaled_lr(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Hear
 SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
 DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
 TRANSPLANTS = ((1.0, 2), (10.0, 2), (100.0, 2), (1e3, 2), (1e4, 2), (1.0, 0))
-PARAMETRIZATIONS = ("standard", "mup_simple", "mup_full")
+PARAMETRIZATIONS = (("standard", None), ("mup_simple", 32), ("mup_full", 32))
 # Per sweep: how it answers, and its axes; a tuple of keys varies together.
 SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "qk_layernorm": (qk_layernorm, ARMS | WIDTHS),
@@ -165,7 +165,12 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         NORMED | WIDTHS | {("optimizer.name", WD): DECAYS},
     ),
     "depth_width": (depth_width, ARMS | {("model.depth", "model.width"): SHAPES}),
-    "mup": (mup, ARMS | WIDTHS | {"parametrization.name": PARAMETRIZATIONS, "optimizer.lr": (*LRS, 1.0)}),
+    "mup": (
+        mup,
+        ARMS
+        | WIDTHS
+        | {("parametrization.name", "parametrization.base_width"): PARAMETRIZATIONS, "optimizer.lr": (*LRS, 1.0)},
+    ),
     "attention_scale": (
         attention_scale,
         ARMS | {"model.width": (32, 128), "parametrization.name": ("standard", "inverse_head_width")},

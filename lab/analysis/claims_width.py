@@ -8,15 +8,15 @@ from functools import partial
 from lab.analysis.claims import ON, QK, Effects, border_over_top, claim, drift, slope
 from lab.analysis.evidence import LackingError, Setting
 
-NAME = "parametrization.name"
+NAME, BASE = "parametrization.name", "parametrization.base_width"
 STANDARD, SIMPLE, FULL, INVERSE = (
     {NAME: name} for name in ("standard", "mup_simple", "mup_full", "inverse_head_width")
 )
 HALF_DECADE = (-0.5, 0.5)
 NO_BETTER = (-0.01, math.inf)
 
-mup = partial(claim, frees=[NAME], holds={QK: ON}, sweep="mup")
-mup_without = partial(claim, frees=[NAME], holds={QK: None}, sweep="mup")
+mup = partial(claim, frees=[NAME, BASE], holds={QK: ON}, sweep="mup")
+mup_without = partial(claim, frees=[NAME, BASE], holds={QK: None}, sweep="mup")
 scale = partial(claim, frees=[NAME], sweep="attention_scale")
 
 
