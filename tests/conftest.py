@@ -1,11 +1,14 @@
 """One thread and the products that training uses for every test, whichever came before; what several share."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lab import machine, products, store
+from lab.fleet import Fleet
+from small import brief
 from sweeping import finish
 
 machine.prepare()
@@ -17,6 +20,18 @@ products.choose()
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of this process without figures, which take longer than a small command takes to train."""
     monkeypatch.setattr("lab.analysis.report.FIGURES", {})
+
+
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fleets of this process with less held out."""
+    begin = Fleet.__init__
+
+    def beginning(fleet: Fleet, *configs: Any) -> None:
+        begin(fleet, *configs)
+        brief(fleet)
+
+    monkeypatch.setattr(Fleet, "__init__", beginning)
 
 
 @pytest.fixture(scope="session")

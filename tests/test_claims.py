@@ -13,11 +13,12 @@ import pytest
 import planted
 import planted_claims
 from lab.__main__ import main
-from lab.analysis import external, findings, optimum, scoreboard, study
+from lab.analysis import external, findings, optimum, scoreboard
 from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, decide
 from lab.analysis.evidence import Evidence
 from lab.analysis.judging import verdict
 from lab.analysis.sensitivity import student_t
+from lab.analysis.study import study
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -182,12 +183,12 @@ def test_the_optimum_between_grid_points_is_found() -> None:
 def test_where_sensitivity_misleads_the_reader_is_told(tmp_path: Path) -> None:
     usual = list(planted.cards(arms=["z_loss"], widths=[32], seeds=[0], final_val_loss=2.0))
     scaled = list(planted.cards(arms=["z_loss"], widths=[32], seeds=[0], **{"optimizer.name": "adamw_rms_scaled"}))
-    told = list(findings.notes(study.study([planted.write(tmp_path / "both", [*usual, *scaled])])))
+    told = list(findings.notes(study([planted.write(tmp_path / "both", [*usual, *scaled])])))
     (edge,) = [line for line in told if "the lowest or highest tried" in line]
     (meaning,) = [line for line in told if "means something else" in line]
     assert ("adamw at 24.7k" in edge, "rms_scaled" in edge) == (True, False)
     assert ("adamw at 24.7k" in meaning, "adamw_rms_scaled at 24.7k" in meaning) == (False, True)
-    alone = "\n".join(findings.notes(study.study([planted.write(tmp_path / "one", scaled)])))
+    alone = "\n".join(findings.notes(study([planted.write(tmp_path / "one", scaled)])))
     assert "means something else" not in alone
 
 

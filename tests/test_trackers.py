@@ -28,11 +28,12 @@ from lab.progress import Standing
 from lab.registry import TRACKERS
 from lab.sweep import points
 from lab.trackers import Value, tag
-from small import brief, tree
+from small import tree
 
 # One of the two runs diverges at once, so that NaN is among the values.
 SHARED = ["steps=6", "model.width=16", "data=synthetic", "probes.every=2"]
 TWO = ["-m", *SHARED, "optimizer.lr=1e-3,1e30"]
+pytestmark = pytest.mark.usefixtures("briefly")
 
 
 class Heard:
@@ -76,13 +77,6 @@ def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(TRACKERS._entries, "planted", Planted)
     monkeypatch.setattr(Heard, "all", {})
-    begin = Fleet.__init__
-
-    def beginning(fleet: Fleet, *configs: Any) -> None:
-        begin(fleet, *configs)
-        brief(fleet)
-
-    monkeypatch.setattr(Fleet, "__init__", beginning)
 
 
 def lab(*words: str) -> int:
