@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from lab.analysis import drawing
+import lab.analysis.drawing as drawing
 from lab.analysis.sensitivity import Interval, student_t
 
 # Half of the smallest power of the width by which a forgotten factor shows: see ``slopes``.

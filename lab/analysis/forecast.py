@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis import measured, scaling
+import lab.analysis.measured as measured
+import lab.analysis.scaling as scaling
 from lab.analysis.curves import points
 from lab.analysis.scaling import Bend, Line
 from lab.analysis.sensitivity import judge

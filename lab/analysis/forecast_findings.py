@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from lab.analysis import scaling
+import lab.analysis.scaling as scaling
 from lab.analysis.arms import count, spell
 from lab.analysis.findings import listed
 from lab.analysis.forecast import Forecast, Quantity, Score

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from lab.analysis import drawing
+import lab.analysis.drawing as drawing
 from lab.analysis.curves import points
 from lab.analysis.ladder import ways_to_grow
 from lab.analysis.sensitivity import judge

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+import lab.analysis.drawing as drawing
+import lab.analysis.scaling as scaling
+import lab.analysis.tables as tables
 from lab import store
-from lab.analysis import drawing, scaling, tables
 from lab.analysis.arms import count, spell
 from lab.analysis.curves import load, points
 from lab.analysis.findings import listed

@@ -11,8 +11,10 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
+import lab.analysis.drawing as drawing
+import lab.analysis.page as page
+import lab.analysis.tables as tables
 from lab import store
-from lab.analysis import drawing, page, tables
 from lab.analysis.arms import count, spell
 from lab.analysis.figures import FIGURES
 from lab.analysis.findings import headline, listed, notes

@@ -10,17 +10,15 @@ from typing import NamedTuple
 
 import pandas as pd
 
+import lab.analysis.claims_attention
+import lab.analysis.claims_epsilon
+import lab.analysis.claims_gradients
+import lab.analysis.claims_logits
+import lab.analysis.claims_output
+import lab.analysis.claims_recipe
+import lab.analysis.claims_shape
+import lab.analysis.claims_width  # noqa: F401  (these eight fill the registry)
 from lab import store
-from lab.analysis import (  # noqa: F401  (they fill the registry)
-    claims_attention,
-    claims_epsilon,
-    claims_gradients,
-    claims_logits,
-    claims_output,
-    claims_recipe,
-    claims_shape,
-    claims_width,
-)
 from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim
 from lab.analysis.evidence import Evidence
 from lab.analysis.external import compare

@@ -11,7 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.analysis import drawing, panels, scales
+import lab.analysis.drawing as drawing
+import lab.analysis.panels as panels
+import lab.analysis.scales as scales
 from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, fate_keys
 from lab.store import Records

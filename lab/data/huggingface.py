@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+import lab.data.files as files
 from lab import fields
-from lab.data import files
 from lab.data.corpus import Corpus
 from lab.data.documents import HELD_OUT_EVERY, LEARNED_FROM, fill
 from lab.data.packed import Notes, packed

@@ -10,8 +10,9 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
+import lab.data.documents as documents
+import lab.data.files as files
 from lab import fields
-from lab.data import documents, files
 from lab.data.corpus import Corpus
 from lab.data.tokenizer import BYTES
 from lab.fields import PerRunSeed

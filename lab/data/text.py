@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import lab.data.documents as documents
+import lab.data.files as files
 from lab import fields
-from lab.data import documents, files
 from lab.data.corpus import Corpus
 from lab.data.packed import Notes
 from lab.data.tokenizer import BYTES
