@@ -14,6 +14,9 @@ lab report DIR [DIR ...]                         rebuild figures and report.html
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
+lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
+    [--json] [--html FILE] [--junit FILE] [--markdown FILE]
+lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
 
@@ -77,7 +80,7 @@ def _predict(arguments: list[str]) -> None:
 def _claims(arguments: list[str]) -> None:
     from lab.analysis import scoreboard
 
-    folders, given = _options(arguments, ["--json", "--markdown"], switches=True)
+    folders, given = _options(arguments, switches=["--json", "--markdown"])
     print(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given))
 
 
@@ -90,17 +93,54 @@ def _export(arguments: list[str]) -> None:
     print(export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None))
 
 
-def _options(arguments: list[str], known: Sequence[str], *, switches: bool = False) -> tuple[list[str], dict[str, str]]:
-    """Plain words, and what is given as ``--key value`` or ``--key=value``; switches take no value."""
+def _check(arguments: list[str]) -> None:
+    from lab import store
+    from lab.analysis import check, verdict
+
+    files = {"--junit": verdict.junit, "--markdown": verdict.markdown}
+    known = ["--baseline", "--margin", "--html", *files]
+    folders, given = _options(arguments, known, ["--json"])
+    if len(folders) != 1 or not given.get("--baseline"):
+        raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
+    folder, margin = Path(folders[0]), check.margin_of(given.get("--margin", "5%"))
+    page = Path(given["--html"]) if "--html" in given else folder / "check.html"
+    found = check.check(folder, Path(given["--baseline"]), margin, page)
+    for option, written in files.items():
+        if option in given:
+            store.write_text(Path(given[option]), written(found))
+    print(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found)))
+    raise SystemExit(verdict.EXIT_CODES[found.verdict])
+
+
+def _baseline(arguments: list[str]) -> None:
+    from lab.analysis import baseline, check
+
+    match list(map(Path, arguments[1:])), arguments[:1]:
+        case [folder, file], ["save"]:
+            lines = check.save(folder, file)
+        case [place], ["show"]:
+            lines = check.show(baseline.read(place))
+        case [old, new], ["diff"]:
+            lines = check.diff(baseline.read(old), baseline.read(new))
+        case _:
+            raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
+    for line in lines:
+        print(line)
+
+
+def _options(
+    arguments: list[str], known: Sequence[str] = (), switches: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """Plain words, and what is given as ``--key value`` or ``--key=value``, or as a switch, which takes no value."""
     words, given, rest = [], {}, iter(arguments)
     for word in rest:
         key, equals, value = word.partition("=")
         if not word.startswith("-"):
             words.append(word)
-        elif key not in known:
-            raise RequestError(f"unknown option {key!r}; {nearest(key, known)}")
+        elif key not in (*known, *switches):
+            raise RequestError(f"unknown option {key!r}; {nearest(key, [*known, *switches])}")
         else:
-            given[key] = value if equals or switches else next(rest, "")
+            given[key] = value if equals or key in switches else next(rest, "")
     return words, given
 
 
@@ -118,6 +158,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "coordcheck": _coordcheck,
     "predict": _predict,
     "claims": _claims,
+    "check": _check,
+    "baseline": _baseline,
     "export": _export,
     "list": _list,
 }

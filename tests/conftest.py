@@ -11,6 +11,8 @@ from lab.fleet import Fleet
 from small import brief
 from sweeping import finish
 
+pytest_plugins = ["pytester"]
+
 machine.prepare()
 torch.set_num_threads(1)
 products.choose()

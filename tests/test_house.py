@@ -36,7 +36,7 @@ FLOORS = [
     "hydra_plugins",
     "request",
     "catalogue",
-    "completion commands",
+    "completion commands pytest_plugin",
     "__main__",
 ]
 # Who may do what the others must leave to them.

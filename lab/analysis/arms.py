@@ -26,7 +26,7 @@ def name_arms(curves: Sequence[Curve], sizes: Sequence[int]) -> list[Arm]:
         curves: config of each curve, plain values by dotted key, ``None`` where absent; the same keys in each.
         sizes: parameters of each curve.
     """
-    columns = _telling(curves, sizes)
+    columns = telling(curves, sizes)
     keys = [tuple(curve[column] for column in columns) for curve in curves]
     spoken = [column for column in columns if not _implied(column, columns, curves)]
     ordered = sorted(
@@ -43,7 +43,7 @@ def differing(curves: Sequence[Curve]) -> list[str]:
     return [key for key in keys if len({curve[key] for curve in curves}) > 1]
 
 
-def _telling(curves: Sequence[Curve], sizes: Sequence[int]) -> list[str]:
+def telling(curves: Sequence[Curve], sizes: Sequence[int]) -> list[str]:
     """All differing keys but the shape; of the shape the fewest keys without which an arm would be no line."""
     fixed = [key for key in differing(curves) if key not in SHAPE]
     shape = [key for key in SHAPE if key in differing(curves)]
@@ -69,9 +69,9 @@ def _implied(key: str, named: list[str], curves: Sequence[Curve]) -> bool:
     """Whether a key says nothing that the name of its group (``optimizer.name``, ``intervention``) does not say."""
     group = key.split(".")[0]
     names = {"intervention": ["intervention"], "data_fingerprint": [k for k in named if k.startswith("data.")]}
-    telling = [name for name in names.get(group, [f"{group}.name"]) if name in named and name != key]
-    seen = {tuple(curve[name] for name in telling) for curve in curves}
-    return bool(telling) and len({(*(curve[name] for name in telling), curve[key]) for curve in curves}) == len(seen)
+    saying = [name for name in names.get(group, [f"{group}.name"]) if name in named and name != key]
+    seen = {tuple(curve[name] for name in saying) for curve in curves}
+    return bool(saying) and len({(*(curve[name] for name in saying), curve[key]) for curve in curves}) == len(seen)
 
 
 def _rank(key: str, curve: Curve) -> tuple[int, float, str]:

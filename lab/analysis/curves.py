@@ -51,7 +51,7 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     keys, curves = configs(ended)
     counts = [int(count) for count in ended["parameters_without_embeddings"]]
     by_curve = dict(zip(keys, counts, strict=True))
-    sizes = _sizes(counts)
+    sizes = same_sizes(counts)
     arms = dict(zip(curves, name_arms(list(curves.values()), [sizes[by_curve[key]] for key in curves]), strict=True))
     numbers = {key: number for number, key in enumerate(curves)}
     frame = pd.DataFrame(
@@ -94,7 +94,7 @@ def significant(values: Iterable[float]) -> np.ndarray[Any, np.dtype[np.float64]
     return np.array([float(f"{value:.6g}") for value in values], dtype=float)
 
 
-def _sizes(counts: Sequence[int]) -> dict[int, int]:
+def same_sizes(counts: Sequence[int]) -> dict[int, int]:
     """To each parameter count the smallest one that is the same size."""
     sizes: dict[int, int] = {}
     size = -1

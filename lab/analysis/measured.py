@@ -32,6 +32,16 @@ def peak(records: Records, probe: str, where: str) -> pd.Series:
     return _heard(records, probe, where).groupby("id")["value"].max()
 
 
+def growth(records: Records, probe: str) -> pd.Series:
+    """Log10 of the largest value anywhere over that at the first recorded step; indexed by run id.
+
+    What is no number, or none above zero, is left out.
+    """
+    heard = records.metrics[(records.metrics["probe"] == probe) & np.isfinite(records.metrics["value"])]
+    steps = heard[heard["value"] > 0].groupby(["id", "step"])["value"].max().groupby("id")
+    return pd.Series(np.log10(steps.max() / steps.first()))
+
+
 def places(records: Records, probe: str) -> list[str]:
     """Where it was heard, in the order of blocks (``block2`` before ``block10``)."""
     known = records.metrics.loc[records.metrics["probe"] == probe, "where"].unique()

@@ -1,0 +1,89 @@
+"""The gate: a results folder held against a baseline, and baselines saved, shown and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import lab.analysis.baseline as baselines
+import lab.analysis.verdict as verdict
+from lab import store
+from lab.analysis.arms import count, spell
+from lab.analysis.baseline import Baseline
+from lab.analysis.matching import runs_of, where
+from lab.analysis.regression import Check, compare, measured
+from lab.analysis.sensitivity import student_t
+from lab.registry import RequestError
+
+MARGIN = 0.05
+
+
+def margin_of(text: str) -> float:
+    """``5%`` or ``0.05`` as a fraction.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    try:
+        fraction = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction < 1:
+        raise RequestError(f"--margin must be a part of the best loss, as in 5% or 0.05, not {text!r}")
+    return fraction
+
+
+def check(folder: Path, baseline: Path, margin: float = MARGIN, page: Path | None = None) -> Check:
+    """Hold a results folder against a baseline file or another results folder (``regression.compare``).
+
+    Writes the page with the old and new curves, if one is asked for and both can be read.  What cannot be read is a
+    reason for which nothing can be judged, not an error.
+
+    Raises:
+        RequestError: the page cannot be written.
+    """
+    try:
+        old, new = baselines.read(baseline), baselines.taken(folder)
+    except RequestError as refusal:
+        return Check(str(baseline), str(folder), margin, [], [str(refusal)], [])
+    found = compare(old, new, margin)
+    if page is not None:
+        store.write_text(page, verdict.html(found, old, new))
+    return found
+
+
+def save(folder: Path, place: Path) -> Iterator[str]:
+    """Write the baseline of a results folder, and say what it holds, or how it differs from what stood there."""
+    new = baselines.taken(folder)
+    before = baselines.read(place) if place.exists() else None
+    baselines.save(new, place)
+    yield f"{place}: {len(new.runs)} runs of {folder}"
+    yield from show(new) if before is None else diff(before, new)
+
+
+def show(baseline: Baseline) -> Iterator[str]:
+    """What a baseline holds: how it was made, and a row per arm and size."""
+    for name, lines in baseline.made.items():
+        yield from (f"{name}: {line}" for line in lines)
+    rows = list(_rows(baseline))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield from ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _rows(baseline: Baseline) -> Iterator[list[str]]:
+    names = {"total": "sensitivity", "below": "under-training", "above": "instability", "best": "best loss"}
+    names |= {"logit_growth": "logit growth (decades)"}
+    yield ["arm", "parameters", "learning rates", "seeds", *names.values()]
+    for number, known in measured(baseline).items():
+        (arm, size), lrs = where(baseline, number), sorted(set(runs_of(baseline, number)["lr"]))
+        numbers = [student_t(known[column]).bare for column in names]
+        yield [arm, count(size), f"{len(lrs)} from {spell(lrs[0])} to {spell(lrs[-1])}", str(len(known)), *numbers]
+
+
+def diff(old: Baseline, new: Baseline) -> Iterator[str]:
+    """How one baseline differs from another."""
+    found = compare(old, new, MARGIN)
+    for name in ("commands", "versions", "data"):
+        if old.made.get(name) != new.made.get(name):
+            yield f"{name}: {'; '.join(old.made.get(name, []))} -> {'; '.join(new.made.get(name, []))}"
+    yield from verdict.text(found)

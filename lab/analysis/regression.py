@@ -1,0 +1,164 @@
+"""Regression: whether a recipe's curves are still what they were, judged by intervals and margins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import permutations
+from typing import NamedTuple
+
+import pandas as pd
+
+from lab.analysis.baseline import Baseline, whole
+from lab.analysis.differences import Difference, difference
+from lab.analysis.matching import lacking, matched, remarks, where
+from lab.analysis.sensitivity import FEWEST_SEEDS, capped, per_seed
+
+GROWTH_MARGIN = math.log10(2)  # decades: logits may grow twice as far
+GRID_MARGIN = 1.0  # steps of the grid of learning rates
+OK, REGRESSION, CANNOT_JUDGE = "ok", "regression", "cannot judge"
+NATS, STEPS, DECADES = "nats/token", "grid steps", "decades"
+
+
+class Quantity(NamedTuple):
+    """What is held against its margin: its name and unit, and which way it gets worse (+1, -1; 0 is either)."""
+
+    name: str
+    unit: str
+    worse: int
+
+
+QUANTITIES = {
+    "total": Quantity("LR sensitivity", NATS, +1),
+    "below": Quantity("its under-training part", NATS, +1),
+    "above": Quantity("its instability part", NATS, +1),
+    "best": Quantity("best loss", NATS, +1),
+    "best_place": Quantity("best learning rate, place in the grid", STEPS, 0),
+    "lost_place": Quantity("smallest unstable one, place in the grid", STEPS, -1),
+    "logit_growth": Quantity("growth of the attention logits", DECADES, +1),
+}
+
+
+class Change(NamedTuple):
+    """How far a quantity of one arm and size has moved, with its 90 % interval.
+
+    Attributes:
+        size: parameters without embeddings.
+        margin: what it may move by, in ``unit``.
+        effect: Cohen's d, of paired seeds d_z; NaN where seeds do not spread.
+        equivalence: p of two one-sided t-tests against a move beyond the margin; NaN of an order of arms.
+        verdict: ``regression``, ``better``, ``same`` (the interval lies within the margin) or ``unclear``.
+    """
+
+    quantity: str
+    unit: str
+    arm: str
+    size: int
+    before: float
+    now: float
+    change: float
+    low: float
+    high: float
+    margin: float
+    effect: float
+    equivalence: float
+    verdict: str
+
+
+class Check(NamedTuple):
+    """A baseline held against a results folder.
+
+    ``reasons`` say why it cannot be judged; ``remarks`` what else differs, which is nothing against it.
+    """
+
+    baseline: str
+    folder: str
+    margin: float
+    changes: list[Change]
+    reasons: list[str]
+    remarks: list[str]
+
+    @property
+    def verdict(self) -> str:
+        """``ok``, ``regression`` or ``cannot judge``."""
+        if self.reasons:
+            return CANNOT_JUDGE
+        return REGRESSION if any(change.verdict == REGRESSION for change in self.changes) else OK
+
+
+def compare(old: Baseline, new: Baseline, margin: float) -> Check:
+    """Hold curves against a baseline: each of its arms and sizes, matched by intervention, size and what varies in it.
+
+    It is a regression when the 90 % interval of a change lies wholly outside its margin, on the worse side.  Losses
+    and sensitivities, all in nats per token, may rise by ``margin`` times the baseline's best loss; the growth of
+    attention logits by a factor of two; the best and the smallest unstable learning rate may move by a step of the
+    grid.  An order of two arms that is certain in the baseline must not certainly turn, unless it does so because the
+    more sensitive one got better.
+    """
+    pairs, reasons = matched(old, new)
+    reasons += [reason for pair in pairs.items() for reason in lacking(old, new, *pair)]
+    changes: list[Change] = []
+    if not reasons:
+        before, others = measured(old), measured(new)
+        now = {number: others[other] for number, other in pairs.items()}
+        places = {number: where(old, number) for number in pairs}
+        for number, place in places.items():
+            changes += _changes(place, before[number], now[number], margin)
+        changes += _orders(places, before, now)
+    said = list(remarks(old, new, pairs))
+    if changes and not any(change.unit == DECADES for change in changes):
+        said.append("attention logits were not compared: attention_logit_max was not recorded on both sides")
+    return Check(old.source, new.source, margin, changes, reasons, said)
+
+
+def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
+    """Of each curve a row per whole seed and a column per quantity."""
+    runs = whole(baseline.runs).assign(capped=capped)
+    found = per_seed(runs).set_index(["curve", "seed"])
+    seeds = runs.groupby(["curve", "seed"])
+    found["best"], found["logit_growth"] = seeds["capped"].min(), seeds["logit_growth"].mean()
+    tables = {}
+    for number, table in found.groupby("curve"):
+        grid = sorted(set(runs.loc[runs["curve"] == number, "lr"]))
+        places = {lr: float(place) for place, lr in enumerate(grid, 1)}
+        table["best_place"] = table["best_lr"].map(places)
+        table["lost_place"] = table["eta_div"].map(places).fillna(len(grid) + 1.0)
+        tables[int(str(number))] = table.droplevel("curve")[list(QUANTITIES)]
+    return tables
+
+
+def _changes(place: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, margin: float) -> Iterator[Change]:
+    margins = {NATS: margin * float(before["best"].mean()), STEPS: GRID_MARGIN, DECADES: GROWTH_MARGIN}
+    for column, quantity in QUANTITIES.items():
+        old, new, limit = before[column].dropna(), now[column].dropna(), margins[quantity.unit]
+        if min(len(old), len(new)) >= FEWEST_SEEDS:
+            moved = difference(old, new)
+            interval = (float(old.mean()), float(new.mean()), moved.mean, moved.low, moved.high, limit)
+            tests = (moved.effect, moved.equivalence(limit))
+            verdict = _verdict(moved, limit, quantity.worse)
+            yield Change(quantity.name, quantity.unit, *place, *interval, *tests, verdict)
+
+
+def _verdict(moved: Difference, margin: float, worse: int) -> str:
+    if moved.low > margin:
+        return REGRESSION if worse >= 0 else "better"
+    if moved.high < -margin:
+        return REGRESSION if worse <= 0 else "better"
+    return "same" if -margin < moved.low and moved.high < margin else "unclear"
+
+
+def _orders(
+    places: dict[int, tuple[str, int]], before: dict[int, pd.DataFrame], now: dict[int, pd.DataFrame]
+) -> Iterator[Change]:
+    """Pairs of arms of one size of which the first was certainly the less sensitive."""
+    for first, second in permutations(places, 2):
+        (arm, size), (other, other_size) = places[first], places[second]
+        was = difference(before[first]["total"], before[second]["total"])
+        if size == other_size and was.low > 0:
+            still = difference(now[first]["total"], now[second]["total"])
+            worse = difference(before[first]["total"], now[first]["total"]).low > 0  # not the other one better
+            turned = REGRESSION if worse else "better"
+            verdict = "same" if still.low > 0 else turned if still.high < 0 else "unclear"
+            change, low, high = (number - was.mean for number in (still.mean, still.low, still.high))
+            numbers = (was.mean, still.mean, change, low, high, was.mean, still.effect, math.nan)
+            yield Change(f"sensitivity of {other} above it", NATS, arm, size, *numbers, verdict)

@@ -1,0 +1,151 @@
+"""The pytest plugin: a repository of yours guards the curves of its own recipe.
+
+    pytest --lab-sweep smoke --lab-baseline baseline.json
+
+trains the sweep and fails when its curves have got worse; so does a test that asks for the fixture::
+
+    @pytest.mark.sensitivity(sweep="sweeps/mine.yaml", baseline="baselines/mine.json")
+    def test_the_recipe_is_as_stable_as_it_was(sensitivity_curve):
+        sensitivity_curve.check()
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lab.analysis.regression import Check
+
+
+# Folders of sweeps that were trained in this session, by sweep and overrides.
+TRAINED: pytest.StashKey[dict[tuple[str, ...], Path]] = pytest.StashKey()
+
+
+class RegressionError(AssertionError):
+    """Curves have got worse, or cannot be judged; its text is that of ``lab check``."""
+
+
+def train(sweep: str, overrides: Sequence[str], out: str | None) -> Path:
+    """Train a sweep in a folder of its own, below ``out`` if that is given.
+
+    Raises:
+        RegressionError: it cannot be trained, with what ``lab sweep`` said; or there are records already, which would
+            be those of another recipe.
+    """
+    from lab.app import quoted
+
+    folder = Path(out) / Path(sweep).stem if out else Path(mkdtemp(prefix="lab-"))
+    if folder.exists() and any(folder.iterdir()):
+        raise RegressionError(f"{folder} is not empty; a guarded recipe is trained anew each time")
+    words = [sys.executable, "-m", "lab", "sweep", sweep, f"out={quoted(folder)}", *overrides]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RegressionError(f"lab sweep {sweep} ended with exit code {done.returncode}\n{done.stderr}")
+    return folder
+
+
+class SensitivityCurve:
+    """A sweep that was trained, and the baseline it is held against."""
+
+    def __init__(self, folder: Path, baseline: str | None, margin: str) -> None:
+        self.folder, self.baseline, self.margin = folder, baseline, margin
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """A row per arm and size, as ``lab.analysis.by_curve`` makes them."""
+        import lab.analysis as analysis
+
+        return analysis.study([self.folder]).curves
+
+    @cached_property
+    def checked(self) -> Check:
+        """What ``lab check`` finds."""
+        import lab.analysis.check as check
+
+        if self.baseline is None:
+            raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
+        page = self.folder / "check.html"
+        return check.check(self.folder, Path(self.baseline), check.margin_of(self.margin), page)
+
+    def check(self) -> None:
+        """Compare with the baseline.
+
+        Raises:
+            RegressionError: the verdict is not ``ok``.
+        """
+        import lab.analysis.verdict as verdict
+
+        if self.checked.verdict != "ok":
+            raise RegressionError("\n".join(verdict.text(self.checked)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say the options."""
+    group = parser.getgroup("lab", "learning-rate sensitivity (instability-lab)")
+    group.addoption("--lab-sweep", metavar="NAME|FILE", help="sweep to train and to hold against --lab-baseline")
+    group.addoption("--lab-baseline", metavar="FILE", help="what `lab baseline save` wrote, or a results folder")
+    group.addoption("--lab-margin", metavar="5%", default="5%", help="part of the best loss that losses may rise by")
+    group.addoption("--lab-out", metavar="DIR", help="keep records and page in this folder, one below it per sweep")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say the marker."""
+    config.addinivalue_line(
+        "markers", "sensitivity(sweep, baseline, margin, overrides): what the fixture sensitivity_curve trains"
+    )
+
+
+@pytest.fixture
+def sensitivity_curve(request: pytest.FixtureRequest) -> SensitivityCurve:
+    """The sweep of the test's marker ``sensitivity``, or that of the options."""
+    marker = request.node.get_closest_marker("sensitivity")
+    return _curve(request.config, **(marker.kwargs if marker else {}))
+
+
+def _curve(
+    config: pytest.Config,
+    sweep: str | None = None,
+    baseline: str | None = None,
+    margin: str | None = None,
+    overrides: Sequence[str] = (),
+) -> SensitivityCurve:
+    """What is not said here, the options say; a sweep is trained once per session, whoever asks for it."""
+    sweep, baseline = sweep or config.getoption("--lab-sweep"), baseline or config.getoption("--lab-baseline")
+    if not sweep:
+        raise pytest.UsageError("no sweep; give --lab-sweep NAME|FILE, or sweep= in the marker `sensitivity`")
+    trained = config.stash.setdefault(TRAINED, {})
+    asked = (sweep, *overrides)
+    if asked not in trained:
+        trained[asked] = train(sweep, overrides, config.getoption("--lab-out"))
+    return SensitivityCurve(trained[asked], baseline, margin or config.getoption("--lab-margin"))
+
+
+class _Guard(pytest.Item):
+    """The test that --lab-sweep and --lab-baseline make of themselves."""
+
+    def runtest(self) -> None:
+        _curve(self.config).check()
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        return str(excinfo.value) if excinfo.errisinstance(RegressionError) else super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.config.rootpath, None, self.name
+
+
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where both options are given and no test asks for the fixture, the options are a test."""
+    sweep, baseline = config.getoption("--lab-sweep"), config.getoption("--lab-baseline")
+    asked = any("sensitivity_curve" in getattr(item, "fixturenames", ()) for item in items)
+    if sweep and baseline and not asked:
+        items.append(_Guard.from_parent(session, name=f"lab check {sweep} against {baseline}"))

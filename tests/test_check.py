@@ -1,0 +1,214 @@
+"""`lab check` and `lab baseline`: files to commit, exit codes, and what people and machines read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from lab.__main__ import main
+from lab.analysis import baseline, regression
+from lab.registry import RequestError
+from planted import BOTH, cards, write
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A sweep as it was, and one whose second arm got worse."""
+    home = tmp_path_factory.mktemp("folders")
+    bad = [
+        {
+            **one,
+            "final_val_loss": one["final_val_loss"] + (one["intervention"] == BOTH[1]) * (one["optimizer.lr"] >= 0.1),
+        }
+        for one in cards()
+    ]
+    few = list(cards(seeds=(0, 1)))
+    made = {"good": list(cards()), "bad": bad, "few": few}
+    return {name: write(home / name, runs) for name, runs in made.items()}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """What a command line ends with: exit code, stdout, stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def saved(folders: dict[str, Path], tmp_path: Path) -> Path:
+    baseline.save(baseline.taken(folders["good"]), tmp_path / "saved.json")
+    return tmp_path / "saved.json"
+
+
+def test_a_baseline_file_says_what_its_folder_says(folders: dict[str, Path], saved: Path) -> None:
+    old = baseline.read(saved)
+    for new in (baseline.taken(folders["good"]), baseline.read(folders["good"])):
+        found = regression.compare(old, new, 0.05)
+        assert found.verdict == "ok"
+        assert found.remarks == []
+        assert all(abs(change.change) < 1e-5 for change in found.changes if change.margin != change.before)
+    assert baseline.as_text(old) == saved.read_text()
+
+
+def test_a_baseline_is_small_has_a_line_per_run_and_no_path(folders: dict[str, Path], saved: Path) -> None:
+    text = saved.read_text()
+    runs = [line for line in text.splitlines() if '"loss":' in line]
+    assert len(runs) == 84
+    assert len(text) < 200 * len(runs)
+    assert json.loads(text)["made"]["commands"] == ["lab sweep qk_layernorm out=good"]
+    assert str(folders["good"].parent) not in text
+
+
+def test_one_changed_run_changes_one_line(folders: dict[str, Path], saved: Path, tmp_path: Path) -> None:
+    made = list(cards())
+    made[7] = {**made[7], "final_val_loss": 2.5}
+    baseline.save(baseline.taken(write(tmp_path / "good", made)), tmp_path / "other.json")
+    before, after = saved.read_text().splitlines(), (tmp_path / "other.json").read_text().splitlines()
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
+
+
+def test_losses_that_are_no_numbers_survive(tmp_path: Path) -> None:
+    made = [
+        {**one, **({"final_val_loss": math.nan, "status": "diverged"} if one["seed"] == 1 else {})} for one in cards()
+    ]
+    old = baseline.taken(write(tmp_path / "nan", made))
+    baseline.save(old, tmp_path / "nan.json")
+    assert "NaN" not in (tmp_path / "nan.json").read_text()
+    found = regression.compare(baseline.read(tmp_path / "nan.json"), old, 0.05)
+    assert found.verdict == "ok"
+    assert all(change.verdict == "same" for change in found.changes if change.margin != change.before)
+
+
+def test_a_single_arm_makes_a_baseline(tmp_path: Path) -> None:
+    old = baseline.taken(write(tmp_path / "one", list(cards(arms=BOTH[:1], widths=(32,)))))
+    baseline.save(old, tmp_path / "one.json")
+    assert regression.compare(baseline.read(tmp_path / "one.json"), old, 0.05).verdict == "ok"
+
+
+def test_too_few_seeds_make_none(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:
+    code, out, err = run("baseline", "save", folders["few"], tmp_path / "few.json")
+    assert (code, out) == (2, "")
+    assert err.endswith("24,736 parameters has 2 whole seeds; a baseline takes 3\n")
+    assert not (tmp_path / "few.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no baseline; lab baseline save DIR FILE writes one"),
+        ("[]", "is no baseline"),
+        ('{"baseline_version": 99}', "is a baseline of version 99, this lab reads 1; remove it and save anew"),
+        ('{"baseline_version": 1, "curves": [3]}', "is a damaged baseline"),
+        ('{"baseline_version": 1, "made": {}, "config": {}, "curves": []}', "is a damaged baseline"),
+    ],
+)
+def test_what_is_no_baseline_is_refused_in_one_line(text: str, said: str, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(RequestError, match=said):
+        baseline.read(tmp_path / "b.json")
+    code, out, err = run("baseline", "show", tmp_path / "b.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "verdict"), [("good", 0, "ok"), ("bad", 1, "regression"), ("few", 2, "cannot judge")]
+)
+def test_the_exit_code_is_the_verdict(
+    name: str, code: int, verdict: str, folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
+) -> None:
+    files = {option: tmp_path / option for option in ("html", "junit", "markdown")}
+    options = [word for option, path in files.items() for word in (f"--{option}", path)]
+    ended, out, err = run("check", folders[name], "--baseline", saved, *options)
+    assert (ended, err) == (code, "")
+    assert out.startswith(f"{verdict}: ")
+    assert files["markdown"].read_text().startswith(f"## {verdict}: ")
+    suite = ElementTree.fromstring(files["junit"].read_text())
+    assert (int(suite.attrib["failures"]) > 0, int(suite.attrib["errors"]) > 0) == (code == 1, code == 2)
+    page = files["html"].read_text()
+    assert f"Check: {verdict}" in page
+    assert ("<svg" in page) == (code != 2)
+    ended, out, err = run("check", folders[name], "--json", f"--baseline={saved}", "--html", files["html"])
+    told = json.loads(out)
+    assert (ended, err, told["verdict"]) == (code, "", verdict)
+    assert bool(told["reasons"]) == (code == 2)
+
+
+def test_the_page_lies_in_the_folder_unless_told_otherwise(saved: Path, tmp_path: Path, run: Run) -> None:
+    folder = write(tmp_path / "mine", list(cards()))
+    assert run("check", folder, "--baseline", saved)[0] == 0
+    assert (folder / "check.html").exists()
+
+
+def test_a_folder_is_held_against_a_folder(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:
+    page = tmp_path / "page.html"
+    assert run("check", folders["bad"], "--baseline", folders["good"], "--html", page)[0] == 1
+    assert run("check", folders["good"], "--baseline", folders["bad"], "--html", page)[0] == 0
+
+
+def test_what_is_not_there_cannot_be_judged(saved: Path, tmp_path: Path, run: Run) -> None:
+    for folder, against in ((tmp_path / "none", saved), (saved.parent, saved), (saved.parent, tmp_path / "none.json")):
+        code, out, _ = run("check", folder, "--baseline", against, "--json")
+        assert (code, json.loads(out)["verdict"]) == (2, "cannot judge")
+        assert len(json.loads(out)["reasons"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "lab check DIR --baseline FILE|DIR"),
+        (["a", "b", "--baseline", "c"], "lab check DIR --baseline FILE|DIR"),
+        (["a"], "lab check DIR --baseline FILE|DIR"),
+        (["a", "--baselin", "c"], "unknown option '--baselin'; nearest: --baseline"),
+        (["a", "--baseline", "c", "--margin", "five"], "--margin must be a part of the best loss, as in 5% or 0.05"),
+        (["a", "--baseline", "c", "--margin", "-1%"], "--margin must be"),
+        (["a", "--baseline", "c", "--margin", "5"], "--margin must be"),
+        (["a", "--baseline", "c", "--margin", "nan"], "--margin must be"),
+    ],
+)
+def test_bad_words_are_refused_in_one_line(words: list[str], said: str, run: Run) -> None:
+    code, out, err = run("check", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:
+    place = tmp_path / "b.json"
+    code, out, _ = run("baseline", "save", folders["good"], place)
+    assert code == 0
+    assert "0.0003 to 0.3" in out  # the table of what it holds
+    code, out, _ = run("baseline", "save", folders["bad"], place)
+    assert code == 0
+    assert "regression: " in out
+    code, out, _ = run("baseline", "show", place)
+    assert (code, out.count(BOTH[1])) == (0, 2)
+    code, out, _ = run("baseline", "diff", folders["good"], place)
+    assert code == 0
+    assert "out=good -> lab sweep qk_layernorm out=bad" in out
+    for words in ([], ["save", "x"], ["show"], ["diff", "x"], ["drop", "x"]):
+        assert run("baseline", *words)[0] == 2
+
+
+def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
+    evil = "<script>alert(1)</script>|x"
+    runs = [{**one, "schedule.name": evil} for one in cards(widths=(32,))]
+    folder, place = write(tmp_path / "evil", runs), tmp_path / "b.json"
+    assert run("baseline", "save", folder, place)[0] == 0
+    text = place.read_text().replace(evil, evil.replace("alert", "other"))
+    place.write_text(text)
+    page, summary = tmp_path / "page.html", tmp_path / "summary.md"
+    assert run("check", folder, "--baseline", place, "--html", page, "--markdown", summary)[0] == 0
+    assert "<script" not in page.read_text()
+    assert "alert(1)" in page.read_text()
+    assert "<script" not in summary.read_text()

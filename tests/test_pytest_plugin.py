@@ -1,0 +1,99 @@
+"""The pytest plugin, as a repository that guards its recipe uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab import pytest_plugin
+from lab.analysis import baseline
+from planted import cards, write
+from sweeping import finished
+
+TINY = """
+defaults:
+  - override /data: synthetic
+hydra: {sweeper: {params: {optimizer.lr: "1e-2,1e-1", seed: "0,1,2"}}}
+model: {width: 16, head_width: 8}
+seq_len: 12
+batch_size: 4
+steps: 12
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.sensitivity(sweep="tiny.yaml", baseline="good.json")
+def test_as_it_was(sensitivity_curve):
+    sensitivity_curve.check()
+    assert list(sensitivity_curve.curves["arm"]) == ["qk_layernorm+z_loss"]
+
+@pytest.mark.sensitivity(sweep="tiny.yaml", baseline="better.json")
+def test_it_was_better(sensitivity_curve):
+    sensitivity_curve.check()
+
+@pytest.mark.sensitivity(sweep="tiny.yaml", baseline="better.json", margin="90%")
+def test_who_cares(sensitivity_curve):
+    sensitivity_curve.check()
+
+@pytest.mark.sensitivity(sweep="tiny.yaml", baseline="none.json")
+def test_nothing_to_compare(sensitivity_curve):
+    assert sensitivity_curve.checked.verdict == "cannot judge"
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Planted records; and libraries loaded before a pytester begins, which unloads what is loaded after that."""
+    return write(tmp_path_factory.mktemp("planted") / "folder", list(cards()))
+
+
+@pytest.fixture
+def outside(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A repository of somebody else's."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    return pytester
+
+
+def run(outside: pytest.Pytester, *words: str | Path) -> pytest.RunResult:
+    return outside.runpytest_inprocess("-p", "lab.pytest_plugin", "-p", "no:cacheprovider", *words)
+
+
+def test_a_test_trains_its_sweep_and_compares(outside: pytest.Pytester) -> None:
+    (outside.path / "tiny.yaml").write_text(TINY)
+    finished(outside.path / "before", "sweep", "tiny.yaml", "hydra/launcher=basic")
+    baseline.save(baseline.taken(outside.path / "before"), outside.path / "good.json")
+    told = json.loads((outside.path / "good.json").read_text())
+    for one in told["curves"][0]["runs"]:
+        one["loss"] -= 1
+    (outside.path / "better.json").write_text(json.dumps(told))
+    outside.makepyfile(TESTS)
+    ended = run(outside, "--lab-out", "kept")
+    ended.assert_outcomes(passed=3, failed=1)
+    ended.stdout.fnmatch_lines(["*RegressionError: regression: *", "regression *best loss *"])
+    assert (outside.path / "kept" / "tiny" / "check.html").exists()
+    run(outside, "--lab-out", "kept").stdout.fnmatch_lines(["*tiny is not empty; a guarded recipe is trained anew*"])
+
+
+def test_the_options_alone_are_a_test(folder: Path, outside: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest_plugin, "train", lambda sweep, overrides, out: folder)
+    baseline.save(baseline.taken(folder), outside.path / "b.json")
+    words = ("--lab-sweep", "smoke", "--lab-baseline")
+    run(outside, *words, "b.json").assert_outcomes(passed=1)
+    ended = run(outside, *words, "none.json")
+    ended.assert_outcomes(failed=1)
+    ended.stdout.fnmatch_lines(["cannot judge: *", "- no baseline none.json: No such file or directory"])
+    outside.makepyfile("def test_mine(sensitivity_curve): assert sensitivity_curve.checked.verdict == 'ok'")
+    run(outside, *words, "b.json").assert_outcomes(passed=1)
+
+
+def test_what_is_missing_is_said(outside: pytest.Pytester) -> None:
+    outside.makepyfile("def test_mine(sensitivity_curve): pass")
+    ended = run(outside)
+    ended.assert_outcomes(errors=1)
+    ended.stdout.fnmatch_lines(["*UsageError: no sweep; give --lab-sweep NAME|FILE*"])
+    ended = run(outside, "--lab-sweep", "smok")
+    ended.stdout.fnmatch_lines(["*lab: unknown sweep 'smok'; nearest: smoke; or give a FILE.yaml*"])
+    outside.makepyfile("def test_mine(request): assert 'sensitivity' in str(request.config.getini('markers'))")
+    run(outside, "--strict-markers").assert_outcomes(passed=1)

@@ -1,0 +1,261 @@
+"""A recipe that got worse is told from one that did not, and from one that cannot be judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from lab.analysis import baseline, regression
+from lab.analysis.baseline import Baseline
+from lab.analysis.differences import difference
+from planted import BOTH, LRS, cards, records
+
+Card = dict[str, Any]
+WORSE, BETTER = "regression", "better"
+
+
+def curves(change: Callable[[Card], dict[str, Any]] = lambda card: {}, name: str = "now", **more: Any) -> Baseline:
+    """Planted curves of two arms and two sizes, each card changed, in the form of a baseline."""
+    made = [{**card, **change(card)} for card in cards(**more)]
+    return baseline.of(records(made), name)
+
+
+OLD = curves(name="then")
+
+
+def check(change: Callable[[Card], dict[str, Any]] = lambda card: {}, margin: float = 0.05, **more: Any) -> Any:
+    return regression.compare(OLD, curves(change, **more), margin)
+
+
+def verdicts(found: regression.Check) -> dict[str, set[str]]:
+    """Every verdict but `same`, by quantity."""
+    told: dict[str, set[str]] = {}
+    for change in found.changes:
+        if change.verdict != "same":
+            told.setdefault(change.quantity, set()).add(f"{change.verdict} {change.arm}")
+    return told
+
+
+def shifted(nats: float, arm: str = BOTH[1], above: float = 0.0) -> Callable[[Card], dict[str, Any]]:
+    """Final losses of an arm, at learning rates from `above` up, moved by so much."""
+
+    def change(card: Card) -> dict[str, Any]:
+        moves = card["intervention"] == arm and card["optimizer.lr"] >= above
+        return {"final_val_loss": card["final_val_loss"] + nats * moves}
+
+    return change
+
+
+def test_the_same_curves_are_the_same() -> None:
+    found = check()
+    assert found.verdict == "ok"
+    assert found.remarks == []
+    assert not verdicts(found)
+    # seven quantities of two arms and two sizes, and at each size an order of arms
+    assert len(found.changes) == 7 * 4 + 2
+    assert all(
+        change.change == 0 == change.low == change.high
+        for change in found.changes
+        if not math.isnan(change.equivalence)
+    )
+
+
+def test_other_seeds_of_the_same_recipe_are_the_same() -> None:
+    assert check(seeds=(3, 4, 5, 6)).verdict == "ok"
+
+
+@pytest.mark.parametrize(("nats", "verdict"), [(0.05, "ok"), (0.2, WORSE), (-0.2, "ok")])
+def test_losses_may_rise_by_the_margin_and_fall_by_any(nats: float, verdict: str) -> None:
+    found = check(shifted(nats))
+    assert found.verdict == verdict
+    expected = {0.05: set(), 0.2: {f"{WORSE} {BOTH[1]}"}, -0.2: {f"{BETTER} {BOTH[1]}"}}[nats]
+    assert verdicts(found).get("best loss", set()) == expected
+    assert "LR sensitivity" not in verdicts(found)  # it does not see a shift of all losses
+
+
+def test_the_margin_is_the_users() -> None:
+    assert check(shifted(0.08), margin=0.02).verdict == WORSE
+    assert check(shifted(0.08), margin=0.1).verdict == "ok"
+    best = [change for change in check(shifted(0.08), margin=0.1).changes if change.quantity == "best loss"]
+    assert all(change.margin == pytest.approx(0.1 * change.before) for change in best)
+
+
+def test_instability_alone_is_found_and_told_from_under_training() -> None:
+    found = check(shifted(1.0, above=3e-2))
+    told = verdicts(found)
+    assert found.verdict == WORSE
+    assert told["its instability part"] == {f"{WORSE} {BOTH[1]}"}
+    assert told["smallest unstable one, place in the grid"] == {f"{WORSE} {BOTH[1]}"}
+    assert "its under-training part" not in told
+    assert "best loss" not in told
+
+
+def test_an_arm_that_loses_its_intervention_is_found() -> None:
+    lost = {(card["model.width"], card["optimizer.lr"], card["seed"]): card for card in cards(arms=BOTH[:1])}
+
+    def off(card: Card) -> dict[str, Any]:
+        twin = lost[card["model.width"], card["optimizer.lr"], card["seed"]]
+        return {"final_val_loss": twin["final_val_loss"]}
+
+    found = check(off)
+    assert found.verdict == WORSE
+    assert f"{WORSE} {BOTH[1]}" in verdicts(found)["LR sensitivity"]
+    assert not any(BOTH[0] in said for said in verdicts(found).values())
+
+
+def test_the_best_learning_rate_may_move_by_one_step_of_the_grid() -> None:
+    def moved(steps: int) -> Callable[[Card], dict[str, Any]]:
+        at = {(card["intervention"], card["model.width"], card["optimizer.lr"], card["seed"]): card for card in cards()}
+
+        def change(card: Card) -> dict[str, Any]:
+            place = min(max(LRS.index(card["optimizer.lr"]) + steps, 0), len(LRS) - 1)
+            twin = at[card["intervention"], card["model.width"], LRS[place], card["seed"]]
+            return {"final_val_loss": twin["final_val_loss"]}
+
+        return change
+
+    for steps in (1, -1):
+        assert not any(WORSE in one for one in verdicts(check(moved(steps)))["best learning rate, place in the grid"])
+    for steps in (2, -2):
+        told = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
+        assert told == {f"{WORSE} {arm}" for arm in BOTH}
+
+
+def test_arms_whose_order_turns_are_found() -> None:
+    def swapped(card: Card) -> dict[str, Any]:
+        return {"intervention": BOTH[1 - BOTH.index(card["intervention"])]}
+
+    found = check(swapped, margin=0.5)
+    order = [change for change in found.changes if change.quantity.startswith("sensitivity of")]
+    assert [change.verdict for change in order] == [WORSE] * 2
+    assert {(change.arm, change.quantity) for change in order} == {(BOTH[1], f"sensitivity of {BOTH[0]} above it")}
+
+
+def test_attention_logits_that_grow_further_are_found() -> None:
+    made = list(cards())
+    for times, verdict in ((1.5, "ok"), (3.0, WORSE), (0.1, "ok")):
+        heard = records(made)
+        loud = heard.metrics["probe"].eq("attention_logit_max") & heard.metrics["step"].gt(0)
+        heard.metrics.loc[loud, "value"] *= times
+        found = regression.compare(OLD, baseline.of(heard, "now"), 0.05)
+        assert found.verdict == verdict
+        assert set(verdicts(found)) <= {"growth of the attention logits"}
+
+
+def test_without_that_probe_the_rest_is_judged_and_it_is_said() -> None:
+    heard = records(list(cards()))
+    deaf = heard._replace(metrics=heard.metrics[heard.metrics["probe"] != "attention_logit_max"])
+    found = regression.compare(OLD, baseline.of(deaf, "now"), 0.05)
+    assert found.verdict == "ok"
+    assert len(found.changes) == 6 * 4 + 2
+    assert found.remarks == ["attention logits were not compared: attention_logit_max was not recorded on both sides"]
+
+
+def test_runs_that_diverge_are_judged_as_untrained() -> None:
+    def dead(card: Card) -> dict[str, Any]:
+        dies = card["intervention"] == BOTH[1] and card["optimizer.lr"] >= 1e-1
+        return {"final_val_loss": math.nan, "status": "diverged", "diverged_at": 7} if dies else {}
+
+    found = check(dead)
+    assert found.verdict == WORSE
+    told = [change for change in found.changes if change.quantity == "its instability part" and change.arm == BOTH[1]]
+    assert all(change.change == pytest.approx(2 / 7 * 3.55, abs=0.2) for change in told)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"lrs": LRS[1:]}, "another grid of learning rates, 0.0003, 0.001"),
+        ({"seeds": (0, 1)}, "too few seeds, 2 whole in now, an interval takes 3"),
+        ({"data_fingerprint": "other"}, "other data, fingerprint a1b2c3d4e5f60718 in the baseline and other now"),
+        ({"arms": BOTH[:1]}, f"no curve is {BOTH[1]} at 24.7k parameters in now"),
+        ({"widths": (32,)}, f"no curve is {BOTH[0]} at 98.6k parameters in now"),
+    ],
+)
+def test_what_cannot_be_judged_is_not(more: dict[str, Any], said: str) -> None:
+    found = check(**more)
+    assert found.verdict == "cannot judge"
+    assert found.changes == []
+    assert any(said in reason for reason in found.reasons)
+
+
+def test_two_curves_that_fit_one_are_not_judged() -> None:
+    both = [*cards(), *cards(**{"optimizer.eps": 1e-6})]
+    found = regression.compare(OLD, baseline.of(records(both), "now"), 0.05)
+    assert found.verdict == "cannot judge"
+    assert any(reason.startswith("2 curves are") for reason in found.reasons)
+
+
+def test_a_seed_that_lacks_a_learning_rate_does_not_count() -> None:
+    some = [card for card in cards(seeds=(0, 1, 2, 3)) if (card["seed"], card["optimizer.lr"]) != (1, LRS[2])]
+    assert regression.compare(OLD, baseline.of(records(some), "now"), 0.05).verdict == "ok"
+    fewer = [card for card in some if card["seed"] != 3]
+    assert regression.compare(OLD, baseline.of(records(fewer), "now"), 0.05).verdict == "cannot judge"
+
+
+def test_other_config_and_other_arms_are_listed_not_refused() -> None:
+    more = [*cards(**{"optimizer.eps": 1e-6, "batch_size": 32}), *cards(arms=["none"])]
+    found = regression.compare(OLD, baseline.of(records(more), "now"), 0.05)
+    assert found.verdict == "ok"
+    assert "optimizer.eps: 1e-08 in the baseline, 1e-06 now" in found.remarks
+    assert "batch_size: 16 in the baseline, 32 now" in found.remarks
+    assert sum(remark.startswith("not in the baseline: ") for remark in found.remarks) == 2
+
+
+def test_arms_are_matched_by_what_varies_in_the_baseline() -> None:
+    def two(name: str, second: float) -> Baseline:
+        both = [*cards(widths=(32,)), *cards(widths=(32,), **{"optimizer.weight_decay": second})]
+        return baseline.of(records(both), name)
+
+    assert regression.compare(two("then", 0.1), two("now", 0.1), 0.05).verdict == "ok"
+    assert regression.compare(two("then", 0.1), two("now", 0.2), 0.05).verdict == "cannot judge"
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+def test_intervals_and_equivalence_are_those_of_the_textbook(n: int) -> None:
+    chance = np.random.default_rng(n)
+    old, new = pd.Series(chance.normal(2.0, 0.1, n)), pd.Series(chance.normal(2.1, 0.2, n))
+    paired = difference(old, new)
+    textbook = stats.ttest_rel(new, old)
+    assert (paired.low, paired.high) == pytest.approx(tuple(textbook.confidence_interval(0.9)))
+    low, high = (
+        stats.ttest_rel(new, old - 0.3, alternative="greater"),
+        stats.ttest_rel(new, old + 0.3, alternative="less"),
+    )
+    assert paired.equivalence(0.3) == pytest.approx(max(low.pvalue, high.pvalue))
+    assert paired.effect == pytest.approx((new - old).mean() / (new - old).std())
+    other = pd.Series(chance.normal(2.1, 0.2, n + 2), index=range(100, 102 + n))
+    welch, textbook = difference(old, other), stats.ttest_ind(other, old, equal_var=False)
+    assert (welch.low, welch.high) == pytest.approx(tuple(textbook.confidence_interval(0.9)))
+    low, high = (
+        stats.ttest_ind(other, old - 0.3, equal_var=False, alternative="greater"),
+        stats.ttest_ind(other, old + 0.3, equal_var=False, alternative="less"),
+    )
+    assert welch.equivalence(0.3) == pytest.approx(max(low.pvalue, high.pvalue))
+
+
+def test_the_same_within_the_margin_is_what_the_equivalence_test_says() -> None:
+    chance = np.random.default_rng(0)
+    seen: set[str] = set()
+    for shift in np.linspace(0, 0.3, 40):
+        moved = difference(pd.Series(chance.normal(2, 0.05, 5)), pd.Series(chance.normal(2 + shift, 0.05, 5)))
+        verdict = regression._verdict(moved, 0.15, 1)
+        assert (verdict == "same") == (moved.equivalence(0.15) < 0.05)
+        assert (verdict == WORSE) == (moved.low > 0.15)
+        seen.add(verdict)
+    assert seen == {"same", "unclear", WORSE}
+
+
+def test_seeds_without_spread_are_judged_by_their_mean() -> None:
+    same = pd.Series([1.0, 1.0, 1.0])
+    for other in (same, pd.Series([1.0, 1.0, 1.0, 1.0])):
+        still, moved = difference(same, other), difference(same, other + 1)
+        assert (still.low, still.high, still.equivalence(0.1)) == (0, 0, 0)
+        assert (moved.low, moved.high, moved.equivalence(0.1)) == (1, 1, 1)
+        assert math.isnan(moved.effect)
