@@ -1,0 +1,140 @@
+"""The lab guards itself: the smoke sweep is what it was, and a recipe that is broken on purpose is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lab.analysis import load, regression, verdict
+from lab.analysis.check import check
+from lab.analysis.curves import points
+from lab.analysis.regression import Check
+from lab.analysis.sensitivity import paired
+from lab.loss import ZLoss
+from lab.model import attention
+from lab.model.interventions import QKLayerNorm
+from lab.optim.optimizer import Optimizer
+from lab.optim.transforms import Adam, Clip
+from sweeping import finished
+
+SMOKE = Path(__file__).parents[1] / "results" / "baselines" / "smoke.json"
+ON = "intervention=[qk_layernorm,z_loss]"
+BRIEF = ("data=synthetic", "batch_size=6", "steps=200", "model=d32", "seed=0,1,2")
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smoke sweep as it stands."""
+    folder = tmp_path_factory.mktemp("smoke") / "smoke"
+    subprocess.run([sys.executable, "-m", "lab", "sweep", "smoke", f"out={folder}"], check=True, capture_output=True)
+    return folder
+
+
+def test_qk_layernorm_lowers_sensitivity_beyond_the_spread_of_seeds(smoke: Path) -> None:
+    runs = load(smoke).runs
+    assert len(runs) == 40
+    gain = paired(points(runs), "z_loss", "qk_layernorm+z_loss").iloc[0]
+    assert gain["total"].n == 5
+    assert gain["total"].low > 0
+    assert gain["above"].low > 0  # and it is instability that qk-layernorm takes away
+
+
+def test_the_smoke_sweep_is_what_it_was(smoke: Path) -> None:
+    found = check(smoke, SMOKE)
+    assert found.verdict == "ok", "\n".join(verdict.text(found))
+    assert len(found.changes) == 2 * len(regression.QUANTITIES) + 1
+
+
+def qk_layernorm_off(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(QKLayerNorm, "attach", lambda self, runs, model: nn.Identity())
+
+
+def decay_forms_swapped(patch: pytest.MonkeyPatch) -> None:
+    step = Optimizer.step
+
+    def swapped(optimizer: Optimizer, *given: Any) -> None:
+        names = list(optimizer.links)
+        places = {"peak": names.index("decay"), "decay": names.index("peak")}
+        names = sorted(names, key=lambda name: places.get(name, names.index(name)))
+        step(replace(optimizer, links={name: optimizer.links[name] for name in names}), *given)
+
+    patch.setattr(Optimizer, "step", swapped)
+
+
+def z_loss_flipped(patch: pytest.MonkeyPatch) -> None:
+    call = ZLoss.__call__
+    patch.setattr(ZLoss, "__call__", lambda self, log_z_rbt: -call(self, log_z_rbt))
+
+
+def rope_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attention, "rotate", lambda x_tk, scale=1.0: scale * x_tk)
+
+
+def clip_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Clip, "__call__", lambda self, updates, state, now: updates)
+
+
+def epsilon_large(patch: pytest.MonkeyPatch) -> None:
+    call = Adam.__call__
+    patch.setattr(
+        Adam, "__call__", lambda self, *given: call(replace(self, eps=torch.full_like(self.eps, 0.1)), *given)
+    )
+
+
+def broken(fault: Fault, folder: Path, *words: str) -> Path:
+    """A sweep trained with a fault in the code, its config the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        finished(folder, "sweep", *words, "hydra/launcher=basic")
+    return folder
+
+
+def told(found: Check) -> set[str]:
+    return {f"{change.arm}: {change.quantity}" for change in found.changes if change.verdict == "regression"}
+
+
+def test_qk_layernorm_silently_off_is_found(smoke: Path, tmp_path: Path) -> None:
+    for run in load(smoke).runs.query("intervention == 'z_loss'")["id"]:  # which it cannot change
+        copytree(smoke / "runs" / run, tmp_path / "off" / "runs" / run)
+    (tmp_path / "off" / "store.json").write_text((smoke / "store.json").read_text())
+    found = check(broken(qk_layernorm_off, tmp_path / "off", "smoke"), SMOKE)
+    assert found.verdict == "regression"
+    parts = ("LR sensitivity", "its instability part", "growth of the attention logits")
+    assert told(found) == {f"qk_layernorm+z_loss: {part}" for part in parts}
+    assert found.remarks == []  # nothing in the config tells
+
+
+@pytest.mark.slow
+def test_a_large_epsilon_is_found(tmp_path: Path) -> None:
+    found = check(broken(epsilon_large, tmp_path / "smoke", "smoke"), SMOKE)
+    assert found.verdict == "regression"
+    assert "qk_layernorm+z_loss: LR sensitivity" in told(found)
+
+
+# What the smoke sweep cannot see, why not, and a sweep that does.
+UNSEEN = {
+    "decay forms swapped": (
+        decay_forms_swapped,
+        "its decay of 1e-4 shrinks weights by 2 % in 200 steps in either form",
+        ("weight_decay", *BRIEF, "optimizer.lr=1e-2,3e-2,1e-1"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_the_smoke_sweep_cannot_see_another_sweep_does(name: str, tmp_path: Path) -> None:
+    fault, _, words = UNSEEN[name]
+    assert check(broken(fault, tmp_path / "smoke", "smoke"), SMOKE).verdict == "ok"
+    finished(tmp_path / "whole", "sweep", *words, "hydra/launcher=basic")
+    assert check(broken(fault, tmp_path / "broken", *words), tmp_path / "whole").verdict == "regression"
