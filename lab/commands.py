@@ -15,7 +15,7 @@ lab coordcheck [key=value ...]                   does a parametrization keep upd
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
+lab list [sweeps|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
