@@ -32,6 +32,16 @@ KINDS: dict[str, Registry[Any]] = {
     "schedule": SCHEDULES,
     "tracker": TRACKERS,
 }
+# What the lab asks of an entry, whatever else that has.
+ASKED = {
+    "data": ("open", "seed"),
+    "intervention": ("attaches_to",),
+    "link": ("makes", "begin"),
+    "model": ("build",),
+    "parametrization": ("factors", "attention_scale"),
+    "schedule": ("shape",),
+    "tracker": ("begin",),
+}
 
 
 def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any], Any]:
@@ -40,8 +50,8 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
     A loss term is an intervention that attaches to ``loss``.  A probe says which announcement it ``hears``.
 
     Raises:
-        RequestError: there is no such kind, nothing is ever heard of that kind, the name is taken, or the entry is no
-            dataclass, whose fields are the keys of a config.
+        RequestError: there is no such kind, nothing is ever heard of that kind, the name is taken, or the entry lacks
+            what its kind has or is no dataclass, whose fields are the keys of a config.
     """
     if kind not in KINDS:
         raise RequestError(f"unknown kind {kind!r}; {nearest(kind, KINDS)}")
@@ -53,6 +63,9 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
     def file(entry: Any) -> Any:
         if hears is None and not dataclasses.is_dataclass(entry):
             raise RequestError(f"{kind} {name!r} must be a frozen dataclass; its fields are the keys of a config")
+        there = {*dir(entry), *getattr(entry, "__dataclass_fields__", ())}
+        if lacking := [part for part in ASKED.get(kind, ()) if part not in there]:
+            raise RequestError(f"{kind} {name!r} lacks {' and '.join(lacking)}")
         KINDS[kind].register(name)(entry if hears is None else Probe(name, hears, entry))
         return entry
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lab.analysis.arms import name_arms
 from lab.axes import over
 from lab.config import RunConfig, columns, run_config, run_id, static_key
 from lab.fields import PerRun, bounded
@@ -273,6 +274,32 @@ def test_a_guest_is_part_of_id_columns_and_shape() -> None:
     assert columns(mlp) == columns(without) | {"guest": "own", "guest.own.kind": "mlp"}
     assert len({run_id(config, "") for config in (without, mlp, plain)}) == 3
     assert len({static_key(config) for config in (without, mlp, plain)}) == 3
+
+
+def test_guests_without_numbers_are_told_apart_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "other"):
+        monkeypatch.setitem(MODELS._entries, name, Bare)
+    found = [configs("intervention=[]", shared=guest)[0] for guest in ((), ("+guest.one={}",), ("+guest.other={}",))]
+    assert len({static_key(config) for config in found}) == 3
+    assert len({run_id(config, "") for config in found}) == 3
+
+
+def test_an_arm_is_called_by_its_guest_where_that_says_its_numbers_too() -> None:
+    none, one = (
+        {"intervention": "none", "guest": None, "guest.own.kind": None},
+        {"guest": "own", "guest.own.kind": "mlp"},
+    )
+    assert [arm.label for arm in name_arms([none, none | one], [1, 1])] == ["no guest", "guest=own"]
+    two = none | one | {"guest.own.kind": "plain"}
+    assert [arm.label for arm in name_arms([none | one, two], [1, 1])] == ["kind=mlp", "kind=plain"]
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A guest without numbers of its own."""
+
+    def build(self, shape: Any, vocabulary: int) -> nn.Module:
+        return Mlp(shape.width, 0, vocabulary)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lab import commands, hooks, machine, registry, store
 from lab.__main__ import main
 from lab.fleet import Fleet
 from lab.hooks import HookPoint, listening
-from lab.recipe import KINDS
+from lab.recipe import ASKED, KINDS
 from lab.registry import DATA, INTERVENTIONS, LINKS, MODELS, PARAMETRIZATIONS, PROBES, RequestError
 from small import configs
 
@@ -251,12 +252,18 @@ def test_registering_says_what_is_wrong(afresh: None) -> None:
     class Plain:
         """No dataclass."""
 
+    @dataclass(frozen=True)
+    class Lacking:
+        """Attaches nowhere."""
+
     for wrong, said in (
         (lambda: lab.register("interventoin", "x"), "unknown kind 'interventoin'; nearest: intervention"),
         (lambda: lab.register("probe", "x"), "probe 'x': a probe says what it hears"),
         (lambda: lab.register("link", "x", hears="logits"), "link 'x': a probe says what it hears"),
         (lambda: lab.register("probe", "x", hears="grads"), "probe 'x' hears 'grads'; nearest: gradients"),
         (lambda: lab.register("intervention", "x")(Plain), "intervention 'x' must be a frozen dataclass"),
+        (lambda: lab.register("intervention", "x")(Lacking), "intervention 'x' lacks attaches_to"),
+        (lambda: lab.register("data", "x")(Lacking), "data 'x' lacks open and seed"),
     ):
         with pytest.raises(RequestError, match=re.escape(said)):
             wrong()
@@ -282,3 +289,9 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}
     assert points == set(hooks.POINTS)
     machine.release()
+
+
+def test_what_is_asked_of_a_users_entry_the_labs_own_have() -> None:
+    for kind, parts in ASKED.items():
+        for name in KINDS[kind]:
+            assert {*parts} <= {*dir(KINDS[kind][name]), *KINDS[kind][name].__dataclass_fields__}, name
