@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -201,7 +202,10 @@ REFUSED = [
     (["train", "+guest.window_mlp.window=0"], "guest.window_mlp.window must be above 0"),
     (["train", "+guest.window_mlp.window=3"], "intervention qk_layernorm attaches to query; a guest has logits and"),
     (["train", "+guest.window_mlp={}"], "key 'guest.window_mlp.window' is missing"),
-    (["coordcheck", "+guest.window_mlp.window=3"], "coordcheck compares parametrizations, and none has a say"),
+    (
+        ["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"],
+        "coordcheck compares parametrizations, and none has a say",
+    ),
 ]
 
 
@@ -225,7 +229,8 @@ def test_a_bad_request_gets_one_line(words: list[str], said: str, capsys: pytest
         ("def broken(:", "fails: SyntaxError: "),
         ("1 / 0", "fails: ZeroDivisionError"),
         (
-            "import lab, dataclasses as d\n@lab.register('intervention', 'z_loss')\n@d.dataclass\nclass Z: 0",
+            "import lab, dataclasses as d\n"
+            "@lab.register('intervention', 'z_loss')\n@d.dataclass\nclass Z: attaches_to = ()",
             "intervention 'z_loss' is already registered, by lab.loss, so not by theirs",
         ),
         (None, "fails: ModuleNotFoundError: No module named 'theirs'"),
@@ -268,6 +273,17 @@ def test_registering_says_what_is_wrong(afresh: None) -> None:
         with pytest.raises(RequestError, match=re.escape(said)):
             wrong()
     assert "x" not in INTERVENTIONS
+
+
+@pytest.mark.slow
+def test_pip_installs_the_package(tmp_path: Path) -> None:
+    shutil.copytree(THEIRS, tmp_path / "own")
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-deps"]
+    subprocess.run([*pip, "--target", str(tmp_path / "site"), str(tmp_path / "own")], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(HOME)])}
+    words = [sys.executable, "-m", "lab", "list", "guests"]
+    said = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("window_mlp  The last few tokens")
 
 
 def test_the_lab_is_light_until_it_is_asked() -> None:
