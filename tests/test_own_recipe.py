@@ -176,10 +176,11 @@ def test_numbers_need_no_files() -> None:
 
 
 @pytest.mark.usefixtures("folder", "briefly", "undrawn")
-def test_one_group_of_a_kind_does_too_and_jobs_in_processes_know_it(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("local", marks=pytest.mark.slow)])
+def test_one_group_of_a_kind_does_too(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
     (info,) = Path().glob("*.dist-info")
     (info / "entry_points.txt").write_text("[lab.models]\nanything = own_recipe\n")
-    words = ["train", *SMALLER["train"], "+guest.window_mlp.window=3", "intervention=[]", "hydra/launcher=local"]
+    words = ["train", *SMALLER["train"], "+guest.window_mlp.window=3", "intervention=[]", f"hydra/launcher={launcher}"]
     assert lab_(*words) == 0, capsys.readouterr().err
     assert {*store.read(Path("runs/train")).runs["guest"]} == {"window_mlp"}
 
