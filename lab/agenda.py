@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab import checkpoint, ranks, store
-from lab.config import RunConfig
+from lab.config import RunConfig, static_key
 from lab.engine import can_compile
-from lab.fleet import check_ranks
+from lab.fleet import check_guest, check_ranks
 from lab.memory import Host, find_host, most_runs
 from lab.registry import RequestError
 from lab.sweep import GRAIN, Point, engine_for, pack, part, points, under_way, with_engine
@@ -56,6 +56,8 @@ def agenda(
     for point in asked:
         check_ranks(point.config)
         require(point.config.tracker.entry)
+    for config in {static_key(point.config): point.config for point in asked}.values():
+        check_guest(config)
     if ranks.count() > 1:
         here, seats = True, [None] * ranks.beside()
     hosts = {d: find_host(d, seats) if here else Host() for d in {point.config.device for point in asked}}

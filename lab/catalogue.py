@@ -9,6 +9,7 @@ from lab import app, request
 from lab.registry import (
     DATA,
     INTERVENTIONS,
+    MODELS,
     PARAMETRIZATIONS,
     PROBES,
     SCHEDULES,
@@ -63,6 +64,7 @@ def _figures() -> Iterator[tuple[str, str]]:
 SHELVES: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
     "models": _models,
+    "guests": _entries(MODELS),
     "interventions": _entries(INTERVENTIONS),
     "parametrizations": _entries(PARAMETRIZATIONS),
     "optimizers": _optimizers,

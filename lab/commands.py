@@ -18,7 +18,7 @@ lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were
     [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|models|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
+lab list [sweeps|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.

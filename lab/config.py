@@ -16,10 +16,21 @@ import lab.trackers  # noqa: F401  (these seven fill the registries)
 from lab import store
 from lab.checkpoint import CheckpointConfig
 from lab.fields import PerRunSeed, bounded, build, leaves, one_of, seed
+from lab.hooks import POINTS
 from lab.model.shape import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
-from lab.registry import DATA, INTERVENTIONS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry, RequestError, nearest
+from lab.registry import (
+    DATA,
+    INTERVENTIONS,
+    MODELS,
+    PARAMETRIZATIONS,
+    SCHEDULES,
+    TRACKERS,
+    Registry,
+    RequestError,
+    nearest,
+)
 
 # Keys that may differ in what is one run: labels, where records go, what carries out its steps and on which device.
 NO_PART_OF_ID = ("out", "device", "engine", "model.name", "scale.name")
@@ -49,6 +60,7 @@ class RunConfig:
     model: ModelConfig
     parametrization: Named
     intervention: Mapping[str, Any]
+    guest: Mapping[str, Any]
     optimizer: Optimizer
     schedule: Named
     data: Named
@@ -82,6 +94,13 @@ def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> Name
     return Named(name, build(registry[name], values, where))
 
 
+def _present(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Entries that are there by the presence of their keys."""
+    values = _group(tree, where, named=False)
+    keys = {name: f"{where}.{name}" for name in values}
+    return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
+
+
 def run_config(tree: Mapping[str, Any]) -> RunConfig:
     """Types for a resolved config tree of plain dicts, lists and scalars.
 
@@ -92,16 +111,11 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
     for key in tree:
         if key not in known:
             raise RequestError(f"unknown key '{key}'; {nearest(key, known)}")
-    switched_on = _group(tree, "intervention", named=False)
     parts = {
         "model": build(ModelConfig, _group(tree, "model"), "model"),
         "parametrization": _named(PARAMETRIZATIONS, tree, "parametrization"),
-        "intervention": {
-            name: build(
-                INTERVENTIONS[name], _group(switched_on, f"intervention.{name}", named=False), f"intervention.{name}"
-            )
-            for name in switched_on
-        },
+        "intervention": _present(INTERVENTIONS, tree, "intervention"),
+        "guest": _present(MODELS, tree, "guest"),
         "optimizer": build_optimizer(_group(tree, "optimizer")),
         "schedule": _named(SCHEDULES, tree, "schedule"),
         "data": _named(DATA, tree, "data"),
@@ -111,7 +125,28 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
         "tracker": _named(TRACKERS, tree, "tracker"),
     }
     plain = {key: value for key, value in tree.items() if key not in parts}
-    return build(RunConfig, {**parts, **plain}, "")
+    config = build(RunConfig, {**parts, **plain}, "")
+    _check_fit(config)
+    return config
+
+
+def _check_fit(config: RunConfig) -> None:
+    """Refuse interventions that no model has a place for, and whatever a guest cannot have beside it."""
+    places = ("logits", "loss") if config.guest else (*POINTS, "loss")
+    for name, change in config.intervention.items():
+        for kind in change.attaches_to:
+            if kind not in (*POINTS, "loss"):
+                raise RequestError(f"intervention {name} attaches to {kind!r}; {nearest(kind, places)}")
+            if kind not in places:
+                raise RequestError(f"intervention {name} attaches to {kind}; a guest has {' and '.join(places)} only")
+    if len(config.guest) > 1:
+        raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
+    for key, _, free in leaves(config.guest, "guest."):
+        if free:
+            raise RequestError(f"{key} is a number per run, and a guest's belong to its shape: declare it int or float")
+    if config.guest and config.parametrization.name != "standard":
+        name = config.parametrization.name
+        raise RequestError(f"parametrization={name} has no say in a guest, which draws its own initial values")
 
 
 def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
@@ -132,14 +167,19 @@ def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
 def columns(config: RunConfig) -> dict[str, Any]:
     """One run's config as the columns of its record: dotted keys; lists joined with ``+``."""
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in _rows(config).items()}
-    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none"}
+    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_guest(config)}
+
+
+def _guest(config: RunConfig) -> dict[str, str]:
+    """The name of the guest, if there is one; a run without is the same run as before there could be any."""
+    return {"guest": next(iter(config.guest))} if config.guest else {}
 
 
 def static_key(config: RunConfig) -> str:
     """Runs whose static keys are equal have the same shapes and may share a fleet."""
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, free) in _rows(config).items() if not free and key not in labels}
-    return store.digest({**shared, "intervention": sorted(config.intervention)})
+    return store.digest({**shared, "intervention": sorted(config.intervention), **_guest(config)})
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:

@@ -71,6 +71,8 @@ def _asked(trees: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
     if ranks.count() > 1:
         raise RequestError("coordcheck trains in one process; leave torchrun away")
     asked = points(trees)
+    if asked[0].config.guest:
+        raise RequestError("coordcheck compares parametrizations, and none has a say in a guest")
     for key in swept(asked):
         if key not in VARIES:
             raise RequestError(f"coordcheck compares widths: give model.width and seed several values, not {key}")

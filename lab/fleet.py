@@ -16,6 +16,7 @@ from lab.config import RunConfig, static_key
 from lab.engine import Compiled, Eager, Heard
 from lab.fields import leaves, stack
 from lab.loss import losses
+from lab.model.guest import Guest, rehearse
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now, Tensors
 from lab.registry import RequestError
@@ -50,11 +51,24 @@ def check_ranks(config: RunConfig) -> None:
     Raises:
         RequestError: it says what the number of ranks does not divide.
     """
+    if config.guest and ranks.count() > 1:
+        raise RequestError(f"guest {next(iter(config.guest))} trains in one process; leave torchrun away")
     ranks.rows(config.batch_size)
     if ranks.count() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
             model = _model(config, 1)
-        check_shapes({name: layer.weight.shape for name, layer in model.layers()})
+        check_shapes({name: weight.shape for name, weight in model.weights().items()})
+
+
+def check_guest(config: RunConfig) -> None:
+    """Try a guest, if the run has one, in a forward pass and a backward pass.
+
+    Raises:
+        RequestError: it cannot be trained as one of a fleet.
+    """
+    for name, entry in config.guest.items():
+        vocabulary = config.data.entry.open().vocabulary
+        rehearse(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
 
 
 def _changes(config: RunConfig) -> dict[str, Any]:
@@ -62,8 +76,11 @@ def _changes(config: RunConfig) -> dict[str, Any]:
     return {name: entry for name, entry in config.intervention.items() if "loss" not in entry.attaches_to}
 
 
-def _model(config: RunConfig, runs: int) -> Transformer:
+def _model(config: RunConfig, runs: int) -> Transformer | Guest:
     vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
+    for entry in config.guest.values():
+        make = partial(entry.build, config.model, vocabulary)
+        return Guest(make, runs, _changes(config), config.model, operands)
     scale = config.parametrization.entry.attention_scale(config.model.head_width)
     return Transformer(config.model, vocabulary, runs, _changes(config), scale, operands)
 
@@ -90,7 +107,7 @@ class Fleet:
         self.shared = share(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
         self.model.initialize(config.seed, factors)
-        self.weights = {name: layer.weight for name, layer in self.model.layers()}
+        self.weights = self.model.weights()
         self.lr_factor = {name: factor.lr for name, factor in factors.items()}
         self.shape_sr = config.schedule.entry.shape(config.steps, config.optimizer.lr)
         self.state = config.optimizer.begin(self.weights)
@@ -109,7 +126,7 @@ class Fleet:
         """Parameters of one run: all of them, and without input embedding and output head."""
         sizes = {name: weight[0].numel() for name, weight in self.weights.items()}
         total = sum(sizes.values())
-        return total, total - sizes["embedding"] - sizes["head"]
+        return total, total - sum(sizes[name] for name in self.model.ends)
 
     def batch(self, step: int) -> Tensor:
         """Windows ``[r b t+1]`` of this step, this rank's rows; runs of equal data seed see the same ones."""

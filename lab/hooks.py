@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
 
+# Kinds of hook points a model may have, and what else is announced in the course of a step.
+POINTS = ("query", "key", "scores", "weighing", "attention", "block_output", "logits")
+HEARD = (
+    *POINTS,
+    *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
+    *("gradients", "parameters", "clipped_gradients", "adam", "direction"),
+)
 Ear = Callable[..., None]
 _ear: ContextVar[Ear | None] = ContextVar("ear", default=None)
 
@@ -46,3 +53,11 @@ class HookPoint(nn.Module):
         for change in self.changes.values():
             tensor = change(tensor)
         return tensor
+
+
+def attach(model: nn.Module, interventions: Mapping[str, Any], runs: int, shape: Any) -> None:
+    """Give every hook point of a model the interventions that name its kind, in the order of their names."""
+    for name, change in sorted(interventions.items()):  # a request names them in no particular order
+        for point in model.modules():
+            if isinstance(point, HookPoint) and point.kind in change.attaches_to:
+                point.changes[name] = change.attach(runs, shape)

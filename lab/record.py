@@ -126,7 +126,8 @@ def label(configs: Sequence[RunConfig]) -> str:
     switched_on = "+".join(sorted(config.intervention)) or "none"
     seeds = ",".join(str(seed) for seed in sorted({config.seed for config in configs}))
     runs = f"{len(configs)} run{'s' * (len(configs) > 1)}"
-    return f"width {config.model.width} depth {config.model.depth}  {switched_on}  lr {lr}  seed {seeds}  {runs}"
+    size = " ".join([*config.guest, f"width {config.model.width} depth {config.model.depth}"])
+    return f"{size}  {switched_on}  lr {lr}  seed {seeds}  {runs}"
 
 
 def verdict(runs: Sequence[Run]) -> str:

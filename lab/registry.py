@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 Entry = TypeVar("Entry")
@@ -21,8 +22,33 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"nearest: {', '.join(alike)}" if alike else f"known: {', '.join(known) or 'none'}"
 
 
+def _load(point: EntryPoint) -> None:
+    """Import what an installed package names.
+
+    Raises:
+        RequestError: it cannot be imported; whatever that raised, it is no fault of the lab.
+    """
+    try:
+        point.load()
+    except Exception as fault:
+        package = point.dist.name if point.dist else point.module
+        raise RequestError(
+            f"package {package} adds {point.value} to {point.group}, which fails: {type(fault).__name__}: {fault}"
+        ) from None
+
+
+@cache
+def load_plugins() -> None:
+    """Import, once, the modules that installed packages name in ``lab.plugins``; they call ``lab.register``."""
+    for point in entry_points(group="lab.plugins"):
+        _load(point)
+
+
 class Registry(Generic[Entry]):
-    """Entries of one kind by name; outside packages add theirs through the entry-point group ``lab.<plural>``."""
+    """Entries of one kind by name.
+
+    Outside packages add theirs through the entry-point group ``lab.<plural>``, of any kind through ``lab.plugins``.
+    """
 
     def __init__(self, kind: str, plural: str) -> None:
         self.kind, self.plural = kind, plural
@@ -34,7 +60,8 @@ class Registry(Generic[Entry]):
 
         def file(entry: Any) -> Any:
             if name in self._entries:
-                raise ValueError(f"{self.kind} {name!r} is already registered")
+                first, second = (getattr(each, "measure", each).__module__ for each in (self._entries[name], entry))
+                raise RequestError(f"{self.kind} {name!r} is already registered, by {first}, so not by {second}")
             self._entries[name] = entry
             return entry
 
@@ -43,8 +70,9 @@ class Registry(Generic[Entry]):
     def _load_outside(self) -> None:
         if not self._outside_loaded:
             self._outside_loaded = True
+            load_plugins()
             for point in entry_points(group=f"lab.{self.plural}"):
-                point.load()
+                _load(point)
 
     def __getitem__(self, name: str) -> Entry:
         self._load_outside()
@@ -69,6 +97,7 @@ def first_line(documented: Any) -> str:
 DATA: Registry[Any] = Registry("data", "data")
 INTERVENTIONS: Registry[Any] = Registry("intervention", "interventions")
 LINKS: Registry[Any] = Registry("optimizer link", "links")
+MODELS: Registry[Any] = Registry("guest", "models")
 PARAMETRIZATIONS: Registry[Any] = Registry("parametrization", "parametrizations")
 PROBES: Registry[Any] = Registry("probe", "probes")
 SCHEDULES: Registry[Any] = Registry("schedule", "schedules")

@@ -6,15 +6,12 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -22,11 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
 from lab import app
+from lab.composing import PLACES, composer, heed_places, known_keys
 from lab.registry import RequestError, nearest
 
-# Hydra's flags that show something and run nothing, and those that say where configs are.
+# Hydra's flags that show something and run nothing.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--package", "-p", "--resolve", "--version")
-PLACES = ("--config-dir", "-cd")
 # Launchers that come with other packages, and the extra of ours that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 # Where we hand over to Hydra what the user wrote.
@@ -74,7 +71,7 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
 
     ``name`` names the default results folder, ``runs/NAME``; ``one`` refuses a list of values.
     """
-    app.COMMAND.set(shlex.join(["lab", *sys.argv[1:]]))
+    app.COMMAND.set(shlex.join([*_called(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     chosen = []
     if sweep:
@@ -86,7 +83,8 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     flags = [word for word in words if word not in [*overrides, *shard, "--dry-run"]]
     for flag in flags:
         if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *PLACES]:
-            raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW])}")
+            raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW, *PLACES])}")
+    heed_places(flags)
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
@@ -100,12 +98,18 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     app.hydra_main()
 
 
+def _called(program: str) -> list[str]:
+    """How this program was started: as ``lab``, or as a user's own script that ends in ``lab.main()``."""
+    is_script = program.endswith(".py") and Path(program).name != "__main__.py"
+    return ["python", program] if is_script else ["lab"]
+
+
 def _first_point(overrides: Sequence[str], *, one: bool) -> list[str]:
     """The overrides of the point that a sweep of these would train first."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     fixed = [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
-    with _configs():
-        params = {} if one else compose("config", fixed, return_hydra_config=True).hydra.sweeper.params
+    with composer() as composed:
+        params = {} if one else composed(fixed, return_hydra_config=True).hydra.sweeper.params
     written = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
     return expand([*written, *parsed])[0]
 
@@ -116,40 +120,16 @@ def points(words: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         RequestError: a word that is no override.
     """
-    for word in words:
+    overrides = heed_places(words)
+    for word in overrides:
         if word.startswith("-") or "=" not in word:
-            raise RequestError(f"unknown option {word!r}; all that can be given here is key=value")
+            raise RequestError(f"unknown option {word!r}; all that can be given here is key=value, and --config-dir")
     trees = []
-    with _configs():
-        for point in expand(OverridesParser.create().parse_overrides(list(words))):
-            tree: Any = OmegaConf.to_container(compose("config", point), resolve=True, throw_on_missing=True)
+    with composer() as composed:
+        for point in expand(OverridesParser.create().parse_overrides(overrides)):
+            tree: Any = OmegaConf.to_container(composed(point), resolve=True, throw_on_missing=True)
             trees.append({key: value for key, value in tree.items() if key != "fleet"})
     return trees
-
-
-@contextmanager
-def _configs() -> Iterator[None]:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
-        yield
-    GlobalHydra.instance().clear()
-
-
-def known_keys() -> list[str]:
-    """Every dotted key of the default config, and its groups."""
-    with _configs():
-        tree = compose("config")
-    keys: set[str] = set()
-
-    def walk(node: Any, prefix: str) -> None:
-        for key in node:
-            keys.add(f"{prefix}{key}")
-            child = node._get_node(key)
-            if isinstance(child, DictConfig) and not child._is_none():
-                walk(child, f"{prefix}{key}.")
-
-    walk(tree, "")
-    return sorted(keys - {"fleet"})
 
 
 def is_refusal(fault: Exception) -> bool:
@@ -184,6 +164,9 @@ def one_line(fault: BaseException) -> str:
         key, known = found[1], known_keys()
         if key in known:
             return f"key '{key}' is not there in every choice of groups asked for"
+        if (group := key.split(".")[0]) in ("guest", "intervention"):  # which hold what is present
+            alike = nearest(key, [name for name in known if name.startswith(group)])
+            return f"unknown key '{key}'; {alike}; one of your own is added by +{key}=VALUE"
         return f"unknown key '{key}'; {nearest(key, known)}"
     if isinstance(fault, OmegaConfBaseException) and fault.full_key:
         return f"{fault.full_key}: {text.splitlines()[0]}"

@@ -22,7 +22,7 @@ FLOORS = [
     "axes sharing",
     "fields store trackers",
     "data model loss optim probes analysis plan parts tracking",
-    "checkpoint",
+    "checkpoint recipe",
     "config engine export",
     "sweep",
     "fleet",
@@ -34,6 +34,7 @@ FLOORS = [
     "job",
     "app",
     "hydra_plugins",
+    "composing",
     "request",
     "catalogue",
     "completion commands pytest_plugin",
@@ -43,7 +44,7 @@ FLOORS = [
 PRINTS = {"app", "commands", "__main__"}
 EXITS = {"app", "hydra_plugins", "commands", "__main__"}
 READS_ARGUMENTS = {"request", "completion", "__main__"}
-KNOWS_HYDRA = {"app", "hydra_plugins", "request", "catalogue", "__main__"}
+KNOWS_HYDRA = {"app", "hydra_plugins", "composing", "request", "catalogue", "__main__"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 200, 60
 LONGER = {"lab.store": 240}  # file -> the lines it may have
 

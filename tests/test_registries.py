@@ -92,6 +92,7 @@ def test_other_packages_add_theirs_through_entry_points(monkeypatch: pytest.Monk
         asked.append(group)
         return [Point]
 
+    registry.load_plugins()  # which are those of all registries
     monkeypatch.setattr(registry, "entry_points", points)
     assert shelf["theirs"] is str
     assert "theirs" in shelf

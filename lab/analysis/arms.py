@@ -68,7 +68,8 @@ def _grows(curves: Sequence[Curve], sizes: Sequence[int], named: list[str], sile
 def _implied(key: str, named: list[str], curves: Sequence[Curve]) -> bool:
     """Whether a key says nothing that the name of its group (``optimizer.name``, ``intervention``) does not say."""
     group = key.split(".")[0]
-    names = {"intervention": ["intervention"], "data_fingerprint": [k for k in named if k.startswith("data.")]}
+    data = [k for k in named if k.startswith("data.")]
+    names = {"intervention": ["intervention"], "guest": ["guest"], "data_fingerprint": data}
     saying = [name for name in names.get(group, [f"{group}.name"]) if name in named and name != key]
     seen = {tuple(curve[name] for name in saying) for curve in curves}
     return bool(saying) and len({(*(curve[name] for name in saying), curve[key]) for curve in curves}) == len(seen)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.hooks import HookPoint
+from lab.hooks import HookPoint, attach
 from lab.model.attention import Attention
 from lab.model.gelu import gelu
 from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw
@@ -43,6 +43,8 @@ class Transformer(nn.Module):
     norms, softmax and logits keep their own.
     """
 
+    ends = ("embedding", "head")  # weights that are not counted among those "without embeddings"
+
     def __init__(
         self,
         config: ModelConfig,
@@ -60,10 +62,7 @@ class Transformer(nn.Module):
         self.final_norm = LayerNorm(runs, config.width)
         self.head = Linear(runs, config.width, vocabulary, operands, Role.READOUT)
         self.at_logits = HookPoint("logits", "")
-        for name, change in sorted(interventions.items()):  # a request names them in no particular order
-            for point in self.modules():
-                if isinstance(point, HookPoint) and point.kind in change.attaches_to:
-                    point.changes[name] = change.attach(runs, config)
+        attach(self, interventions, runs, config)
 
     def forward(self, tokens_rbt: Tensor) -> Tensor:
         x_rbtd: Tensor = self.embedding(tokens_rbt)
@@ -77,6 +76,10 @@ class Transformer(nn.Module):
         for path, module in self.named_modules():
             if isinstance(module, Layer):
                 yield path.replace(".at_", ".").replace(".changes.", "."), module
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every weight by its name."""
+        return {name: layer.weight for name, layer in self.layers()}
 
     def factors(self, parametrization: Any, width: int) -> dict[str, Factors]:
         """Initial scale and LR multiplier of every weight, by name."""

@@ -1,0 +1,66 @@
+"""Configs composed outside a run of Hydra's: of the lab's own files, and of those in the user's --config-dir."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from lab import app
+from lab.registry import RequestError
+
+PLACES = ("--config-dir", "-cd")
+# What ``heed_places`` found, as an override.
+_OWN: ContextVar[tuple[str, ...]] = ContextVar("own", default=())
+
+
+def heed_places(words: Sequence[str]) -> list[str]:
+    """Look for configs in the folder that --config-dir names, too, from now on; what is left of the words.
+
+    Raises:
+        RequestError: there is no such folder.
+    """
+    rest, _ = [], _OWN.set(())
+    following = iter(words)
+    for word in following:
+        flag, equals, value = word.partition("=")
+        if flag not in PLACES:
+            rest.append(word)
+            continue
+        folder = value if equals else next(following, "")
+        if not folder or not Path(folder).is_dir():
+            raise RequestError(f"{flag} names no folder: {folder!r}")
+        _OWN.set((f"hydra.searchpath=[{app.quoted(Path(folder).absolute())}]",))
+    return rest
+
+
+@contextmanager
+def composer() -> Iterator[Callable[..., DictConfig]]:
+    """Within the block, what makes a config of overrides."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
+        yield lambda overrides, **options: compose("config", [*overrides, *_OWN.get()], **options)
+    GlobalHydra.instance().clear()
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of the default config, and its groups."""
+    with composer() as composed:
+        tree = composed([])
+    keys: set[str] = set()
+
+    def walk(node: Any, prefix: str) -> None:
+        for key in node:
+            keys.add(f"{prefix}{key}")
+            child = node._get_node(key)
+            if isinstance(child, DictConfig) and not child._is_none():
+                walk(child, f"{prefix}{key}.")
+
+    walk(tree, "")
+    return sorted(keys - {"fleet"})

@@ -1,0 +1,26 @@
+"""A loss term in a script of its own; nothing is installed."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import lab
+from lab.axes import over
+from lab.fields import PerRun, bounded
+
+
+@lab.register("intervention", "z_hinge")
+@dataclass(frozen=True)
+class ZHinge:
+    """Punish log Z only where it is further than ``margin`` from zero."""
+
+    attaches_to: ClassVar = ("loss",)
+    coefficient: PerRun = bounded(at_least=0)
+    margin: PerRun = bounded(0.0, at_least=0)
+
+    def __call__(self, log_z_rbt):
+        beyond_rbt = (log_z_rbt.abs() - over(self.margin, log_z_rbt)).relu()
+        return over(self.coefficient, log_z_rbt) * beyond_rbt.square()
+
+
+if __name__ == "__main__":
+    raise SystemExit(lab.main())

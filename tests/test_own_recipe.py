@@ -1,0 +1,314 @@
+"""A user's own package and script, and the page that tells of them: its files as they are, its commands as they run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lab
+from lab import commands, hooks, machine, registry, store
+from lab.__main__ import main
+from lab.fleet import Fleet
+from lab.hooks import HookPoint, listening
+from lab.recipe import ASKED, KINDS
+from lab.registry import DATA, INTERVENTIONS, LINKS, MODELS, PARAMETRIZATIONS, PROBES, RequestError
+from small import configs
+
+HOME = Path(__file__).parents[1]
+THEIRS = HOME / "tests" / "own_recipe"
+PAGE = (HOME / "docs" / "your_own_recipe.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+SMALLER = {
+    "sweep": ["scale=toy", "optimizer.lr=1e-2,1e-1", "hydra/launcher=basic"],
+    "coordcheck": ["model.width=16,32", "model.depth=1", "batch_size=4", "seed=0,1,2", "steps=2"],
+    "train": ["scale=toy", "data=synthetic", "seed=0", "probes=none"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package in an empty folder, installed as by pip: what its pyproject.toml says, in a dist-info on the path."""
+    shutil.copytree(THEIRS, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    install(tmp_path, tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield from _afresh(monkeypatch)
+
+
+@pytest.fixture
+def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Registries that have not looked outside, and forget what the test adds."""
+    yield from _afresh(monkeypatch)
+
+
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for shelf in KINDS.values():
+        monkeypatch.setattr(shelf, "_entries", dict(shelf._entries))
+        monkeypatch.setattr(shelf, "_outside_loaded", False)
+    registry.load_plugins.cache_clear()
+    yield Path.cwd()
+    registry.load_plugins.cache_clear()
+    sys.modules.pop("own_recipe", None)
+
+
+def install(where: Path, project: dict[str, Any]) -> None:
+    info = where / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", encoding="utf-8"
+    )
+    groups = project["entry-points"]
+    lines = [
+        line for group, points in groups.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def lab_(*words: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lab", *words])
+        code = main(list(words))
+    torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
+    return code
+
+
+def test_the_page_shows_the_files_as_they_are() -> None:
+    shown = dict(re.findall(r"`([\w/]+\.\w+)`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
+    files = {
+        path.relative_to(THEIRS).as_posix() for path in THEIRS.rglob("*.*") if path.suffix in (".py", ".toml", ".yaml")
+    }
+    assert set(shown) == files - {"own_recipe.py"}
+    for name, text in shown.items():
+        assert text == (THEIRS / name).read_text(encoding="utf-8"), name
+    pieces = [block.strip("\n") for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)]
+    pieces.remove(shown["recipe.py"].strip("\n"))
+    assert "\n\n\n".join(pieces) + "\n" == (THEIRS / "own_recipe.py").read_text(encoding="utf-8")
+
+
+def test_what_the_page_links_to_is_there() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", PAGE)
+    assert links
+    assert all((HOME / "docs" / link).exists() for link in links)
+
+
+@pytest.mark.usefixtures("undrawn", "briefly", "folder")
+def test_the_pages_commands_work_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = [words[1:] for words in COMMANDS if words[0] == "lab" and words[1] != "check"]
+    assert {words[0] for words in ran} == {"sweep", "report", "list", "coordcheck"}
+    for words in ran:
+        code = lab_(*words, *SMALLER.get(words[0], []), *(["seed=0"] if words[0] == "sweep" else []))
+        assert code == 0 or words[0] == "coordcheck", capsys.readouterr().err  # whose verdict is its exit code
+        assert code in (0, 1)
+    said = capsys.readouterr().out
+    assert "window_mlp  The last few tokens side by side" in said
+    transformers, windows = (store.read(Path("runs", name)) for name in ("transformer", "window"))
+    assert set(transformers.runs["intervention"]) == {"z_slope", "score_cap+z_slope"}
+    assert set(transformers.runs["intervention.score_cap.cap"].dropna()) == {50}
+    assert {*transformers.runs["optimizer.chain"]} == {"clip+adam+bounded_direction+peak+decay+schedule"}
+    assert {*transformers.runs["parametrization.name"]} == {"root_width"}
+    assert {*transformers.runs["data.name"]} == {"counting"}
+    assert {*windows.runs["guest"]} == {"window_mlp"}
+    assert {*windows.runs["guest.window_mlp.window"]} == {2, 8}
+    assert "output_logit_max" in set(transformers.metrics["probe"]) & set(windows.metrics["probe"])
+    assert {*transformers.runs["status"], *windows.runs["status"]} == {"finished"}
+
+
+@pytest.mark.skipif("check" not in commands.COMMANDS, reason="no lab check yet")
+@pytest.mark.usefixtures("undrawn", "briefly", "folder")
+def test_the_pages_check_passes_against_itself() -> None:
+    (words,) = [words[1:] for words in COMMANDS if words[:2] == ["lab", "check"]]
+    (sweep,) = [words[1:] for words in COMMANDS if words[:3] == ["lab", "sweep", "window.yaml"]]
+    assert lab_(*sweep, *SMALLER["sweep"]) == 0
+    assert lab_(*words) == 0
+
+
+def test_a_script_needs_no_installation(tmp_path: Path) -> None:
+    """As the page starts it, in a process of its own: its children, too, must know what it registers."""
+    shutil.copy(THEIRS / "recipe.py", tmp_path)
+    (words,) = [words for words in COMMANDS if words[0] == "python"]
+    made = subprocess.run(
+        [sys.executable, *words[1:], *SMALLER["train"]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[-1].startswith("4 trained, 0 already there, 0 diverged, 0 failed")
+    runs = store.read(tmp_path / "runs/train").runs
+    assert set(runs["intervention.z_hinge.coefficient"]) == {0, 1e-2}
+    assert runs["final_val_loss"].nunique() == 4  # the term is felt
+    assert store.commands(tmp_path / "runs/train") == [shlex.join([*words, *SMALLER["train"]])]
+
+
+@pytest.mark.usefixtures("folder")
+def test_one_entry_point_brings_one_of_each_kind() -> None:
+    for shelf, name in (
+        *((INTERVENTIONS, name) for name in ("score_cap", "z_slope")),
+        *((LINKS, "bounded_direction"), (PARAMETRIZATIONS, "root_width"), (PROBES, "output_logit_max")),
+        *((DATA, "counting"), (MODELS, "window_mlp")),
+    ):
+        assert name in shelf
+        assert name in list(shelf)
+
+
+@pytest.mark.usefixtures("folder")
+def test_numbers_need_no_files() -> None:
+    """What the page says of the command line."""
+    (said,) = re.findall(r"onto the command line:\n(.*?)\n\n", PAGE, re.DOTALL)
+    words = " ".join(re.findall(r"`(.*?)`", said, re.DOTALL)).split()
+    guests = [word for word in words if "guest" in word]
+    assert len(words) == 4
+    for asked in ([word for word in words if word not in guests], [*guests, "intervention=[]"]):
+        assert lab_("train", "--cfg", "job", *asked) == 0
+
+
+@pytest.mark.usefixtures("folder", "briefly", "undrawn")
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("local", marks=pytest.mark.slow)])
+def test_one_group_of_a_kind_does_too(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (info,) = Path().glob("*.dist-info")
+    (info / "entry_points.txt").write_text("[lab.models]\nanything = own_recipe\n")
+    words = ["train", *SMALLER["train"], "+guest.window_mlp.window=3", "intervention=[]", f"hydra/launcher={launcher}"]
+    assert lab_(*words) == 0, capsys.readouterr().err
+    assert {*store.read(Path("runs/train")).runs["guest"]} == {"window_mlp"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_users_configs_are_shown_and_named() -> None:
+    """Where the lab composes by itself, it looks into --config-dir as well."""
+    assert lab_("sweep", "window.yaml", "--config-dir", "conf", "--cfg", "job") == 0
+    assert lab_("train", "guest=window_mlp", "--cfg", "job", "--config-dir=conf") == 0
+    assert not Path("runs").exists()
+
+
+REFUSED = [
+    (["train", "--config-dir", "nowhere"], "--config-dir names no folder: 'nowhere'"),
+    (["train", "--config-dir"], "--config-dir names no folder: ''"),
+    (["coordcheck", "--config-dir", "nowhere"], "--config-dir names no folder: 'nowhere'"),
+    (["train", "guest=windw_mlp", "--config-dir", "conf"], "unknown guest 'windw_mlp'; nearest: window_mlp"),
+    (["train", "guest=window_mlp"], "guest must hold keys and values, not 'window_mlp'"),
+    (["train", "guest.window_mlp.window=3"], "unknown key 'guest.window_mlp.window'; known: guest; one of your own is"),
+    (["train", "+guest.window_mlp.window=0"], "guest.window_mlp.window must be above 0"),
+    (["train", "+guest.window_mlp.window=3"], "intervention qk_layernorm attaches to query; a guest has logits and"),
+    (["train", "+guest.window_mlp={}"], "key 'guest.window_mlp.window' is missing"),
+    (
+        ["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"],
+        "coordcheck compares parametrizations, and none has a say",
+    ),
+]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "said"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_bad_request_gets_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab_(*words) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    assert said in error
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("import no_such_thing", "fails: ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("def broken(:", "fails: SyntaxError: "),
+        ("1 / 0", "fails: ZeroDivisionError"),
+        (
+            "import lab, dataclasses as d\n"
+            "@lab.register('intervention', 'z_loss')\n@d.dataclass\nclass Z: attaches_to = ()",
+            "intervention 'z_loss' is already registered, by lab.loss, so not by theirs",
+        ),
+        (None, "fails: ModuleNotFoundError: No module named 'theirs'"),
+    ],
+)
+@pytest.mark.usefixtures("afresh")
+def test_a_package_that_cannot_be_imported_is_named_in_one_line(
+    module: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, {"name": "their-package", "version": "1", "entry-points": {"lab.plugins": {"x": "theirs"}}})
+    if module is not None:
+        (tmp_path / "theirs.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert lab_("train", "data=synthetic") == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith("lab: package their-package adds theirs to lab.plugins, which fails: ")
+    assert said in error
+    sys.modules.pop("theirs", None)
+
+
+def test_registering_says_what_is_wrong(afresh: None) -> None:
+    class Plain:
+        """No dataclass."""
+
+    @dataclass(frozen=True)
+    class Lacking:
+        """Attaches nowhere."""
+
+    for wrong, said in (
+        (lambda: lab.register("interventoin", "x"), "unknown kind 'interventoin'; nearest: intervention"),
+        (lambda: lab.register("probe", "x"), "probe 'x': a probe says what it hears"),
+        (lambda: lab.register("link", "x", hears="logits"), "link 'x': a probe says what it hears"),
+        (lambda: lab.register("probe", "x", hears="grads"), "probe 'x' hears 'grads'; nearest: gradients"),
+        (lambda: lab.register("intervention", "x")(Plain), "intervention 'x' must be a frozen dataclass"),
+        (lambda: lab.register("intervention", "x")(Lacking), "intervention 'x' lacks attaches_to"),
+        (lambda: lab.register("data", "x")(Lacking), "data 'x' lacks open and seed"),
+    ):
+        with pytest.raises(RequestError, match=re.escape(said)):
+            wrong()
+    assert "x" not in INTERVENTIONS
+
+
+@pytest.mark.slow
+def test_pip_installs_the_package(tmp_path: Path) -> None:
+    shutil.copytree(THEIRS, tmp_path / "own")
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-deps"]
+    subprocess.run([*pip, "--target", str(tmp_path / "site"), str(tmp_path / "own")], check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(HOME)])}
+    words = [sys.executable, "-m", "lab", "list", "guests"]
+    said = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("window_mlp  The last few tokens")
+
+
+def test_the_lab_is_light_until_it_is_asked() -> None:
+    code = "import lab, sys; assert 'torch' not in sys.modules; assert callable(lab.main); lab.nothing"
+    said = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, check=False)
+    assert said.stderr.strip().endswith("AttributeError: module 'lab' has no attribute 'nothing'")
+
+
+def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
+    fleet, heard = (
+        Fleet(configs("", shared=("intervention=[pointwise_attention]",))),
+        {"val_loss"},
+    )  # the loop tells that
+    with listening(lambda kind, where, *values: heard.add(kind)):
+        fleet._update(
+            (fleet.weights, fleet.state, fleet.first_bad_r), fleet.batch(0), fleet.step_s[0], fleet.shape_sr[0]
+        )
+    assert heard == set(hooks.HEARD)
+    points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}
+    assert points == set(hooks.POINTS)
+    machine.release()
+
+
+def test_what_is_asked_of_a_users_entry_the_labs_own_have() -> None:
+    for kind, parts in ASKED.items():
+        for name in KINDS[kind]:
+            assert {*parts} <= {*dir(KINDS[kind][name]), *KINDS[kind][name].__dataclass_fields__}, name
