@@ -34,8 +34,8 @@ One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabular
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
 four above. Time is wall time over all model-steps done, medians of {ROUNDS} alternating rounds; set-up and compiling
 are outside. A side takes as many threads or processes as its name says; of (b) to (d), one model at a time, what did
-best when all were tried: one thread up to width 64 and one per core above; (c) in AMP above. Every side has the lab's allocator setting, the JAX sides huge pages; JAX multiplies
-in bf16.
+best when all were tried: one thread up to width 64 and one per core above; (c) in AMP above. Every side has the lab's
+allocator setting, the JAX sides huge pages; JAX multiplies in bf16.
 (a) to (e) train one model per process, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs one process of
 one thread per core, each with a fleet as large as (f)'s, probes at their default interval, held-out looks included.
 """
