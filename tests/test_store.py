@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab import plan, store
+from lab import disk, plan, store
 from lab.registry import RequestError
 
 
@@ -61,10 +61,10 @@ def test_a_gathering_that_breaks_off_loses_nothing(folder: Path, monkeypatch: py
     leave(folder, "a")
     store.gather(folder)
     leave(folder, "b")
-    write, left = store._write_table, [1]
+    write, left = disk.write_table, [1]
     with monkeypatch.context() as broken:
         broken.setattr(
-            store, "_write_table", lambda *table, **how: write(*table, **how) if left and left.pop() else 1 / 0
+            disk, "write_table", lambda *table, **how: write(*table, **how) if left and left.pop() else 1 / 0
         )
         with pytest.raises(ZeroDivisionError):
             store.gather(folder)
