@@ -20,7 +20,7 @@ from lab.app import run_sweep
 from lab.fleet import Fleet
 from lab.job import train_fleet
 from small import brief, tree
-from sweeping import TIMINGS, assert_same
+from sweeping import TIMINGS, assert_same, needs_proc, processes
 
 pytestmark = pytest.mark.xdist_group("sweeping")  # where processes to fork from are there already
 
@@ -155,3 +155,27 @@ def test_two_processes_that_train_the_same_leave_one_sweep(tmp_path: Path, alone
     both = [Forked(tmp_path) for _ in range(2)]
     assert [swept.ended() for swept in both] == [0, 0]
     assert_whole(tmp_path, alone[0])
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "ended with exit code -9"), (signal.SIGSTOP, "was killed")]
+)
+def test_a_job_that_dies_or_hangs_costs_its_own_runs_and_the_same_command_makes_them(
+    number: int, said: str, tmp_path: Path
+) -> None:
+    """As the kernel kills what takes too much memory, or as a job waits for ever for a disk."""
+    words = [sys.executable, "-m", "lab", *WORDS, "steps=300", "hydra.launcher.timeout_minutes=1", f"out={tmp_path}"]
+    swept = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while len(list(tmp_path.glob("plans/*.progress/*"))) < 2 and swept.poll() is None:
+        time.sleep(0.01)
+    os.kill(max(processes(swept.pid, "forkserver")), number)
+    out, error = swept.communicate()
+    assert swept.returncode == 1
+    assert "2 trained, 0 already there, 0 diverged, 2 failed" in out
+    assert error.startswith("lab: a job died: job ")
+    assert said in error
+    assert len(store.read(tmp_path).runs) == RUNS - 2
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    assert len(store.read(tmp_path).runs) == RUNS
