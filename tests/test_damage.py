@@ -111,17 +111,6 @@ def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pyte
     assert set(store.read(folder).metrics["id"]) == {"a", "b", "c"}
 
 
-def test_two_that_write_a_file_at_once_each_write_it_whole(tmp_path: Path) -> None:
-    with disk.appearing(tmp_path / "file") as ours:
-        ours.write_text("ours, ")
-        store.write_text(tmp_path / "file", "theirs, which is longer")
-        assert (tmp_path / "file").read_text() == "theirs, which is longer"
-        with open(ours, "a") as more:
-            more.write("whole")
-    assert (tmp_path / "file").read_text() == "ours, whole"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_metrics_that_one_gathered_and_runs_that_another_did_lose_nothing(folder: Path) -> None:
     before = (folder / "metrics.parquet").read_bytes()
     leave(folder, "c")

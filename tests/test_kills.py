@@ -146,9 +146,9 @@ def test_a_sweep_killed_three_times_is_the_sweep(tmp_path: Path, alone: tuple[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [Forked, Commanded])
-def test_sweeps_killed_fifty_times_are_the_sweep(start: Start, tmp_path: Path) -> None:
-    survive(50, start, tmp_path, undisturbed(start, tmp_path / "alone"))
+@pytest.mark.parametrize(("kills", "start"), [(50, Forked), (12, Commanded)])
+def test_sweeps_killed_many_times_are_the_sweep(kills: int, start: Start, tmp_path: Path) -> None:
+    survive(kills, start, tmp_path, undisturbed(start, tmp_path / "alone"))
 
 
 def test_two_processes_that_train_the_same_leave_one_sweep(tmp_path: Path, alone: tuple[store.Records, float]) -> None:

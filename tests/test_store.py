@@ -115,6 +115,17 @@ def test_a_write_that_breaks_off_leaves_what_was_there(folder: Path, monkeypatch
     assert {path.name for path in folder.iterdir() if path.is_file()} == {"page.html", "store.json"}
 
 
+def test_two_that_write_a_file_at_once_each_write_it_whole(tmp_path: Path) -> None:
+    with disk.appearing(tmp_path / "file") as ours:
+        ours.write_text("ours, ")
+        store.write_text(tmp_path / "file", "theirs, which is longer")
+        assert (tmp_path / "file").read_text() == "theirs, which is longer"
+        with open(ours, "a") as more:
+            more.write("whole")
+    assert (tmp_path / "file").read_text() == "ours, whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("content", ['{"record_version": 2}', "{", "{}", "[]"])
 def test_a_folder_of_another_version_is_refused(folder: Path, content: str) -> None:
     (folder / "store.json").write_text(content)
