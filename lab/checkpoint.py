@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab import ranks, store
+from lab import disk, ranks, store
 from lab.fields import bounded
 from lab.registry import RequestError
 from lab.sharing import fill
@@ -79,16 +79,20 @@ class Keeper:
             if ranks.joined():
                 self._save_parts(self.place / str(done), tensors, rest)
             else:
-                with store.appearing(self.place / f"{done}.pt") as beside:
+                with disk.appearing(self.place / f"{done}.pt") as beside:
                     torch.save({"tensors": dict(tensors), "rest": rest}, beside)
         except (OSError, RuntimeError, RequestError) as fault:
             raise RequestError(f"no checkpoint in {self.place}: {str(fault).splitlines()[0]}") from None
         if ranks.is_first():
-            kept = self._there()[: self.config.keep]
-            for path in self.place.iterdir():
-                if path not in kept and path.name != "fleet.json":
-                    with suppress(OSError):  # another rank may still have it open
-                        _remove(path)
+            with suppress(OSError):  # another process that trains the same may have ended and removed them all
+                self._drop_older()
+
+    def _drop_older(self) -> None:
+        kept = self._there()[: self.config.keep]
+        for path in self.place.iterdir():
+            if path not in kept and path.name != "fleet.json":
+                with suppress(OSError):  # another rank may still have it open
+                    _remove(path)
 
     def _save_parts(self, path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
         from lab.parts import write_parts  # slow to load, and few need it
@@ -98,7 +102,8 @@ class Keeper:
         write_parts(beside, tensors)
 
         def complete() -> None:
-            torch.save(rest, beside / "rest.pt")
+            metadata = disk.file_digest(beside / ".metadata")
+            torch.save({**rest, "metadata": metadata}, beside / "rest.pt")
             _remove(path)
             os.replace(beside, path)
 
@@ -132,8 +137,11 @@ class Keeper:
 
     def _open(self, path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Callable[[], None]]:
         """The rest of a checkpoint's state, and what fills the tensors once it is known to fit."""
+        disk.check_zip(path / "rest.pt" if path.is_dir() else path)
         if path.is_dir():
             rest = torch.load(path / "rest.pt", map_location="cpu", weights_only=True)
+            if rest["metadata"] != disk.file_digest(path / ".metadata"):
+                raise ValueError(".metadata is damaged")
             from lab.parts import Parts
 
             parts = Parts(path)

@@ -36,12 +36,16 @@ class Eager:
 
     def __init__(self, update: Update, held: Any, probes: Sequence[str]) -> None:
         self.update, self.held, self.probes = update, held, probes
+        self.faults: dict[str, str] = {}  # of probes, which are silent since
 
     def __call__(self, *news: Tensor, listens: bool) -> Heard:
         """One step; what the probes heard of it ``[r]``, by (probe, where), nothing if they do not listen."""
-        listener = Listener(self.probes if listens else ())
+        return self._carry_out(self.held, news, listens=listens)
+
+    def _carry_out(self, held: Any, news: Sequence[Tensor], *, listens: bool) -> Heard:
+        listener = Listener(self.probes if listens else (), self.faults)
         with listening(listener):
-            self.update(self.held, *news)
+            self.update(held, *news)
         return listener.heard
 
 
@@ -71,7 +75,7 @@ class Compiled(Eager):
 
         def step(*tensors: Tensor) -> list[Tensor]:
             held = trees.tree_unflatten(tensors[: shape.num_leaves], shape)
-            heard = Eager(self.update, held, self.probes)(*tensors[shape.num_leaves :], listens=listens)
+            heard = self._carry_out(held, tensors[shape.num_leaves :], listens=listens)
             self.keys = list(heard) or self.keys
             return list(heard.values())
 

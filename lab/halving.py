@@ -29,9 +29,9 @@ def outcomes(
         for half in (asked[:middle], asked[middle:]):
             yield from outcomes(half, attempt, tell, (*too_large, len(asked)))
         return
-    notes = f"out of memory in fleets of {', '.join(map(str, too_large))}" if too_large else None
+    halved = f"out of memory in fleets of {', '.join(map(str, too_large))}" if too_large else None
     for outcome, metrics in runs:
-        yield {**outcome, "notes": notes}, metrics
+        yield {**outcome, "notes": "; ".join(filter(None, [outcome.get("notes"), halved])) or None}, metrics
 
 
 def _attempted(asked: Sequence[Asked], attempt: Attempt[Asked]) -> tuple[Sequence[Run], bool]:

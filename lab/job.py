@@ -72,9 +72,14 @@ class _Job:
     def attempt(self, names: Sequence[str]) -> Sequence[Run]:
         """Train runs as one fleet; raises when they are preempted, or memory gives out in a process of its own."""
         configs, first = [self.named[name] for name in names], list(self.named).index(names[0])
+        told = set[str]()
 
         def hear(moment: Moment) -> None:
             self.progress.hear(moment, first)
+            for fault in tape.fleet.engine.faults.values():
+                if fault not in told:
+                    told.add(fault)
+                    self.progress.note(f"{fault}; training goes on")
             if self.tracking.open:
                 for step, values in tape.news():
                     self.tracking.log(step, dict(zip(names, values, strict=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
+from lab.disk import check_zip
 
 # What torch writes into a folder's ``.metadata``, which is a pickle; anything else in it is refused.
 HARMLESS = {
@@ -58,12 +61,15 @@ class Parts(FileSystemReader):
             return _Harmless(file).load()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor; ends with a ValueError where a part is missing or cut short."""
+        """Shape of every tensor; ends with a ValueError where a part is missing or damaged."""
         metadata = self.read_metadata()
         for info in metadata.storage_data.values():
             part = Path(self.path) / info.relative_path
             if not part.is_file() or part.stat().st_size < info.offset + info.length:
                 raise ValueError(f"{info.relative_path} is cut short")
+            with open(part, "rb") as file:
+                file.seek(info.offset)
+                check_zip(io.BytesIO(file.read(info.length)))
         return {name: tuple(tensor.size) for name, tensor in metadata.state_dict_metadata.items()}
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:

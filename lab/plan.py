@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lab.registry import RequestError
 from lab.store import digest, write_text
 
 
@@ -20,9 +21,17 @@ def freeze(folder: Path, plan: Mapping[str, Any]) -> str:
 
 
 def thaw(folder: Path, name: str) -> dict[str, Any]:
-    """The request frozen under ``name``."""
-    plan: dict[str, Any] = json.loads((folder / "plans" / f"{name}.json").read_text())
-    return plan
+    """The request frozen under ``name``.
+
+    Raises:
+        RequestError: it is not there as it was written.
+    """
+    path = folder / "plans" / f"{name}.json"
+    with suppress(OSError, ValueError):
+        plan: dict[str, Any] = json.loads(path.read_text())
+        if digest(plan) == name:
+            return plan
+    raise RequestError(f"{path} is damaged; the same command writes it again")
 
 
 def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
@@ -33,9 +42,10 @@ def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, A
 def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
     """How far the fleets of a plan are that have begun, by index; what cannot be read is left out."""
     found = {}
-    for place in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            found[int(place.name)] = json.loads(place.read_text())
+    with suppress(FileNotFoundError):  # another process that trains the same may clear it meanwhile
+        for place in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
+            with suppress(OSError, ValueError):
+                found[int(place.name)] = json.loads(place.read_text())
     return found
 
 

@@ -28,7 +28,7 @@ class Sayer:
 
     def __init__(self, folder: Path, plan: str, index: int, steps: int, runs: int) -> None:
         self.folder, self.plan, self.index, self.steps = folder, plan, index, steps
-        self.started, self.said, self.step = time.time(), 0.0, 0
+        self.started, self.said, self.step = time.monotonic(), 0.0, 0
         self.timed_from: tuple[float, int] | None = None
         self.loss_r: Tensor | None = None
         self.losses: list[float | None] = [None] * runs
@@ -45,8 +45,8 @@ class Sayer:
         self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *heard) if loss_r is not None), self.loss_r)
         self.step = moment.step
         if self.step and not self.timed_from:  # the first step may have been compiled
-            self.timed_from = time.time(), self.step
-        if time.time() - self.said >= SAY_EVERY:
+            self.timed_from = time.monotonic(), self.step
+        if time.monotonic() - self.said >= SAY_EVERY:
             self.say()
 
     def note(self, text: str) -> None:
@@ -63,7 +63,7 @@ class Sayer:
         """Leave word in the folder."""
         if not ranks.is_first():
             return
-        self.said = now = time.time()
+        self.said = now = time.monotonic()
         if self.loss_r is not None:
             losses, self.loss_r = self.loss_r.tolist(), None
             self.losses[self.first : self.first + len(losses)] = losses
@@ -100,7 +100,7 @@ class Standing(NamedTuple):
             notes = [str(note) for note in said["notes"]]
             seconds, rate = float(said["seconds"]), float(said["rate"])
             return cls(int(said["step"]), max(1, int(said["steps"])), seconds, rate, losses, notes, said["verdict"])
-        except (KeyError, TypeError) as fault:
+        except (KeyError, TypeError, OverflowError) as fault:
             raise ValueError(f"no word of a fleet: {said!r}") from fault
 
     @property
@@ -135,7 +135,7 @@ class Watcher(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.plan, self.labels, self.sizes = folder, plan, labels, sizes
         self.say, self.warn, self.screen, self.over = say, warn, screen, threading.Event()
-        self.started, self.told, self.noted = time.time(), set[int](), set[str]()
+        self.started, self.told, self.noted = time.monotonic(), set[int](), set[str]()
 
     def __enter__(self) -> Watcher:
         plans.forget_progress(self.folder, self.plan)
@@ -171,7 +171,7 @@ class Watcher(threading.Thread):
                     self.say(self.ended(index, standing))
         if self.screen:
             shares = (self.sizes[index] * s.step / s.steps for index, s in standings.items())
-            self.screen.show(standings, sum(shares) / sum(self.sizes), time.time() - self.started)
+            self.screen.show(standings, sum(shares) / sum(self.sizes), time.monotonic() - self.started)
 
     def standings(self) -> dict[int, Standing]:
         """How far each fleet is that has begun; a word that makes no sense is not heard."""

@@ -44,7 +44,7 @@ class Tape:
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the fleet's tensors."""
         self._values = [torch.cat(self._values)] if self._values else []
-        kept = {"heard": self._heard, "values": self._values, "whole": self._whole}
+        kept = {"heard": self._heard, "values": self._values, "whole": self._whole, "faults": self.fleet.engine.faults}
         return {**kept, "first_bad_r": self.fleet.first_bad_r, "seconds": time.perf_counter() - self.started}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -52,6 +52,7 @@ class Tape:
         self._heard = [(step, self._names.setdefault(names, names)) for step, names in state["heard"]]
         self._values, self._whole = ([v.to(self.fleet.device) for v in state[kind]] for kind in ("values", "whole"))
         self.fleet.first_bad_r.copy_(state["first_bad_r"])
+        self.fleet.engine.faults |= state.get("faults", {})
         self.started = time.perf_counter() - state["seconds"]
 
     def news(self) -> Iterator[tuple[int, list[dict[str, float]]]]:
@@ -71,10 +72,11 @@ class Tape:
         keys = [(step, *name) for step, names in self._heard for name in names]
         values = torch.cat(self._values).T.tolist() if self._values else [[] for _ in range(runs)]
         speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self.fleet.config.steps * runs / seconds}
+        notes = {"notes": "; ".join(self.fleet.engine.faults.values()) or None}
         sizes = dict(zip(("parameters", "parameters_without_embeddings"), self.fleet.parameters(), strict=True))
         return [
             (
-                {**outcome(at_init[run], final[run], first_bad, self.fleet.config.steps), **sizes, **speed},
+                {**outcome(at_init[run], final[run], first_bad, self.fleet.config.steps), **sizes, **speed, **notes},
                 [(*key, value) for key, value in zip(keys, values[run], strict=True)],
             )
             for run, first_bad in enumerate(self.fleet.first_bad_r.tolist())

@@ -12,24 +12,24 @@ A results folder holds::
     runs.parquet, metrics.parquet  all runs in two tables, gathered from the above
 
 Every file appears at once under its name (written beside it, then moved), so a killed process leaves no half file.
+Records hold a digest of themselves: what a disk did to them is found, and not taken for a result.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab import disk
 from lab.registry import RequestError
 
 RECORD_VERSION = 1
+ENGINES = ("eager", "compiled")
 
 # Columns every run has, whatever its config.  A column of the config is its dotted key (``optimizer.lr``).
 RUN_COLUMNS = {
@@ -45,7 +45,7 @@ RUN_COLUMNS = {
     "parameters_without_embeddings": "Int64",  # without input embedding and output head
     "model_steps_per_second": "float64",  # steps of all runs of the fleet, per second
     "wall_seconds": "float64",  # of the fleet, divided by its runs
-    "notes": "string",  # what else came to pass: sizes of fleets for which memory did not do
+    "notes": "string",  # what else came to pass: probes that failed, sizes of fleets for which memory did not do
     "versions": "string",
     "data_fingerprint": "string",
     "data_notes": "string",  # what the data says of itself: files, Python version, entropy
@@ -67,38 +67,16 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@contextmanager
-def appearing(path: Path) -> Any:
-    """Within the block write the file this gives; then it stands under ``path``, whole."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            yield Path(name)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as refusal:
-        raise RequestError(f"cannot write {path}: {refusal.strerror or refusal}") from None
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file that is there whole or not at all."""
-    with appearing(path) as beside:
+    with disk.appearing(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
-def _write_table(path: Path, table: pd.DataFrame, **packing: Any) -> None:
-    with appearing(path) as beside:
-        table.to_parquet(beside, index=False, compression="zstd", **packing)
-
-
-def _write_metrics(path: Path, metrics: pd.DataFrame) -> None:
+def _write_metrics(path: Path, metrics: pd.DataFrame) -> str:
     # numbers that few bits tell apart pack to half the size byte by byte
     words = [column for column in METRIC_COLUMNS if column != "value"]
-    _write_table(path, metrics, use_dictionary=words, use_byte_stream_split=["value"])
+    return disk.write_table(path, metrics, use_dictionary=words, use_byte_stream_split=["value"])
 
 
 def open_folder(folder: Path, engine: str) -> None:
@@ -122,6 +100,8 @@ def check_version(folder: Path) -> str | None:
     try:
         about = json.loads(card.read_text())
         version, engine = about["record_version"], about.get("engine")
+        if engine not in (None, *ENGINES):
+            raise ValueError(engine)
     except (OSError, ValueError, KeyError, TypeError):
         raise RequestError(f"{card} cannot be read; move the folder away or give another out=") from None
     if version != RECORD_VERSION:
@@ -152,24 +132,23 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
     An intact run of the same id that did not fail is left alone.
     """
     place = folder / "runs" / card["id"]
-    if _intact(place) and json.loads((place / "run.json").read_text())["status"] != "failed":
+    there = _card(place)
+    if there and there["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    _write_metrics(place / "metrics.parquet", table)
-    sealed = {**card, "metrics_digest": _file_digest(place / "metrics.parquet")}
-    write_text(place / "run.json", json.dumps(sealed, indent=1) + "\n")
+    seal = digest([card, _write_metrics(place / "metrics.parquet", table)])
+    write_text(place / "run.json", json.dumps({**card, "digest": seal}, indent=1) + "\n")
 
 
-def _file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _intact(place: Path) -> bool:
+def _card(place: Path) -> dict[str, Any] | None:
+    """The card of a run that is there as it was written, its metrics with it; else ``None``."""
     try:
-        card = json.loads((place / "run.json").read_text())
-        return bool(card["id"] == place.name) and card["metrics_digest"] == _file_digest(place / "metrics.parquet")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        card: dict[str, Any] = json.loads((place / "run.json").read_text())
+        seal = card.pop("digest")
+        whole = card["id"] == place.name and seal == digest([card, disk.file_digest(place / "metrics.parquet")])
+        return card if whole else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def read(folder: Path) -> Records:
@@ -188,30 +167,41 @@ def read(folder: Path) -> Records:
 
 def _collect(folder: Path) -> Records | None:
     check_version(folder)
-    left_behind = sorted((folder / "runs").glob("*"))
-    gathered = _gathered(folder, replaceable=bool(left_behind))
-    # what failed may have been trained since; all else is final
-    final = set(gathered[0].loc[gathered[0]["status"] != "failed", "id"]) if gathered else set()
-    places = [place for place in left_behind if place.name not in final and _intact(place)]
-    cards = [json.loads((place / "run.json").read_text()) for place in places]
-    fresh = pd.DataFrame([{key: value for key, value in card.items() if key != "metrics_digest"} for card in cards])
-    heard = [pd.read_parquet(place / "metrics.parquet") for place in places]
-    kept = [table[~table["id"].isin({place.name for place in places})] for table in gathered]
-    runs = pd.concat([*kept[:1], fresh], ignore_index=True)
+    left_behind = {place.name: place for place in sorted((folder / "runs").glob("*"))}
+    gathered = _gathered(folder, left_behind)
+    final = set[str]()
+    if gathered:
+        # What failed may have been trained since; all else is final.  Of two processes that gathered at once, one
+        # may have left its runs and the other its metrics.
+        runs, metrics = gathered
+        final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
+    cards = {name: card for name, place in left_behind.items() if name not in final and (card := _card(place))}
+    heard = [disk.read_table(left_behind[name] / "metrics.parquet") for name in cards]
+    kept = [table[~table["id"].isin(cards)] for table in gathered]
+    runs = pd.concat([*kept[:1], pd.DataFrame(list(cards.values()))], ignore_index=True)
     if not len(runs):
         return None
     return Records(_declared(runs), pd.concat([*kept[1:], *heard], ignore_index=True).astype(METRIC_COLUMNS))
 
 
-def _gathered(folder: Path, *, replaceable: bool) -> list[pd.DataFrame]:
-    """The two tables, none when they are not there, or damaged and to be made again from ``runs/``."""
-    tables = [folder / "runs.parquet", folder / "metrics.parquet"]
-    try:
-        return [pd.read_parquet(table) for table in tables] if all(table.exists() for table in tables) else []
-    except (OSError, ValueError) as fault:
-        if replaceable:
-            return []
-        raise RequestError(f"the tables in {folder} are damaged: {fault}") from None
+def _gathered(folder: Path, left_behind: Collection[str]) -> list[pd.DataFrame]:
+    """The two tables, none when they are not there, or damaged and to be made again from ``runs/``.
+
+    Raises:
+        RequestError: they are damaged, and hold runs that are nowhere else.
+    """
+    paths, tables, faults = [folder / "runs.parquet", folder / "metrics.parquet"], [], []
+    for path in paths:
+        try:
+            tables.append(disk.read_table(path))
+        except Exception as fault:  # a damaged file fails in many ways
+            faults.append(str(fault).split("\n")[0])
+    if not faults or not any(path.exists() for path in paths):
+        return tables
+    known = {name for table in tables for name in table["id"].unique()}
+    if left_behind and known <= set(left_behind):
+        return []
+    raise RequestError(f"the tables in {folder} are damaged: {'; '.join(faults)}; without them their runs are missing")
 
 
 def _declared(runs: pd.DataFrame) -> pd.DataFrame:
@@ -230,8 +220,13 @@ def statuses(folder: Path) -> dict[str, str]:
 
 def gather(folder: Path) -> Records:
     """Write all runs of a folder as ``runs.parquet`` and ``metrics.parquet``, and return them."""
-    records = read(folder)
-    # the runs last: what stands there is taken for gathered
-    _write_metrics(folder / "metrics.parquet", records.metrics)
-    _write_table(folder / "runs.parquet", records.runs)
-    return records
+    while True:
+        records = read(folder)
+        # the runs last: what stands there is taken for gathered
+        written = {
+            "metrics.parquet": _write_metrics(folder / "metrics.parquet", records.metrics),
+            "runs.parquet": disk.write_table(folder / "runs.parquet", records.runs),
+        }
+        # another process may have put one of its own between ours
+        if written == {name: disk.file_digest(folder / name) for name in written}:
+            return records

@@ -32,10 +32,10 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
     probes, steps = fleet.config.probes, fleet.config.steps
     # a single step is the first and the last; its one val_loss is that of the end
     if not done:
-        yield _look(0, 0, Listener(probes.names if steps > 1 else ()), fleet.evaluate_at_init())
+        yield _look(0, 0, Listener(probes.names if steps > 1 else (), fleet.engine.faults), fleet.evaluate_at_init())
     for step in range(done, steps):
         last = step == steps - 1
-        listener = Listener(probes.names if probes.fires(step, steps) else ())
+        listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
         if listener.hears("val_loss") and step > 0 and not last:
             listener("val_loss", "", fleet.evaluate(whole=False))
         listener.heard |= fleet.step(step)

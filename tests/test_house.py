@@ -17,7 +17,7 @@ HOME = Path(__file__).parents[1]
 FLOORS = [
     "lab",
     "registry hooks products",
-    "machine",
+    "machine disk",
     "ranks",
     "axes sharing",
     "fields store trackers",

@@ -197,7 +197,7 @@ class Losses:
 
 def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(Losses, "copied", 0)
     sayer, written = Sayer(tmp_path, "plan", 0, 1000, 2), []
     monkeypatch.setattr(plans, "write_progress", lambda *said: written.append(said[-1]))

@@ -96,10 +96,17 @@ def test_ranks_go_on_from_one_process_and_from_one_another(name: str, found: Any
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_one_process_goes_on_from_two_ranks(how: str, folder: Path, found: Any, alone: Any) -> None:
     assert differing(on_ranks.trained(folder, 3, resumed=f"{how} 3"), alone[3]) == []
-    (part,) = folder.glob(f"checkpoints/{store.digest([f'{how} 1'])}/{on_ranks.HALF}/__1_0.distcp")
-    part.write_bytes(part.read_bytes()[:-9])
-    with pytest.raises(AssertionError):
-        on_ranks.trained(folder, 1, resumed=f"{how} 1")
+    kept = folder / f"checkpoints/{store.digest([f'{how} 1'])}/{on_ranks.HALF}"
+    for name in ("__1_0.distcp", ".metadata", "rest.pt"):
+        whole = (kept / name).read_bytes()
+        middle = slice(len(whole) // 2, len(whole) // 2 + 100)  # longer than what is only there to fill
+        turned = whole[: middle.start] + bytes(byte ^ 1 for byte in whole[middle]) + whole[middle.stop :]
+        for damaged in (whole[:-9], turned):
+            (kept / name).write_bytes(damaged)
+            with pytest.raises(AssertionError):
+                on_ranks.trained(folder, 1, resumed=f"{how} 1")
+        (kept / name).write_bytes(whole)
+    assert on_ranks.trained(folder, 1, resumed=f"{how} 1")
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, place: int, count: int) -> None:

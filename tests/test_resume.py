@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import time
@@ -66,14 +65,3 @@ def test_a_damaged_run_is_trained_again_to_the_same_bits(tmp_path: Path, alone: 
         (folder / table).unlink()
     assert len(store.read(folder).runs) == RUNS - 2
     assert_same(finish(folder), whole)
-
-
-@pytest.mark.slow
-def test_many_kills_change_nothing(tmp_path: Path, alone: tuple[Path, store.Records]) -> None:
-    chance = random.Random(0)
-    for attempt in range(12):
-        sweep = begin(tmp_path, ("basic", "local")[attempt % 2])
-        time.sleep(chance.uniform(0.5, 6))
-        sweep.kill()
-        sweep.wait()
-    assert_same(finish(tmp_path), alone[1])

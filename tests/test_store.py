@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab import plan, store
+from lab import disk, plan, store
 from lab.registry import RequestError
 
 
@@ -61,10 +61,10 @@ def test_a_gathering_that_breaks_off_loses_nothing(folder: Path, monkeypatch: py
     leave(folder, "a")
     store.gather(folder)
     leave(folder, "b")
-    write, left = store._write_table, [1]
+    write, left = disk.write_table, [1]
     with monkeypatch.context() as broken:
         broken.setattr(
-            store, "_write_table", lambda *table, **how: write(*table, **how) if left and left.pop() else 1 / 0
+            disk, "write_table", lambda *table, **how: write(*table, **how) if left and left.pop() else 1 / 0
         )
         with pytest.raises(ZeroDivisionError):
             store.gather(folder)
@@ -113,6 +113,17 @@ def test_a_write_that_breaks_off_leaves_what_was_there(folder: Path, monkeypatch
         store.write_text(place, "after")
     assert place.read_text() == "before"
     assert {path.name for path in folder.iterdir() if path.is_file()} == {"page.html", "store.json"}
+
+
+def test_two_that_write_a_file_at_once_each_write_it_whole(tmp_path: Path) -> None:
+    with disk.appearing(tmp_path / "file") as ours:
+        ours.write_text("ours, ")
+        store.write_text(tmp_path / "file", "theirs, which is longer")
+        assert (tmp_path / "file").read_text() == "theirs, which is longer"
+        with open(ours, "a") as more:
+            more.write("whole")
+    assert (tmp_path / "file").read_text() == "ours, whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("content", ['{"record_version": 2}', "{", "{}", "[]"])

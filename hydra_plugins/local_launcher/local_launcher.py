@@ -149,7 +149,12 @@ def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictC
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
-    _ = done.return_value  # raises what the task raised
+    from lab.registry import RequestError
+
+    try:
+        _ = done.return_value  # raises what the task raised
+    except RequestError as refusal:  # a disk that is full, a plan that is damaged
+        sys.exit(f"lab: {refusal}")
 
 
 def _start_server() -> None:

@@ -72,13 +72,14 @@ def _figures(records: Records, out: Path) -> Iterator[tuple[str, str]]:
         caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
         try:
             svg = drawing.svg(FIGURES[name](records), name)
-            store.write_text(file, svg)
             shown = page.figure(svg, caption)
         except RequestError as refusal:
             file.unlink(missing_ok=True)
             if isinstance(refusal, NothingToDrawError):
                 continue
             shown = page.paragraph(str(refusal))
+        else:
+            store.write_text(file, svg)
         yield name, page.section(caption.split("\n")[0].rstrip("."), shown)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lab.fields import bounded
+from lab.machine import is_out_of_memory
 from lab.registry import PROBES
 
 Measure = Callable[..., "Tensor | dict[str, Tensor]"]
@@ -53,10 +54,14 @@ class ProbesConfig:
 
 
 class Listener:
-    """An ear for one step: what the named probes make of what is announced, by (probe, where), ``[r]`` each."""
+    """An ear for one step: what the named probes make of what is announced, by (probe, where), ``[r]`` each.
 
-    def __init__(self, names: Iterable[str]) -> None:
+    A probe that raises is silent at this step, and wherever the same ``faults`` are given; they say why, by its name.
+    """
+
+    def __init__(self, names: Iterable[str], faults: dict[str, str] | None = None) -> None:
         self.heard: dict[tuple[str, str], Tensor] = {}
+        self.faults = {} if faults is None else faults
         self._by_kind: dict[str, list[Probe]] = {}
         for name in sorted(names):
             self._by_kind.setdefault(PROBES[name].hears, []).append(PROBES[name])
@@ -68,8 +73,15 @@ class Listener:
     @torch.no_grad()
     def __call__(self, kind: str, where: str, *heard: Any) -> None:
         for listens in self._by_kind.get(kind, ()):
-            value = listens.measure(*heard)
-            if isinstance(value, Mapping):
-                self.heard |= {(listens.name, name): number_r for name, number_r in value.items()}
-            else:
-                self.heard[listens.name, where] = value.clone()
+            if listens.name in self.faults:
+                continue
+            try:
+                value = listens.measure(*heard)
+                values = dict(value) if isinstance(value, Mapping) else {where: value.clone()}
+                self.heard |= {(listens.name, name): number_r for name, number_r in values.items()}
+            except Exception as fault:  # whatever a probe does, the run goes on
+                if is_out_of_memory(fault):
+                    raise
+                said = f"{type(fault).__name__}: {fault}".split("\n")[0]
+                self.faults[listens.name] = f"probe {listens.name} is silent, having raised {said}"
+                self.heard = {key: value_r for key, value_r in self.heard.items() if key[0] != listens.name}

@@ -1,0 +1,193 @@
+"""Files that a disk cut short or turned a bit of are found, said, and never taken for a result."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lab import disk, plan, store
+from lab.checkpoint import CheckpointConfig, Keeper
+from lab.fleet import Fleet
+from lab.parts import Parts, write_parts
+from lab.progress import Watcher
+from lab.registry import RequestError
+from small import configs
+from sweeping import assert_same
+from test_checkpoint import IDS, WANTED, go_on
+from test_checkpoint import left as checkpoints
+from test_store import leave
+
+KEEP = CheckpointConfig(steps=4, minutes=0, keep=2)
+
+
+def damages(path: Path, count: int) -> Iterator[None]:
+    """The file with one bit turned, each time another one drawn at random, then cut off; whole again in the end."""
+    whole, chance = path.read_bytes(), random.Random(path.name)
+    for _ in range(count):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        yield
+    for _ in range(count // 5):
+        path.write_bytes(whole[: chance.randrange(len(whole))])
+        yield
+    path.write_bytes(whole)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two runs left behind and gathered."""
+    out = tmp_path / "out"
+    store.open_folder(out, "eager")
+    leave(out, "a", reason="none", **{"optimizer.lr": 3e-4})
+    leave(out, "b", versions="of everything", **{"optimizer.lr": 1e-3})
+    store.gather(out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.parquet"])
+def test_a_run_that_was_damaged_is_missing(name: str, folder: Path) -> None:
+    for table in ("runs.parquet", "metrics.parquet"):
+        (folder / table).unlink()
+    whole, missing = store.read(folder), 0
+    for _ in damages(folder / "runs/a" / name, 60):
+        found = store.read(folder)
+        if list(found.runs["id"]) == ["b"]:
+            missing += 1
+        else:  # 1e-3 may be written 1E-3
+            assert_same(found, whole)
+    assert missing > 65
+    leave(folder, "a")
+    assert store.statuses(folder) == {"a": "finished", "b": "finished"}
+
+
+@pytest.mark.parametrize("name", ["runs.parquet", "metrics.parquet"])
+def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Path) -> None:
+    whole, refused, said = store.read(folder), 0, set[str]()
+    runs = folder / "runs"
+    for _ in damages(folder / name, 30):
+        assert_same(store.read(folder), whole)
+        runs.rename(folder / "elsewhere")
+        try:  # a seal that is no longer known for one tells nothing, but then all else is whole
+            assert_same(store.read(folder), whole)
+        except RequestError as refusal:
+            refused += 1
+            said.add(str(refusal).split(":")[0])
+        (folder / "elsewhere").rename(runs)
+    assert refused > 32
+    assert said == {f"the tables in {folder} are damaged"}
+    (folder / name).unlink()
+    assert_same(store.read(folder), whole)
+    shutil.rmtree(runs / "b")
+    with pytest.raises(RequestError, match="their runs are missing"):  # of b, which stands in the other table alone
+        store.read(folder)
+
+
+def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process leaves one more run and gathers, just after this one has written its metrics."""
+    write = disk.write_table
+    others: list[Callable[[], object]] = [lambda: store.gather(folder), lambda: leave(folder, "c")]
+
+    def interrupted(path: Path, table: pd.DataFrame, **how: Any) -> str:
+        if path == folder / "runs.parquet":
+            while others:
+                others.pop()()
+        return write(path, table, **how)
+
+    monkeypatch.setattr(disk, "write_table", interrupted)
+    assert list(store.gather(folder).runs["id"]) == ["a", "b", "c"]
+    shutil.rmtree(folder / "runs")
+    assert list(store.read(folder).runs["id"]) == ["a", "b", "c"]
+    assert set(store.read(folder).metrics["id"]) == {"a", "b", "c"}
+
+
+def test_metrics_that_one_gathered_and_runs_that_another_did_lose_nothing(folder: Path) -> None:
+    before = (folder / "metrics.parquet").read_bytes()
+    leave(folder, "c")
+    whole = store.gather(folder)
+    (folder / "metrics.parquet").write_bytes(before)  # and then both were killed
+    for records in (store.read(folder), store.gather(folder)):
+        assert_same(records, whole)
+
+
+def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
+    name = plan.freeze(folder, {"fleets": [[{"id": "a", "tree": {"lr": 1e-3}}]]})
+    whole, refused = plan.thaw(folder, name), 0
+    for _ in damages(folder / "plans" / f"{name}.json", 200):
+        try:
+            assert plan.thaw(folder, name) == whole
+        except RequestError:
+            refused += 1
+    assert refused > 200
+    for _ in damages(folder / "store.json", 100):
+        try:
+            assert store.check_version(folder) in ("eager", None)
+        except RequestError:
+            refused += 1
+    assert refused > 300
+    store.note_command(folder, "lab sweep smoke")
+    for _ in damages(folder / "commands.json", 50):
+        assert isinstance(store.commands(folder), list)
+    said = {"step": 1, "steps": 2, "seconds": 1.5, "rate": 1e2, "losses": [1.0, None], "notes": ["n"], "verdict": "v"}
+    plan.write_progress(folder, name, 0, said)
+    for _ in damages(folder / "plans" / f"{name}.progress" / "0", 300):
+        Watcher(folder, name, ["label"], [1.0], lambda text: None, lambda text: None).tell()
+    plan.write_progress(folder, name, 0, {**said, "step": float("inf")})
+    assert Watcher(folder, name, ["label"], [1.0], print, print).standings() == {}
+
+
+@pytest.mark.xdist_group("checkpoint")
+def test_a_checkpoint_that_was_damaged_is_not_gone_on_from(tmp_path: Path) -> None:
+    wanted = configs(*WANTED[:2])
+    go_on(tmp_path, wanted, cut_after=10, ids=IDS[:2])
+    older, newest = checkpoints(tmp_path)
+    keeper, notes, tensors = Keeper(tmp_path, IDS[:2], KEEP), list[str](), Fleet(wanted).tensors()
+
+    def restored() -> tuple[list[Tensor], list[Any]]:
+        leaves = tree_leaves((keeper.restore(tensors, notes.append), tensors))
+        held = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+        return held, [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+
+    def same(one: Any, other: Any) -> bool:
+        return one[1] == other[1] and all(map(torch.equal, one[0], other[0]))
+
+    whole = restored()
+    newest.rename(tmp_path / "aside")
+    before = restored()
+    (tmp_path / "aside").rename(newest)
+    assert not same(whole, before)
+    assert not notes
+    fell_back = 0
+    for _ in damages(newest, 50):
+        notes.clear()
+        assert same(restored(), before if notes else whole)
+        fell_back += bool(notes)
+    assert fell_back > 45
+    assert older.exists()
+
+
+def test_a_part_of_a_checkpoint_that_was_damaged_is_found(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(64, 64) for name in ("one", "two")}
+    with warnings.catch_warnings(action="ignore"):  # of being one process
+        write_parts(tmp_path / "8", tensors)
+    (part,) = (tmp_path / "8").glob("*.distcp")
+    found = 0
+    for _ in damages(part, 50):
+        try:
+            Parts(tmp_path / "8").shapes()
+            filled = {name: torch.zeros(64, 64) for name in tensors}
+            Parts(tmp_path / "8").fill(filled)
+            assert all(torch.equal(filled[name], tensor) for name, tensor in tensors.items())
+        except (ValueError, RuntimeError):
+            found += 1
+    assert found > 45

@@ -1,0 +1,181 @@
+"""Sweeps that are killed at any moment, and sweeps that run beside one another, leave what one sweep alone leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lab import machine, store
+from lab.app import run_sweep
+from lab.fleet import Fleet
+from lab.job import train_fleet
+from small import brief, tree
+from sweeping import TIMINGS, assert_same, needs_proc, processes
+
+pytestmark = pytest.mark.xdist_group("sweeping")  # where processes to fork from are there already
+
+RUNS = 4  # in two fleets
+CONFIG = ["data=synthetic", "steps=20", "model.width=16", "model.depth=1", "seq_len=16", "batch_size=4"]
+CONFIG += ["probes.every=4", "checkpoint.steps=5"]
+WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "hydra.sweeper.max_runs=2", *CONFIG]
+
+
+def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
+    """The same points without Hydra, fleet after fleet; no figures are drawn, and little is held out."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    begin, patch = Fleet.__init__, pytest.MonkeyPatch()
+    patch.setattr("lab.analysis.report.FIGURES", {})
+    patch.setattr(Fleet, "__init__", lambda fleet, *configs: (begin(fleet, *configs), brief(fleet))[0])
+
+    def launch(jobs: Sequence[Sequence[str]]) -> list[str]:
+        for fleet, _ in jobs:
+            plan, index = fleet.removeprefix("fleet=").split("/")
+            train_fleet(folder, plan, int(index))
+        return []
+
+    begun.set()
+    options: dict[str, Any] = {"dry_run": False, "one": False, "shard": "1/1", "here": True, "seats": [None]}
+    run_sweep([{**tree, "out": str(folder)} for tree in trees], launch, max_runs=2, **options)
+
+
+class Forked:
+    """The sweep in a process that has torch already."""
+
+    def __init__(self, folder: Path) -> None:
+        processes: Any = machine.fresh_processes()
+        trees = [tree(f"seed={seed}", f"optimizer.lr={lr}", *CONFIG) for seed in (0, 1) for lr in (1e-2, 1e-1)]
+        begun = processes.Event()
+        self.process = processes.Process(target=sweep, args=(folder, trees, begun))
+        self.process.start()
+        begun.wait()
+
+    def ended(self, seconds: float | None = None) -> int | None:
+        """Its exit code; None if it has not ended after so many seconds."""
+        self.process.join(seconds)
+        code: int | None = self.process.exitcode
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+class Commanded:
+    """The command line, with a job on each core and with its figures; all its processes are killed."""
+
+    def __init__(self, folder: Path) -> None:
+        words = [sys.executable, "-m", "lab", *WORDS, f"out={folder}"]
+        silence = subprocess.DEVNULL
+        self.process = subprocess.Popen(words, stdout=silence, stderr=silence, start_new_session=True)
+
+    def ended(self, seconds: float | None = None) -> int | None:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+Start = Callable[[Path], Any]
+
+
+def left(folder: Path) -> store.Records:
+    """What is left of a sweep that came to its end, timings left out."""
+    runs, metrics = store.read(folder)
+    assert pd.read_parquet(folder / "runs.parquet")["id"].is_unique
+    assert (folder / "report.html").exists()
+    assert not list(folder.glob("checkpoints/*"))
+    return store.Records(runs.drop(columns=TIMINGS), metrics)
+
+
+def assert_whole(folder: Path, expected: store.Records) -> None:
+    """Every record is there exactly once, as a sweep alone leaves it, in the tables and apart from them."""
+    assert_same(left(folder), expected)
+    assert len(list(folder.glob("runs/*/run.json"))) == RUNS
+    for table in ("runs.parquet", "metrics.parquet"):
+        (folder / table).unlink()
+    records = store.read(folder)
+    assert_same(store.Records(records.runs.drop(columns=TIMINGS), records.metrics), expected)
+
+
+def undisturbed(start: Start, folder: Path) -> tuple[store.Records, float]:
+    """The records of a sweep, and the seconds it takes once it has begun."""
+    swept, began = start(folder), time.perf_counter()
+    assert swept.ended() == 0
+    return left(folder), time.perf_counter() - began
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[store.Records, float]:
+    return undisturbed(Forked, tmp_path_factory.mktemp("alone"))
+
+
+def survive(kills: int, start: Start, top: Path, alone: tuple[store.Records, float]) -> None:
+    """Begin a sweep again wherever it was killed, and another where one came to its end, until so many kills."""
+    chance, folder = random.Random(kills), top / "first"
+    while kills:
+        swept = start(folder)
+        if swept.ended(chance.uniform(0, alone[1])) is None:
+            swept.kill()
+            kills -= 1
+        else:
+            assert swept.ended() == 0
+            assert_whole(folder, alone[0])
+            folder = top / f"{kills} to go"
+    assert start(folder).ended() == 0
+    assert_whole(folder, alone[0])
+
+
+def test_a_sweep_killed_three_times_is_the_sweep(tmp_path: Path, alone: tuple[store.Records, float]) -> None:
+    survive(3, Forked, tmp_path, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "start"), [(50, Forked), (12, Commanded)])
+def test_sweeps_killed_many_times_are_the_sweep(kills: int, start: Start, tmp_path: Path) -> None:
+    survive(kills, start, tmp_path, undisturbed(start, tmp_path / "alone"))
+
+
+def test_two_processes_that_train_the_same_leave_one_sweep(tmp_path: Path, alone: tuple[store.Records, float]) -> None:
+    both = [Forked(tmp_path) for _ in range(2)]
+    assert [swept.ended() for swept in both] == [0, 0]
+    assert_whole(tmp_path, alone[0])
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "ended with exit code -9"), (signal.SIGSTOP, "was killed")]
+)
+def test_a_job_that_dies_or_hangs_costs_its_own_runs_and_the_same_command_makes_them(
+    number: int, said: str, tmp_path: Path
+) -> None:
+    """As the kernel kills what takes too much memory, or as a job waits for ever for a disk."""
+    words = [sys.executable, "-m", "lab", *WORDS, "steps=300", "hydra.launcher.timeout_minutes=1", f"out={tmp_path}"]
+    swept = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while len(list(tmp_path.glob("plans/*.progress/*"))) < 2 and swept.poll() is None:
+        time.sleep(0.01)
+    os.kill(max(processes(swept.pid, "forkserver")), number)
+    out, error = swept.communicate()
+    assert swept.returncode == 1
+    assert "2 trained, 0 already there, 0 diverged, 2 failed" in out
+    assert error.startswith("lab: a job died: job ")
+    assert said in error
+    assert len(store.read(tmp_path).runs) == RUNS - 2
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
+    assert len(store.read(tmp_path).runs) == RUNS
