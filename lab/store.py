@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ RUN_COLUMNS = {
 }
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 STATUSES = ("finished", "diverged", "failed")
+NAME = r"[\w-]+"  # of a run, which names its folder, here and in a tracker
 
 
 class Records(NamedTuple):
@@ -151,6 +153,8 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
 
     An intact run of the same id that did not fail is left alone.
     """
+    if not re.fullmatch(NAME, card["id"]):
+        raise RequestError(f"a run cannot be called {card['id']!r}")
     place = folder / "runs" / card["id"]
     if _intact(place) and json.loads((place / "run.json").read_text())["status"] != "failed":
         return
@@ -207,8 +211,11 @@ def _gathered(folder: Path, *, replaceable: bool) -> list[pd.DataFrame]:
     """The two tables, none when they are not there, or damaged and to be made again from ``runs/``."""
     tables = [folder / "runs.parquet", folder / "metrics.parquet"]
     try:
-        return [pd.read_parquet(table) for table in tables] if all(table.exists() for table in tables) else []
-    except (OSError, ValueError) as fault:
+        read = [pd.read_parquet(table) for table in tables] if all(table.exists() for table in tables) else []
+        if read and not read[0]["id"].astype(str).str.fullmatch(NAME).all():
+            raise ValueError("a run's id is no name")
+        return read
+    except (OSError, ValueError, KeyError) as fault:
         if replaceable:
             return []
         raise RequestError(f"the tables in {folder} are damaged: {fault}") from None
