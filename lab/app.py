@@ -174,6 +174,6 @@ def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing:
         print(visible(report.summary([folder])))
     failed, diverged = (status.count(word) for word in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
-    print(f"{counts}, {diverged} diverged, {failed} failed; {end}")
+    print(visible(f"{counts}, {diverged} diverged, {failed} failed; {end}"))
     if failed:
         raise SystemExit(1)

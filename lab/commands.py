@@ -52,7 +52,7 @@ def _report(arguments: list[str]) -> None:
     folders = [Path(folder) for folder in arguments]
     page = report.build(folders)
     print(visible(report.summary(folders)))
-    print(f"report: {page}")
+    print(visible(f"report: {page}"))
 
 
 def _coordcheck(arguments: list[str]) -> None:
@@ -88,7 +88,8 @@ def _export(arguments: list[str]) -> None:
     folders, given = _options(arguments, ["--to", "--out"])
     if len(folders) != 1 or not given.get("--to"):
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    print(export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None))
+    said = export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None)
+    print(visible(said))
 
 
 def _options(arguments: list[str], known: Sequence[str], *, switches: bool = False) -> tuple[list[str], dict[str, str]]:
