@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
@@ -71,6 +71,7 @@ def telling(one: dict[str, Any]) -> dict[str, Any]:
     return {**leaves, "probes.names": sorted(leaves["probes.names"]), **switched}
 
 
+@settings(max_examples=10 * settings.default.max_examples)
 @given(trees(), trees(), st.data())
 def test_ids_are_equal_where_all_that_tells_is(
     one: dict[str, Any], source: dict[str, Any], data: st.DataObject
@@ -89,6 +90,10 @@ def test_ids_are_equal_where_all_that_tells_is(
     same = run_id(run_config(one), "text") == run_id(run_config(other), "text")
     assert same == (telling(one) == telling(other))
     assert run_id(run_config(one), "text") != run_id(run_config(one), "another text")
+
+
+def test_there_is_one_zero() -> None:
+    assert len({run_id(run_config(tree(f"optimizer.weight_decay={zero}")), "text") for zero in ("0", "-0.0")}) == 1
 
 
 def choices() -> Iterator[str]:
