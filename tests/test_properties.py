@@ -71,7 +71,7 @@ def telling(one: dict[str, Any]) -> dict[str, Any]:
     return {**leaves, "probes.names": sorted(leaves["probes.names"]), **switched}
 
 
-@settings(max_examples=10 * settings.default.max_examples)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(trees(), trees(), st.data())
 def test_ids_are_equal_where_all_that_tells_is(
     one: dict[str, Any], source: dict[str, Any], data: st.DataObject

@@ -154,6 +154,7 @@ def test_neither_does_a_file_beside_ours(capsys: pytest.CaptureFixture[str]) -> 
         refused(capsys, *words, *SMALL)
 
 
+@pytest.mark.slow
 def test_the_trap_would_spring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra itself does as it is told, so what refuses is ours."""
     monkeypatch.setattr(guard, "check", lambda *_, **__: None)
