@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from lab import commands, machine, ranks
 from lab.registry import RequestError, nearest
+from lab.visible import visible
 
 DONE, FAILED, REFUSED, INTERRUPTED, FAULT = 0, 1, 2, 130, 70
 
@@ -67,7 +68,7 @@ def _coded(work: Callable[[], None]) -> int:
 
 
 def _refuse(line: str) -> int:
-    print("lab:", " ".join(line.split()), file=sys.stderr)
+    print("lab:", visible(" ".join(line.split())), file=sys.stderr)
     return REFUSED
 
 

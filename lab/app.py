@@ -20,6 +20,7 @@ from lab import machine, ranks, store
 from lab import plan as plans
 from lab.progress import Watcher
 from lab.registry import RequestError
+from lab.visible import visible
 
 if TYPE_CHECKING:
     from lab.sweep import Point
@@ -149,7 +150,7 @@ def follow() -> None:
 
 
 def _warn(text: str) -> None:
-    print("lab:", text, file=sys.stderr)
+    print("lab:", visible(text), file=sys.stderr)
 
 
 def quoted(folder: Path) -> str:
@@ -170,9 +171,9 @@ def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing:
     if not elsewhere and {"finished", "diverged"} & set(ended.values()):
         store.gather(folder)
         end = f"report: {report.build([folder])}"
-        print(report.summary([folder]))
+        print(visible(report.summary([folder])))
     failed, diverged = (status.count(word) for word in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
-    print(f"{counts}, {diverged} diverged, {failed} failed; {end}")
+    print(visible(f"{counts}, {diverged} diverged, {failed} failed; {end}"))
     if failed:
         raise SystemExit(1)

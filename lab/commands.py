@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.registry import RequestError, nearest
+from lab.visible import visible
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
@@ -53,8 +54,8 @@ def _report(arguments: list[str]) -> None:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     folders = [Path(folder) for folder in arguments]
     page = report.build(folders)
-    print(report.summary(folders))
-    print(f"report: {page}")
+    print(visible(report.summary(folders)))
+    print(visible(f"report: {page}"))
 
 
 def _coordcheck(arguments: list[str]) -> None:
@@ -74,14 +75,14 @@ def _predict(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
     for line in predict.predict(Path(arguments[0])):
-        print(line)
+        print(visible(line))
 
 
 def _claims(arguments: list[str]) -> None:
     from lab.analysis import scoreboard
 
     folders, given = _options(arguments, switches=["--json", "--markdown"])
-    print(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given))
+    print(visible(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given)))
 
 
 def _export(arguments: list[str]) -> None:
@@ -90,7 +91,8 @@ def _export(arguments: list[str]) -> None:
     folders, given = _options(arguments, ["--to", "--out"])
     if len(folders) != 1 or not given.get("--to"):
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    print(export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None))
+    said = export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None)
+    print(visible(said))
 
 
 def _check(arguments: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,27 @@ def heed_places(words: Sequence[str]) -> list[str]:
     return rest
 
 
+def own_places() -> tuple[str, ...]:
+    """That folder as an override, if there is one."""
+    return _OWN.get()
+
+
 @contextmanager
 def composer() -> Iterator[Callable[..., DictConfig]]:
     """Within the block, what makes a config of overrides."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
-        yield lambda overrides, **options: compose("config", [*overrides, *_OWN.get()], **options)
+        yield lambda overrides, **options: compose("config", [*overrides, *own_places()], **options)
     GlobalHydra.instance().clear()
 
 
 def known_keys() -> list[str]:
     """Every dotted key of the default config, and its groups."""
+    return _known_keys(own_places())
+
+
+@cache
+def _known_keys(places: tuple[str, ...]) -> list[str]:
     with composer() as composed:
         tree = composed([])
     keys: set[str] = set()

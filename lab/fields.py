@@ -95,14 +95,27 @@ def _convert(kind: type, field: dataclasses.Field[Any], value: Any, where: str) 
         return tuple(str(item) for item in value)
     if hint in (int, float):
         return _number(hint, value, field.metadata, where)
-    if hint is str:
+    if hint == str | None and value is None:
+        return None
+    if hint in (str, str | None):
         choices = field.metadata.get("choices", ())
         if choices and value not in choices:
             raise RequestError(f"{where} is {value!r}; {nearest(str(value), choices)}")
-        if not isinstance(value, (str, int, float)):
-            raise RequestError(f"{where} must be a word, not {value!r}")
-        return str(value)
+        return word(value, where)
     return value
+
+
+def word(value: Any, where: str) -> str:
+    """Text that a table and the name of a file can hold; a number is its digits.
+
+    Raises:
+        RequestError: ``value`` is none.
+    """
+    if not isinstance(value, (str, int, float)):
+        raise RequestError(f"{where} must be a word, not {value!r}")
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in str(value)):
+        raise RequestError(f"{where} must be Unicode text without NUL, not {value!r}")
+    return str(value)
 
 
 def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> int | float:
@@ -112,6 +125,7 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
         number = float(value)
         if hint is int and not number.is_integer():
             raise ValueError
+        exact = value if isinstance(value, int) else number  # a large seed would lose its last digits
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if hint is int else "a number"
         raise RequestError(f"{where} must be {kind}, not {value!r}") from None
@@ -120,17 +134,19 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
         raise RequestError(f"{where} is NaN")
     if math.isinf(number) and not bounds.get("infinite"):
         raise RequestError(f"{where} must be finite, not {value}")
-    if above is not None and not number > above:
+    if above is not None and not exact > above:
         raise RequestError(f"{where} must be above {above:g}, not {value}")
-    if least is not None and not number >= least:
+    if least is not None and not exact >= least:
         raise RequestError(f"{where} must be at least {least:g}, not {value}")
-    if below is not None and not number < below:
+    if below is not None and not exact < below:
         raise RequestError(f"{where} must be below {below:g}, not {value}")
-    if most is not None and not number <= most:
+    if most is not None and not exact <= most:
         raise RequestError(f"{where} must be at most {most:g}, not {value}")
     if hint is float:
-        return number
-    return value if isinstance(value, int) else int(number)  # through a float, a large seed would lose its last digits
+        return number + 0.0  # there is one zero, and so one id
+    if not -(2**63) <= exact < 2**63:
+        raise RequestError(f"{where} must be below 2**63, as in any table, not {value}")
+    return int(exact)
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[Leaf]:

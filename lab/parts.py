@@ -65,8 +65,8 @@ class Parts(FileSystemReader):
         metadata = self.read_metadata()
         for info in metadata.storage_data.values():
             part = Path(self.path) / info.relative_path
-            if not part.is_file() or part.stat().st_size < info.offset + info.length:
-                raise ValueError(f"{info.relative_path} is cut short")
+            if part.parent != Path(self.path) or not part.is_file() or part.stat().st_size < info.offset + info.length:
+                raise ValueError(f"{info.relative_path} is not in it, or cut short")
             with open(part, "rb") as file:
                 file.seek(info.offset)
                 check_zip(io.BytesIO(file.read(info.length)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from lab import plan as plans
 from lab import ranks
 from lab.registry import RequestError
+from lab.visible import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,7 +169,7 @@ class Watcher(threading.Thread):
             if standing.verdict and index not in self.told:
                 self.told.add(index)
                 with suppress(BrokenPipeError):  # nobody reads any more; there is work to end all the same
-                    self.say(self.ended(index, standing))
+                    self.say(visible(self.ended(index, standing)))
         if self.screen:
             shares = (self.sizes[index] * s.step / s.steps for index, s in standings.items())
             self.screen.show(standings, sum(shares) / sum(self.sizes), time.monotonic() - self.started)

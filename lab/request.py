@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
@@ -18,16 +19,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
-from lab import app
+from lab import app, guard
 from lab.composing import PLACES, composer, heed_places, known_keys
 from lab.registry import RequestError, nearest
 
-# Hydra's flags that show something and run nothing.
-SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--package", "-p", "--resolve", "--version")
+# Hydra's flags that show something and run nothing, and those that say how.
+SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
+HOW = ("--package", "-p", "--resolve")
 # Launchers that come with other packages, and the extra of ours that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 # Where we hand over to Hydra what the user wrote.
-OURS = (Path(__file__), Path(inspect.getfile(expand)))
+OURS = [Path(inspect.getfile(ours)) for ours in (guard, expand)] + [Path(__file__)]
 
 
 def sweeps() -> dict[str, Path]:
@@ -73,7 +75,7 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     """
     app.COMMAND.set(shlex.join([*_called(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
-    chosen = []
+    chosen: list[str] = []
     if sweep:
         # under a name of our own, since a file may be called anything
         ConfigStore.instance().store(group="sweeps", name="requested", node=content, package="_global_")
@@ -82,11 +84,13 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     overrides = [word for word in words if "=" in word and not word.startswith("-") and word not in shard]
     flags = [word for word in words if word not in [*overrides, *shard, "--dry-run"]]
     for flag in flags:
-        if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *PLACES]:
+        if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *HOW, *PLACES]:
             raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW, *PLACES])}")
     heed_places(flags)
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
+    ours = sweep in (None, *sweeps().values())
+    guard.check([*chosen, *guard.check_words(overrides)], ours=ours)
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
         chosen.append(f"out={app.quoted(Path('runs', name))}")
     if any(flag.split("=")[0] in SHOW for flag in flags):
@@ -95,6 +99,7 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
         options = {"dry_run=true": "--dry-run" in words, "one=true": one}
         asked = [f"hydra.sweeper.{option}" for option in [*shard, *(o for o, given in options.items() if given)]]
         sys.argv = ["lab", "--multirun", *flags, *chosen, *overrides, *asked]
+    _check_flags(sys.argv[1:])
     app.hydra_main()
 
 
@@ -104,12 +109,21 @@ def _called(program: str) -> list[str]:
     return ["python", program] if is_script else ["lab"]
 
 
+def _check_flags(arguments: Sequence[str]) -> None:
+    """Refuse what Hydra's own parser would answer with its usage."""
+
+    def refuse(message: str) -> NoReturn:
+        raise RequestError(message)
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args(list(arguments))
+
+
 def _first_point(overrides: Sequence[str], *, one: bool) -> list[str]:
     """The overrides of the point that a sweep of these would train first."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    fixed = [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
-    with composer() as composed:
-        params = {} if one else composed(fixed, return_hydra_config=True).hydra.sweeper.params
+    params = {} if one else guard.settings(overrides).sweeper.params
     written = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
     return expand([*written, *parsed])[0]
 
@@ -124,6 +138,7 @@ def points(words: Sequence[str]) -> list[dict[str, Any]]:
     for word in overrides:
         if word.startswith("-") or "=" not in word:
             raise RequestError(f"unknown option {word!r}; all that can be given here is key=value, and --config-dir")
+    guard.check_words(overrides)
     trees = []
     with composer() as composed:
         for point in expand(OverridesParser.create().parse_overrides(overrides)):
@@ -140,7 +155,7 @@ def is_refusal(fault: Exception) -> bool:
     ours = [frame.name for frame in frames if Path(frame.filename) in OURS]
     return (
         bool(ours)
-        and ours[-1] in ("run", "points", "_first_point", "_parse", "_compose")
+        and ours[-1] in ("run", "points", "settings", "check_words", "_first_point", "_parse", "_compose", "expand")
         and frames[-1].name not in ours
     )
 
@@ -170,4 +185,5 @@ def one_line(fault: BaseException) -> str:
         return f"unknown key '{key}'; {nearest(key, known)}"
     if isinstance(fault, OmegaConfBaseException) and fault.full_key:
         return f"{fault.full_key}: {text.splitlines()[0]}"
-    return (text.splitlines() or [type(fault).__name__])[0].rstrip(".:")
+    said = text.split("raised while composing config:\n")[-1]
+    return (said.splitlines() or [type(fault).__name__])[0].rstrip(".:")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ RUN_COLUMNS = {
 }
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 STATUSES = ("finished", "diverged", "failed")
+NAME = r"[\w-]+"  # of a run, which names its folder, here and in a tracker
 
 
 class Records(NamedTuple):
@@ -131,6 +133,8 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
 
     An intact run of the same id that did not fail is left alone.
     """
+    if not re.fullmatch(NAME, card["id"]):
+        raise RequestError(f"a run cannot be called {card['id']!r}")
     place = folder / "runs" / card["id"]
     there = _card(place)
     if there and there["status"] != "failed":
@@ -193,7 +197,10 @@ def _gathered(folder: Path, left_behind: Collection[str]) -> list[pd.DataFrame]:
     paths, tables, faults = [folder / "runs.parquet", folder / "metrics.parquet"], [], []
     for path in paths:
         try:
-            tables.append(disk.read_table(path))
+            table = disk.read_table(path)
+            if not table["id"].drop_duplicates().str.fullmatch(NAME).all():
+                raise ValueError("a run's id is no name")
+            tables.append(table)
         except Exception as fault:  # a damaged file fails in many ways
             faults.append(str(fault).split("\n")[0])
     if not faults or not any(path.exists() for path in paths):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from lab import machine, products, store
 from lab.fleet import Fleet
@@ -16,6 +17,16 @@ pytest_plugins = ["pytester"]
 machine.prepare()
 torch.set_num_threads(1)
 products.choose()
+
+# The same few examples every time, so that a machine of CI's has no luck of its own; others and more with what is slow.
+settings.register_profile(
+    "quick", max_examples=8, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+settings.register_profile("slow", settings.get_profile("quick"), max_examples=500, derandomize=False, database=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("quick" if "not slow" in config.option.markexpr else "slow")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Hydra's door to fleets: expands the points of a request and hands whole fleets to whatever launcher is chosen."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+MOST_POINTS = 100_000  # of a sweep; more is a slip of the pen, and would take hours to compose
+
 
 @dataclass
 class FleetSweeperConf:
@@ -29,6 +32,7 @@ class FleetSweeperConf:
     """
 
     _target_: str = "hydra_plugins.fleet_sweeper.fleet_sweeper.FleetSweeper"
+    _recursive_: bool = False  # values of params are never made into objects
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int | None = None
     dry_run: bool = False
@@ -99,7 +103,10 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
         if not override.is_sweep_override():
             values[override.key_or_group] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            values[override.key_or_group] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            some = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
+            values[override.key_or_group] = [f"{key}={value}" for value in some]
         else:
             raise HydraException(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
+    if math.prod(map(len, values.values())) > MOST_POINTS:
+        raise HydraException(f"a sweep may have {MOST_POINTS} points, and this one has more")
     return [list(point) for point in itertools.product(*values.values())]

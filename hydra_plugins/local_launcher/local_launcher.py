@@ -20,6 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 LOOK_EVERY = 0.1  # seconds
+MOST = 4096  # processes
 
 
 @dataclass
@@ -183,6 +184,8 @@ def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
     """Where jobs may run at once, each on a device or, given none, on a core (None)."""
     if processes < 0:
         raise _refusal(f"processes must be at least 0, not {processes}; 0 means one per device or core")
+    if processes > MOST:
+        raise _refusal(f"processes must be at most {MOST}, not {processes}")
     count = processes or len(devices) or cores()
     return [devices[place % len(devices)] if devices else None for place in range(count)]
 

@@ -1,0 +1,141 @@
+"""Names from outside, as a page, a drawing, a table and a terminal show them: to be read, never obeyed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import math
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import planted
+from lab import store
+from lab.__main__ import main
+from lab.visible import visible
+
+# Written into the page as it is, it would rename the page.
+SCRIPT = "document.title = 'spr' + 'ung'"
+TAGS = f'<script>{SCRIPT}</script><img src=x onerror="{SCRIPT}">'
+HOSTILE = TAGS + " ]]>--></style></pre> $x^{2 \\foo$ \x1b[2J\x1b]0;x\x07\u202e"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study in which every word is hostile, and its page; Linux allows all but a slash in a name."""
+    words = [
+        "versions",
+        "data_fingerprint",
+        "data_notes",
+        "reason",
+        "notes",
+        "model.name",
+        "optimizer.name",
+        "data.name",
+    ]
+    words += ["schedule.name", "parametrization.name", "probes.name", "scale.name", "precision", "out", "data.path"]
+    hostile = {f"{HOSTILE}.key": HOSTILE, **dict.fromkeys(words, HOSTILE)}
+    cards = list(planted.cards(arms=("z_loss", HOSTILE), widths=(32,), seeds=(0,), **hostile))
+    cards[2] |= {"status": "diverged", "diverged_at": 200, "final_val_loss": math.nan}
+    cards[4] |= {"status": "failed", "final_val_loss": None}
+    folder = tmp_path_factory.mktemp("runs") / HOSTILE.replace("/", "")
+    store.open_folder(folder, "eager")
+    store.note_command(folder, f"lab sweep {HOSTILE}")
+    for run in cards:
+        rows = [] if run["status"] == "failed" else planted.heard(run)
+        heard = [(step, probe, where and HOSTILE, value) for step, probe, where, value in rows]
+        store.write_run(folder, run, [*heard, (0, HOSTILE, HOSTILE, 1.0)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> str:
+    """What the terminal shows of it."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        assert main(["report", str(folder)]) == 0
+        assert main(["predict", str(folder)]) in (0, 2)
+        assert main(["claims", str(folder)]) == 0
+        assert main(["report", f"{folder}/nowhere"]) == 2
+    return out.getvalue()
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with the names of its attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found |= {tag, *(name for name, _ in attributes)}
+
+
+@pytest.mark.usefixtures("said")
+def test_the_page_holds_what_we_wrote_and_no_more(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    found = Tags(page).found
+    assert not {"script", "img", "onerror", "iframe", "object", "link"} & found
+    assert {"svg", "table", "pre"} <= found
+    assert page.count("&lt;script&gt;") > 10
+
+
+@pytest.mark.usefixtures("said")
+def test_drawings_are_whole_and_run_nothing(folder: Path) -> None:
+    drawings = list(folder.glob("figures/*.svg"))
+    assert drawings
+    for drawing in drawings:
+        tags = {element.tag.rpartition("}")[2] for element in ET.parse(drawing).iter()}
+        assert not {"script", "img", "image", "a", "foreignObject"} & tags
+
+
+@pytest.mark.usefixtures("said")
+def test_tables_have_a_row_per_row_and_give_names_back(folder: Path) -> None:
+    tables = {
+        path.stem: list(csv.DictReader(io.StringIO(path.read_bytes().decode()))) for path in folder.glob("tables/*.csv")
+    }
+    assert {row["arm"] for row in tables["losses"] if "script" in row["arm"]}
+    assert len(tables["losses"]) == 13
+    assert all(None not in row and None not in row.values() for rows in tables.values() for row in rows)
+
+
+def test_a_terminal_gets_nothing_to_obey(said: str) -> None:
+    assert "\\x1b[2J" in said
+    assert all(letter.isprintable() or letter == "\n" for letter in said)
+
+
+def test_what_is_readable_stays_as_it_is() -> None:
+    assert visible("± † ünï 中文\nnext") == "± † ünï 中文\nnext"
+    assert visible("a\rb\x1b\u202e\udcff") == "a\\rb\\x1b\\u202e\\udcff"
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = [name for name in BROWSERS if shutil.which(name)]
+    if not found:
+        pytest.skip("no Chromium here")
+    return found[0]
+
+
+def shown(browser: str, page: Path, profile: Path) -> str:
+    """The page as the browser has it after its scripts have run."""
+    words = [browser, "--headless", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
+    words += ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0) + ["--dump-dom", page.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@pytest.mark.usefixtures("said")
+def test_a_browser_runs_nothing_of_it(browser: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "report.html", tmp_path / "page.html")
+    (tmp_path / "raw.html").write_text(f"<title>calm</title>{HOSTILE}")
+    assert "<title>sprung</title>" in shown(browser, tmp_path / "raw.html", tmp_path / "profile")
+    dumped = shown(browser, tmp_path / "page.html", tmp_path / "profile")
+    assert "<title>sprung" not in dumped
+    assert "&lt;script&gt;" in dumped

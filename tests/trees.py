@@ -1,0 +1,90 @@
+"""Config trees for properties: any value that each field of each registered entry allows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lab.checkpoint import CheckpointConfig
+from lab.config import RunConfig
+from lab.fields import PerRun, PerRunSeed, _hints
+from lab.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS
+from small import tree
+
+MOST = 2**53  # of what not all runs have, a table keeps no larger whole number exact
+words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+def of_field(kind: type, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
+    """Values that a field allows, its edges among them."""
+    hint = {PerRun: float, PerRunSeed: int}.get(_hints(kind)[field.name], _hints(kind)[field.name])
+    bounds = field.metadata
+    above, least, below, most = (bounds.get(name) for name in ("above", "at least", "below", "at most"))
+    if hint is int:
+        low = least if above is None else above + 1
+        most = below - 1 if below is not None else MOST  # a seed
+        return st.integers(low, most) | st.sampled_from([low, most])
+    if hint is float:
+        low = least if above is None else above
+        high = (math.inf if bounds.get("infinite") else sys.float_info.max) if below is most is None else below or most
+        ends = {"exclude_min": above is not None, "exclude_max": below is not None}
+        return st.floats(low, high, allow_nan=False, **ends) | st.sampled_from([high * 0.5, low + 5e-324])
+    if "choices" in bounds:
+        return st.sampled_from(bounds["choices"])
+    return words if hint is str else st.none() | words
+
+
+def entry(kind: type) -> st.SearchStrategy[dict[str, Any]]:
+    """All fields of an entry."""
+    return st.fixed_dictionaries({field.name: of_field(kind, field) for field in dataclasses.fields(kind)})
+
+
+def named(registry: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Any entry of a registry under its name."""
+    return st.sampled_from(list(registry)).flatmap(
+        lambda name: entry(registry[name]).map(lambda values: {"name": name, **values})
+    )
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> dict[str, Any]:
+    """The tree of a run that makes sense."""
+    made = deepcopy(tree())
+    heads, half = draw(st.integers(1, 2**20)), draw(st.integers(1, 2**20))
+    shape = {"width": 2 * heads * half, "head_width": 2 * half, "depth": draw(st.integers(0, MOST))}
+    made["model"] = {"name": draw(words), **shape}
+    for group, registry in {
+        "parametrization": PARAMETRIZATIONS,
+        "schedule": SCHEDULES,
+        "data": DATA,
+        "tracker": TRACKERS,
+    }.items():
+        made[group] = draw(named(registry))
+    on = draw(st.lists(st.sampled_from(list(INTERVENTIONS)), unique=True))
+    made["intervention"] = {name: draw(entry(INTERVENTIONS[name])) for name in on}
+    links = [name for name in LINKS if name not in ("peak", "schedule")]
+    some = draw(st.lists(st.sampled_from(links), unique=True))
+    chain = draw(st.permutations(["peak", "schedule", *some]))
+    made["optimizer"] = {"name": draw(words), "chain": list(chain)}
+    for link in chain:
+        made["optimizer"] |= draw(entry(LINKS[link]))
+    names = draw(st.lists(st.sampled_from(list(PROBES)), unique=True))
+    made["probes"] = {"name": draw(words), "every": draw(st.integers(1, MOST)), "names": names}
+    made["checkpoint"] = draw(entry(CheckpointConfig))
+    made["scale"]["name"] = draw(words)
+    plain = [field for field in dataclasses.fields(RunConfig) if field.metadata or field.name == "out"]
+    return made | {field.name: draw(of_field(RunConfig, field)) for field in plain}
+
+
+@st.composite
+def shuffled(draw: st.DrawFn, value: Any) -> Any:
+    """The same tree, its keys in another order."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: draw(shuffled(value[key])) for key in draw(st.permutations(list(value)))}
