@@ -110,7 +110,7 @@ def _check(arguments: list[str]) -> None:
     for option, written in files.items():
         if option in given:
             store.write_text(Path(given[option]), written(found))
-    print(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found)))
+    print(visible(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found))))
     raise SystemExit(verdict.EXIT_CODES[found.verdict])
 
 
@@ -127,7 +127,7 @@ def _baseline(arguments: list[str]) -> None:
         case _:
             raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
     for line in lines:
-        print(line)
+        print(visible(line))
 
 
 def _options(

@@ -85,6 +85,7 @@ class SensitivityCurve:
         """
         import lab.analysis.verdict as verdict
 
+        __tracebackhide__ = True  # the verdict says it all
         if self.checked.verdict != "ok":
             raise RegressionError("\n".join(verdict.text(self.checked)))
 

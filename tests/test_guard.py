@@ -28,6 +28,7 @@ from sweeping import finished
 
 SMOKE = Path(__file__).parents[1] / "results" / "baselines" / "smoke.json"
 ON = "intervention=[qk_layernorm,z_loss]"
+pytestmark = pytest.mark.xdist_group("smoke")  # trained once for all of these
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 

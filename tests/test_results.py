@@ -10,7 +10,7 @@ from lab import request, store
 from lab.analysis import load
 
 RESULTS = Path(__file__).parents[1] / "results"
-FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 
 
 def row(folder: Path) -> str:
