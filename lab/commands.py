@@ -105,12 +105,14 @@ def _check(arguments: list[str]) -> None:
     if len(folders) != 1 or not given.get("--baseline"):
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
     folder, margin = Path(folders[0]), check.margin_of(given.get("--margin", "5%"))
-    page = Path(given["--html"]) if "--html" in given else folder / "check.html"
-    found = check.check(folder, Path(given["--baseline"]), margin, page)
+    held = check.check(folder, Path(given["--baseline"]), margin)
+    found = held.check
+    print(visible(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found))), flush=True)
     for option, written in files.items():
         if option in given:
             store.write_text(Path(given[option]), written(found))
-    print(visible(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found))))
+    if "--html" in given or folder.is_dir():
+        store.write_text(Path(given.get("--html", folder / "check.html")), held.page())
     raise SystemExit(verdict.EXIT_CODES[found.verdict])
 
 
@@ -143,6 +145,8 @@ def _options(
             raise RequestError(f"unknown option {key!r}; {nearest(key, [*known, *switches])}")
         else:
             given[key] = value if equals or key in switches else next(rest, "")
+            if key in known and (not given[key] or given[key].startswith("--")):
+                raise RequestError(f"{key} wants a value")
     return words, given
 
 

@@ -11,12 +11,12 @@ trains the sweep and fails when its curves have got worse; so does a test that a
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,37 +27,31 @@ if TYPE_CHECKING:
     from lab.analysis.regression import Check
 
 
-# Folders of sweeps that were trained in this session, by sweep and overrides.
-TRAINED: pytest.StashKey[dict[tuple[str, ...], Path]] = pytest.StashKey()
+# What came of training a sweep in this session, by sweep and overrides: its folder, or why there is none.
+TRAINED: pytest.StashKey[dict[tuple[str, ...], Path | RegressionError]] = pytest.StashKey()
 
 
 class RegressionError(AssertionError):
     """Curves have got worse, or cannot be judged; its text is that of ``lab check``."""
 
 
-def train(sweep: str, overrides: Sequence[str], out: str | None) -> Path:
-    """Train a sweep in a folder of its own, below ``out`` if that is given.
-
-    Raises:
-        RegressionError: it cannot be trained, with what ``lab sweep`` said; or there are records already, which would
-            be those of another recipe.
-    """
+def train(sweep: str, overrides: Sequence[str], folder: Path) -> Path | RegressionError:
+    """Train a sweep; returns its folder, or what ``lab sweep`` said when it could not."""
     from lab.app import quoted
 
-    folder = Path(out) / Path(sweep).stem if out else Path(mkdtemp(prefix="lab-"))
     if folder.exists() and any(folder.iterdir()):
-        raise RegressionError(f"{folder} is not empty; a guarded recipe is trained anew each time")
+        return RegressionError(f"{folder} is not empty; a guarded recipe is trained anew each time")
     words = [sys.executable, "-m", "lab", "sweep", sweep, f"out={quoted(folder)}", *overrides]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RegressionError(f"lab sweep {sweep} ended with exit code {done.returncode}\n{done.stderr}")
+        return RegressionError(f"lab sweep {sweep} ended with exit code {done.returncode}\n{done.stderr}")
     return folder
 
 
 class SensitivityCurve:
     """A sweep that was trained, and the baseline it is held against."""
 
-    def __init__(self, folder: Path, baseline: str | None, margin: str) -> None:
+    def __init__(self, folder: Path, baseline: str | None, margin: float) -> None:
         self.folder, self.baseline, self.margin = folder, baseline, margin
 
     @cached_property
@@ -71,11 +65,13 @@ class SensitivityCurve:
     def checked(self) -> Check:
         """What ``lab check`` finds."""
         import lab.analysis.check as check
+        from lab import store
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
-        page = self.folder / "check.html"
-        return check.check(self.folder, Path(self.baseline), check.margin_of(self.margin), page)
+        held = check.check(self.folder, Path(self.baseline), self.margin)
+        store.write_text(self.folder / "check.html", held.page())
+        return held.check
 
     def check(self) -> None:
         """Compare with the baseline.
@@ -107,35 +103,46 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def sensitivity_curve(request: pytest.FixtureRequest) -> SensitivityCurve:
+def sensitivity_curve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SensitivityCurve:
     """The sweep of the test's marker ``sensitivity``, or that of the options."""
     marker = request.node.get_closest_marker("sensitivity")
-    return _curve(request.config, **(marker.kwargs if marker else {}))
+    if marker and marker.args:
+        raise pytest.UsageError("the marker `sensitivity` takes keys: sweep=, baseline=, margin=, overrides=")
+    return _curve(request.config, tmp_path_factory, **(marker.kwargs if marker else {}))
 
 
 def _curve(
     config: pytest.Config,
+    places: pytest.TempPathFactory,
     sweep: str | None = None,
     baseline: str | None = None,
     margin: str | None = None,
     overrides: Sequence[str] = (),
 ) -> SensitivityCurve:
     """What is not said here, the options say; a sweep is trained once per session, whoever asks for it."""
+    from lab.analysis.check import margin_of
+
     sweep, baseline = sweep or config.getoption("--lab-sweep"), baseline or config.getoption("--lab-baseline")
     if not sweep:
         raise pytest.UsageError("no sweep; give --lab-sweep NAME|FILE, or sweep= in the marker `sensitivity`")
+    part = margin_of(margin or config.getoption("--lab-margin"))
     trained = config.stash.setdefault(TRAINED, {})
     asked = (sweep, *overrides)
     if asked not in trained:
-        trained[asked] = train(sweep, overrides, config.getoption("--lab-out"))
-    return SensitivityCurve(trained[asked], baseline, margin or config.getoption("--lab-margin"))
+        kept = config.getoption("--lab-out")
+        name = Path(sweep).stem + f"-{len(trained)}" * bool(trained) + os.environ.get("PYTEST_XDIST_WORKER", "")
+        trained[asked] = train(sweep, overrides, Path(kept, name) if kept else places.mktemp("sensitivity"))
+    found = trained[asked]
+    if isinstance(found, RegressionError):
+        raise found
+    return SensitivityCurve(found, baseline, part)
 
 
 class _Guard(pytest.Item):
     """The test that --lab-sweep and --lab-baseline make of themselves."""
 
     def runtest(self) -> None:
-        _curve(self.config).check()
+        _curve(self.config, self.config._tmp_path_factory).check()  # type: ignore[attr-defined]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         return str(excinfo.value) if excinfo.errisinstance(RegressionError) else super().repr_failure(excinfo, style)
@@ -145,8 +152,17 @@ class _Guard(pytest.Item):
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where both options are given and no test asks for the fixture, the options are a test."""
+    """Where no test asks for the sweep of the options, the options are a test."""
     sweep, baseline = config.getoption("--lab-sweep"), config.getoption("--lab-baseline")
-    asked = any("sensitivity_curve" in getattr(item, "fixturenames", ()) for item in items)
-    if sweep and baseline and not asked:
+    asked = any("sensitivity_curve" in getattr(item, "fixturenames", ()) and not _says_sweep(item) for item in items)
+    if sweep and not asked:
+        if not baseline:
+            raise pytest.UsageError("--lab-sweep without a test that uses it wants --lab-baseline FILE")
         items.append(_Guard.from_parent(session, name=f"lab check {sweep} against {baseline}"))
+    if baseline and not sweep and not any("sensitivity_curve" in getattr(item, "fixturenames", ()) for item in items):
+        raise pytest.UsageError("--lab-baseline wants --lab-sweep NAME|FILE")
+
+
+def _says_sweep(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("sensitivity")
+    return marker is not None and "sweep" in marker.kwargs

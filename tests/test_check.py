@@ -91,6 +91,40 @@ def test_losses_that_are_no_numbers_survive(tmp_path: Path) -> None:
     assert all(change.verdict == "same" for change in found.changes if change.margin != change.before)
 
 
+def test_infinite_settings_and_data_that_differ_survive(tmp_path: Path) -> None:
+    runs = [
+        {**one, key: value}
+        for key, value in (("optimizer.clip", math.inf), ("data_fingerprint", "b"))
+        for one in cards()
+    ]
+    old = baseline.taken(write(tmp_path / "inf", [*runs, *cards()]))
+    baseline.save(old, tmp_path / "inf.json")
+    found = regression.compare(baseline.read(tmp_path / "inf.json"), old, 0.05)
+    assert (found.verdict, found.remarks) == ("ok", [])
+
+
+def test_a_baseline_edited_by_hand_is_refused(saved: Path) -> None:
+    lines = saved.read_text().splitlines(keepends=True)
+    (first, *_) = [place for place, line in enumerate(lines) if '"loss":' in line]
+    told = json.loads("".join(lines))
+    gone = json.loads("".join(lines))
+    gone["curves"][0]["runs"] = []
+    edits = ["".join([*lines[:first], lines[first], *lines[first:]]), json.dumps(gone)]
+    for old, new in (('"status": "finished"', '"status": "fine"'), ('"parameters": 24736', '"parameters": 0')):
+        edits.append("".join(lines).replace(old, new, 1))
+    for key in ("status", "loss_at_init", "lr"):
+        edits.append("".join([*lines[:first], lines[first].replace(f'"{key}"', '"x"'), *lines[first + 1 :]]))
+    edits.append(
+        json.dumps({**told, "config": {**told["config"], "data_fingerprint": None}}).replace(": null", ": NaN")
+    )
+    for text in edits[:-1]:
+        saved.write_text(text)
+        with pytest.raises(RequestError, match="is a damaged baseline"):
+            baseline.read(saved)
+    saved.write_text("\ufeff" + "".join(lines).replace("\n", "\r\n"))
+    assert baseline.read(saved).runs.shape[0] == 84
+
+
 def test_a_single_arm_makes_a_baseline(tmp_path: Path) -> None:
     old = baseline.taken(write(tmp_path / "one", list(cards(arms=BOTH[:1], widths=(32,)))))
     baseline.save(old, tmp_path / "one.json")
@@ -151,6 +185,18 @@ def test_the_page_lies_in_the_folder_unless_told_otherwise(saved: Path, tmp_path
     assert (folder / "check.html").exists()
 
 
+def test_a_verdict_is_told_even_if_its_page_cannot_be_written(
+    folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, err = run("check", folders["bad"], "--baseline", saved, "--json", "--html", tmp_path / "file" / "x.html")
+    assert (code, json.loads(out)["verdict"], err.count("\n")) == (2, "regression", 1)
+    folder = write(tmp_path / "mine", list(cards()))
+    assert run("check", folder, "--baseline", saved)[0] == 0
+    assert run("check", folder, "--baseline", tmp_path / "none.json")[0] == 2
+    assert "Check: cannot judge" in (folder / "check.html").read_text()  # and not what it was before
+
+
 def test_a_folder_is_held_against_a_folder(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:
     page = tmp_path / "page.html"
     assert run("check", folders["bad"], "--baseline", folders["good"], "--html", page)[0] == 1
@@ -175,6 +221,8 @@ def test_what_is_not_there_cannot_be_judged(saved: Path, tmp_path: Path, run: Ru
         (["a", "--baseline", "c", "--margin", "-1%"], "--margin must be"),
         (["a", "--baseline", "c", "--margin", "5"], "--margin must be"),
         (["a", "--baseline", "c", "--margin", "nan"], "--margin must be"),
+        (["a", "--baseline", "--json"], "--baseline wants a value"),
+        (["a", "--baseline", "c", "--junit"], "--junit wants a value"),
     ],
 )
 def test_bad_words_are_refused_in_one_line(words: list[str], said: str, run: Run) -> None:
@@ -201,14 +249,20 @@ def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_
 
 
 def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
-    evil = "<script>alert(1)</script>|x"
+    evil = "<script>alert(1)</script>|x `y` [z](http://e)\n# t\x1b[2J\x01"
     runs = [{**one, "schedule.name": evil} for one in cards(widths=(32,))]
     folder, place = write(tmp_path / "evil", runs), tmp_path / "b.json"
     assert run("baseline", "save", folder, place)[0] == 0
-    text = place.read_text().replace(evil, evil.replace("alert", "other"))
-    place.write_text(text)
-    page, summary = tmp_path / "page.html", tmp_path / "summary.md"
-    assert run("check", folder, "--baseline", place, "--html", page, "--markdown", summary)[0] == 0
+    place.write_text(place.read_text().replace("alert(1)", "other(1)"))
+    page, summary, suite = tmp_path / "page.html", tmp_path / "summary.md", tmp_path / "suite.xml"
+    files = ["--html", page, "--markdown", summary, "--junit", suite]
+    code, out, _ = run("check", folder, "--baseline", place, *files)
+    assert code == 0
+    assert "\x1b" not in out
+    assert "\x01" not in out
+    ElementTree.fromstring(suite.read_text())
+    assert "\n# t" not in summary.read_text()
+    assert "[z](" not in summary.read_text()
     assert "<script" not in page.read_text()
     assert "alert(1)" in page.read_text()
     assert "<script" not in summary.read_text()

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from lab.analysis import check as gate
 from lab.analysis import load, regression, verdict
-from lab.analysis.check import check
 from lab.analysis.curves import points
 from lab.analysis.regression import Check
 from lab.analysis.sensitivity import paired
@@ -53,6 +53,10 @@ def test_the_smoke_sweep_is_what_it_was(smoke: Path) -> None:
     found = check(smoke, SMOKE)
     assert found.verdict == "ok", "\n".join(verdict.text(found))
     assert len(found.changes) == 2 * len(regression.QUANTITIES) + 1
+
+
+def check(folder: Path, baseline: Path, margin: float = 0.05) -> Check:
+    return gate.check(folder, baseline, margin).check
 
 
 def qk_layernorm_off(patch: pytest.MonkeyPatch) -> None:

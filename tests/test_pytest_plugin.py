@@ -86,6 +86,9 @@ def test_the_options_alone_are_a_test(folder: Path, outside: pytest.Pytester, mo
     ended.stdout.fnmatch_lines(["cannot judge: *", "- no baseline none.json: No such file or directory"])
     outside.makepyfile("def test_mine(sensitivity_curve): assert sensitivity_curve.checked.verdict == 'ok'")
     run(outside, *words, "b.json").assert_outcomes(passed=1)
+    other = "import pytest\n@pytest.mark.sensitivity(sweep='other', baseline='b.json')\n"
+    outside.makepyfile(f"{other}def test_mine(sensitivity_curve): sensitivity_curve.check()")
+    run(outside, *words, "none.json").assert_outcomes(passed=1, failed=1)
 
 
 def test_what_is_missing_is_said(outside: pytest.Pytester) -> None:
@@ -93,7 +96,12 @@ def test_what_is_missing_is_said(outside: pytest.Pytester) -> None:
     ended = run(outside)
     ended.assert_outcomes(errors=1)
     ended.stdout.fnmatch_lines(["*UsageError: no sweep; give --lab-sweep NAME|FILE*"])
+    ended = run(outside, "--lab-sweep", "smok", "--lab-margin", "five")
+    ended.stdout.fnmatch_lines(["*--margin must be a part of the best loss*"])
     ended = run(outside, "--lab-sweep", "smok")
     ended.stdout.fnmatch_lines(["*lab: unknown sweep 'smok'; nearest: smoke; or give a FILE.yaml*"])
+    outside.makepyfile("def test_mine(): pass")
+    for words in (["--lab-sweep", "smoke"], ["--lab-baseline", "b.json"]):
+        assert run(outside, *words).ret == pytest.ExitCode.USAGE_ERROR
     outside.makepyfile("def test_mine(request): assert 'sensitivity' in str(request.config.getini('markers'))")
     run(outside, "--strict-markers").assert_outcomes(passed=1)

@@ -57,13 +57,9 @@ def test_the_same_curves_are_the_same() -> None:
     assert found.verdict == "ok"
     assert found.remarks == []
     assert not verdicts(found)
-    # seven quantities of two arms and two sizes, and at each size an order of arms
-    assert len(found.changes) == 7 * 4 + 2
-    assert all(
-        change.change == 0 == change.low == change.high
-        for change in found.changes
-        if not math.isnan(change.equivalence)
-    )
+    # seven quantities of two arms and two sizes, and at the larger one an order of arms
+    assert len(found.changes) == 7 * 4 + 1
+    assert all(change.change == 0 for change in found.changes)
 
 
 def test_other_seeds_of_the_same_recipe_are_the_same() -> None:
@@ -131,10 +127,32 @@ def test_arms_whose_order_turns_are_found() -> None:
     def swapped(card: Card) -> dict[str, Any]:
         return {"intervention": BOTH[1 - BOTH.index(card["intervention"])]}
 
-    found = check(swapped, margin=0.5)
+    found = check(swapped)
     order = [change for change in found.changes if change.quantity.startswith("sensitivity of")]
-    assert [change.verdict for change in order] == [WORSE] * 2
+    assert [change.verdict for change in order] == [WORSE]
     assert {(change.arm, change.quantity) for change in order} == {(BOTH[1], f"sensitivity of {BOTH[0]} above it")}
+
+
+def test_an_arm_that_gets_better_and_so_turns_the_order_is_none_the_worse() -> None:
+    def cured(card: Card) -> dict[str, Any]:
+        return {"final_val_loss": 2.0 + 0.001 * card["seed"]} if card["intervention"] == BOTH[0] else {}
+
+    old = curves(shifted(0.6, arm=BOTH[0], above=3e-2), "then")
+    found = regression.compare(old, curves(cured), 0.05)
+    order = [change for change in found.changes if change.quantity.startswith("sensitivity of")]
+    assert [change.verdict for change in order] == [BETTER] * 2
+
+
+def test_a_gap_below_the_margin_is_no_order() -> None:
+    assert not any(change.quantity.startswith("sensitivity of") for change in check(margin=0.5).changes)
+
+
+def test_infinite_attention_logits_have_grown() -> None:
+    heard = records(list(cards()))
+    loud = heard.metrics["probe"].eq("attention_logit_max") & heard.metrics["step"].gt(0)
+    heard.metrics.loc[loud, "value"] = math.inf
+    found = regression.compare(OLD, baseline.of(heard, "now"), 0.05)
+    assert verdicts(found) == {"growth of the attention logits": {f"{WORSE} {arm}" for arm in BOTH}}
 
 
 def test_attention_logits_that_grow_further_are_found() -> None:
@@ -153,8 +171,9 @@ def test_without_that_probe_the_rest_is_judged_and_it_is_said() -> None:
     deaf = heard._replace(metrics=heard.metrics[heard.metrics["probe"] != "attention_logit_max"])
     found = regression.compare(OLD, baseline.of(deaf, "now"), 0.05)
     assert found.verdict == "ok"
-    assert len(found.changes) == 6 * 4 + 2
-    assert found.remarks == ["attention logits were not compared: attention_logit_max was not recorded on both sides"]
+    assert len(found.changes) == 6 * 4 + 1
+    why = "growth of the attention logits was not compared, attention_logit_max was not recorded on both sides"
+    assert found.remarks == [f"{arm} at {size} parameters: {why}" for arm in BOTH for size in ("24.7k", "98.6k")]
 
 
 def test_runs_that_diverge_are_judged_as_untrained() -> None:
@@ -185,6 +204,29 @@ def test_what_cannot_be_judged_is_not(more: dict[str, Any], said: str) -> None:
     assert any(said in reason for reason in found.reasons)
 
 
+def test_a_loss_at_initialization_that_is_no_number_cannot_be_judged() -> None:
+    found = check(lambda card: {"loss_at_init": math.nan} if card["seed"] == 1 else {})
+    assert found.verdict == "cannot judge"
+    assert f"{BOTH[0]} at 24.7k parameters: a loss at initialization is no number in now" in found.reasons
+
+
+def test_learning_rates_outside_the_window_leave_sensitivity_out_and_say_so() -> None:
+    high = curves(lambda card: {"optimizer.lr": 1e4 * card["optimizer.lr"]}, "then")
+    found = regression.compare(high, high, 0.05)
+    assert found.verdict == "ok"
+    assert any("LR sensitivity was not compared, fewer than two learning rates lie" in one for one in found.remarks)
+
+
+def test_sizes_may_differ_by_what_gains_add() -> None:
+    def sized(*counts: int) -> Baseline:
+        of = dict(zip(BOTH, counts, strict=True))
+        return curves(lambda card: {"parameters_without_embeddings": of[card["intervention"]]}, "x", widths=(32,))
+
+    assert regression.compare(sized(1000, 1049), sized(953, 1049), 0.05).verdict == "ok"
+    assert regression.compare(sized(1000, 1000), sized(1050, 1000), 0.05).verdict == "ok"
+    assert regression.compare(sized(1000, 1000), sized(1060, 1000), 0.05).verdict == "cannot judge"
+
+
 def test_two_curves_that_fit_one_are_not_judged() -> None:
     both = [*cards(), *cards(**{"optimizer.eps": 1e-6})]
     found = regression.compare(OLD, baseline.of(records(both), "now"), 0.05)
@@ -194,7 +236,9 @@ def test_two_curves_that_fit_one_are_not_judged() -> None:
 
 def test_a_seed_that_lacks_a_learning_rate_does_not_count() -> None:
     some = [card for card in cards(seeds=(0, 1, 2, 3)) if (card["seed"], card["optimizer.lr"]) != (1, LRS[2])]
-    assert regression.compare(OLD, baseline.of(records(some), "now"), 0.05).verdict == "ok"
+    found = regression.compare(OLD, baseline.of(records(some), "now"), 0.05)
+    assert found.verdict == "ok"
+    assert f"{BOTH[0]} at 24.7k parameters: of now seed 1 is left out, not whole" in found.remarks
     fewer = [card for card in some if card["seed"] != 3]
     assert regression.compare(OLD, baseline.of(records(fewer), "now"), 0.05).verdict == "cannot judge"
 
@@ -238,6 +282,23 @@ def test_intervals_and_equivalence_are_those_of_the_textbook(n: int) -> None:
         stats.ttest_ind(other, old + 0.3, equal_var=False, alternative="less"),
     )
     assert welch.equivalence(0.3) == pytest.approx(max(low.pvalue, high.pvalue))
+
+
+def test_seeds_are_paired_by_name() -> None:
+    old, new = pd.Series([1.0, 2.0, 4.0], index=["0", "1", "2"]), pd.Series([1.1, 2.3, 4.2], index=["0", "1", "2"])
+    assert difference(old, new[::-1]) == difference(old, new)
+    others = difference(old, new.set_axis(["3", "4", "5"]))
+    assert (others.low, others.high) == pytest.approx(
+        tuple(stats.ttest_ind(new, old, equal_var=False).confidence_interval(0.9))
+    )
+    assert others.error > difference(old, new).error
+
+
+def test_places_in_a_grid_are_never_certain_to_less_than_the_grid() -> None:
+    still = pd.Series([3.0, 3.0, 3.0])
+    assert difference(still, still + 1).low == 1
+    assert difference(still, still + 1, grain=1.0).low < 0.5
+    assert difference(still, still + 2, grain=1.0).low > 1
 
 
 def test_the_same_within_the_margin_is_what_the_equivalence_test_says() -> None:

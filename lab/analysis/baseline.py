@@ -79,11 +79,11 @@ def read(place: Path) -> Baseline:
     if place.is_dir():
         return taken(place)
     try:
-        told = json.loads(place.read_text(encoding="utf-8"))
+        told = json.loads(place.read_text(encoding="utf-8-sig"))
         version = told["baseline_version"]
     except OSError as refusal:
         raise RequestError(f"no baseline {place}: {refusal.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RequestError(f"{place} is no baseline; lab baseline save DIR FILE writes one") from None
     if version != VERSION:
         raise RequestError(
@@ -91,7 +91,7 @@ def read(place: Path) -> Baseline:
         )
     try:
         return _made_of(place, told)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise RequestError(
             f"{place} is a damaged baseline; take it from version control, or remove it and save anew"
         ) from None
@@ -110,11 +110,27 @@ def _made_of(place: Path, told: Mapping[str, Any]) -> Baseline:
         for run in curve["runs"]
     ]
     runs = pd.DataFrame(rows).astype(dict.fromkeys(["lr", *NUMBERS], "float64") | {"seed": str, "arm": "string"})
+    _check(runs, curves)
     return Baseline(str(place), runs, curves, {name: list(map(str, said)) for name, said in told["made"].items()})
 
 
+def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
+    """Refuse what no sweep leaves behind, such as a line that stands twice after a merge.
+
+    Raises:
+        ValueError, KeyError: it is so.
+    """
+    whole_rows = runs[["lr", "seed", "status", "loss_at_init", "loss_bigram"]].notna().all(axis=None)
+    if not whole_rows or runs.duplicated(["curve", "lr", "seed"]).any() or len(set(runs["curve"])) < len(curves):
+        raise ValueError("a run is missing, stands twice, or lacks a number")
+    if (runs["lr"] <= 0).any() or (runs["parameters"] <= 0).any() or not set(runs["status"]) <= set(store.STATUSES):
+        raise ValueError("a number or a word makes no sense")
+    if any("data_fingerprint" not in curve or "intervention" not in curve for curve in curves.values()):
+        raise ValueError("a curve does not say what it is")
+
+
 def _config(told: Mapping[str, Any]) -> Curve:
-    return {key: plain(value) for key, value in told.items()}
+    return {key: math.inf if value == "inf" else plain(value) for key, value in told.items()}
 
 
 def save(baseline: Baseline, place: Path) -> None:
@@ -158,9 +174,9 @@ def _curve(arm: Mapping[str, Hashable], runs: pd.DataFrame) -> str:
 
 
 def _plain(value: Any) -> str | float | None:
-    """A value as JSON has it: a number to six digits, null for what is no number."""
+    """A value as JSON has it, null for what is no number."""
     if isinstance(value, str) or value is None:
         return value
     if not math.isfinite(value):
-        return None
+        return "inf" if value == math.inf else None
     return int(value) if float(value).is_integer() else float(value)

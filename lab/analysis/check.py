@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import lab.analysis.baseline as baselines
 import lab.analysis.verdict as verdict
-from lab import store
 from lab.analysis.arms import count, spell
 from lab.analysis.baseline import Baseline
 from lab.analysis.matching import runs_of, where
@@ -33,23 +33,27 @@ def margin_of(text: str) -> float:
     return fraction
 
 
-def check(folder: Path, baseline: Path, margin: float = MARGIN, page: Path | None = None) -> Check:
+class Held(NamedTuple):
+    """A check and what was held against each other, as far as it could be read."""
+
+    check: Check
+    curves: tuple[Baseline, Baseline] | None
+
+    def page(self) -> str:
+        """The check as HTML."""
+        return verdict.html(self.check, self.curves)
+
+
+def check(folder: Path, baseline: Path, margin: float = MARGIN) -> Held:
     """Hold a results folder against a baseline file or another results folder (``regression.compare``).
 
-    Writes the page with the old and new curves, if one is asked for and both can be read.  What cannot be read is a
-    reason for which nothing can be judged, not an error.
-
-    Raises:
-        RequestError: the page cannot be written.
+    What cannot be read is a reason for which nothing can be judged, not an error.
     """
     try:
         old, new = baselines.read(baseline), baselines.taken(folder)
     except RequestError as refusal:
-        return Check(str(baseline), str(folder), margin, [], [str(refusal)], [])
-    found = compare(old, new, margin)
-    if page is not None:
-        store.write_text(page, verdict.html(found, old, new))
-    return found
+        return Held(Check(str(baseline), str(folder), margin, [], [str(refusal)], []), None)
+    return Held(compare(old, new, margin), (old, new))
 
 
 def save(folder: Path, place: Path) -> Iterator[str]:

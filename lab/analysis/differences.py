@@ -41,13 +41,16 @@ class Difference(NamedTuple):
         return float(stdtr(self.freedom, (abs(self.mean) - margin) / self.error))
 
 
-def difference(old: pd.Series, new: pd.Series) -> Difference:
-    """Paired by seed where both have the same ones, which see the same batches; else Welch's."""
+def difference(old: pd.Series, new: pd.Series, grain: float = 0.0) -> Difference:
+    """Paired by seed where both have the same ones; else Welch's.
+
+    Values that are known to steps of ``grain`` only spread by as much as that leaves open, even where all are equal.
+    """
     if set(old.index) == set(new.index):
         moved = (new - old).to_numpy(dtype=float)
-        spread, count = float(moved.std(ddof=1)), len(moved)
+        spread, count = math.sqrt(float(moved.var(ddof=1)) + grain**2 / 6), len(moved)
         return Difference(float(moved.mean()), spread / math.sqrt(count), count - 1, _over(float(moved.mean()), spread))
-    counts, variances = np.array([len(old), len(new)]), np.array([old.var(), new.var()])
+    counts, variances = np.array([len(old), len(new)]), np.array([old.var(), new.var()]) + grain**2 / 12
     mean, errors, free = float(new.mean() - old.mean()), variances / counts, counts - 1
     spread = math.sqrt(float((free * variances).sum() / free.sum()))
     freedom = float(errors.sum() ** 2 / (errors**2 / free).sum()) if errors.any() else float(free.sum())

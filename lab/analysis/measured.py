@@ -35,10 +35,11 @@ def peak(records: Records, probe: str, where: str) -> pd.Series:
 def growth(records: Records, probe: str) -> pd.Series:
     """Log10 of the largest value anywhere over that at the first recorded step; indexed by run id.
 
-    What is no number, or none above zero, is left out.
+    What is no number, or none above zero, is left out; infinity counts as the largest number of 32 bits.
     """
-    heard = records.metrics[(records.metrics["probe"] == probe) & np.isfinite(records.metrics["value"])]
-    steps = heard[heard["value"] > 0].groupby(["id", "step"])["value"].max().groupby("id")
+    heard = records.metrics[(records.metrics["probe"] == probe) & (records.metrics["value"] > 0)]
+    heard = heard.assign(value=heard["value"].clip(upper=float(np.finfo(np.float32).max)))
+    steps = heard.groupby(["id", "step"])["value"].max().groupby("id")
     return pd.Series(np.log10(steps.max() / steps.first()))
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
 import pandas as pd
 
+from lab.analysis.arms import count
 from lab.analysis.baseline import Baseline, whole
 from lab.analysis.differences import Difference, difference
 from lab.analysis.matching import lacking, matched, remarks, where
-from lab.analysis.sensitivity import FEWEST_SEEDS, capped, per_seed
+from lab.analysis.sensitivity import FEWEST_SEEDS, HIGH, LOW, capped, per_seed
+from lab.registry import RequestError
 
 GROWTH_MARGIN = math.log10(2)  # decades: logits may grow twice as far
 GRID_MARGIN = 1.0  # steps of the grid of learning rates
@@ -39,6 +41,12 @@ QUANTITIES = {
 }
 
 
+UNHEARD = {
+    "total": f"fewer than two learning rates lie from {LOW:g} to {HIGH:g}",
+    "logit_growth": "attention_logit_max was not recorded on both sides",
+}
+
+
 class Change(NamedTuple):
     """How far a quantity of one arm and size has moved, with its 90 % interval.
 
@@ -47,7 +55,8 @@ class Change(NamedTuple):
         margin: what it may move by, in ``unit``.
         effect: Cohen's d, of paired seeds d_z; NaN where seeds do not spread.
         equivalence: p of two one-sided t-tests against a move beyond the margin; NaN of an order of arms.
-        verdict: ``regression``, ``better``, ``same`` (the interval lies within the margin) or ``unclear``.
+        verdict: ``regression``, ``better``, ``same`` (the interval lies within the margin; an order stands) or
+            ``unclear``.
     """
 
     quantity: str
@@ -92,8 +101,8 @@ def compare(old: Baseline, new: Baseline, margin: float) -> Check:
     It is a regression when the 90 % interval of a change lies wholly outside its margin, on the worse side.  Losses
     and sensitivities, all in nats per token, may rise by ``margin`` times the baseline's best loss; the growth of
     attention logits by a factor of two; the best and the smallest unstable learning rate may move by a step of the
-    grid.  An order of two arms that is certain in the baseline must not certainly turn, unless it does so because the
-    more sensitive one got better.
+    grid.  Two arms that are further apart in the baseline than the margin must not certainly turn about, unless it is
+    the more sensitive one that got better.
     """
     pairs, reasons = matched(old, new)
     reasons += [reason for pair in pairs.items() for reason in lacking(old, new, *pair)]
@@ -104,16 +113,28 @@ def compare(old: Baseline, new: Baseline, margin: float) -> Check:
         places = {number: where(old, number) for number in pairs}
         for number, place in places.items():
             changes += _changes(place, before[number], now[number], margin)
-        changes += _orders(places, before, now)
-    said = list(remarks(old, new, pairs))
-    if changes and not any(change.unit == DECADES for change in changes):
-        said.append("attention logits were not compared: attention_logit_max was not recorded on both sides")
-    return Check(old.source, new.source, margin, changes, reasons, said)
+        changes += _orders(places, before, now, margin)
+    return Check(old.source, new.source, margin, changes, reasons, [*remarks(old, new, pairs), *_unheard(changes)])
+
+
+def _unheard(changes: Sequence[Change]) -> Iterator[str]:
+    """Quantities that could not be compared, and why."""
+    for arm, size in dict.fromkeys((change.arm, change.size) for change in changes):
+        there = {change.quantity for change in changes if (change.arm, change.size) == (arm, size)}
+        for column, why in UNHEARD.items():
+            if QUANTITIES[column].name not in there:
+                yield f"{arm} at {count(size)} parameters: {QUANTITIES[column].name} was not compared, {why}"
 
 
 def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
-    """Of each curve a row per whole seed and a column per quantity."""
+    """Of each curve a row per whole seed and a column per quantity.
+
+    Raises:
+        RequestError: no seed is whole.
+    """
     runs = whole(baseline.runs).assign(capped=capped)
+    if runs.empty:
+        raise RequestError(f"no seed of {baseline.source} ran at every learning rate")
     found = per_seed(runs).set_index(["curve", "seed"])
     seeds = runs.groupby(["curve", "seed"])
     found["best"], found["logit_growth"] = seeds["capped"].min(), seeds["logit_growth"].mean()
@@ -132,7 +153,7 @@ def _changes(place: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, ma
     for column, quantity in QUANTITIES.items():
         old, new, limit = before[column].dropna(), now[column].dropna(), margins[quantity.unit]
         if min(len(old), len(new)) >= FEWEST_SEEDS:
-            moved = difference(old, new)
+            moved = difference(old, new, grain=GRID_MARGIN if quantity.unit == STEPS else 0.0)
             interval = (float(old.mean()), float(new.mean()), moved.mean, moved.low, moved.high, limit)
             tests = (moved.effect, moved.equivalence(limit))
             verdict = _verdict(moved, limit, quantity.worse)
@@ -148,17 +169,24 @@ def _verdict(moved: Difference, margin: float, worse: int) -> str:
 
 
 def _orders(
-    places: dict[int, tuple[str, int]], before: dict[int, pd.DataFrame], now: dict[int, pd.DataFrame]
+    places: dict[int, tuple[str, int]], before: dict[int, pd.DataFrame], now: dict[int, pd.DataFrame], margin: float
 ) -> Iterator[Change]:
-    """Pairs of arms of one size of which the first was certainly the less sensitive."""
+    """Pairs of arms of one size of which the first was the less sensitive, by more than the margin."""
     for first, second in permutations(places, 2):
         (arm, size), (other, other_size) = places[first], places[second]
-        was = difference(before[first]["total"], before[second]["total"])
-        if size == other_size and was.low > 0:
-            still = difference(now[first]["total"], now[second]["total"])
+        gaps = [(table[second]["total"] - table[first]["total"]).dropna() for table in (before, now)]
+        limit = margin * float(before[first]["best"].mean())
+        if size != other_size or min(map(len, gaps)) < FEWEST_SEEDS or _apart(gaps[0]).low <= limit:
+            continue
+        moved, still = difference(gaps[0], gaps[1]), _apart(gaps[1])
+        verdict = "same" if still.low > 0 else "unclear"
+        if still.high < 0 and moved.high < -limit:
             worse = difference(before[first]["total"], now[first]["total"]).low > 0  # not the other one better
-            turned = REGRESSION if worse else "better"
-            verdict = "same" if still.low > 0 else turned if still.high < 0 else "unclear"
-            change, low, high = (number - was.mean for number in (still.mean, still.low, still.high))
-            numbers = (was.mean, still.mean, change, low, high, was.mean, still.effect, math.nan)
-            yield Change(f"sensitivity of {other} above it", NATS, arm, size, *numbers, verdict)
+            verdict = REGRESSION if worse else "better"
+        numbers = (float(gaps[0].mean()), float(gaps[1].mean()), moved.mean, moved.low, moved.high, limit)
+        yield Change(f"sensitivity of {other} above it", NATS, arm, size, *numbers, moved.effect, math.nan, verdict)
+
+
+def _apart(gap: pd.Series) -> Difference:
+    """Of one sample, from nothing."""
+    return difference(gap * 0.0, gap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -22,6 +23,7 @@ from lab.analysis.baseline import Baseline
 from lab.analysis.matching import matched, runs_of, where
 from lab.analysis.regression import CANNOT_JUDGE, OK, REGRESSION, Change, Check
 from lab.analysis.sensitivity import judge
+from lab.visible import visible
 
 MEANING = {
     OK: "no change lies outside its margin",
@@ -98,7 +100,7 @@ def as_json(check: Check) -> str:
     """An object with ``verdict`` (``ok | regression | cannot judge``), ``reasons``, ``changes``; null where unknown."""
     changes = [{key: _known(value) for key, value in change._asdict().items()} for change in check.changes]
     told = {"verdict": check.verdict, **check._asdict(), "changes": changes}
-    return json.dumps(told, indent=1, allow_nan=False, ensure_ascii=False)
+    return json.dumps(told, indent=1, allow_nan=False)
 
 
 def _known(value: Any) -> Any:
@@ -116,39 +118,42 @@ def markdown(check: Check) -> str:
 
 
 def _literal(text: str) -> str:
-    return escape(text).replace("|", "&#124;")
+    """Text in a row of a Markdown table, none of it markup."""
+    return escape(re.sub(r"([\\`*\[\]|_~])", r"\\\1", visible(text).replace("\n", " ")))
 
 
 def junit(check: Check) -> str:
     """JUnit XML: a test case per change, one that is in error for each reason why it cannot be judged."""
-    bad = [change for change in check.changes if change.verdict == REGRESSION]
-    counts = {"tests": len(check.changes) + len(check.reasons), "failures": len(bad), "errors": len(check.reasons)}
+    bad = sum(change.verdict == REGRESSION for change in check.changes)
+    counts = {"tests": len(check.changes) + len(check.reasons), "failures": bad, "errors": len(check.reasons)}
     suite = ElementTree.Element("testsuite", {"name": "lab check", **{key: str(n) for key, n in counts.items()}})
     for change in check.changes:
         name = f"{change.arm}, {change.size} parameters: {change.quantity}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": name})
-        if change in bad:
+        if change.verdict == REGRESSION:
             said = f"{_interval(change)} {change.unit}, margin {change.margin:.3g}"
             ElementTree.SubElement(case, "failure", {"message": said})
     for reason in check.reasons:
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": CANNOT_JUDGE})
         ElementTree.SubElement(case, "error", {"message": reason})
+    for element in suite.iter():  # XML has no letters for control characters
+        element.attrib.update({key: visible(value) for key, value in element.attrib.items()})
     ElementTree.indent(suite, " ")
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def html(check: Check, old: Baseline, new: Baseline) -> str:
-    """The page: verdict, curves, table, remarks, and how the baseline was made."""
+def html(check: Check, curves: tuple[Baseline, Baseline] | None) -> str:
+    """The page: verdict, curves, table, remarks, and how baseline and runs were made, as far as they could be read."""
     body = [page.paragraph(headline(check), "lead"), page.paragraph(f"{check.folder} against {check.baseline}")]
     if check.reasons:
         body.append(page.section("Why it cannot be judged", page.bullets(check.reasons)))
-    if check.changes:
-        drawn = page.figure(drawing.svg(overlay(old, new), "overlay"), OVERLAY)
+    if check.changes and curves:
+        drawn = page.figure(drawing.svg(overlay(*curves), "overlay"), OVERLAY)
         body.append(page.section("Before and now", drawn))
         body.append(page.section("Changes", page.paragraph(HOW), page.table(table(check))))
     if check.remarks:
         body.append(page.section("What else differs", page.bullets(check.remarks)))
-    for name, some in (("baseline", old), ("runs", new)):
+    for name, some in zip(("baseline", "runs"), curves or (), strict=False):
         body.append(
             page.section(f"How the {name} came to be", *(page.block("\n".join(lines)) for lines in some.made.values()))
         )
