@@ -59,6 +59,12 @@ def test_the_page_names_four_files_and_its_commands_are_the_workflows() -> None:
         assert option in USAGE
 
 
+def test_the_shares_it_shows_are_those_that_were_simulated() -> None:
+    (shown,) = re.findall(r"<!-- false alarms -->\n(.*?)<!-- end of false alarms -->", PAGE, re.DOTALL)
+    assert shown in (HOME / "benchmarks" / "FALSE_ALARMS.md").read_text()
+    assert shown.count("\n") > 10
+
+
 @pytest.mark.parametrize(("name", "runs"), [("guard", 20), ("nightly", 36)])
 def test_its_sweeps_are_understood(name: str, runs: int, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
