@@ -273,7 +273,7 @@ class Teletype:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-@pytest.mark.parametrize("launcher", ["local", "basic"])
+@pytest.mark.parametrize("launcher", ["local", pytest.param("basic", marks=pytest.mark.slow)])
 def test_in_a_terminal_a_block_comes_and_goes(launcher: str, tmp_path: Path) -> None:
     terminal = Teletype(tmp_path, *SWEEP, "steps=300", f"hydra/launcher={launcher}")
     fleets = min(2, cores()) if launcher == "local" else 1  # of two runs

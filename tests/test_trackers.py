@@ -245,7 +245,7 @@ def test_csv_holds_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere", "--to", "csv"], "no results folder nowhere"),
         (["empty", "--to", "csv"], "no runs in empty"),
         (["runs/two"], "lab export DIR --to csv|"),
-        (["runs/two", "--to"], "lab export DIR --to csv|"),
+        (["runs/two", "--to"], "--to wants a value"),
         (["--to", "csv"], "lab export DIR --to csv|"),
         (["runs/two", "--too", "csv"], "unknown option '--too'; nearest: --to"),
         (["runs/two", "--to", "planted", "--out", "file"], "cannot export to planted: FileExistsError: "),
