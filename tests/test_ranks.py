@@ -181,6 +181,7 @@ def test_a_refusal_is_one_line_of_the_first_rank(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ranks_told_to_stop_keep_and_exit_75_and_torchrun_goes_on(tmp_path: Path) -> None:
     pair = two(tmp_path, "ranks=fsdp")
     while not list(tmp_path.glob("checkpoints/*/[0-9]*")) and pair[0].poll() is None:

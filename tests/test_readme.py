@@ -25,6 +25,7 @@ def test_the_make_targets_exist() -> None:
     assert {"quickstart", "test"} <= set(named) <= set(targets)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("briefly")
 def test_the_lab_commands_work_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
