@@ -16,10 +16,10 @@ quickstart: .venv/installed
 install: .venv/installed
 
 test: .venv/installed-test lint
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 2 --dist loadgroup
 
 test-all: .venv/installed-extras lint
-	$(BIN)/pytest -q -n 2 --dist loadfile -m ""
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m ""
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
