@@ -6,19 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab import app, request
-from lab.registry import (
-    DATA,
-    INTERVENTIONS,
-    MODELS,
-    PARAMETRIZATIONS,
-    PROBES,
-    SCHEDULES,
-    TRACKERS,
-    Registry,
-    RequestError,
-    first_line,
-    nearest,
-)
+from lab.registry import KINDS, RequestError, first_line, nearest
 
 
 def _comment(path: Path) -> str:
@@ -44,10 +32,11 @@ def _optimizers() -> Iterator[tuple[str, str]]:
         yield path.stem, _comment(path)
 
 
-def _entries(registry: Registry[object]) -> Callable[[], Iterator[tuple[str, str]]]:
+def _entries(kind: str) -> Callable[[], Iterator[tuple[str, str]]]:
     def lines() -> Iterator[tuple[str, str]]:
         import lab.config  # noqa: F401  (fills the registries)
 
+        registry = KINDS[kind]
         for name in registry:
             yield name, first_line(getattr(registry[name], "measure", registry[name]))
 
@@ -64,14 +53,14 @@ def _figures() -> Iterator[tuple[str, str]]:
 SHELVES: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
     "models": _models,
-    "guests": _entries(MODELS),
-    "interventions": _entries(INTERVENTIONS),
-    "parametrizations": _entries(PARAMETRIZATIONS),
+    "guests": _entries("model"),
+    "interventions": _entries("intervention"),
+    "parametrizations": _entries("parametrization"),
     "optimizers": _optimizers,
-    "schedules": _entries(SCHEDULES),
-    "data": _entries(DATA),
-    "probes": _entries(PROBES),
-    "trackers": _entries(TRACKERS),
+    "schedules": _entries("schedule"),
+    "data": _entries("data"),
+    "probes": _entries("probe"),
+    "trackers": _entries("tracker"),
     "figures": _figures,
 }
 

@@ -8,30 +8,8 @@ from typing import Any
 
 from lab.hooks import HEARD
 from lab.probes.probe import Probe
-from lab.registry import (
-    DATA,
-    INTERVENTIONS,
-    LINKS,
-    MODELS,
-    PARAMETRIZATIONS,
-    PROBES,
-    SCHEDULES,
-    TRACKERS,
-    Registry,
-    RequestError,
-    nearest,
-)
+from lab.registry import KINDS, RequestError, nearest
 
-KINDS: dict[str, Registry[Any]] = {
-    "data": DATA,
-    "intervention": INTERVENTIONS,
-    "link": LINKS,
-    "model": MODELS,
-    "parametrization": PARAMETRIZATIONS,
-    "probe": PROBES,
-    "schedule": SCHEDULES,
-    "tracker": TRACKERS,
-}
 # What the lab asks of an entry, whatever else that has.
 ASKED = {
     "data": ("open", "seed"),

@@ -102,3 +102,15 @@ PARAMETRIZATIONS: Registry[Any] = Registry("parametrization", "parametrizations"
 PROBES: Registry[Any] = Registry("probe", "probes")
 SCHEDULES: Registry[Any] = Registry("schedule", "schedules")
 TRACKERS: Registry[Any] = Registry("tracker", "trackers")
+
+# What ``lab.register`` calls them.
+KINDS: dict[str, Registry[Any]] = {
+    "data": DATA,
+    "intervention": INTERVENTIONS,
+    "link": LINKS,
+    "model": MODELS,
+    "parametrization": PARAMETRIZATIONS,
+    "probe": PROBES,
+    "schedule": SCHEDULES,
+    "tracker": TRACKERS,
+}

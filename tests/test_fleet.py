@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
 
-from lab.axes import over
-from lab.fields import PerRun, bounded
+from cap import Cap
 from lab.fleet import Fleet, pick_device
 from lab.record import outcome
 from lab.registry import INTERVENTIONS, RequestError
 from small import configs, trained
-
-
-@dataclass(frozen=True)
-class Cap:
-    """Squash scores into (-cap, cap)."""
-
-    attaches_to: ClassVar = ("scores",)
-    cap: PerRun = bounded(above=0)
-
-    def attach(self, runs: int, model: Any) -> nn.Module:
-        squash = nn.Module()
-        squash.forward = lambda x_r: over(self.cap, x_r) * torch.tanh(x_r / over(self.cap, x_r))  # type: ignore
-        return squash
-
 
 PER_RUN = [
     f"optimizer.lr={lr} seed={seed} schedule.warmup={warmup} optimizer.eps={eps}"

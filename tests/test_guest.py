@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cap import Cap
 from lab.analysis.arms import name_arms
-from lab.axes import over
 from lab.config import RunConfig, columns, run_config, run_id, static_key
-from lab.fields import PerRun, bounded
+from lab.fields import PerRun
 from lab.fleet import Fleet, check_guest, check_ranks
 from lab.model.guest import rehearse
 from lab.registry import INTERVENTIONS, MODELS, RequestError
@@ -96,16 +96,10 @@ class Own:
 
 
 @dataclass(frozen=True)
-class LogitCap:
-    """Squash logits into (-cap, cap)."""
+class LogitCap(Cap):
+    """Squash logits."""
 
     attaches_to: ClassVar = ("logits",)
-    cap: PerRun = bounded(above=0)
-
-    def attach(self, runs: int, model: Any) -> nn.Module:
-        squash = nn.Module()
-        squash.forward = lambda x_r: over(self.cap, x_r) * torch.tanh(x_r / over(self.cap, x_r))  # type: ignore
-        return squash
 
 
 @pytest.fixture(autouse=True)

@@ -14,33 +14,14 @@ from lab.fields import build
 from lab.model.shape import ModelConfig
 from lab.optim.optimizer import build_optimizer
 from lab.probes.probe import ProbesConfig
-from lab.registry import (
-    DATA,
-    INTERVENTIONS,
-    LINKS,
-    PARAMETRIZATIONS,
-    PROBES,
-    SCHEDULES,
-    TRACKERS,
-    Registry,
-    RequestError,
-    first_line,
-    nearest,
-)
+from lab.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, RequestError, first_line, nearest
 from pieces import CONF, recipe
 
-REGISTRIES: list[Registry[Any]] = [DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS]
 # Files that are an entry with other numbers.
 PRESETS = {"data/c4": "huggingface"}
-EVERY_ENTRY = [(each, name) for each in REGISTRIES for name in each]
+EVERY_ENTRY = [(each, name) for each in KINDS.values() for name in each]
 # Groups of conf whose files are the entries of a registry.
-GROUPS = {
-    "data": DATA,
-    "intervention": INTERVENTIONS,
-    "parametrization": PARAMETRIZATIONS,
-    "schedule": SCHEDULES,
-    "tracker": TRACKERS,
-}
+GROUPS = {name: KINDS[name] for name in ("data", "intervention", "parametrization", "schedule", "tracker")}
 FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 NAMED = [file for file in FILES if not file.startswith("arm/")]  # an arm is a bundle of keys without a name
 
@@ -49,7 +30,7 @@ def files(group: str) -> list[str]:
     return [name.split("/")[1] for name in FILES if name.startswith(f"{group}/")]
 
 
-@pytest.mark.parametrize("each", REGISTRIES, ids=lambda each: each.plural)
+@pytest.mark.parametrize("each", KINDS.values(), ids=lambda each: each.plural)
 def test_a_wrong_name_is_told_the_nearest(each: Registry[Any]) -> None:
     right = next(iter(each))
     with pytest.raises(RequestError) as refusal:

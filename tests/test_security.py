@@ -177,7 +177,7 @@ def test_settings_of_a_launcher_and_a_folder_of_configs_stay_allowed(capsys: pyt
     assert "seed: 4" in capsys.readouterr().out
 
 
-OUTSIDE = ["../escaped", "..", "/tmp/escaped", "a/b", "", "a\\b", "a\nb", "\x1b[2J"]
+OUTSIDE = ["../escaped", "..", "/escaped", "a/b", "", "a\\b", "a\nb", "\x1b[2J"]
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
