@@ -162,6 +162,7 @@ def quoted(folder: Path) -> str:
 def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]) -> None:
     from lab import checkpoint
     from lab.analysis import report
+    from lab.analysis.study import study
 
     ended = store.statuses(folder)
     checkpoint.forget(folder, [name for name, status in ended.items() if status != "failed"])
@@ -170,8 +171,9 @@ def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing:
     end = f"{elsewhere} points of other shards are still missing in {folder}" if elsewhere else f"report: {folder}"
     if not elsewhere and {"finished", "diverged"} & set(ended.values()):
         store.gather(folder)
-        end = f"report: {report.build([folder])}"
-        print(visible(report.summary([folder])))
+        made = study([folder])
+        end = f"report: {report.build(made, [folder])}"
+        print(visible(report.summary(made)))
     failed, diverged = (status.count(word) for word in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
     print(visible(f"{counts}, {diverged} diverged, {failed} failed; {end}"))

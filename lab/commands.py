@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from lab import machine
 from lab.registry import RequestError, nearest
 from lab.visible import visible
 
@@ -48,14 +50,35 @@ def _train(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
+    from lab import store
     from lab.analysis import report
+    from lab.analysis.study import study
 
     if not arguments:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     folders = [Path(folder) for folder in arguments]
-    page = report.build(folders)
-    print(visible(report.summary(folders)))
+    if len(folders) == 1 and (several := store.inside(folders[0])):
+        for page in _reports(several):
+            print(visible(f"report: {page}"))
+        return
+    made = study(folders)
+    page = report.build(made, folders)
+    print(visible(report.summary(made)))
     print(visible(f"report: {page}"))
+
+
+def _reports(folders: Sequence[Path]) -> Iterator[Path]:
+    """A report of each, as many at once as there are cores."""
+    processes = machine.fresh_processes(["lab.analysis.report"])
+    with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
+        yield from pool.map(_report_alone, folders)
+
+
+def _report_alone(folder: Path) -> Path:
+    from lab.analysis import report
+    from lab.analysis.study import study
+
+    return report.build(study([folder]), [folder])
 
 
 def _coordcheck(arguments: list[str]) -> None:

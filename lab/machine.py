@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -69,12 +69,17 @@ def settle() -> None:
     products.choose()
 
 
-def fresh_processes() -> BaseContext:
-    """Where processes come from that inherit no state: forks of a clean one, which imports torch once."""
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fresh_processes(imports: Sequence[str] = ("lab.fleet", "lab.record")) -> BaseContext:
+    """Where processes come from that inherit no state: forks of a clean one, which imports these modules once."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["lab.fleet", "lab.record"])
+    processes.set_forkserver_preload(list(imports))
     return processes
 
 

@@ -120,6 +120,11 @@ def note_command(folder: Path, command: str) -> None:
         write_text(folder / "commands.json", json.dumps([*known, command], indent=1) + "\n")
 
 
+def inside(folder: Path) -> list[Path]:
+    """The results folders right inside a folder that is none itself."""
+    return [] if (folder / "store.json").exists() else sorted(card.parent for card in folder.glob("*/store.json"))
+
+
 def commands(folder: Path) -> list[str]:
     """The commands that filled this folder, oldest first."""
     try:
@@ -163,13 +168,14 @@ def read(folder: Path) -> Records:
     """
     if not folder.is_dir():
         raise RequestError(f"no results folder {folder}")
-    records = _collect(folder)
+    records = find(folder)
     if records is None:
         raise RequestError(f"no runs in {folder}")
     return records
 
 
-def _collect(folder: Path) -> Records | None:
+def find(folder: Path) -> Records | None:
+    """``read``, but None where no runs are."""
     check_version(folder)
     left_behind = {place.name: place for place in sorted((folder / "runs").glob("*"))}
     gathered = _gathered(folder, left_behind)
@@ -221,7 +227,7 @@ def _declared(runs: pd.DataFrame) -> pd.DataFrame:
 
 def statuses(folder: Path) -> dict[str, str]:
     """How every run of a folder ended, by id; none in a folder that holds no runs, or is not there yet."""
-    records = _collect(folder)
+    records = find(folder)
     return dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
 
 

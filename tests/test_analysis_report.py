@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,12 +11,14 @@ from html.parser import HTMLParser
 import pytest
 
 import planted
+from lab.__main__ import main
 from lab.analysis import Records, findings, report
 from lab.analysis.curves import points
 from lab.analysis.drawing import svg
 from lab.analysis.figures import FIGURES
 from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.sensitivity import all_pairs
+from lab.analysis.study import study
 from lab.registry import RequestError, first_line
 
 # Of what planted runs recorded these figures can be drawn.
@@ -31,7 +34,7 @@ def folder(tmp_path_factory):
     cards[20] |= {"status": "diverged", "diverged_at": 200, "final_val_loss": math.nan, "reason": "loss is NaN"}
     cards[4] |= {"status": "failed", "final_val_loss": None, "reason": "<b>out of memory</b>"}
     folder = planted.write(tmp_path_factory.mktemp("runs") / "a <i>study", cards)
-    report.build([folder])
+    report.build(study([folder]), [folder])
     return folder
 
 
@@ -96,7 +99,7 @@ def python(code, *arguments, **environment):
 def test_the_same_records_give_the_same_bytes_without_torch(folder):
     made = [folder / "report.html", *folder.glob("figures/*.svg"), *folder.glob("tables/*.csv")]
     before = {path: path.read_bytes() for path in made}
-    again = "import sys; from lab.analysis import report; report.build(sys.argv[1:]); assert 'torch' not in sys.modules"
+    again = "import sys; from lab import commands; commands._report(sys.argv[1:]); assert 'torch' not in sys.modules"
     python(again, str(folder), PYTHONHASHSEED="7")
     assert {path: path.read_bytes() for path in made} == before
     assert {path.stem for path in folder.glob("figures/*")} == DRAWN
@@ -118,7 +121,7 @@ def test_other_records_give_other_bytes():
 
 def test_the_summary_warns_where_the_number_misleads(tmp_path):
     cards = list(planted.cards(arms=("qk_layernorm+z_loss",), widths=(32,), seeds=(0, 1)))
-    text = report.summary([planted.write(tmp_path / "slow", cards)])
+    text = report.summary(study([planted.write(tmp_path / "slow", cards)]))
     assert "24,800" in text
     assert "More than half of the sensitivity is under-training" in text
     assert "Fewer than 3 seeds" in text
@@ -126,14 +129,14 @@ def test_the_summary_warns_where_the_number_misleads(tmp_path):
     steep = [
         card | {"final_val_loss": 2 + card["optimizer.lr"]} for card in planted.cards(("none",), (32,), seeds=range(3))
     ]
-    text = report.summary([planted.write(tmp_path / "fast", steep)])
+    text = report.summary(study([planted.write(tmp_path / "fast", steep)]))
     assert "More than half" not in text
     assert "±" in text
 
 
 def test_the_summary_says_why_there_is_no_number(tmp_path):
     cards = list(planted.cards(arms=("none",), widths=(32,), lrs=(1e-2,)))
-    text = report.summary([planted.write(tmp_path / "one", cards)])
+    text = report.summary(study([planted.write(tmp_path / "one", cards)]))
     assert "No sensitivity, for want of two learning rates" in text
     assert "undefined" in text
 
@@ -141,7 +144,7 @@ def test_the_summary_says_why_there_is_no_number(tmp_path):
 def test_a_folder_of_failures_is_refused_with_its_reason(tmp_path):
     cards = [card | {"status": "failed", "reason": "no memory"} for card in planted.cards(widths=(32,), seeds=(0,))]
     with pytest.raises(RequestError, match="all 14 runs failed, the first with: no memory"):
-        report.build([planted.write(tmp_path / "failed", cards)])
+        study([planted.write(tmp_path / "failed", cards)])
 
 
 def test_the_headline_follows_the_paired_intervals():
@@ -190,7 +193,7 @@ def test_a_report_clears_away_figures_that_no_longer_apply(tmp_path):
     stale.parent.mkdir()
     for file in (stale, other):
         file.write_text("<svg/>")
-    report.build([folder])
+    report.build(study([folder]), [folder])
     assert not stale.exists()
     assert other.exists()
     assert "Best loss over the learning rates" not in (folder / "report.html").read_text()
@@ -226,3 +229,21 @@ def test_a_figure_without_its_probe_says_so():
     runs, metrics = planted.records(list(planted.cards(**LONE)))
     with pytest.raises(RequestError, match="no run recorded attention_logit_max"):
         FIGURES["max_attention_logit"](Records(runs, metrics[metrics["probe"] == "train_loss"]))
+
+
+def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
+    alone = planted.write(tmp_path / "alone", list(planted.cards(**LONE)))
+    report.build(study([alone]), [alone])
+    names = ("first", "second")
+    several = [planted.write(tmp_path / "all" / name, list(planted.cards(**LONE))) for name in names]
+    (tmp_path / "all" / "no results").mkdir()
+    assert main(["report", str(tmp_path / "all")]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"report: {folder / 'report.html'}" for folder in several]
+    figure = "figures/learning_rate_sensitivity.svg"
+    assert (several[1] / figure).read_bytes() == (alone / figure).read_bytes()
+    shutil.rmtree(several[0] / "runs")
+    (several[0] / "runs.parquet").write_bytes(b"damaged")
+    assert main(["report", str(tmp_path / "all")]) == 2
+    assert "damaged" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "all" / "no results")]) == 2
+    assert "no runs in" in capsys.readouterr().err

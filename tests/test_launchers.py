@@ -18,7 +18,6 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
-from hydra_plugins.local_launcher import local_launcher
 from hydra_plugins.local_launcher.local_launcher import LocalLauncher, seats
 from lab import machine
 from lab.app import data_folder
@@ -90,7 +89,7 @@ def test_visible_devices_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_without_devices_there_is_a_job_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_launcher, "cores", lambda: 3)
+    monkeypatch.setattr(machine, "cores", lambda: 3)
     assert seats(0, []) == [None] * 3
     assert seats(5, []) == [None] * 5
     assert seats(3, ["a", "b"]) == ["a", "b", "a"]

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from hydra_plugins.local_launcher.local_launcher import cores
 from lab import plan as plans
 from lab import progress
 from lab.live import Scene, clock, scene
+from lab.machine import cores
 from lab.progress import Sayer, Standing, Watcher
 from lab.sketch import places, sketch
 from lab.sweep import points

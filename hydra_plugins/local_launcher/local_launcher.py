@@ -175,13 +175,10 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
     """Where jobs may run at once, each on a device or, given none, on a core (None)."""
+    from lab.machine import cores
+
     if processes < 0:
         raise _refusal(f"processes must be at least 0, not {processes}; 0 means one per device or core")
     if processes > MOST:

@@ -104,7 +104,8 @@ def decide(intervals: Sequence[Interval], side: tuple[float, float]) -> tuple[st
 
 def log10(table: pd.DataFrame) -> pd.DataFrame:
     """Log10, NaN where there is none."""
-    return table.where(table > 0).apply(np.log10)
+    values = table.to_numpy(dtype=float)
+    return pd.DataFrame(np.log10(np.where(values > 0, values, np.nan)), table.index, table.columns)
 
 
 def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:

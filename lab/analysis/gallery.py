@@ -17,7 +17,7 @@ from lab.analysis.sensitivity import judge
 from lab.registry import Registry, RequestError
 from lab.store import Records
 
-Drawing = Callable[[Records], Figure]
+Drawing = Callable[..., Figure]
 FIGURES: Registry[Drawing] = Registry("figure", "figures")
 
 
@@ -26,8 +26,9 @@ class NothingToDrawError(RequestError):
 
 
 def figure(name: str) -> Callable[[Callable[[Records, pd.DataFrame], Figure]], Drawing]:
-    """Decorator: file under ``name`` a drawing of the records and of their runs, as ``judge(points)`` has them.
+    """Decorator: file under ``name`` a drawing of the records and of their runs.
 
+    The runs are ``judge(points)`` of the records, which a caller that draws many figures need not have made anew.
     Runs of shapes that no arm of growing size holds have the ways to grow as arms (``ladder.ways_to_grow``).  A figure
     of runs of which some are missing says so above its panels.  Its docstring is its caption.
 
@@ -38,8 +39,8 @@ def figure(name: str) -> Callable[[Callable[[Records, pd.DataFrame], Figure]], D
     def file(draw: Callable[[Records, pd.DataFrame], Figure]) -> Drawing:
         @wraps(draw)
         @drawing.styled
-        def drawn(records: Records) -> Figure:
-            runs = judge(points(records.runs))
+        def drawn(records: Records, runs: pd.DataFrame | None = None) -> Figure:
+            runs = judge(points(records.runs)) if runs is None else runs
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             made = draw(records, ways_to_grow(records.runs, runs))

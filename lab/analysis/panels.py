@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Polygon
 
 import lab.analysis.drawing as drawing
 import lab.analysis.scales as scales
@@ -49,7 +50,9 @@ def band(axes: Axes, x: Any, low: Any, high: Any, colour: str) -> None:
     known = np.isfinite(low) & np.isfinite(high)
     if (low < high).any():
         there, back = (x[known], x[known][::-1]), (low[known], high[known][::-1])
-        axes.fill(np.concatenate(there), np.concatenate(back), color=colour, alpha=0.2, linewidth=0)
+        corners = np.stack([np.concatenate(there), np.concatenate(back)], axis=1)
+        axes.add_artist(Polygon(corners, color=colour, alpha=0.2, linewidth=0))
+        axes.update_datalim(corners)
 
 
 def worst(fates: Iterable[str]) -> str:

@@ -19,9 +19,8 @@ from lab.analysis.arms import count, spell
 from lab.analysis.figures import FIGURES
 from lab.analysis.findings import headline, listed, notes
 from lab.analysis.gallery import NothingToDrawError
-from lab.analysis.study import Study, study
+from lab.analysis.study import Study
 from lab.registry import RequestError
-from lab.store import Records
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
 a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). Its two parts add up to it:
@@ -40,38 +39,34 @@ lower than at initialization."""
 FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
 
 
-def summary(folders: Sequence[str | Path]) -> str:
+def summary(made: Study) -> str:
     """The table of sensitivities as plain text, then a line for each thing its reader must know."""
-    made = study(folders)
     return "\n".join([*tables.plain_text(tables.sensitivities(made)), *notes(made)])
 
 
-def build(folders: Sequence[str | Path]) -> Path:
-    """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` into the first folder.
+def build(made: Study, folders: Sequence[str | Path]) -> Path:
+    """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
     Returns:
         Path of the page; the same records give the same bytes.
-
-    Raises:
-        RequestError: a folder cannot be read, or none of its runs ended.
     """
-    made, places = study(folders), [Path(folder) for folder in folders]
+    places = [Path(folder) for folder in folders]
     for name, table in tables.files(made).items():
         text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         store.write_text(places[0] / "tables" / f"{name}.csv", text)
-    figures = dict(_figures(made.records, places[0]))
+    figures = dict(_figures(made, places[0]))
     title = " and ".join(place.resolve().name for place in places)
     body = [*_findings(made), *figures.values(), *_details(made), *_making(made, places)]
     store.write_text(places[0] / "report.html", page.document(title, body))
     return places[0] / "report.html"
 
 
-def _figures(records: Records, out: Path) -> Iterator[tuple[str, str]]:
+def _figures(made: Study, out: Path) -> Iterator[tuple[str, str]]:
     """Every registered figure that applies, as a section of the page and as a file; others leave no file either."""
     for name in sorted(FIGURES, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
         caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
         try:
-            svg = drawing.svg(FIGURES[name](records), name)
+            svg = drawing.svg(FIGURES[name](made.records, made.points), name)
             shown = page.figure(svg, caption)
         except RequestError as refusal:
             file.unlink(missing_ok=True)

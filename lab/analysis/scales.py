@@ -12,6 +12,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from lab.analysis.arms import count
 
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
     """Logarithmic learning rates, ticks at decades, or at the learning rates themselves when they are few."""
@@ -19,9 +21,15 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(grid[0] / 1.4, grid[-1] * 1.4)
     axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(_power)
     if len(grid) < 4:
         axes.set_xticks(grid, [f"{lr:g}" for lr in grid])
     axes.set_xlabel("peak learning rate")
+
+
+def _power(value: float, _: float) -> str:
+    """A decade as a power of ten, in letters: set as mathematics it would take much longer."""
+    return "10" + f"{np.log10(value):.0f}".translate(RAISED)
 
 
 def lr_ticks(axes: Axes, lrs: Iterable[float], shown: pd.Series) -> None:
@@ -63,6 +71,7 @@ def probe_axis(axes: Axes, scale: str = "log") -> None:
     wider = max(1.0, 2.0 / float(np.sqrt(high / low)))
     low, high = low / wider, high * wider
     axes.set_ylim(low, high)
+    axes.yaxis.set_major_formatter(_power)
     if high < 50 * low:
         ticks = [digit * 10.0**power for power in range(-20, 20) for digit in (1, 2, 5)]
         axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))

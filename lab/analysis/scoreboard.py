@@ -80,8 +80,8 @@ def read(places: Sequence[Path]) -> list[Evidence]:
         if not place.is_dir():
             raise RequestError(f"no results folder {place}")
     inside = [folder for place in places for folder in (place, *sorted(place.iterdir())) if folder.is_dir()]
-    folders = [folder for folder in dict.fromkeys(inside) if store.statuses(folder)]
-    return [Evidence(str(folder), store.read(folder)) for folder in folders]
+    found = {folder: store.find(folder) for folder in dict.fromkeys(inside)}
+    return [Evidence(str(folder), records) for folder, records in found.items() if records]
 
 
 def judged(folders: Sequence[Evidence], figures: Collection[str] = FIGURES_OF_THE_PAPER) -> list[Line]:

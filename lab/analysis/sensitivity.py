@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -87,14 +87,13 @@ def lr_sensitivity(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) ->
 
 def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitivity:
     """``lr_sensitivity`` and its two parts; among equally good learning rates the smallest is the best."""
-    lr = significant(curve["lr"])
-    if len(set(lr)) < len(lr):
-        raise ValueError(f"a learning rate has more than one row in {sorted(lr)}")
-    return regret(lr, capped(curve), low, high)
+    return regret(significant(curve["lr"]), capped(curve), low, high)
 
 
 def regret(lr: np.ndarray, loss: np.ndarray, low: float = LOW, high: float = HIGH) -> Sensitivity:
-    """``split`` of distinct learning rates, as ``significant`` has them, and their losses, as ``capped`` has them."""
+    """``split`` of learning rates, as ``significant`` has them, and their losses, as ``capped`` has them."""
+    if len(set(lr)) < len(lr):
+        raise ValueError(f"a learning rate has more than one row in {sorted(lr)}")
     floor, ceiling = significant([low, high])
     inside = np.flatnonzero((lr >= floor) & (lr <= ceiling))
     if len(inside) < 2:
@@ -131,28 +130,27 @@ def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.D
     learning rates lie inside the window.
     """
     floor, ceiling = significant([low, high])
+    frame = judge(points)
+    same = [frame[column].tolist() for column in ("arm", "size", "parameters", "curve", "seed", "best_lr")]
+    lr, loss, lost = significant(frame["lr"]), frame["capped"].to_numpy(), (frame["fate"] != "").to_numpy()
     rows = []
-    for _, runs in judge(points).groupby(["curve", "seed"], sort=False):
-        lost = runs.loc[runs["fate"] != "", "lr"]
-        found = {
-            "best_lr": runs["best_lr"].iloc[0],
-            "eta_div": lost.min(),
-            "lrs": runs["lr"].between(floor, ceiling).sum(),
-        }
-        rows.append({**_where(runs, "curve", "seed"), **split(runs, low, high)._asdict(), **found})
+    for at in frame.groupby(["curve", "seed"], sort=False).indices.values():
+        here = lr[at]
+        arm, size, parameters, curve, seed, best = (column[at[0]] for column in same)
+        known = {"arm": arm, "size": size, "parameters": parameters, "curve": curve, "seed": seed}
+        found = {"best_lr": best, "eta_div": min(here[lost[at]], default=math.nan)}
+        lrs = int(((here >= floor) & (here <= ceiling)).sum())
+        rows.append({**known, **regret(here, loss[at], low, high)._asdict(), **found, "lrs": lrs})
     return pd.DataFrame(rows)
-
-
-def _where(rows: pd.DataFrame, *more: str) -> dict[str, Any]:
-    return {column: rows[column].iloc[0] for column in ("arm", "size", "parameters", *more)}
 
 
 def by_curve(seeds: pd.DataFrame) -> pd.DataFrame:
     """One row per arm and size: an ``Interval`` for each part, and the seeds' ``best_lr`` and ``eta_div`` as lists."""
     rows = []
     for _, some in seeds.groupby("curve", sort=False):
+        known = {column: some[column].iloc[0] for column in ("arm", "size", "parameters")}
         parts = {part: student_t(some[part]) for part in PARTS}
-        rows.append({**_where(some), **parts, "best_lr": some["best_lr"].tolist(), "eta_div": some["eta_div"].tolist()})
+        rows.append({**known, **parts, "best_lr": some["best_lr"].tolist(), "eta_div": some["eta_div"].tolist()})
     return pd.DataFrame(rows)
 
 
@@ -164,12 +162,14 @@ def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high
     Returns:
         Columns ``first``, ``second``, ``size``, and an ``Interval`` over seeds for ``total``, ``below``, ``above``.
     """
-    where = ["size", "seed", "lr"]
-    one, other = (points[points["arm"] == arm] for arm in (first, second))
-    shared = one[where].merge(other[where])
+    arms = [points[points["arm"] == arm] for arm in (first, second)]
+    where = [list(zip(some["size"], some["seed"], some["lr"], strict=True)) for some in arms]
+    shared = set(where[0]) & set(where[1])
     rows = []
-    if len(shared):
-        left, right = (per_seed(arm.merge(shared), low, high) for arm in (one, other))
+    if shared:
+        left, right = (
+            per_seed(some[[key in shared for key in keys]], low, high) for some, keys in zip(arms, where, strict=True)
+        )
         both = left.merge(right, on=["size", "seed"], suffixes=("", "_other"))
         for size, some in both.groupby("size"):
             parts = {part: student_t(some[part] - some[f"{part}_other"]) for part in PARTS}
