@@ -64,7 +64,8 @@ def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     registry.load_plugins.cache_clear()
     yield Path.cwd()
     registry.load_plugins.cache_clear()
-    sys.modules.pop("own_recipe", None)
+    for module in ("own_recipe", "theirs"):
+        sys.modules.pop(module, None)
 
 
 def install(where: Path, project: dict[str, Any]) -> None:
@@ -250,7 +251,6 @@ def test_a_package_that_cannot_be_imported_is_named_in_one_line(
     assert (out, error.count("\n")) == ("", 1)
     assert error.startswith("lab: package their-package adds theirs to lab.plugins, which fails: ")
     assert said in error
-    sys.modules.pop("theirs", None)
 
 
 def test_registering_says_what_is_wrong(afresh: None) -> None:
