@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -14,6 +13,7 @@ from torch.func import functional_call
 from lab import ranks
 from lab.config import RunConfig, static_key
 from lab.engine import Compiled, Eager, Heard
+from lab.feed import Feed
 from lab.fields import leaves, stack
 from lab.loss import losses
 from lab.model.guest import Guest, rehearse
@@ -96,9 +96,9 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
-        seeds = config.data.entry.seed
-        self.data_seeds = sorted(set(seeds))
-        self.data_seed_r = torch.tensor([self.data_seeds.index(seed) for seed in seeds], device=self.device)
+        resident = self.device.type != "cpu"
+        windows = (config.data.entry.seed, config.batch_size, config.seq_len)
+        self.feed = Feed(self.corpus, *windows, self.device, resident=resident)
         self.own_forward = any(is_free for *_, is_free in leaves(_changes(config)))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
         with birthplace(config.ranks):
@@ -128,17 +128,10 @@ class Fleet:
         total = sum(sizes.values())
         return total, total - sum(sizes[name] for name in self.model.ends)
 
-    def batch(self, step: int) -> Tensor:
-        """Windows ``[r b t+1]`` of this step, this rank's rows; runs of equal data seed see the same ones."""
-        config, mine = self.config, ranks.rows(self.config.batch_size)
-        windows = [self.corpus.batch(seed, step, config.batch_size, config.seq_len)[mine] for seed in self.data_seeds]
-        # each sent to the device once, and copied there for the runs that share it
-        return torch.from_numpy(np.stack(windows)).to(self.device)[self.data_seed_r]
-
     def step(self, step: int) -> Heard:
         """Forward, backward, update; what the probes that listen at this step heard ``[r]``, by (probe, where)."""
         listens = self.config.probes.fires(step, self.config.steps)
-        return self.engine(self.batch(step), self.step_s[step], self.shape_sr[step], listens=listens)
+        return self.engine(self.feed.batch(step), self.step_s[step], self.shape_sr[step], listens=listens)
 
     def _update(self, held: Held, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """A step as a function of tensors; remembers each run's first step with a non-finite loss."""

@@ -57,12 +57,12 @@ def test_arms_share_the_initial_values_of_the_weights_they_share() -> None:
     )
     assert set(without.weights) < set(with_norm.weights)
     assert all(torch.equal(weight, with_norm.weights[name]) for name, weight in without.weights.items())
-    assert torch.equal(with_norm.batch(7), without.batch(7))
+    assert torch.equal(with_norm.feed.batch(7), without.feed.batch(7))
 
 
 def test_data_and_initial_values_follow_their_own_seeds() -> None:
     fleet = Fleet(configs("seed=1", "seed=1 data.seed=5", "seed=5"))
-    batch_rbt = fleet.batch(3)
+    batch_rbt = fleet.feed.batch(3)
     assert torch.equal(batch_rbt[1], batch_rbt[2])
     assert not torch.equal(batch_rbt[0], batch_rbt[1])
     query_rdd = fleet.weights["block0.attention.query"]

@@ -224,7 +224,7 @@ def test_listening_changes_no_bits_and_all_parameters_count() -> None:
 
 def test_bf16_is_autocast_of_the_forward_pass() -> None:
     full, half = (Fleet(configs("", shared=(*GUEST, f"precision={name}"))) for name in ("fp32", "bf16"))
-    tokens_rbt = full.batch(0)[..., :-1]
+    tokens_rbt = full.feed.batch(0)[..., :-1]
     logits, rounded = full.model(tokens_rbt), half.model(tokens_rbt)
     assert rounded.dtype == torch.float32
     assert {weight.dtype for weight in half.weights.values()} == {torch.float32}

@@ -23,7 +23,7 @@ FLOORS = [
     "fields store trackers",
     "data model loss optim probes analysis plan parts tracking",
     "checkpoint recipe",
-    "config engine export",
+    "config engine export feed",
     "sweep",
     "fleet",
     "train memory",

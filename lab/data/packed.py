@@ -41,11 +41,14 @@ class PackedCorpus(Corpus):
 
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
         """Windows ``[batch_size, seq_len + 1]`` from anywhere in the training part, all places being equally likely."""
+        return _windows(self.training, self.starts(seed, step, batch_size, seq_len), seq_len)
+
+    def starts(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
+        """Where the windows of a batch begin in the training part ``[batch_size, 1]``."""
         self.check(batch_size, seq_len)
         places = np.uint64(self.training.size - seq_len)
         # The remainder favours early places by less than size / 2**64: nothing one could measure.
-        starts = draw(TRAINING, seed, step, batch_size, 1) % places
-        return _windows(self.training, starts.astype(np.int64), seq_len)
+        return (draw(TRAINING, seed, step, batch_size, 1) % places).astype(np.int64)
 
     def held_out(self, seq_len: int) -> Tokens:
         """Windows ``[n, seq_len + 1]`` at even distances over the held-out part; no target is in two of them."""
