@@ -39,13 +39,18 @@ def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
     return step
 
 
-def products(width: int, runs: int) -> Callable[[], int]:
-    """The products of a step of a fleet in bf16, forward and backward, and nothing else: what no engine gets under."""
-    torch.set_num_threads(1)
+def shapes_of_products(width: int, runs: int) -> list[tuple[int, int, int, int]]:
+    """The forward products of a step of a fleet: ``[r n i] @ [r i o]``."""
     tokens, pairs = BATCH * LENGTH, runs * BATCH * width // HEAD_WIDTH
     linear = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
     shapes = [(runs, tokens, *sizes) for sizes in [*linear * depth(width), (width, VOCABULARY)]]
-    shapes += [(pairs, LENGTH, HEAD_WIDTH, LENGTH), (pairs, LENGTH, LENGTH, HEAD_WIDTH)] * depth(width)
+    return shapes + [(pairs, LENGTH, HEAD_WIDTH, LENGTH), (pairs, LENGTH, LENGTH, HEAD_WIDTH)] * depth(width)
+
+
+def products(width: int, runs: int) -> Callable[[], int]:
+    """The products of a step of a fleet in bf16, forward and backward, and nothing else: what no engine gets under."""
+    torch.set_num_threads(1)
+    shapes = shapes_of_products(width, runs)
     made = {shape: [torch.randn(s, dtype=torch.bfloat16) for s in _operands(*shape)] for shape in set(shapes)}
 
     def step() -> int:
@@ -57,6 +62,18 @@ def products(width: int, runs: int) -> Callable[[], int]:
         return runs
 
     return step
+
+
+def floor_of_step(width: int, runs: int) -> tuple[float, float]:
+    """Floating-point operations of a step, and bytes it moves at least.
+
+    Each product goes forward once and backward twice, and reads and writes bf16; of each weight, in fp32, value,
+    gradient and two moments are read and three written.  What is done element by element costs no bytes of its own.
+    """
+    shapes = shapes_of_products(width, runs)
+    flops = sum(6.0 * r * n * i * o for r, n, i, o in shapes)
+    weights = runs * (12 * depth(width) * width**2 + 2 * VOCABULARY * width)
+    return flops, sum(6.0 * r * (n * i + i * o + n * o) for r, n, i, o in shapes) + 28.0 * weights
 
 
 def _operands(r: int, n: int, i: int, o: int) -> tuple[tuple[int, int, int], ...]:

@@ -35,7 +35,7 @@ class Block(nn.Module):
         if not self.explicit:
             return F.scaled_dot_product_attention(q_bhtk, k_bhsk, v_bhsk, is_causal=True)
         scores_bhts = (q_bhtk * HEAD_WIDTH**-0.5) @ k_bhsk.transpose(-1, -2)
-        future_ts = torch.ones(scores_bhts.shape[-2:], dtype=torch.bool).triu(1)
+        future_ts = torch.ones(scores_bhts.shape[-2:], dtype=torch.bool, device=scores_bhts.device).triu(1)
         return F.softmax(scores_bhts.masked_fill(future_ts, -torch.inf), -1) @ v_bhsk
 
     def forward(self, x_btd: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
@@ -66,18 +66,20 @@ class Model(nn.Module):
         return self.head(self.norm(x_btd))
 
 
-def loop(width: int, threads: int, *, amp: bool, compiled: bool, explicit: bool) -> Callable[[], int]:
+def loop(
+    width: int, threads: int, *, amp: bool, compiled: bool, explicit: bool, device: str = "cpu"
+) -> Callable[[], int]:
     """One step of one model; returns how many model-steps that is."""
     torch.set_num_threads(threads)
-    model = Model(width, explicit)
+    model = Model(width, explicit).to(device)
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    precision = torch.autocast("cpu", torch.bfloat16) if amp else contextlib.nullcontext()
+    precision = torch.autocast(device, torch.bfloat16) if amp else contextlib.nullcontext()
     corpus, seen = StandardLibrary(seed=0).open(), 0
 
     def step() -> int:
         nonlocal seen
-        tokens_bt = torch.from_numpy(corpus.batch(0, seen, BATCH, LENGTH))
+        tokens_bt = torch.from_numpy(corpus.batch(0, seen, BATCH, LENGTH)).to(device)
         seen += 1
         with precision:
             logits_btv = forward(tokens_bt[:, :-1])
