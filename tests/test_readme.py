@@ -61,7 +61,13 @@ def test_what_the_readme_links_to_is_there() -> None:
 @pytest.mark.slow
 def test_quickstart_in_a_clean_clone(tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "-q", str(HOME), str(tmp_path / "clone")], check=True)
-    made = subprocess.run(["make", "quickstart"], cwd=tmp_path / "clone", capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["make", "--no-print-directory", "quickstart"],
+        cwd=tmp_path / "clone",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert made.returncode == 0, made.stderr
     assert "84 trained, 0 already there" in made.stdout.splitlines()[-1]
     assert (tmp_path / "clone/runs/quickstart/report.html").exists()
