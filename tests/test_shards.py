@@ -43,6 +43,7 @@ def test_one_shard_is_the_sweep() -> None:
     assert part(asked, 8, "1/1") == asked
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("sweeping")
 def test_two_shards_at_the_same_time_leave_what_one_sweep_leaves(
     tmp_path: Path, alone: tuple[Path, store.Records]
