@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import shapes
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from lab import machine
+
+CORES = machine.cores()
 SETTLE_STEPS = 3  # untimed, after whatever is compiled
 
 
@@ -48,8 +50,6 @@ def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Call
 
 def work(kind: str, width: int, threads: int, options: tuple[str, ...]) -> None:
     """A worker: for every line read, step for that many seconds and say how many model-steps were done."""
-    from lab import machine
-
     machine.prepare()  # the allocator's help is for every side
     step = maker(kind, width, threads, options)()
     for _ in range(SETTLE_STEPS):

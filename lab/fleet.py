@@ -97,8 +97,9 @@ class Fleet:
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
         resident = self.device.type != "cpu"
-        windows = (config.data.entry.seed, config.batch_size, config.seq_len)
-        self.feed = Feed(self.corpus, *windows, self.device, resident=resident)
+        self.feed = Feed(
+            self.corpus, config.data.entry.seed, config.batch_size, config.seq_len, self.device, resident=resident
+        )
         self.own_forward = any(is_free for *_, is_free in leaves(_changes(config)))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
         with birthplace(config.ranks):
