@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from lab_fleet import floor_of_step
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, WIDTHS, depth, runs
 from sides import CORES, Side, compare, medians
 
@@ -34,31 +35,46 @@ One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabular
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
 four above. Time is wall time over all model-steps done, medians of {ROUNDS} alternating rounds; set-up and compiling
 are outside. A side takes as many threads or processes as its name says; of (b) to (d), one model at a time, what did
-best when all were tried: one thread up to width 64 and one per core above; (c) in AMP above. Every side has the lab's
-allocator setting, the JAX sides huge pages; JAX multiplies in bf16.
+best when all were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's allocator
+setting, the JAX sides huge pages; JAX multiplies in bf16.
 (a) to (e) train one model per process, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs one process of
 one thread per core, each with a fleet as large as (f)'s, probes at their default interval, held-out looks included.
 """
-RATIOS = """\
+TARGETS = """\
 Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
-time, or one process per core. gemm_fraction: the time that the products of bf16 take alone, over that of the step.
+time or one process per core. at most: plain over the products of a step alone, what an engine would reach for which all
+else took no time. A target stands in brackets; one above what is possible at most cannot be met on this machine.
 """
-KEYS = ["fp32_vs_plain", "fp32_eager_vs_plain", "bf16_vs_plain", "eager_vs_plain"]
-KEYS += ["bf16_vs_best_peer", "bf16_vs_tuned", "bf16_vs_tuned_per_core", "gemm_fraction"]
+FLOORS = """\
+The products alone, one process per core: their rate, and their part of a compiled step. The rest of a step is norms,
+rotations, softmax, GELU, loss, clipping and Adam: a compiled step passes over a tensor once for many operations, an
+eager one once for each.
+"""
+# By the key of a ratio: its name in the table, and what it is asked to be at each of WIDTHS, if anything.
+RATIOS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "fp32_vs_plain": ("fp32 over plain", (2.0, 2.0, 1.8, 1.8)),
+    "fp32_at_most": ("at most", ()),
+    "bf16_vs_plain": ("bf16 over plain", (3.0,) * 4),
+    "eager_vs_plain": ("eager bf16 over plain", (2.0,) * 4),
+    "bf16_at_most": ("at most", ()),
+    "bf16_vs_best_peer": ("bf16 over best peer", (1.5,) * 4),
+    "bf16_vs_tuned_per_core": ("bf16 over tuned", (1.0,) * 4),
+}
 Timings = Mapping[tuple[str, int], list[float]]
 
 EAGER_FP32, EAGER_BF16 = "lab, fp32, eager", "lab, bf16, eager"
-FP32, BF16, PRODUCTS = "lab, fp32, compiled", "lab, bf16, compiled", "the products of bf16 alone"
+FP32, BF16 = "lab, fp32, compiled", "lab, bf16, compiled"
+PRODUCTS = {precision: f"the products of {precision} alone" for precision in ("fp32", "bf16")}
 
 
 def peers(width: int) -> dict[str, Side]:
     """What a user would otherwise write; set-up takes long, so the plain loop alone is tried on one core and on all."""
-    best = 1 if width <= 64 else CORES
+    wide = width > 64
     ways: dict[str, tuple[tuple[str, ...], set[int]]] = {
         "(a) plain torch": ((), {1, CORES}),
-        "(b) torch, AMP": (("amp",), {best}),
-        "(c) torch, compile" + ", AMP" * (best > 1): (("compiled", *["amp"] * (best > 1)), {best}),
-        "(d) torch, AMP, explicit attention": (("amp", "explicit"), {1, best}),
+        "(b) torch, AMP": (("amp",), {CORES}),
+        "(c) torch, compile" + ", AMP" * wide: (("compiled", *["amp"] * wide), {CORES}),
+        "(d) torch, AMP, explicit attention": (("amp", "explicit"), {1, CORES}),
     }
     sides = {}
     for name, (options, counts) in ways.items():
@@ -85,10 +101,10 @@ def ours() -> dict[str, Side]:
         name: Side("lab", (f"precision={precision}", f"engine={engine}"), workers=CORES)
         for name, (precision, engine) in engines.items()
     }
-    return {**sides, PRODUCTS: Side("products", workers=CORES)}
+    return sides | {name: Side("products", (precision,), workers=CORES) for precision, name in PRODUCTS.items()}
 
 
-def summary(timings: Timings) -> dict[str, Any]:
+def summary(timings: Timings, width: int) -> dict[str, Any]:
     """One width in numbers; ms per model-step of the whole machine, ratios above 1 where the lab is faster."""
     ms = medians(timings)
     plain = {key: value for key, value in ms.items() if key[0].startswith("(a)")}
@@ -97,6 +113,8 @@ def summary(timings: Timings) -> dict[str, Any]:
     tuned = [value for (name, _), value in ms.items() if name.startswith("(d)")]
     tuned_alone = [value for (name, workers), value in ms.items() if name.startswith("(d)") and workers == 1]
     fp32, bf16, eager = (ms[name, CORES] for name in (FP32, BF16, EAGER_BF16))
+    fp32_products, bf16_products = (ms[name, CORES] for name in PRODUCTS.values())
+    flops = floor_of_step(width, 1)[0]
     return {
         "plain_ms": plain[best_plain],
         "plain_threads": int(best_plain[0].split(", ")[-1].split()[0]),
@@ -113,7 +131,12 @@ def summary(timings: Timings) -> dict[str, Any]:
         "bf16_vs_best_peer": min(others) / bf16,
         "bf16_vs_tuned": min(tuned_alone) / bf16,
         "bf16_vs_tuned_per_core": min(tuned) / bf16,
-        "gemm_fraction": ms[PRODUCTS, CORES] / bf16,
+        "fp32_at_most": plain[best_plain] / fp32_products,
+        "bf16_at_most": plain[best_plain] / bf16_products,
+        "gemm_fraction": bf16_products / bf16,
+        "fp32_gemm_fraction": fp32_products / fp32,
+        "gemm_gflops": flops / bf16_products / 1e6,
+        "fp32_gemm_gflops": flops / fp32_products / 1e6,
     }
 
 
@@ -185,22 +208,43 @@ def described() -> dict[str, Any]:
     }
 
 
+def row(first: object, cells: Sequence[str]) -> str:
+    """A line of a table."""
+    return f"| {first} | " + " | ".join(cells) + " |"
+
+
+def table(first: str, names: Sequence[str]) -> Iterator[str]:
+    """The head of a table."""
+    yield row(first, names)
+    yield "|---" * (1 + len(names)) + "|"
+
+
 def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results: Mapping[str, Any]) -> Iterator[str]:
     """RESULTS.md, line by line."""
     facts = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in about.items())
     yield f"# Speed\n\nWritten by `make bench`. {facts}.\n"
     yield METHOD
-    for width, table in tables.items():
+    for width, lines in tables.items():
         yield f"## Width {width}, {depth(width)} blocks\n"
-        yield "| | ms per model-step | range | speed, best (a) = 1 | one core |\n|---|---|---|---|---|"
-        yield from table
+        yield from table("", ["ms per model-step", "range", "speed, best (a) = 1", "one core"])
+        yield from lines
         yield ""
-    yield "## Ratios\n"
-    yield RATIOS
-    yield "| width | " + " | ".join(KEYS) + " |\n|---" + "|---" * len(KEYS) + "|"
-    for name, numbers in results["cpu"].items():
-        if name.startswith("width_"):
-            yield f"| {name[6:]} | " + " | ".join(f"{numbers[key]:.2f}" for key in KEYS) + " |"
+    widths = {int(name[6:]): numbers for name, numbers in results["cpu"].items() if name.startswith("width_")}
+    yield "## Targets\n"
+    yield TARGETS
+    yield from table("width", [name for name, _ in RATIOS.values()])
+    for width, numbers in widths.items():
+        targets = {key: dict(zip(WIDTHS, asked, strict=False)) for key, (_, asked) in RATIOS.items()}
+        yield row(
+            width,
+            [f"{numbers[key]:.2f}" + (f" ({of[width]:g})" if width in of else "") for key, of in targets.items()],
+        )
+    yield "\n## Products\n"
+    yield FLOORS
+    yield from table("width", ["fp32, GFLOP/s", "of a step", "bf16, GFLOP/s", "of a step"])
+    keys = ["fp32_gemm_gflops", "fp32_gemm_fraction", "gemm_gflops", "gemm_fraction"]
+    for width, numbers in widths.items():
+        yield row(width, [f"{numbers[key]:.0f}" if "gflops" in key else f"{numbers[key]:.0%}" for key in keys])
     yield "\n## What cost depends on\n\nms per model-step on one core, width 64, bf16, eager unless said.\n"
     for what, found in results["cpu"]["costs"].items():
         yield f"- {what}: " + ", ".join(f"{value} {ms:.2f}" for value, ms in found.items())
@@ -214,7 +258,7 @@ def main() -> None:
     started, tables, results = time.time(), {}, {"machine": described(), "cpu": {}}
     for width in [int(word) for word in sys.argv[1:]] or WIDTHS:
         timings = compare({**peers(width), **ours()}, width, ROUNDS, SECONDS)
-        numbers = summary(timings)
+        numbers = summary(timings, width)
         results["cpu"][f"width_{width}"] = {key: round(value, 3) for key, value in numbers.items()}
         tables[width] = list(rows(timings, numbers["plain_ms"]))
         print(f"width {width}, {time.time() - started:.0f} s", *tables[width], sep="\n", flush=True)

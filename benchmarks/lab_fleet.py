@@ -13,7 +13,7 @@ from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 from lab import machine
 from lab.app import data_folder
 from lab.config import run_config
-from lab.fleet import Fleet
+from lab.fleet import OPERANDS, Fleet
 from lab.record import Tape
 from lab.train import Moment, train
 
@@ -47,11 +47,11 @@ def shapes_of_products(width: int, runs: int) -> list[tuple[int, int, int, int]]
     return shapes + [(pairs, LENGTH, HEAD_WIDTH, LENGTH), (pairs, LENGTH, LENGTH, HEAD_WIDTH)] * depth(width)
 
 
-def products(width: int, runs: int) -> Callable[[], int]:
-    """The products of a step of a fleet in bf16, forward and backward, and nothing else: what no engine gets under."""
-    torch.set_num_threads(1)
-    shapes = shapes_of_products(width, runs)
-    made = {shape: [torch.randn(s, dtype=torch.bfloat16) for s in _operands(*shape)] for shape in set(shapes)}
+def products(width: int, precision: str, runs: int) -> Callable[[], int]:
+    """The products of a step of a fleet, forward and backward, and nothing else: what no engine gets under."""
+    machine.settle()
+    shapes, operands = shapes_of_products(width, runs), OPERANDS[precision]
+    made = {shape: [torch.randn(s, dtype=operands) for s in _operands(*shape)] for shape in set(shapes)}
 
     def step() -> int:
         for shape in shapes:

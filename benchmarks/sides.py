@@ -42,7 +42,7 @@ def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Call
     import lab_fleet
 
     if kind == "products":
-        return lambda: lab_fleet.products(width, shapes.runs(width))
+        return lambda: lab_fleet.products(width, *options, runs=shapes.runs(width))
     runs = next((int(option[5:]) for option in options if option.startswith("runs=")), shapes.runs(width))
     overrides = [option for option in options if not option.startswith("runs=")]
     return lambda: lab_fleet.loop(width, *overrides, runs=runs)
@@ -67,7 +67,7 @@ class Started:
 
     def __init__(self, side: Side, width: int) -> None:
         words = [sys.executable, __file__, side.kind, str(width), str(side.threads), *side.options]
-        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(side.threads)}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(side.threads)}
         if side.kind == "jax":  # its own best: huge pages
             environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         pipe = subprocess.PIPE

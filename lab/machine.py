@@ -26,12 +26,11 @@ PREEMPTED = 75
 
 
 def prepare() -> None:
-    """Let waiting threads sleep, let the allocator keep what it has, and keep what is compiled for the next process.
+    """Let the allocator keep what it has, and keep what is compiled for the next process.
 
-    Threads that spin while they wait starve everybody on a shared machine.  And every step frees tensors of a few
-    megabytes: by default glibc hands each back to the system and faults it in again, page by page.
+    Every step frees tensors of a few megabytes: by default glibc hands each back to the system and faults it in again,
+    page by page.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not products.is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     with suppress(OSError, RuntimeError):  # no home, or not ours: torch knows a place of its own, which lasts less long

@@ -82,7 +82,9 @@ class Adam(Link):
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         announce("adam", "", updates, self.eps)
-        unbias1, unbias2 = (1 - beta ** (now.step + 1) for beta in (self.beta1, self.beta2))
+        # a power as exp of log: compilers keep the result of an exp, and take a pow anew for each vector of each weight
+        count = now.step + 1
+        unbias1, unbias2 = (1 - (torch.as_tensor(beta).log() * count).exp() for beta in (self.beta1, self.beta2))
         direction = {}
         for name, gradient in updates.items():
             mean, square = state[f"mean.{name}"], state[f"square.{name}"]
