@@ -10,5 +10,5 @@ def depth(width: int) -> int:
 
 
 def runs(width: int) -> int:
-    """How many are in a fleet, and under a vmap; eight of the widest would not leave all sides room in memory."""
-    return 8 if width <= 128 else 4
+    """How many are in a fleet, and under a vmap; of the widest few, for memory and for visits of several steps."""
+    return 8 if width <= 128 else 2
