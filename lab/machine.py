@@ -26,11 +26,8 @@ PREEMPTED = 75
 
 
 def prepare() -> None:
-    """Let the allocator keep what it has, and keep what is compiled for the next process.
-
-    Every step frees tensors of a few megabytes: by default glibc hands each back to the system and faults it in again,
-    page by page.
-    """
+    """Let the allocator keep what it has, products be the same bits everywhere, and what is compiled be found again."""
+    keep_memory()
     if not products.is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     with suppress(OSError, RuntimeError):  # no home, or not ours: torch knows a place of its own, which lasts less long
@@ -38,6 +35,14 @@ def prepare() -> None:
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
+
+
+def keep_memory() -> None:
+    """Let the allocator keep what it has.
+
+    Every step frees tensors of a few megabytes: by default glibc hands each back to the system and faults it in again,
+    page by page.
+    """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
         for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
