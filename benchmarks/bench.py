@@ -3,7 +3,7 @@
     python benchmarks/bench.py [WIDTH ...]
 
 All sides of a width are set up first, then stepped in alternating rounds, so that what else the machine does hits all
-of them.  Ratios are of medians.  Without JAX its two sides are left out.
+of them.  Ratios are of fastest rounds.  Without JAX its two sides are left out.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ ROUNDS, SECONDS = 3, 0.4
 METHOD = f"""\
 One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
-four above. Time is wall time over all model-steps done, medians of {ROUNDS} alternating rounds; set-up and compiling
-are outside. A side takes as many threads or processes as its name says; of (b) to (d), one model at a time, what did
-best when all were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's allocator
-setting, the JAX sides huge pages; JAX multiplies in bf16.
+four above. Time is wall time over all model-steps done in each of {ROUNDS} alternating rounds; set-up and compiling are
+outside. Ratios are of fastest rounds, since whatever else a machine does only adds to a round.
+A side takes as many threads or processes as its name says; of (b) to (d), one model at a time, what did best when all
+were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's allocator setting, the JAX sides
+huge pages; JAX multiplies in bf16.
 (a) to (e) train one model per process, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs one process of
 one thread per core, each with a fleet as large as (f)'s, probes at their default interval, held-out looks included.
 """
@@ -110,7 +111,7 @@ def ours() -> dict[str, Side]:
 
 def summary(timings: Timings, width: int) -> dict[str, Any]:
     """One width in numbers; ms per model-step of the whole machine, ratios above 1 where the lab is faster."""
-    ms = medians(timings)
+    ms = {key: min(values) for key, values in timings.items()}
     plain = {key: value for key, value in ms.items() if key[0].startswith("(a)")}
     best_plain = min(plain, key=lambda key: plain[key])
     others = [value for (name, workers), value in ms.items() if name[:3] in ("(b)", "(c)", "(e)", "(f)")]
@@ -149,10 +150,10 @@ def rows(timings: Timings, plain_ms: float) -> Iterator[str]:
     for name in dict.fromkeys(name for name, _ in timings):
         busy = max(workers for other, workers in timings if other == name)
         whole, one = timings[name, busy], timings[name, 1]
-        median, spread = statistics.median(whole), f"{min(whole):.2f}..{max(whole):.2f}"
+        found = [f"{which(whole):.2f}" for which in (min, statistics.median, max)]
         alone = f"{statistics.median(one):.2f}" if busy > 1 or "1 thread" in name else ""
         full = name + f", {busy} processes" * (busy > 1)
-        yield f"| {full} | {median:.2f} | {spread} | {plain_ms / median:.2f} | {alone} |"
+        yield row(full, [*found, f"{plain_ms / min(whole):.2f}", alone])
 
 
 def costs() -> dict[str, dict[str, float]]:
@@ -231,7 +232,9 @@ def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     yield METHOD
     for width, lines in tables.items():
         yield f"## Width {width}, {depth(width)} blocks\n"
-        yield from table("", ["ms per model-step", "range", "speed, best (a) = 1", "one core"])
+        yield from table(
+            "", ["fastest, ms per model-step", "median", "slowest", "speed, best (a) = 1", "one core, median"]
+        )
         yield from lines
         yield ""
     widths = {int(name[6:]): numbers for name, numbers in results["cpu"].items() if name.startswith("width_")}
