@@ -241,12 +241,10 @@ def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     yield "## Targets\n"
     yield TARGETS
     yield from table("width", [name for name, _ in RATIOS.values()])
+    asked = {key: dict(zip(WIDTHS, targets, strict=False)) for key, (_, targets) in RATIOS.items()}
     for width, numbers in widths.items():
-        targets = {key: dict(zip(WIDTHS, asked, strict=False)) for key, (_, asked) in RATIOS.items()}
-        yield row(
-            width,
-            [f"{numbers[key]:.2f}" + (f" ({of[width]:g})" if width in of else "") for key, of in targets.items()],
-        )
+        targets = [f" ({of[width]:g})" if width in of else "" for of in asked.values()]
+        yield row(width, [f"{numbers[key]:.2f}{target}" for key, target in zip(asked, targets, strict=True)])
     yield "\n## Products\n"
     yield FLOORS
     yield from table("width", ["fp32, GFLOP/s", "of a step", "bf16, GFLOP/s", "of a step"])

@@ -50,9 +50,9 @@ def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Call
 
 def work(kind: str, width: int, threads: int, options: tuple[str, ...]) -> None:
     """A worker: for every line read, step for that many seconds and say how many model-steps were done."""
-    # the allocator's help is for every side; equal bits are the lab's own affair
-    start = machine.prepare if kind in ("lab", "products") else machine.keep_memory
-    start()
+    machine.keep_memory()  # help that every side gets
+    if kind in ("lab", "products"):  # the rest of what the lab asks for is its own affair
+        machine.prepare()
     step = maker(kind, width, threads, options)()
     for _ in range(SETTLE_STEPS):
         step()
