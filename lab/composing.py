@@ -17,8 +17,8 @@ from lab import app
 from lab.registry import RequestError
 
 PLACES = ("--config-dir", "-cd")
-# What ``heed_places`` found, as an override.
-_OWN: ContextVar[tuple[str, ...]] = ContextVar("own", default=())
+# The folders that ``heed_places`` found.
+_OWN: ContextVar[tuple[Path, ...]] = ContextVar("own", default=())
 
 
 def heed_places(words: Sequence[str]) -> list[str]:
@@ -37,12 +37,12 @@ def heed_places(words: Sequence[str]) -> list[str]:
         folder = value if equals else next(following, "")
         if not folder or not Path(folder).is_dir():
             raise RequestError(f"{flag} names no folder: {folder!r}")
-        _OWN.set((f"hydra.searchpath=[{app.quoted(Path(folder).absolute())}]",))
+        _OWN.set((Path(folder).absolute(),))
     return rest
 
 
-def own_places() -> tuple[str, ...]:
-    """That folder as an override, if there is one."""
+def own_places() -> tuple[Path, ...]:
+    """That folder, if there is one."""
     return _OWN.get()
 
 
@@ -50,18 +50,25 @@ def own_places() -> tuple[str, ...]:
 def composer() -> Iterator[Callable[..., DictConfig]]:
     """Within the block, what makes a config of overrides."""
     GlobalHydra.instance().clear()
+    places = [f"hydra.searchpath=[{app.quoted(folder)}]" for folder in own_places()]
     with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
-        yield lambda overrides, **options: compose("config", [*overrides, *own_places()], **options)
+        yield lambda overrides, **options: compose("config", [*overrides, *places], **options)
     GlobalHydra.instance().clear()
 
 
+def groups() -> set[str]:
+    """The names of groups of files that are of a run: ours and those of the user's folder."""
+    places = [app.data_folder("conf"), *own_places()]
+    return {path.name for place in places for path in place.iterdir() if path.is_dir()} - {"hydra", "fleet"}
+
+
 def known_keys() -> list[str]:
-    """Every dotted key of the default config, and its groups."""
+    """Every dotted key of the default config."""
     return _known_keys(own_places())
 
 
 @cache
-def _known_keys(places: tuple[str, ...]) -> list[str]:
+def _known_keys(places: tuple[Path, ...]) -> list[str]:
     with composer() as composed:
         tree = composed([])
     keys: set[str] = set()

@@ -89,12 +89,15 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     heed_places(flags)
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
-    ours = sweep in (None, *sweeps().values())
-    guard.check([*chosen, *guard.check_words(overrides)], ours=ours)
+    guard.check_words(overrides)
+    guard.check_defaults(content)
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
         chosen.append(f"out={app.quoted(Path('runs', name))}")
-    if any(flag.split("=")[0] in SHOW for flag in flags):
-        sys.argv = ["lab", *flags, *_first_point([*chosen, *overrides], one=one)]
+    shows = any(flag.split("=")[0] in SHOW for flag in flags)
+    if shows or sweep not in (None, *sweeps().values()) or not guard.is_ours(overrides):
+        point = guard.first_point([*chosen, *overrides], one=one)
+    if shows:
+        sys.argv = ["lab", *flags, *point]
     else:
         options = {"dry_run=true": "--dry-run" in words, "one=true": one}
         asked = [f"hydra.sweeper.{option}" for option in [*shard, *(o for o, given in options.items() if given)]]
@@ -118,14 +121,6 @@ def _check_flags(arguments: Sequence[str]) -> None:
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
     parser.parse_args(list(arguments))
-
-
-def _first_point(overrides: Sequence[str], *, one: bool) -> list[str]:
-    """The overrides of the point that a sweep of these would train first."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    params = {} if one else guard.settings(overrides).sweeper.params
-    written = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
-    return expand([*written, *parsed])[0]
 
 
 def points(words: Sequence[str]) -> list[dict[str, Any]]:
@@ -155,7 +150,8 @@ def is_refusal(fault: Exception) -> bool:
     ours = [frame.name for frame in frames if Path(frame.filename) in OURS]
     return (
         bool(ours)
-        and ours[-1] in ("run", "points", "settings", "check_words", "_first_point", "_parse", "_compose", "expand")
+        and ours[-1]
+        in ("run", "points", "_settings", "check_words", "first_point", "_params", "_parse", "_compose", "expand")
         and frames[-1].name not in ours
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import socket
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import planted
@@ -154,10 +156,160 @@ def test_neither_does_a_file_beside_ours(capsys: pytest.CaptureFixture[str]) -> 
         refused(capsys, *words, *SMALL)
 
 
+FLAGS: dict[str, list[str]] = {
+    "training": [],
+    "dry run": ["--dry-run"],
+    "help": ["--help"],
+    "Hydra's help": ["--hydra-help"],
+    "info": ["--info"],
+    "config": ["--cfg", "job"],
+    "config of Hydra": ["--cfg", "hydra"],
+}
+# Logging that is set up so truncates a file, or imports a module.
+TRUNCATES = (
+    "{version: 1, handlers: {x: {class: logging.FileHandler, filename: victim.txt, mode: w}}, root: {handlers: [x]}}"
+)
+IMPORTS = "{version: 1, handlers: {x: {class: trap.Handler}}, root: {handlers: [x]}}"
+# What a file may not sweep, and what is said of it.
+SWEPT = {
+    "+hydra.hydra_logging": (TRUNCATES, "which is not of a run; known: arm, batch_size, "),
+    "++hydra.hydra_logging": (TRUNCATES, "holds ++hydra.hydra_logging, which is not of a run"),
+    "++hydra.job_logging": (IMPORTS, "holds ++hydra.job_logging, which is not"),
+    "++hydra": (f"{{hydra_logging: {IMPORTS}}}", "holds ++hydra, which is not"),
+    "+hydra.callbacks.x._target_": ("test_security.spring", "which is not of a run"),
+    "++hydra.searchpath": ("[pkg://trap]", "which is not of a run"),
+    "++hydra.mode": ("RUN", "which is not of a run"),
+    "+hydra/job_logging": ("default", "which is not of a run"),
+    "~hydra.hydra_logging": (None, "holds ~hydra.hydra_logging, which is not"),
+    "~optimizer.clip": (None, "holds ~optimizer.clip, which is not"),
+    "~model": (None, "holds ~model, which is not"),
+    "+fleet": ("../../x/0", "holds +fleet, which is not"),
+    "++fleet": ("../../x/0", "holds ++fleet, which is not"),
+    "sweeps": ("requested", "holds sweeps, which is not"),
+    "+mine.key": (1, "holds +mine.key, which is not"),
+    "++optmizer.lr": (1, "holds ++optmizer.lr, which is not of a run; nearest: optimizer"),
+    "seed=0,++hydra.hydra_logging": (TRUNCATES, "which is not of a run"),
+    "seed=0\n++hydra.hydra_logging": (TRUNCATES, "which is not of a run"),
+    "seed ++hydra.hydra_logging": (TRUNCATES, "which is not of a run"),
+    "+model@hydra.hydra_logging": ("d32", "which is not of a run"),
+    "model@hydra.hydra_logging": ("d32", "which is not of a run"),
+    "+model@_global_": ("evil", "which is not of a run"),
+    "--config-dir": ("conf", "which is not of a run"),
+    "-cd": ("conf", "which is not of a run"),
+    "": (1, "which is not of a run"),
+    "model": ("d32@hydra.hydra_logging", "params.model must choose files by their names"),
+    "+arm": ("../../evil", "params.+arm must choose files by their names"),
+    "data": ("\\${oc.env:HOME}", "params.data must choose files by their names"),
+    "seed": ("0, ++hydra.hydra_logging=x", "cannot read 'seed=0, ++hydra.hydra_logging=x'"),
+    "batch_size": ("1\n++hydra.hydra_logging=x", "batch_size"),
+}
+
+
+@pytest.fixture
+def _victims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A file, and a module that can be imported: neither is touched."""
+    (tmp_path / "victim.txt").write_text("precious")
+    (tmp_path / "trap.py").write_text("import logging, test_security\nHandler = logging.NullHandler\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    assert (tmp_path / "victim.txt").read_text() == "precious"
+    assert "trap" not in sys.modules
+
+
+def sweeping(params: dict[str, Any], **content: Any) -> str:
+    """A sweep file of these, in the current folder."""
+    Path("mine.yaml").write_text(json.dumps({**content, "hydra": {"sweeper": {"params": params}}}))
+    return "mine.yaml"
+
+
+@pytest.mark.usefixtures("_victims")
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("key", SWEPT)
+def test_a_file_sweeps_keys_of_a_run(key: str, flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value, answer = SWEPT[key]
+    assert answer in refused(capsys, "sweep", sweeping({key: value}), *SMALL, *FLAGS[flags])
+
+
+@pytest.mark.usefixtures("_victims")
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_file_leads_to_no_settings(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither by what it sweeps, nor by its defaults, nor by a file in the user's own folder."""
+    Path("conf/model").mkdir(parents=True)
+    evil = f"# @package _global_\nhydra: {{hydra_logging: {TRUNCATES}}}\nmodel: {{width: 16}}\n"
+    Path("conf/model/evil.yaml").write_text(evil)
+    away = os.path.relpath(Path("conf/model").absolute(), HOME / "conf" / "model")
+    words = [*SMALL, *FLAGS[flags]]
+    assert "by their names" in refused(capsys, "sweep", sweeping({"model": f"{away}/evil"}), *words)
+    for entry in (f"override /model: {away}/evil", f"/model@hydra.x: {away}/evil", "override /data: '${oc.env:HOME}'"):
+        sweep = sweeping({}, defaults=[dict([entry.split(": ")])])
+        assert "by their names" in refused(capsys, "sweep", sweep, *words)
+    sweep = sweeping({"model": "evil,d32"})
+    assert "hydra.hydra_logging is not for" in refused(capsys, "sweep", sweep, *words, "--config-dir", "conf")
+
+
+@pytest.mark.usefixtures("_victims")
+@pytest.mark.parametrize("flags", FLAGS)
+def test_neither_does_the_command_line_sweep_more(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    word = f"+hydra.sweeper.params={{++hydra.hydra_logging: {TRUNCATES}}}"
+    answer = refused(capsys, "train", "-m", *SMALL, word, *FLAGS[flags])
+    assert "holds ++hydra.hydra_logging, which is not of a run" in answer
+
+
+@pytest.mark.usefixtures("_victims")
+@pytest.mark.parametrize("line", ["lab sweep mine.yaml ", "lab sweep mine.yaml mod", "lab sweep mine.yaml model="])
+def test_completion_reads_no_sweep_file(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweeping({"++hydra.hydra_logging": TRUNCATES, "++hydra.job_logging": IMPORTS})
+    monkeypatch.setenv("COMP_LINE", line)
+    assert lab("-sc", "query=bash") == 0
+    assert "model=" in capsys.readouterr().out
+
+
+# What a file may sweep, and what comes of it at the first point.
+OF_A_RUN: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"optimizer.beta2": "0.9,0.95", "optimizer": "adamw,adamw_rms_scaled"}, {"optimizer.beta2": 0.9}),
+    (
+        {"intervention.kappa_transplant.kappa": "1,2", "intervention": "[kappa_transplant]"},
+        {"intervention": {"kappa_transplant": {"kappa": 1}}},
+    ),
+    (
+        {"+intervention.z_loss.coefficient": "0.5,1", "intervention": "[qk_layernorm]"},
+        {"intervention": {"qk_layernorm": {}, "z_loss": {"coefficient": 0.5}}},
+    ),
+    ({"++checkpoint.keep": 3}, {"checkpoint.keep": 3}),
+    ({"data.path": "../corpus.txt", "data": "text"}, {"data.name": "text", "data.path": "../corpus.txt"}),
+    ({"+parametrization.base_width": "16,32"}, {"parametrization.base_width": 16}),
+    ({"schedule.cooldown": "0.1,0.2", "schedule": "wsd"}, {"schedule.cooldown": 0.1}),
+    ({"+guest.window_mlp.window": "2,8"}, {"guest": {"window_mlp": {"window": 2}}}),
+    ({"arm": "coupled_decay,independent_decay"}, {"optimizer.name": "adamw_coupled"}),
+    ({"scale": "toy,cpu"}, {"scale.name": "toy"}),
+    ({"model": "mine,d32", "+own": "twice"}, {"model.name": "mine", "batch_size": 32}),
+    ({"data": "in/side"}, {"data": {"name": "synthetic", "seed": 7}}),
+]
+
+
+@pytest.mark.parametrize(("params", "expected"), OF_A_RUN, ids=lambda given: "+".join(given))
+def test_keys_of_a_run_are_swept(
+    params: dict[str, Any], expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that some choice of files brings, and groups of the user's own."""
+    for path, content in {
+        "model/mine": "{name: mine, width: 16, depth: 1, head_width: 8}",
+        "own/twice": "# @package _global_\nbatch_size: 32",
+        "data/in/side": "# @package data\nname: synthetic\nseed: 7",
+    }.items():
+        Path("conf", path).parent.mkdir(parents=True, exist_ok=True)
+        Path("conf", path).with_suffix(".yaml").write_text(content)
+    assert lab("sweep", sweeping(params), "--cfg", "job", "--config-dir", "conf") == 0, capsys.readouterr().err
+    shown = OmegaConf.create(capsys.readouterr().out)
+    assert {key: OmegaConf.select(shown, key) for key in expected} == expected
+
+
 @pytest.mark.slow
 def test_the_trap_would_spring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra itself does as it is told, so what refuses is ours."""
-    monkeypatch.setattr(guard, "check", lambda *_, **__: None)
+    monkeypatch.setattr(guard, "_refuse_differences", lambda *_: None)
     Path("mine.yaml").write_text(f"hydra: {{callbacks: {{x: {TRAP}}}}}")
     with pytest.warns(UserWarning, match="Callback NoneType"):
         lab("sweep", "mine.yaml", *SMALL, "--dry-run")

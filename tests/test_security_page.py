@@ -10,11 +10,14 @@ import os
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+import lab.analysis.page as page
 import planted
 from lab import store
 from lab.__main__ import main
@@ -85,6 +88,41 @@ def test_the_page_holds_what_we_wrote_and_no_more(folder: Path) -> None:
     assert not {"script", "img", "onerror", "iframe", "object", "link"} & found
     assert {"svg", "table", "pre"} <= found
     assert page.count("&lt;script&gt;") > 10
+
+
+@pytest.mark.usefixtures("said")
+def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
+    """Whoever shows the file in a terminal sees what a terminal shows of the study."""
+    for written in (folder / "report.html", *folder.glob("figures/*.svg")):
+        letters = written.read_bytes().decode()
+        assert all(letter.isprintable() or letter == "\n" for letter in letters), written.name
+    assert (folder / "report.html").read_text().count("\\x1b[2J") > 10
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: page.document(text, []),
+        page.section,
+        page.paragraph,
+        lambda text: page.bullets([text]),
+        page.block,
+        lambda text: page.table(pd.DataFrame({text: [text]})),
+        lambda text: page.figure("<svg ></svg>", f"{text}\n\n{text}"),
+    ],
+)
+def test_every_piece_of_a_page_takes_text_for_text(make: Callable[[str], str]) -> None:
+    plain, hostile = Tags(make("calm")), Tags(make(HOSTILE))
+    assert hostile.found == plain.found
+    assert make(HOSTILE).replace("\n", "").isprintable()
+
+
+def test_what_a_drawing_is_called_is_an_attribute_and_no_more() -> None:
+    name = f'5 < 6 & "7" \'8\' " onload="{SCRIPT}" {TAGS}'
+    figure = ET.fromstring(page.figure("<svg ></svg>", f"{name}\n\n{name}"))
+    (drawing,) = figure.iter("svg")
+    assert drawing.attrib == {"role": "img", "aria-label": name}
+    assert [element.tag for element in figure.iter()] == ["figure", "div", "svg", "figcaption", "p"]
 
 
 @pytest.mark.usefixtures("said")

@@ -7,6 +7,8 @@ from html import escape
 
 import pandas as pd
 
+from lab.visible import visible
+
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 60rem; margin: 2rem auto;
@@ -40,34 +42,34 @@ def document(title: str, body: Iterable[str]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+        f"<title>{_literal(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{_literal(title)}</h1>\n" + "\n".join(body) + "\n</body>\n</html>\n"
     )
 
 
 def section(title: str, *parts: str) -> str:
     """A heading, in plain text, and HTML below it."""
-    return "\n".join([f"<section>\n<h2>{escape(title)}</h2>", *parts, "</section>"])
+    return "\n".join([f"<section>\n<h2>{_literal(title)}</h2>", *parts, "</section>"])
 
 
 def paragraph(text: str, kind: str = "plain") -> str:
     """Plain text as a paragraph, ``plain`` or ``lead``."""
-    return f'<p class="{kind}">{escape(text)}</p>'
+    return f'<p class="{kind}">{_literal(text)}</p>'
 
 
 def bullets(lines: Iterable[str]) -> str:
     """Plain lines as a list."""
-    return "<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in lines) + "\n</ul>"
+    return "<ul>\n" + "\n".join(f"<li>{_literal(line)}</li>" for line in lines) + "\n</ul>"
 
 
 def block(text: str) -> str:
     """Plain text as it stands, such as a command."""
-    return f"<pre>{escape(text)}</pre>"
+    return f"<pre>{_literal(text)}</pre>"
 
 
 def table(frame: pd.DataFrame) -> str:
     """Every cell as its text."""
-    cells = [[escape(str(cell)) for cell in row] for row in [list(frame.columns), *frame.to_numpy().tolist()]]
+    cells = [[_literal(str(cell)) for cell in row] for row in [list(frame.columns), *frame.to_numpy().tolist()]]
     head = "".join(f'<th scope="col">{cell}</th>' for cell in cells[0])
     body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells[1:])
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
@@ -76,6 +78,11 @@ def table(frame: pd.DataFrame) -> str:
 def figure(svg: str, caption: str) -> str:
     """An inline drawing; the caption's first paragraph, in plain text, is what the drawing is called."""
     paragraphs = [" ".join(some.split()) for some in caption.split("\n\n")]
-    named = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(paragraphs[0])}" ', 1)
+    named = svg.replace("<svg ", f'<svg role="img" aria-label="{_literal(paragraphs[0])}" ', 1)
     words = "\n".join(paragraph(some) for some in paragraphs[1:])
     return f'<figure><div class="wide">{named}</div>\n<figcaption>\n{words}\n</figcaption></figure>'
+
+
+def _literal(text: str) -> str:
+    """Plain text as HTML, in an attribute as well; every text of the page passes through here."""
+    return escape(visible(text))
