@@ -32,9 +32,7 @@ from lab.registry import (
     nearest,
 )
 
-# Keys that may differ in what is one run: labels, where records go, what carries out its steps and on which device.
-NO_PART_OF_ID = ("out", "device", "engine", "model.name", "scale.name")
-# What has no column either: how a run was kept safe and shared, which two runs that are one may differ in.
+# What has no column: how a run was kept safe and shared, which two runs that are one may differ in.
 NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
 
@@ -183,7 +181,5 @@ def static_key(config: RunConfig) -> str:
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:
-    """Digest of config, data and record version; not of ``NO_PART_OF_ID``, ``NO_COLUMN`` or the tracker."""
-    flat = {key: value for key, value in columns(config).items() if key not in NO_PART_OF_ID}
-    flat["probes.names"] = "+".join(sorted(config.probes.names))
-    return store.digest({"config": flat, "data": fingerprint, "version": store.RECORD_VERSION})
+    """The id under which the store takes the record of this config and of data with this fingerprint."""
+    return store.run_id({**columns(config), "data_fingerprint": fingerprint})

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from lab import checkpoint, machine, ranks, store
 from lab import plan as plans
-from lab.config import columns, run_config
+from lab.config import columns, run_config, run_id
+from lab.data.corpus import look_again
 from lab.engine import can_compile
 from lab.fleet import Fleet
 from lab.halving import outcomes
 from lab.progress import Sayer
 from lab.record import Run, Tape, card, failure, verdict
+from lab.registry import RequestError
 from lab.resumable import train_on
 from lab.trackers import NoTracker
 from lab.tracking import Tracking
@@ -23,6 +25,10 @@ from lab.train import Moment
 
 class Preempted(Exception):  # noqa: N818  (no error)
     """Told to stop, with a checkpoint left."""
+
+
+class ChangedDataError(Exception):
+    """The data are not those that the ids of a plan's runs stand for."""
 
 
 def train_fleet(folder: Path, plan: str, index: int) -> bool:
@@ -55,12 +61,15 @@ class _Job:
         runs: list[Run] = []
         with self.tracking:
             asked = list(self.named)
-            for name, run in zip(asked, outcomes(asked, self.attempt, self.progress.note), strict=True):
-                row = card(name, self.named[name], run[0])
-                if ranks.is_first():
-                    store.write_run(self.folder, row, run[1])
-                self.tracking.end(row)
-                runs.append(run)
+            try:
+                for name, run in zip(asked, outcomes(asked, self.attempt, self.progress.note), strict=True):
+                    row = card(name, self.named[name], run[0])
+                    if ranks.is_first():
+                        store.write_run(self.folder, row, run[1])
+                    self.tracking.end(row)
+                    runs.append(run)
+            except ChangedDataError as change:  # a record would stand under an id of other data
+                runs += [failure(str(change))] * (len(asked) - len(runs))
         ended = {name: run[0] for name, run in zip(asked, runs, strict=True) if run[0]["status"] != "failed"}
         self.progress.end(verdict(runs), [run[0].get("final_val_loss") for run in runs])
         if ranks.is_first():
@@ -85,10 +94,14 @@ class _Job:
                     self.tracking.log(step, dict(zip(names, values, strict=True)))
 
         try:
+            self.check_data(names)
             tape = Tape(Fleet(configs))
             keeper = checkpoint.Keeper(self.folder, names, configs[0].checkpoint)
             if train_on(tape, keeper, hear, self.progress.note, self.told_to_stop):
+                self.check_data(names)
                 return tape.runs()
+        except ChangedDataError:
+            raise
         except Exception as fault:
             # the first rank speaks for all, but not of this
             if ranks.place() > 0 or (machine.is_out_of_memory(fault) and not ranks.joined()):
@@ -96,3 +109,20 @@ class _Job:
             self.progress.note(traceback.format_exc().rstrip())
             return [failure(f"{type(fault).__name__}: {fault}")] * len(names)
         raise Preempted
+
+    def check_data(self, names: Sequence[str]) -> None:
+        """Read the data of these runs again.
+
+        Raises:
+            ChangedDataError: they are not those that the runs' ids stand for, here or on another rank.
+        """
+        look_again()
+        try:
+            fingerprint = self.named[names[0]].data.entry.open().fingerprint
+            changed = any(run_id(self.named[name], fingerprint) != name for name in names)
+            fault = "the data changed since these runs were planned" if changed else None
+        except RequestError as refusal:
+            fault = str(refusal)
+        if ranks.highest(fault is not None):
+            what = fault or "another rank has other data"
+            raise ChangedDataError(f"{what}; nothing was recorded, and the same command trains on the data as they are")

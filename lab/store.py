@@ -52,6 +52,8 @@ RUN_COLUMNS = {
     "data_notes": "string",  # what the data says of itself: files, Python version, entropy
 }
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
+# Columns of the config that may differ in what is one run: labels, where records go, what carries its steps out.
+NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name"}
 STATUSES = ("finished", "diverged", "failed")
 NAME = r"[\w-]+"  # of a run, which names its folder, here and in a tracker
 
@@ -67,6 +69,14 @@ def digest(value: Any) -> str:
     """Sixteen hexadecimal digits that stand for a JSON value; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_id(card: Mapping[str, Any]) -> str:
+    """Digest of a card's config, data and record version; not of ``NO_PART_OF_ID``, nor of the order of probes."""
+    outcome = {*RUN_COLUMNS} - {"intervention"}
+    config = {key: value for key, value in card.items() if key not in outcome | NO_PART_OF_ID}
+    config["probes.names"] = "+".join(sorted(card["probes.names"].split("+")))
+    return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,9 +147,14 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
     """Leave one run behind: its metrics ``(step, probe, where, value)``, then its card, a row of ``runs.parquet``.
 
     An intact run of the same id that did not fail is left alone.
+
+    Raises:
+        RequestError: the id is no name, or not that of the config and data on the card; or nothing can be written.
     """
     if not re.fullmatch(NAME, card["id"]):
         raise RequestError(f"a run cannot be called {card['id']!r}")
+    if "data_fingerprint" in card and card["id"] != run_id(card):
+        raise RequestError(f"run {card['id']} is not a run of this config and data, which make it {run_id(card)}")
     place = folder / "runs" / card["id"]
     there = _card(place)
     if there and there["status"] != "failed":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.config import RunConfig, run_config, run_id, static_key
+from lab.data.corpus import look_again
 from lab.registry import RequestError
 
 # FLOPs of a shape from which compiling it pays: five minutes of a core, of which it saves two.
@@ -31,6 +32,7 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
 
     Seeds come first in the order, so that an interrupted sweep still holds whole seeds.
     """
+    look_again()
     found: dict[str, Point] = {}
     for tree in trees:
         config = run_config(tree)

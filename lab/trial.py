@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lab import machine, store
-from lab.config import RunConfig
+from lab.config import RunConfig, run_id
 from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
 from lab.probes.probe import Listener
 from lab.record import Tape, card
@@ -112,8 +112,8 @@ def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     glance = clock.seconds(lambda: looks.append(fleet.evaluate(whole=False)))
     tape.keep(Moment(0, 0, listener.heard, looks[0]))
     with TemporaryDirectory() as nowhere:
-        for place, (outcome, metrics) in enumerate(tape.runs()):
-            store.write_run(Path(nowhere), card(str(place), configs[place], outcome), metrics)
+        for one, (outcome, metrics) in zip(configs, tape.runs(), strict=True):
+            store.write_run(Path(nowhere), card(run_id(one, fleet.corpus.fingerprint), one, outcome), metrics)
     between = len({*heard_at} - {0, config.steps - 1}) * listener.hears("val_loss")
     # all that is held out at the end, at the start once per seed, and a slice of it when probes listen in between
     whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / GLANCE_TOKENS)

@@ -65,7 +65,7 @@ def card(**changes: Any) -> dict[str, Any]:
         "data.seed": None,
         "probes.name": "paper",
         "probes.every": 4,
-        "probes.names": ["train_loss", "val_loss", "attention_logit_max"],
+        "probes.names": "train_loss+val_loss+attention_logit_max",
         "scale.name": "small",
         "batch_size": 16,
         "seq_len": 32,
@@ -77,7 +77,7 @@ def card(**changes: Any) -> dict[str, Any]:
         "intervention.z_loss.coefficient": 1e-4,
     }
     made = {**base, **changes}
-    return {"id": made.pop("id", None) or store.digest(made), **made}
+    return {"id": made.pop("id", None) or store.run_id(made), **made}
 
 
 def cards(

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from lab import machine
 from lab.app import data_folder
 from lab.config import RunConfig, run_config
+from lab.data import corpus
 from lab.fleet import PASS_TOKENS, Fleet
 from lab.record import Run, Tape
 from lab.train import train
@@ -50,6 +51,12 @@ def tree(*overrides: str) -> dict[str, Any]:
     assert isinstance(plain, dict)
     del plain["fleet"]
     return plain  # type: ignore[return-value]
+
+
+def forget_data() -> None:
+    """Let data be opened as another process would open them."""
+    corpus._corpora.clear()
+    corpus.look_again()
 
 
 def configs(*per_run: str, shared: tuple[str, ...] = ()) -> list[RunConfig]:

@@ -87,7 +87,7 @@ def test_a_data_seed_is_a_replicate_of_its_own():
 
 
 def test_of_two_runs_at_one_point_the_first_stays():
-    cards = [*small(), *small(device="cuda")]
+    cards = [*small(), *small(**{"probes.every": 8})]
     runs = laid(cards)
     assert len(runs) == 4
     assert set(runs["id"]) < {card["id"] for card in cards}

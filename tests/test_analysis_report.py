@@ -141,6 +141,31 @@ def test_the_summary_says_why_there_is_no_number(tmp_path):
     assert "undefined" in text
 
 
+def gaps(folder, missing):
+    """What is noted of learning rates without runs, in a study of two arms, all but the ``missing`` runs."""
+    there = [card for card in planted.cards(("none", "z_loss"), (32,)) if not missing(card)]
+    return [note for note in findings.notes(study([planted.write(folder, there)])) if "at learning rate" in note]
+
+
+def test_learning_rates_that_no_seed_of_an_arm_ran_are_named(tmp_path):
+    def missing(card):
+        return card["intervention"] == "z_loss" and card["optimizer.lr"] in (0.03, 0.3)
+
+    assert gaps(tmp_path / "whole", lambda card: False) == []
+    (note,) = gaps(tmp_path / "lacking", missing)
+    assert note.startswith("No seed has a run at learning rate 0.03 and 0.3, where other curves have one")
+    assert note.endswith(": z_loss at 24.7k.")
+    assert gaps(tmp_path / "nowhere", lambda card: card["optimizer.lr"] == 0.3) == []
+
+
+def test_seeds_with_unequal_learning_rates_are_named(tmp_path):
+    def missing(card):
+        return card["intervention"] == "none" and card["seed"] == 1 and card["optimizer.lr"] == 0.1
+
+    (note,) = gaps(tmp_path / "lacking", missing)
+    assert note.startswith("none at 24.7k: seed 1 has no run at learning rate 0.1; the mean sensitivity pools seeds")
+
+
 def test_a_folder_of_failures_is_refused_with_its_reason(tmp_path):
     cards = [card | {"status": "failed", "reason": "no memory"} for card in planted.cards(widths=(32,), seeds=(0,))]
     with pytest.raises(RequestError, match="all 14 runs failed, the first with: no memory"):

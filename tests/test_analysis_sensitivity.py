@@ -12,6 +12,7 @@ from scipy import stats
 import planted
 from lab.analysis import sensitivity
 from lab.analysis.curves import points
+from lab.analysis.outline import outlines
 from lab.analysis.sensitivity import lr_sensitivity, split, student_t
 
 
@@ -135,6 +136,15 @@ def test_unstable_is_worse_than_bigrams_above_the_best_learning_rate():
     judged = sensitivity.judge(study(cards)).set_index("lr")["fate"]
     assert judged[judged != ""].to_dict() == {0.1: "unstable"}  # not 3e-4: that one is under-trained
     assert sensitivity.per_seed(study(cards))["eta_div"].item() == 0.1
+
+
+def test_of_several_lost_learning_rates_the_smallest_is_eta_div():
+    cards = list(planted.cards(["qk_layernorm+z_loss"], [32], seeds=[0]))
+    for lost in (5, 4, 6):
+        cards[lost] |= {"status": "diverged", "diverged_at": 7, "final_val_loss": math.nan}
+    runs = study(cards).sample(frac=1, random_state=0)
+    assert sensitivity.per_seed(runs)["eta_div"].item() == 0.03
+    assert outlines(sensitivity.judge(runs))[0].known["log_lost"] == pytest.approx(math.log10(0.03))
 
 
 def test_a_diverged_run_sets_eta_div_and_a_stable_curve_has_none():

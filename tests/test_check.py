@@ -13,7 +13,7 @@ import pytest
 from lab.__main__ import main
 from lab.analysis import baseline, regression
 from lab.registry import RequestError
-from planted import BOTH, cards, write
+from planted import BOTH, card, cards, write
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -93,7 +93,7 @@ def test_losses_that_are_no_numbers_survive(tmp_path: Path) -> None:
 
 def test_infinite_settings_and_data_that_differ_survive(tmp_path: Path) -> None:
     runs = [
-        {**one, key: value}
+        card(**{**one, key: value, "id": None})
         for key, value in (("optimizer.clip", math.inf), ("data_fingerprint", "b"))
         for one in cards()
     ]
@@ -250,7 +250,7 @@ def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_
 
 def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
     evil = "<script>alert(1)</script>|x `y` [z](http://e)\n# t\x1b[2J\x01"
-    runs = [{**one, "schedule.name": evil} for one in cards(widths=(32,))]
+    runs = [card(**{**one, "schedule.name": evil, "id": None}) for one in cards(widths=(32,))]
     folder, place = write(tmp_path / "evil", runs), tmp_path / "b.json"
     assert run("baseline", "save", folder, place)[0] == 0
     place.write_text(place.read_text().replace("alert(1)", "other(1)"))

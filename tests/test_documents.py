@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.data import huggingface, tables, text, tokenizer
+from lab.data import huggingface, tables, tokenizer
 from lab.data.huggingface import HuggingFace
 from lab.data.packed import PackedCorpus
 from lab.data.tables import JsonLines, Parquet
 from lab.data.text import Text
 from lab.registry import RequestError
+from small import forget_data
 
 TEXTS = [
     f"document {place} says {'äß€ ' * (place % 3)}{place * place} times {chr(97 + place % 26) * 30}"
@@ -30,15 +31,13 @@ HELD_OUT = [TEXTS[19], TEXTS[39], TEXTS[59]]
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("LAB_CACHE", str(place))
-    for opener in (text._open_text, tables._open, huggingface._open):
-        opener.cache_clear()
+    forget_data()
     return place
 
 
 def opened(source: Any) -> PackedCorpus:
     """As another process would open it."""
-    for opener in (text._open_text, tables._open, huggingface._open):
-        opener.cache_clear()
+    forget_data()
     corpus = source.open()
     assert isinstance(corpus, PackedCorpus)
     return corpus

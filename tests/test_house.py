@@ -47,7 +47,7 @@ EXITS = {"app", "hydra_plugins", "commands", "__main__"}
 READS_ARGUMENTS = {"request", "completion", "__main__"}
 KNOWS_HYDRA = {"app", "hydra_plugins", "composing", "guard", "request", "catalogue", "__main__"}
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 200, 60
-LONGER = {"lab.store": 250}  # file -> the lines it may have
+LONGER = {"lab.store": 260}  # file -> the lines it may have
 
 FILES = sorted(path for folder in ("lab", "hydra_plugins") for path in (HOME / folder).rglob("*.py"))
 NAMES = {".".join(path.relative_to(HOME).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}

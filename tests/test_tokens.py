@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from tokenizers import decoders
 
-from lab.data import documents, text, tokenizer
+from lab.data import documents, tokenizer
 from lab.data.corpus import BACKOFF
 from lab.data.packed import PackedCorpus
 from lab.data.text import StandardLibrary, Text
 from lab.data.tokenizer import Pieces, learned
 from lab.registry import RequestError
+from small import forget_data
 
 WORDS = ["lamp", "river", "stone", "bright", "under", "walking", "quietly", "seven", "orange", "window", "paper"]
 
@@ -34,9 +35,9 @@ def prose(seed: int, words: int = 300) -> str:
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAB_CACHE", str(tmp_path_factory.mktemp("cache")))
-    text._open_text.cache_clear()
+    forget_data()
     yield
-    text._open_text.cache_clear()
+    forget_data()
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 def opened(path: Path, vocabulary: int = 300) -> PackedCorpus:
     """As another process would open it."""
-    text._open_text.cache_clear()
+    forget_data()
     corpus = Text(path=str(path), tokenizer="bpe", vocabulary=vocabulary).open()
     assert isinstance(corpus, PackedCorpus)
     return corpus

@@ -51,11 +51,33 @@ def notes(study: Study) -> Iterator[str]:
     for curves, sentence in _cautions(study):
         if len(curves):
             yield sentence.format(listed(_place(*at) for at in zip(curves["arm"], curves["size"], strict=True)))
-    for (arm, size), points in study.points.groupby(["arm", "size"], sort=False):
-        for seed, some in points.groupby("seed"):
-            missing = sorted(set(points["lr"]) - set(some["lr"]))
-            if missing:
-                yield f"{_place(arm, size)}: seed {seed} has no run at learning rate {listed(map(spell, missing))}."
+    yield from _gaps(study.points)
+
+
+def _gaps(points: pd.DataFrame) -> Iterator[str]:
+    """Learning rates that other curves ran and no seed of this one did; then those that only some of its seeds ran."""
+    curves = points.groupby(["arm", "size"], sort=False)
+    places: dict[str, list[str]] = {}
+    for at, curve in curves:
+        if missing := _missing(points["lr"], curve["lr"]):
+            places.setdefault(missing, []).append(_place(*at))
+    for missing, found in places.items():
+        yield (
+            f"No seed has a run at learning rate {missing}, where other curves have one, and sensitivity averages over "
+            f"the learning rates a curve ran from {LOW:g} to {HIGH:g}: {listed(found)}."
+        )
+    for at, curve in curves:
+        for seed, runs in curve.groupby("seed"):
+            if missing := _missing(curve["lr"], runs["lr"]):
+                yield (
+                    f"{_place(*at)}: seed {seed} has no run at learning rate {missing}; the mean sensitivity pools "
+                    "seeds, each over the learning rates it ran."
+                )
+
+
+def _missing(wanted: pd.Series, ran: pd.Series) -> str:
+    lrs = sorted(set(wanted) - set(ran))
+    return listed(map(spell, lrs)) if lrs else ""
 
 
 def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:

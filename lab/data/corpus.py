@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 import pandas as pd
@@ -22,6 +24,7 @@ TRAINING, HELD_OUT, COUNTED, DEFINITION = range(4)
 
 Tokens = NDArray[np.int64]
 Bits = NDArray[np.uint64]
+Arguments = ParamSpec("Arguments")
 
 
 def draw(stream: int, seed: int, step: int, rows: int, columns: int) -> Bits:
@@ -115,3 +118,31 @@ class Corpus(ABC):
                 f"the text is too short for seq_len={seq_len}: its training and held-out parts "
                 f"allow at most seq_len={self.longest}"
             )
+
+
+_corpora: dict[tuple[Any, ...], Corpus] = {}
+_up_to_date: set[tuple[Any, ...]] = set()
+
+
+def once(read: Callable[Arguments, Corpus]) -> Callable[Arguments, Corpus]:
+    """Decorator: keep the corpus of these positional arguments until ``look_again``.
+
+    Read again with the same fingerprint, it is still the same object.
+    """
+
+    @wraps(read)
+    def opened(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Corpus:
+        key = (read, *arguments)
+        if key not in _up_to_date:
+            corpus = read(*arguments, **keywords)
+            if key not in _corpora or _corpora[key].fingerprint != corpus.fingerprint:
+                _corpora[key] = corpus
+            _up_to_date.add(key)
+        return _corpora[key]
+
+    return opened
+
+
+def look_again() -> None:
+    """Let every source be read again when it is next opened, since its files may have changed."""
+    _up_to_date.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +11,7 @@ import numpy as np
 
 import lab.data.files as files
 from lab import fields
-from lab.data.corpus import Corpus
+from lab.data.corpus import Corpus, once
 from lab.data.documents import HELD_OUT_EVERY, LEARNED_FROM, fill
 from lab.data.packed import Notes, packed
 from lab.data.tables import text_of
@@ -58,7 +57,7 @@ class HuggingFace:
         return _open(replace(self, seed=0))
 
 
-@cache
+@once
 def _open(asked: HuggingFace) -> Corpus:
     releases = {package: require(package, "data=huggingface") for package in ("datasets", "tokenizers")}
     folder = Path(str(asked.path)).expanduser().absolute()

@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 
 import lab.data.documents as documents
 import lab.data.files as files
 from lab import fields
-from lab.data.corpus import Corpus
+from lab.data.corpus import Corpus, once
 from lab.data.tokenizer import BYTES
 from lab.fields import PerRunSeed
 from lab.registry import DATA, RequestError, nearest
@@ -69,7 +68,7 @@ class Parquet:
         return _open("parquet", files.absolute(self.path, "parquet"), self.field, self.tokenizer, self.vocabulary)
 
 
-@cache
+@once
 def _open(kind: str, path: str, field: str, tokenizer: str, vocabulary: int) -> Corpus:
     found, origin = files.named(path, [f".{kind}"]), f"data.path={path}"
     if not found:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import platform
 import sysconfig
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import lab.data.documents as documents
 import lab.data.files as files
 from lab import fields
-from lab.data.corpus import Corpus
+from lab.data.corpus import Corpus, once
 from lab.data.packed import Notes
 from lab.data.tokenizer import BYTES
 from lab.fields import PerRunSeed
@@ -66,14 +65,14 @@ class Text:
         return _open_text(files.absolute(self.path, "text"), self.tokenizer, self.vocabulary)
 
 
-@cache
+@once
 def _open_library(root: str, tokenizer: str, vocabulary: int) -> Corpus:
     sources = sorted((file for file in files.below(root, NOT_LIBRARY) if file.suffix == ".py"), key=Path.as_posix)
     notes: Notes = {"python": platform.python_version()}
     return _corpus(sources, f"the standard library in {root}", notes, tokenizer, vocabulary)
 
 
-@cache
+@once
 def _open_text(path: str, tokenizer: str, vocabulary: int) -> Corpus:
     return _corpus(files.named(path, TEXT_SUFFIXES), f"data.path={path}", {}, tokenizer, vocabulary)
 
