@@ -54,10 +54,11 @@ def model(
     vocabulary: int = 11,
     changes: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float64,
+    operands: torch.dtype | None = None,
 ) -> Transformer:
     """Runs of these seeds at initialization."""
     scale, config = Standard().attention_scale(head_width), ModelConfig("small", width, depth, head_width)
-    made = Transformer(config, vocabulary, len(seeds), changes or {}, scale).to(dtype)
+    made = Transformer(config, vocabulary, len(seeds), changes or {}, scale, operands).to(dtype)
     made.initialize(seeds, made.factors(Standard(), width))
     return made
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,8 @@ class CutError(Exception):
 
 def go_on(
     folder: Path, wanted: list[RunConfig], *, cut_after: int = 99, ids: list[str] = IDS, **keeping: Any
-) -> tuple[list[list[Row]], list[int], list[str]]:
-    """Rows of every run, the steps made in this process, and what was noted of checkpoints."""
+) -> tuple[list[tuple[str, int | None, Sequence[Row]]], list[int], list[str]]:
+    """Status, step of divergence and rows of every run, the steps made in this process, and what was noted."""
     steps: list[int] = []
     notes: list[str] = []
 
@@ -62,7 +64,7 @@ def go_on(
         return [], steps, notes
     finally:
         torch.set_flush_denormal(False)
-    return [rows for _, rows in tape.runs()], steps, notes
+    return [(outcome["status"], outcome["diverged_at"], rows) for outcome, rows in tape.runs()], steps, notes
 
 
 def left(folder: Path) -> list[Path]:
@@ -79,7 +81,16 @@ def test_a_fleet_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert steps == [8, 9, 10, 11]
     assert notes == []
     assert repr(resumed) == repr(whole)
-    assert any("nan" in repr(rows) for rows in whole)  # one of them had diverged, before the cut
+    assert any("nan" in repr(run) for run in whole)  # one of them had diverged, before the cut
+
+
+def test_a_run_that_diverged_before_the_cut_remembers_at_which_step(tmp_path: Path) -> None:
+    wanted = configs(WANTED[2], shared=("probes.every=1", "intervention=[]"))
+    go_on(tmp_path, wanted, ids=["c"], cut_after=10)
+    ((status, diverged_at, rows),), steps, _ = go_on(tmp_path, wanted, ids=["c"])
+    bad = [step for step, probe, _, value in rows if probe == "train_loss" and not math.isfinite(value)]
+    assert (status, diverged_at) == ("diverged", bad[0])
+    assert bad[0] < steps[0] == 8
 
 
 def test_the_newest_stay_and_older_ones_go(tmp_path: Path) -> None:
@@ -174,8 +185,9 @@ def test_checkpoints_go_when_all_runs_of_their_fleet_have_ended(tmp_path: Path) 
     assert checkpoint.under_way(tmp_path) == []
 
 
+# Two fleets, in each of which a run diverges long before the first checkpoint.
 LONG = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "steps=120", "checkpoint.steps=20"]
-LONG += ["hydra.sweeper.max_runs=1"]
+LONG += ["optimizer.lr=1e-2,1e30", "optimizer.clip=inf", "schedule.warmup=0", "hydra.sweeper.max_runs=2"]
 
 
 def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -196,7 +208,11 @@ def finish(folder: Path) -> store.Records:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> store.Records:
-    return finish(tmp_path_factory.mktemp("alone"))
+    records = finish(tmp_path_factory.mktemp("alone"))
+    diverged_at = records.runs.loc[records.runs["optimizer.lr"] == 1e30, "diverged_at"]
+    assert len(diverged_at) == 2
+    assert diverged_at.between(0, 19).all()
+    return records
 
 
 def test_a_sweep_killed_in_mid_run_goes_on_to_the_same_records(tmp_path: Path, whole: store.Records) -> None:

@@ -14,7 +14,7 @@ import torch
 from lab import app, engine, machine, products, store
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
-from lab.analysis.sensitivity import paired
+from lab.analysis.sensitivity import paired, per_seed, student_t
 from lab.config import RunConfig
 from lab.fleet import Fleet
 from lab.registry import RequestError
@@ -31,8 +31,8 @@ def losses(wanted: list[RunConfig], dtype: torch.dtype = torch.float32) -> torch
     return torch.stack([moment.heard["train_loss", ""].double() for moment in list(train(fleet))[1:]])
 
 
-def test_products_round_their_operands_and_nothing_else() -> None:
-    """Loss of untrained models: bf16 keeps eight bits of what is multiplied, and so two or three digits of a loss."""
+def test_bf16_keeps_the_first_digits_of_a_loss() -> None:
+    """Of untrained models two or three, since eight bits are kept of what is multiplied; fewer as steps go by."""
     exact = losses(configs(*RATES), torch.float64)
     full, half = (losses(configs(*RATES, shared=(f"precision={name}",))) for name in ("fp32", "bf16"))
     torch.testing.assert_close(full[0], exact[0], rtol=1e-6, atol=0)
@@ -196,14 +196,26 @@ def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_bf16_and_fp32_agree_on_the_sensitivities_of_the_smoke_sweep(tmp_path: Path) -> None:
-    """Arm by arm, paired by seed: what bf16 changes lies within the spread of the seeds."""
+def test_bf16_moves_no_sensitivity_as_far_as_the_smoke_sweep_measures(tmp_path: Path) -> None:
+    """What it does to each arm, paired by seed, is surely less than what qk-layernorm does, and slow runs stay close.
+
+    All of the one interval lies below all of the other, which noise in either makes less likely.
+    """
     from lab.__main__ import main
 
-    found = {}
+    plain, dressed = "z_loss", "qk_layernorm+z_loss"
+    points, sensitivity = {}, {}
     for precision in ("fp32", "bf16"):
         out = tmp_path / precision
         assert main(["sweep", "smoke", f"out={out}", "probes=none", f"precision={precision}"]) == 0
-        found[precision] = paired(curve_points(load(out).runs), "z_loss", "qk_layernorm+z_loss").iloc[0]["total"]
-    assert found["bf16"].low < found["fp32"].mean < found["bf16"].high
-    assert found["fp32"].low < found["bf16"].mean < found["fp32"].high
+        points[precision] = curve_points(load(out).runs)
+        sensitivity[precision] = per_seed(points[precision]).set_index(["arm", "seed"])["total"]
+    slowest = [runs[runs["lr"] == runs["lr"].min()].set_index(["arm", "seed"])["loss"] for runs in points.values()]
+    assert len(slowest[0]) == 10
+    assert slowest[0].to_dict() == pytest.approx(slowest[1].to_dict(), rel=2**-8)
+    effect = paired(points["fp32"], plain, dressed).iloc[0]["total"].low
+    assert effect > 0
+    for arm in (plain, dressed):
+        moved = student_t(sensitivity["bf16"][arm] - sensitivity["fp32"][arm])
+        assert moved.n == 5
+        assert -effect < moved.low < moved.high < effect

@@ -122,7 +122,7 @@ def test_a_probe_is_silent_from_its_fault_on_also_after_a_cut(tmp_path: Path, mo
     monkeypatch.setitem(PROBES._entries, "broken", Probe("broken", "scores", measure))
     wanted = configs("", shared=("probes.names=[train_loss,broken]", "probes.every=3", "model.depth=2"))
     go_on(tmp_path, wanted, cut_after=10)
-    (rows,), steps, _ = go_on(tmp_path, wanted)
+    ((*_, rows),), steps, _ = go_on(tmp_path, wanted)
     assert steps[0] == 8
     assert [(step, where) for step, name, where, _ in rows if name == "broken"] == [(0, "block0"), (0, "block1")]
     assert {step for step, name, *_ in rows if name == "train_loss"} == {0, 3, 6, 9, 11}

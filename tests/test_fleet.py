@@ -6,12 +6,14 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cap import Cap
-from lab.fleet import Fleet, pick_device
+from lab.fleet import GLANCE_TOKENS, PASS_TOKENS, Fleet, pick_device
 from lab.record import outcome
 from lab.registry import INTERVENTIONS, RequestError
-from small import configs, trained
+from lab.train import train
+from small import brief, configs, trained
 
 PER_RUN = [
     f"optimizer.lr={lr} seed={seed} schedule.warmup={warmup} optimizer.eps={eps}"
@@ -43,6 +45,14 @@ def test_a_broken_run_leaves_its_neighbours_alone() -> None:
     assert together[1][0]["diverged_at"] is not None
     assert any(math.isnan(value) for *_, value in together[1][1])
     assert repr([together[0], together[2]]) == repr(trained(configs(calm, f"{calm} seed=3")))
+
+
+def test_a_run_diverged_at_its_first_step_without_a_finite_loss() -> None:
+    wild = "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0"
+    ((result, rows),) = trained(configs(wild, shared=("probes.every=1", "intervention=[]")))
+    bad = [step for step, probe, _, value in rows if probe == "train_loss" and not math.isfinite(value)]
+    assert len(bad) > 1
+    assert result["diverged_at"] == bad[0] > 0
 
 
 def test_listening_changes_no_bits() -> None:
@@ -82,6 +92,31 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
     assert losses[11] == result["final_val_loss"]
     assert {where for probe, where in steps if probe == "attention_logit_max"} == {"block0", "block1"}
     assert {where for probe, where in steps if probe == "train_loss"} == {""}
+
+
+def test_on_the_way_the_held_out_loss_is_heard_before_the_update_of_its_step() -> None:
+    wanted = configs(*PER_RUN[:2], shared=("probes.every=5", "steps=12"))
+    heard = {moment.step: moment.heard for moment in train(brief(Fleet(wanted)))}
+    fleet = brief(Fleet(wanted))
+    for step in range(11):
+        if step in (5, 10):
+            assert torch.equal(heard[step]["val_loss", ""], fleet.evaluate(whole=False))
+        fleet.step(step)
+
+
+def test_every_held_out_window_counts_as_much_as_any_other() -> None:
+    """Windows are seen in several passes and a part of one, here of another language; some are left out of a look."""
+    fleet = brief(Fleet(configs("seed=0", "seed=1")))
+    length = fleet.held_out_nt.shape[1] - 1
+    fleet.held_out_nt[-(len(fleet.held_out_nt) % (PASS_TOKENS // length)) :] = 0
+    with torch.no_grad():
+        fleet.weights["head"].mul_(8)
+        logits_rntv = fleet.model(fleet.held_out_nt[:, :-1].expand(2, -1, -1)).double()
+    targets_rnt = fleet.held_out_nt[:, 1:].expand(2, -1, -1)
+    loss_rnt = F.cross_entropy(logits_rntv.movedim(-1, 1), targets_rnt, reduction="none")
+    torch.testing.assert_close(fleet.evaluate(whole=True), loss_rnt.mean((1, 2)), rtol=1e-6, atol=0)
+    glanced_rnt = loss_rnt[:, :: loss_rnt[0].numel() // GLANCE_TOKENS]
+    torch.testing.assert_close(fleet.evaluate(whole=False), glanced_rnt.mean((1, 2)), rtol=1e-6, atol=0)
 
 
 def test_a_single_step_is_the_first_and_the_last() -> None:

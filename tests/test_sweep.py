@@ -93,7 +93,7 @@ def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:
     static = (
         "steps=13 batch_size=5 seq_len=11 model.width=32 intervention=[] schedule=constant parametrization=mup_simple "
     )
-    static += "optimizer=adamw_coupled probes.every=3 data=stdlib device=cpu"
+    static += "optimizer=adamw_coupled probes.every=3 data=stdlib device=cpu precision=bf16 engine=eager"
     keys = [static_key(config) for config in configs("", *static.split())]
     assert len(set(keys)) == len(keys)
 

@@ -19,7 +19,8 @@ LAYERNORM_EPS = 1e-6
 def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
     """Batched matrix product over the last two axes, both operands rounded to ``operands`` first, if it is given.
 
-    What comes out has their precision: whoever adds, normalizes or exponentiates it takes it back up.
+    The result is rounded to ``operands``, too, and keeps that dtype: whoever adds, normalizes or exponentiates it casts
+    it back.  So it is with the products of the backward pass: what they take and what they make is rounded.
     """
     return torch.matmul(a, b) if operands is None else torch.matmul(a.to(operands), b.to(operands))
 

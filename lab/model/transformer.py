@@ -39,8 +39,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens ``[r b t]`` to logits ``[r b t v]``; ``runs`` models of one shape side by side.
 
-    Given ``operands``, every matrix product rounds what it multiplies to that precision; weights, residual stream,
-    norms, softmax and logits keep their own.
+    Given ``operands``, every matrix product rounds what it takes and what it makes to that precision, forward and
+    backward; all between products keeps the weights' precision, in which the logits are returned.
     """
 
     ends = ("embedding", "head")  # weights that are not counted among those "without embeddings"
