@@ -35,7 +35,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: str, folder: Path, **environment: str) -> int:
+def shell(command: str, folder: Path, **environment: str) -> int:
     """A line of the page, in a shell that finds this Python's `lab`, `pytest` and `git`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "GIT_"))}
@@ -77,25 +77,25 @@ def test_its_sweeps_are_understood(name: str, runs: int, repository: Path, monke
 
 @pytest.mark.slow
 def test_a_repository_made_from_the_page_guards_its_recipe(repository: Path) -> None:
-    run("git init -q . && git config user.email a@b.c && git config user.name a", repository)
+    shell("git init -q . && git config user.email a@b.c && git config user.name a", repository)
     for command in COMMANDS:
         if not command.startswith("pip "):
-            assert run(command, repository) == 0, command
+            assert shell(command, repository) == 0, command
     assert len((repository / "baselines" / "guard.json").read_text().splitlines()) > 20
     published = [step["run"] for step in STEPS if "run" in step and not step["run"].startswith("pip ")]
     summary = {"GUARD": "guard", "GITHUB_STEP_SUMMARY": str(repository / "summary.md")}
     assert [
-        run(f"rm -rf runs/guard; {published[0]}", repository, **summary),
-        run(published[1], repository, **summary),
+        shell(f"rm -rf runs/guard; {published[0]}", repository, **summary),
+        shell(published[1], repository, **summary),
     ] == [0, 0]
     assert (repository / "summary.md").read_text().startswith("## ok: ")
     # somebody tidies up an epsilon
     sweep = repository / "sweeps" / "guard.yaml"
     sweep.write_text(sweep.read_text() + "optimizer: {eps: 0.1}\n")
     assert [
-        run(f"rm -rf runs/guard; {published[0]}", repository, **summary),
-        run(published[1], repository, **summary),
+        shell(f"rm -rf runs/guard; {published[0]}", repository, **summary),
+        shell(published[1], repository, **summary),
     ] == [0, 1]
     assert "optimizer.eps: 1e-08 in the baseline, 0.1 now" in (repository / "summary.md").read_text()
     assert '<failure message="' in (repository / "check.xml").read_text()
-    assert run("pytest -q", repository) == 1
+    assert shell("pytest -q", repository) == 1
