@@ -16,7 +16,7 @@ from lab_fleet import floor_of_step, loop
 from torch.profiler import ProfilerActivity, profile
 from torch_loop import loop as one_model
 
-from lab import machine
+from lab.core import machine
 
 FLEETS = (1, 16, 64, 128, 256)
 WIDE, RUNS_OF_WIDE = 256, 64
@@ -29,11 +29,11 @@ def rate(step: Callable[[], float], seconds: float) -> float:
     """Whatever a step counts, per second."""
     for _ in range(SETTLE_STEPS):
         step()
-    machine.wait()
+    machine.synchronize()
     done, started = 0.0, time.perf_counter()
     while time.perf_counter() < started + seconds:
         done += step()
-        machine.wait()
+        machine.synchronize()
     return done / (time.perf_counter() - started)
 
 
@@ -82,7 +82,7 @@ def beside_the_roof(device: str, seconds: float) -> None:
     with profile(activities=kinds) as found:
         for _ in range(SETTLE_STEPS):
             step()
-        machine.wait()
+        machine.synchronize()
     by = f"self_{device}_time_total"
     print(found.key_averages().table(sort_by=by, row_limit=MOST_KERNELS, max_name_column_width=60))
 

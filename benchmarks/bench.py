@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, WIDTHS, depth, runs
 from sides import CORES, Side, compare, medians
 
-from lab import machine, products
 from lab.app import data_folder
+from lab.core import machine
 
 HERE = Path(__file__).parent
 ROUNDS, SECONDS = 3, 0.4
@@ -200,7 +200,7 @@ def processor() -> str:
 
 def described() -> dict[str, Any]:
     """The machine and what runs on it."""
-    machine.settle()
+    machine.configure_torch()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     if importlib.util.find_spec("jax"):
         versions["jax"] = importlib.metadata.version("jax")
@@ -208,7 +208,7 @@ def described() -> dict[str, Any]:
         "processor": processor(),
         "cores": CORES,
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "fp32_products": products.chosen(),
+        "fp32_products": machine.matmul_library(),
         "system": f"{platform.system()} {platform.machine()}",
         **versions,
     }

@@ -10,9 +10,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 
-from lab import machine
 from lab.app import data_folder
 from lab.config import run_config
+from lab.core import machine
 from lab.fleet import OPERANDS, Fleet
 from lab.record import Tape
 from lab.train import Moment, train
@@ -20,7 +20,7 @@ from lab.train import Moment, train
 
 def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
     """A step of the whole fleet: batch, update, probes when they listen, their values taken down."""
-    machine.settle()
+    machine.configure_torch()
     shape = [f"seq_len={LENGTH}", f"batch_size={BATCH}", f"model.width={width}", f"model.head_width={HEAD_WIDTH}"]
     with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
         words = [*shape, f"model.depth={depth(width)}", "steps=100000", *overrides]
@@ -49,7 +49,7 @@ def shapes_of_products(width: int, runs: int) -> list[tuple[int, int, int, int]]
 
 def products(width: int, precision: str, runs: int) -> Callable[[], int]:
     """The products of a step of a fleet, forward and backward, and nothing else: what no engine gets under."""
-    machine.settle()
+    machine.configure_torch()
     shapes, operands = shapes_of_products(width, runs), OPERANDS[precision]
     made = {shape: [torch.randn(s, dtype=operands) for s in _operands(*shape)] for shape in set(shapes)}
 

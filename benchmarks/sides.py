@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import shapes
 
-from lab import machine
+from lab.core import machine
 
 CORES = machine.cores()
 SETTLE_STEPS = 3  # untimed, after whatever is compiled
@@ -50,9 +50,9 @@ def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Call
 
 def work(kind: str, width: int, threads: int, options: tuple[str, ...]) -> None:
     """A worker: for every line read, step for that many seconds and say how many model-steps were done."""
-    machine.keep_memory()  # help that every side gets
+    machine.configure_allocator()  # help that every side gets
     if kind in ("lab", "products"):  # the rest of what the lab asks for is its own affair
-        machine.prepare()
+        machine.configure_process()
     step = maker(kind, width, threads, options)()
     for _ in range(SETTLE_STEPS):
         step()

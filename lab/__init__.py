@@ -8,7 +8,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOM_OF = {"register": "lab.recipe", "main": "lab.__main__"}
+_ROOM_OF = {"register": "lab.core.registry", "main": "lab.__main__"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,9 +8,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from lab import commands, machine, ranks
-from lab.registry import RequestError, nearest
-from lab.visible import visible
+from lab import commands
+from lab.core import distributed, machine
+from lab.core.errors import RequestError, nearest
+from lab.core.files import printable
 
 DONE, FAILED, REFUSED, INTERRUPTED, FAULT = 0, 1, 2, 130, 70
 
@@ -19,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    machine.prepare()
-    if ranks.count() > 1:
+    machine.configure_process()
+    if distributed.world_size() > 1:
         _on_ranks(arguments)
     return _coded(lambda: _dispatch(arguments))
 
@@ -29,13 +30,13 @@ def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     """The first rank takes the request, the others train what it tells them to."""
     from lab import app
 
-    code = _coded(ranks.join)
-    if ranks.joined():
-        code = _coded((lambda: _dispatch(arguments)) if ranks.is_first() else app.follow)
-        if ranks.is_first() and code in (DONE, REFUSED):  # the others wait for what is next
-            ranks.tell(None)
-        if code in (DONE, REFUSED, machine.PREEMPTED):  # else they cannot be reached
-            ranks.leave()
+    code = _coded(distributed.join)
+    if distributed.is_joined():
+        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else app.follow)
+        if distributed.is_first_rank() and code in (DONE, REFUSED):  # the others wait for what is next
+            distributed.send_to_all(None)
+        if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # else they cannot be reached
+            distributed.leave()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # gloo's threads hold tensors of Python's, and abort where they outlive its interpreter
@@ -52,7 +53,7 @@ def _coded(work: Callable[[], None]) -> int:
         print("\ninterrupted; the same command trains what is missing", file=sys.stderr)
         return INTERRUPTED
     except SystemExit as end:
-        if end.code == machine.PREEMPTED and ranks.is_first():
+        if end.code == machine.EXIT_PREEMPTED and distributed.is_first_rank():
             print("lab: preempted; the same command goes on from the checkpoint", file=sys.stderr)
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
     except BrokenPipeError:
@@ -68,7 +69,7 @@ def _coded(work: Callable[[], None]) -> int:
 
 
 def _refuse(line: str) -> int:
-    print("lab:", visible(" ".join(line.split())), file=sys.stderr)
+    print("lab:", printable(" ".join(line.split())), file=sys.stderr)
     return REFUSED
 
 

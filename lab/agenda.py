@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab import checkpoint, ranks, store
+from lab import checkpoint, store
 from lab.config import RunConfig, static_key
+from lab.core import distributed
+from lab.core.errors import RequestError
 from lab.engine import can_compile
 from lab.fleet import check_guest, check_ranks
 from lab.memory import Host, find_host, most_runs
-from lab.registry import RequestError
 from lab.sweep import GRAIN, Point, engine_for, pack, part, points, under_way, with_engine
 from lab.trackers import require
 
@@ -58,8 +59,8 @@ def agenda(
         require(point.config.tracker.entry)
     for config in {static_key(point.config): point.config for point in asked}.values():
         check_guest(config)
-    if ranks.count() > 1:
-        here, seats = True, [None] * ranks.beside()
+    if distributed.world_size() > 1:
+        here, seats = True, [None] * distributed.local_world_size()
     hosts = {d: find_host(d, seats) if here else Host() for d in {point.config.device for point in asked}}
 
     def most(config: RunConfig) -> int:
@@ -72,7 +73,7 @@ def agenda(
     anew = [point for point in missing if not any(point in fleet for fleet in begun)]
     host = hosts[asked[0].config.device]
     # ranks train one fleet after another
-    at_once = 1 if ranks.count() > 1 else len(host.seats)
+    at_once = 1 if distributed.world_size() > 1 else len(host.seats)
     fleets = begun + pack(anew, most, at_once - len(begun))
     return Agenda(folder, engine, asked, mine, missing, fleets, host)
 
@@ -91,7 +92,7 @@ def folder_of(trees: Sequence[Mapping[str, Any]]) -> Path:
 
 def _engine(folder: Path, asked: Sequence[Point], *, here: bool) -> str:
     """What carries out the steps of points that name no engine: what the folder keeps, or what their work deserves."""
-    compiles = can_compile() and ranks.count() == 1
+    compiles = can_compile() and distributed.world_size() == 1
     engine = store.check_version(folder) or (engine_for(asked) if compiles else "eager")
     engines = {engine if point.config.engine == "auto" else point.config.engine for point in asked}
     if here and not compiles and "compiled" in engines:

@@ -16,11 +16,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from lab import machine, ranks, store
 from lab import plan as plans
+from lab import store
+from lab.core import distributed, machine
+from lab.core.errors import RequestError
+from lab.core.files import printable
 from lab.progress import Watcher
-from lab.registry import RequestError
-from lab.visible import visible
 
 if TYPE_CHECKING:
     from lab.sweep import Point
@@ -42,7 +43,7 @@ def data_folder(name: str) -> Path:
 
 def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
-    machine.prepare()
+    machine.configure_process()
     with suppress(FileNotFoundError):
         os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are meant from here
     plan, index = str(config.fleet).rsplit("/", 1)
@@ -73,7 +74,7 @@ def run_sweep(
     from lab.agenda import agenda
     from lab.cost import estimate
 
-    if dry_run and ranks.count() > 1:
+    if dry_run and distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
     folder, engine, asked, mine, missing, fleets, host = agenda(
         trees, max_runs=max_runs, one=one, shard=shard, here=here, seats=seats
@@ -88,7 +89,7 @@ def run_sweep(
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
         with _watcher(folder, name, fleets, [point for point in mine if point not in missing]):
-            deaths = launch(jobs) if ranks.count() == 1 else _on_every_rank(folder, name, len(jobs))
+            deaths = launch(jobs) if distributed.world_size() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             _warn(death)
     store.note_command(folder, COMMAND.get())  # again: another shard that began just then may have missed it
@@ -123,14 +124,14 @@ def _train(folder: Path, plan: str, index: int) -> None:
     try:
         whole = job.train_fleet(folder, plan, index)
     except job.Preempted:
-        raise SystemExit(machine.PREEMPTED) from None
-    if not whole and ranks.count() > 1:
+        raise SystemExit(machine.EXIT_PREEMPTED) from None
+    if not whole and distributed.world_size() > 1:
         raise SystemExit(1)
 
 
 def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
     for index in range(fleets):
-        ranks.tell((str(folder), plan, index))
+        distributed.send_to_all((str(folder), plan, index))
         _train(folder, plan, index)
     return []
 
@@ -142,7 +143,7 @@ def follow() -> None:
         SystemExit: the first rank is gone, having said why.
     """
     try:
-        while (told := ranks.hear()) is not None:
+        while (told := distributed.receive_from_first()) is not None:
             folder, plan, index = told
             _train(Path(folder), plan, index)
     except ConnectionError:
@@ -150,7 +151,7 @@ def follow() -> None:
 
 
 def _warn(text: str) -> None:
-    print("lab:", visible(text), file=sys.stderr)
+    print("lab:", printable(text), file=sys.stderr)
 
 
 def quoted(folder: Path) -> str:
@@ -173,9 +174,9 @@ def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing:
         store.gather(folder)
         made = study([folder])
         end = f"report: {report.build(made, [folder])}"
-        print(visible(report.summary(made)))
+        print(printable(report.summary(made)))
     failed, diverged = (status.count(word) for word in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
-    print(visible(f"{counts}, {diverged} diverged, {failed} failed; {end}"))
+    print(printable(f"{counts}, {diverged} diverged, {failed} failed; {end}"))
     if failed:
         raise SystemExit(1)

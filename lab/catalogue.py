@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab import app, request
-from lab.registry import KINDS, RequestError, first_line, nearest
+from lab.core.errors import RequestError, nearest
+from lab.core.registry import KINDS, first_line
 
 
 def _comment(path: Path) -> str:

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab import disk, ranks, store
-from lab.fields import bounded
-from lab.registry import RequestError
-from lab.sharing import fill
+from lab.core import distributed, files
+from lab.core.distributed import copy_whole
+from lab.core.errors import RequestError
+from lab.core.schema import bounded
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def forget(folder: Path, ended: Collection[str]) -> None:
 
 
 def _place(folder: Path, ids: Sequence[str]) -> Path:
-    return folder / "checkpoints" / store.digest(list(ids))
+    return folder / "checkpoints" / files.digest(list(ids))
 
 
 class Keeper:
@@ -75,15 +75,15 @@ class Keeper:
         """
         rest, self.kept = {**rest, "done": done, "ids": self.ids}, time.monotonic()
         try:
-            _first_rank(lambda: store.write_text(self.place / "fleet.json", json.dumps(self.ids)))
-            if ranks.joined():
+            _first_rank(lambda: files.write_text(self.place / "fleet.json", json.dumps(self.ids)))
+            if distributed.is_joined():
                 self._save_parts(self.place / str(done), tensors, rest)
             else:
-                with disk.appearing(self.place / f"{done}.pt") as beside:
+                with files.atomic_write(self.place / f"{done}.pt") as beside:
                     torch.save({"tensors": dict(tensors), "rest": rest}, beside)
         except (OSError, RuntimeError, RequestError) as fault:
             raise RequestError(f"no checkpoint in {self.place}: {str(fault).splitlines()[0]}") from None
-        if ranks.is_first():
+        if distributed.is_first_rank():
             with suppress(OSError):  # another process that trains the same may have ended and removed them all
                 self._drop_older()
 
@@ -102,7 +102,7 @@ class Keeper:
         write_parts(beside, tensors)
 
         def complete() -> None:
-            metadata = disk.file_digest(beside / ".metadata")
+            metadata = files.file_digest(beside / ".metadata")
             torch.save({**rest, "metadata": metadata}, beside / "rest.pt")
             _remove(path)
             os.replace(beside, path)
@@ -121,7 +121,7 @@ class Keeper:
             except Exception as refusal:  # a damaged file fails in many ways
                 fault = (str(refusal) or type(refusal).__name__).splitlines()[0]
                 note(f"checkpoint {path} is not used: {fault}")
-            if not ranks.highest(fault is not None):
+            if not distributed.any_rank(fault is not None):
                 try:
                     fill_all()
                 except RuntimeError:  # found too late for this time; the next will not find it
@@ -137,10 +137,10 @@ class Keeper:
 
     def _open(self, path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Callable[[], None]]:
         """The rest of a checkpoint's state, and what fills the tensors once it is known to fit."""
-        disk.check_zip(path / "rest.pt" if path.is_dir() else path)
+        files.check_zip(path / "rest.pt" if path.is_dir() else path)
         if path.is_dir():
             rest = torch.load(path / "rest.pt", map_location="cpu", weights_only=True)
-            if rest["metadata"] != disk.file_digest(path / ".metadata"):
+            if rest["metadata"] != files.file_digest(path / ".metadata"):
                 raise ValueError(".metadata is damaged")
             from lab.parts import Parts
 
@@ -157,7 +157,7 @@ class Keeper:
                 parts.fill(tensors)
             else:
                 for name, tensor in tensors.items():
-                    fill(tensor, held["tensors"][name])
+                    copy_whole(tensor, held["tensors"][name])
 
         return rest, fill_all
 
@@ -165,12 +165,12 @@ class Keeper:
 def _first_rank(work: Callable[[], None]) -> None:
     """Done by the first rank while the others wait; where it fails, it fails on all, so that none goes on alone."""
     fault = None
-    if ranks.is_first():
+    if distributed.is_first_rank():
         try:
             work()
         except (OSError, RuntimeError, RequestError) as its:
             fault = its
-    if ranks.highest(fault is not None):
+    if distributed.any_rank(fault is not None):
         raise fault or OSError("the first rank could not")
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from lab import machine
-from lab.registry import RequestError, nearest
-from lab.visible import visible
+from lab.core import machine
+from lab.core.errors import RequestError, nearest
+from lab.core.files import printable
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
@@ -59,17 +59,17 @@ def _report(arguments: list[str]) -> None:
     folders = [Path(folder) for folder in arguments]
     if len(folders) == 1 and (several := store.inside(folders[0])):
         for page in _reports(several):
-            print(visible(f"report: {page}"))
+            print(printable(f"report: {page}"))
         return
     made = study(folders)
     page = report.build(made, folders)
-    print(visible(report.summary(made)))
-    print(visible(f"report: {page}"))
+    print(printable(report.summary(made)))
+    print(printable(f"report: {page}"))
 
 
 def _reports(folders: Sequence[Path]) -> Iterator[Path]:
     """A report of each, as many at once as there are cores."""
-    processes = machine.fresh_processes(["lab.analysis.report"])
+    processes = machine.clean_process_context(["lab.analysis.report"])
     with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
         yield from pool.map(_report_alone, folders)
 
@@ -98,14 +98,14 @@ def _predict(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
     for line in predict.predict(Path(arguments[0])):
-        print(visible(line))
+        print(printable(line))
 
 
 def _claims(arguments: list[str]) -> None:
     from lab.analysis import scoreboard
 
     folders, given = _options(arguments, switches=["--json", "--markdown"])
-    print(visible(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given)))
+    print(printable(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given)))
 
 
 def _export(arguments: list[str]) -> None:
@@ -115,27 +115,27 @@ def _export(arguments: list[str]) -> None:
     if len(folders) != 1 or not given.get("--to"):
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
     said = export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None)
-    print(visible(said))
+    print(printable(said))
 
 
 def _check(arguments: list[str]) -> None:
-    from lab import store
     from lab.analysis import check, verdict
+    from lab.core import files
 
-    files = {"--junit": verdict.junit, "--markdown": verdict.markdown}
-    known = ["--baseline", "--margin", "--html", *files]
+    writers = {"--junit": verdict.junit, "--markdown": verdict.markdown}
+    known = ["--baseline", "--margin", "--html", *writers]
     folders, given = _options(arguments, known, ["--json"])
     if len(folders) != 1 or not given.get("--baseline"):
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
     folder, margin = Path(folders[0]), check.margin_of(given.get("--margin", "5%"))
     held = check.check(folder, Path(given["--baseline"]), margin)
     found = held.check
-    print(visible(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found))), flush=True)
-    for option, written in files.items():
+    print(printable(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found))), flush=True)
+    for option, write in writers.items():
         if option in given:
-            store.write_text(Path(given[option]), written(found))
+            files.write_text(Path(given[option]), write(found))
     if "--html" in given or folder.is_dir():
-        store.write_text(Path(given.get("--html", folder / "check.html")), held.page())
+        files.write_text(Path(given.get("--html", folder / "check.html")), held.page())
     raise SystemExit(verdict.EXIT_CODES[found.verdict])
 
 
@@ -152,7 +152,7 @@ def _baseline(arguments: list[str]) -> None:
         case _:
             raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
     for line in lines:
-        print(visible(line))
+        print(printable(line))
 
 
 def _options(

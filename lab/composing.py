@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from lab import app
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 PLACES = ("--config-dir", "-cd")
 # The folders that ``heed_places`` found.

@@ -15,22 +15,14 @@ import lab.probes.updates
 import lab.trackers  # noqa: F401  (these seven fill the registries)
 from lab import store
 from lab.checkpoint import CheckpointConfig
-from lab.fields import PerRunSeed, bounded, build, leaves, one_of, seed
-from lab.hooks import POINTS
+from lab.core import files
+from lab.core.errors import RequestError, nearest
+from lab.core.hooks import HOOK_POINTS
+from lab.core.registry import DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
+from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.shape import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
-from lab.registry import (
-    DATA,
-    INTERVENTIONS,
-    MODELS,
-    PARAMETRIZATIONS,
-    SCHEDULES,
-    TRACKERS,
-    Registry,
-    RequestError,
-    nearest,
-)
 
 # What has no column: how a run was kept safe and shared, which two runs that are one may differ in.
 NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
@@ -130,10 +122,10 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
 
 def _check_fit(config: RunConfig) -> None:
     """Refuse interventions that no model has a place for, and whatever a guest cannot have beside it."""
-    places = ("logits", "loss") if config.guest else (*POINTS, "loss")
+    places = ("logits", "loss") if config.guest else (*HOOK_POINTS, "loss")
     for name, change in config.intervention.items():
         for kind in change.attaches_to:
-            if kind not in (*POINTS, "loss"):
+            if kind not in (*HOOK_POINTS, "loss"):
                 raise RequestError(f"intervention {name} attaches to {kind!r}; {nearest(kind, places)}")
             if kind not in places:
                 raise RequestError(f"intervention {name} attaches to {kind}; a guest has {' and '.join(places)} only")
@@ -177,7 +169,7 @@ def static_key(config: RunConfig) -> str:
     """Runs whose static keys are equal have the same shapes and may share a fleet."""
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, free) in _rows(config).items() if not free and key not in labels}
-    return store.digest({**shared, "intervention": sorted(config.intervention), **_guest(config)})
+    return files.digest({**shared, "intervention": sorted(config.intervention), **_guest(config)})
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:

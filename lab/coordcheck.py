@@ -10,16 +10,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lab import machine, ranks, store
 from lab.agenda import folder_of
 from lab.analysis import coordinates, drawing
 from lab.analysis.sensitivity import FEWEST_SEEDS
-from lab.axes import per_run_rms
 from lab.config import RunConfig
+from lab.core import distributed, files, machine
+from lab.core.axes import per_run_rms
+from lab.core.errors import RequestError
+from lab.core.hooks import listening
 from lab.cost import swept
 from lab.fleet import Fleet
-from lab.hooks import listening
-from lab.registry import RequestError
 from lab.sweep import points
 
 KINDS = ("query", "key", "scores", "block_output", "logits")
@@ -47,7 +47,7 @@ class Check:
         """
         configs = sorted((point.config for point in _asked(trees)), key=lambda config: config.model.width)
         self.folder, self.name = folder_of(trees), configs[0].parametrization.name
-        machine.settle()
+        machine.configure_torch()
         fleets = [list(some) for _, some in groupby(configs, key=lambda config: config.model.width)]
         self.changes = pd.DataFrame([row for fleet in fleets for row in changes(fleet)])
         self.passed = bool(coordinates.slopes(self.changes)["holds"].all())
@@ -62,13 +62,13 @@ class Check:
 
     def write(self) -> None:
         """Leave ``coordcheck.csv`` and ``coordcheck.svg`` in the folder."""
-        store.write_text(self.folder / "coordcheck.csv", self.changes.to_csv(index=False))
+        files.write_text(self.folder / "coordcheck.csv", self.changes.to_csv(index=False))
         drawn = drawing.svg(coordinates.figure(self.changes), "coordcheck")
-        store.write_text(self.folder / "coordcheck.svg", drawn)
+        files.write_text(self.folder / "coordcheck.svg", drawn)
 
 
 def _asked(trees: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
-    if ranks.count() > 1:
+    if distributed.world_size() > 1:
         raise RequestError("coordcheck trains in one process; leave torchrun away")
     asked = points(trees)
     if asked[0].config.guest:

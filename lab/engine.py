@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as trees
 
-from lab.hooks import listening
+from lab.core.hooks import listening
 from lab.probes.probe import Listener
 
 Heard = dict[tuple[str, str], Tensor]

@@ -7,7 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from lab import store
-from lab.registry import TRACKERS, RequestError, nearest
+from lab.core import files
+from lab.core.errors import RequestError, nearest
+from lab.core.registry import TRACKERS
 from lab.store import Records
 from lab.trackers import Tracker, require, tag
 from lab.tracking import known
@@ -46,7 +48,7 @@ def export(folder: Path, to: str, out: Path | None = None) -> str:
 
 def _write_csv(records: Records, place: Path) -> None:
     for name, table in records._asdict().items():
-        store.write_text(place / f"{name}.csv", table.to_csv(index=False))
+        files.write_text(place / f"{name}.csv", table.to_csv(index=False))
 
 
 def _track(records: Records, tracker: Tracker, group: str, place: Path) -> None:

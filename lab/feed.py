@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab import ranks
+from lab.core import distributed
 from lab.data.corpus import Corpus, Tokens
 from lab.data.packed import PackedCorpus
 
@@ -46,7 +46,7 @@ class Feed:
 
     def batch(self, step: int) -> Tensor:
         """The windows of this step."""
-        mine = ranks.rows(self.batch_size)
+        mine = distributed.batch_rows(self.batch_size)
         drawn = [self.draw(seed, step, self.batch_size, self.seq_len)[mine] for seed in self.seeds]
         # each sent to the device once, and copied there for the runs that share it
         drawn_sbt = torch.from_numpy(np.stack(drawn)).to(self.device)

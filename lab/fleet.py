@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lab import ranks
 from lab.config import RunConfig, static_key
+from lab.core import distributed
+from lab.core.distributed import check_divisible, distribute, gradients, initial_device
+from lab.core.errors import RequestError
+from lab.core.schema import leaves, stack
 from lab.engine import Compiled, Eager, Heard
 from lab.feed import Feed
-from lab.fields import leaves, stack
 from lab.loss import losses
 from lab.model.guest import Guest, rehearse
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now, Tensors
-from lab.registry import RequestError
-from lab.sharing import birthplace, check_shapes, gradients, share
 
 # Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
 # fleet, so that a run's bits do not depend on its neighbours.
@@ -37,12 +37,12 @@ def pick_device(device: str) -> torch.device:
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        return ranks.device(next(name for name, is_there in there.items() if is_there))
+        return distributed.rank_device(next(name for name, is_there in there.items() if is_there))
     if not there[device]:
         raise RequestError(
             f"device={device} is not available here; available: {', '.join(d for d in there if there[d])}"
         )
-    return ranks.device(device)
+    return distributed.rank_device(device)
 
 
 def check_ranks(config: RunConfig) -> None:
@@ -51,13 +51,13 @@ def check_ranks(config: RunConfig) -> None:
     Raises:
         RequestError: it says what the number of ranks does not divide.
     """
-    if config.guest and ranks.count() > 1:
+    if config.guest and distributed.world_size() > 1:
         raise RequestError(f"guest {next(iter(config.guest))} trains in one process; leave torchrun away")
-    ranks.rows(config.batch_size)
-    if ranks.count() > 1 and config.ranks == "fsdp":
+    distributed.batch_rows(config.batch_size)
+    if distributed.world_size() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
             model = _model(config, 1)
-        check_shapes({name: weight.shape for name, weight in model.weights().items()})
+        check_divisible({name: weight.shape for name, weight in model.weights().items()})
 
 
 def check_guest(config: RunConfig) -> None:
@@ -102,10 +102,10 @@ class Fleet:
         )
         self.own_forward = any(is_free for *_, is_free in leaves(_changes(config)))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
-        with birthplace(config.ranks):
+        with initial_device(config.ranks):
             self.model = _model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
-        self.shared = share(self.model, blocks, config.ranks, self.device)
+        self.shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
         self.model.initialize(config.seed, factors)
         self.weights = self.model.weights()
@@ -138,7 +138,7 @@ class Fleet:
         """A step as a function of tensors; remembers each run's first step with a non-finite loss."""
         weights, state, first_bad_r = held
         forward: Callable[[Tensor], Tensor] = self.shared
-        if ranks.joined():
+        if distributed.is_joined():
             learned = weights
         else:
             learned = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
@@ -147,7 +147,7 @@ class Fleet:
         logits_rbtv = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms)
         found = gradients(loss_r, learned)
-        fresh_r = (first_bad_r < 0) & ~ranks.mean_over_ranks(loss_r.detach()).isfinite()
+        fresh_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r.detach()).isfinite()
         first_bad_r.copy_(torch.where(fresh_r, step, first_bad_r))
         self.config.optimizer.step(found, state, Now(step, weights, shape_r, self.lr_factor))
 
@@ -157,7 +157,7 @@ class Fleet:
         They are not, where an intervention brings a number per run into the forward pass.  On several ranks all runs
         are seen, through the model as it is shared.
         """
-        if self.own_forward or ranks.joined():
+        if self.own_forward or distributed.is_joined():
             return self.evaluate(whole=True)
         first = {seed: self.config.seed.index(seed) for seed in self.config.seed}
         loss_of = dict(zip(first, self.evaluate(whole=True, places=list(first.values())), strict=True))

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
 from lab.composing import composer, groups, known_keys, own_places
-from lab.registry import RequestError, nearest
+from lab.core.errors import RequestError, nearest
 
 # All other settings of Hydra's make objects, import packages, set the environment, write elsewhere, or serve no sweep.
 ON_THE_COMMAND_LINE = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from lab import machine
+from lab.core import machine
 from lab.record import Run, failure
 
 Asked = TypeVar("Asked")
@@ -22,7 +22,7 @@ def outcomes(
     """
     runs, short = _attempted(asked, attempt)
     # not while the fault is at hand: it holds the frames of the attempt, and with them the tensors
-    machine.release()
+    machine.release_memory()
     if short and len(asked) > 1:
         tell(f"out of memory with {len(asked)} runs in a fleet; its halves are trained one after the other")
         middle = len(asked) // 2

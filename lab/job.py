@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab import checkpoint, machine, ranks, store
+from lab import checkpoint, store
 from lab import plan as plans
 from lab.config import columns, run_config, run_id
+from lab.core import distributed, machine
+from lab.core.errors import RequestError
 from lab.data.corpus import look_again
 from lab.engine import can_compile
 from lab.fleet import Fleet
 from lab.halving import outcomes
 from lab.progress import Sayer
 from lab.record import Run, Tape, card, failure, verdict
-from lab.registry import RequestError
 from lab.resumable import train_on
 from lab.trackers import NoTracker
 from lab.tracking import Tracking
@@ -37,13 +38,13 @@ def train_fleet(folder: Path, plan: str, index: int) -> bool:
     Raises:
         Preempted: told to stop by a signal; the same plan goes on from a checkpoint.
     """
-    with machine.heeding_sigterm() as told_to_stop:
+    with machine.catching_sigterm() as told_to_stop:
         return _Job(folder, plan, index, told_to_stop).run()
 
 
 class _Job:
     def __init__(self, folder: Path, plan: str, index: int, told_to_stop: Callable[[], bool]) -> None:
-        machine.settle()
+        machine.configure_torch()
         self.folder, self.told_to_stop = folder, told_to_stop
         named = [(point["id"], run_config(point["tree"])) for point in plans.thaw(folder, plan)["fleets"][index]]
         config = named[0][1]
@@ -52,7 +53,7 @@ class _Job:
             self.progress.note("no C++ compiler or no headers of Python here; steps are not compiled")
             named = [(name, replace(config, engine="eager")) for name, config in named]
         self.named = dict(named)
-        tracker = config.tracker.entry if ranks.is_first() else NoTracker()
+        tracker = config.tracker.entry if distributed.is_first_rank() else NoTracker()
         tracked = {name: columns(config) for name, config in named}
         self.tracking = Tracking(tracker, folder, tracked, self.progress.note)
 
@@ -64,7 +65,7 @@ class _Job:
             try:
                 for name, run in zip(asked, outcomes(asked, self.attempt, self.progress.note), strict=True):
                     row = card(name, self.named[name], run[0])
-                    if ranks.is_first():
+                    if distributed.is_first_rank():
                         store.write_run(self.folder, row, run[1])
                     self.tracking.end(row)
                     runs.append(run)
@@ -72,9 +73,9 @@ class _Job:
                 runs += [failure(str(change))] * (len(asked) - len(runs))
         ended = {name: run[0] for name, run in zip(asked, runs, strict=True) if run[0]["status"] != "failed"}
         self.progress.end(verdict(runs), [run[0].get("final_val_loss") for run in runs])
-        if ranks.is_first():
+        if distributed.is_first_rank():
             checkpoint.forget(self.folder, ended)
-        if ranks.highest(self.told_to_stop()):
+        if distributed.any_rank(self.told_to_stop()):
             raise Preempted
         return len(ended) == len(asked)
 
@@ -104,7 +105,7 @@ class _Job:
             raise
         except Exception as fault:
             # the first rank speaks for all, but not of this
-            if ranks.place() > 0 or (machine.is_out_of_memory(fault) and not ranks.joined()):
+            if distributed.rank() > 0 or (machine.is_out_of_memory(fault) and not distributed.is_joined()):
                 raise
             self.progress.note(traceback.format_exc().rstrip())
             return [failure(f"{type(fault).__name__}: {fault}")] * len(names)
@@ -123,6 +124,6 @@ class _Job:
             fault = "the data changed since these runs were planned" if changed else None
         except RequestError as refusal:
             fault = str(refusal)
-        if ranks.highest(fault is not None):
+        if distributed.any_rank(fault is not None):
             what = fault or "another rank has other data"
             raise ChangedDataError(f"{what}; nothing was recorded, and the same command trains on the data as they are")

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.axes import over
-from lab.fields import PerRun, bounded
-from lab.hooks import announce
-from lab.registry import INTERVENTIONS
+from lab.core.axes import over
+from lab.core.hooks import announce
+from lab.core.registry import INTERVENTIONS
+from lab.core.schema import PerRun, bounded
 
 # A target that is not counted, in the loss as in every term added to it.
 IGNORED = -1

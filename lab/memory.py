@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab import machine
 from lab.config import RunConfig
+from lab.core import machine
 from lab.fleet import PASS_TOKENS, pick_device
 
 BYTES = 4  # of a number

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from lab.disk import check_zip
+from lab.core.files import check_zip
 
 # What torch writes into a folder's ``.metadata``, which is a pickle; anything else in it is refused.
 HARMLESS = {

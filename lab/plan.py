@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lab.registry import RequestError
-from lab.store import digest, write_text
+from lab.core.errors import RequestError
+from lab.core.files import digest, write_text
 
 
 def freeze(folder: Path, plan: Mapping[str, Any]) -> str:

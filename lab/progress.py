@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lab import plan as plans
-from lab import ranks
-from lab.registry import RequestError
-from lab.visible import visible
+from lab.core import distributed
+from lab.core.errors import RequestError
+from lab.core.files import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,7 @@ class Sayer:
 
     def say(self, verdict: str | None = None) -> None:
         """Leave word in the folder."""
-        if not ranks.is_first():
+        if not distributed.is_first_rank():
             return
         self.said = now = time.monotonic()
         if self.loss_r is not None:
@@ -169,7 +169,7 @@ class Watcher(threading.Thread):
             if standing.verdict and index not in self.told:
                 self.told.add(index)
                 with suppress(BrokenPipeError):  # nobody reads any more; there is work to end all the same
-                    self.say(visible(self.ended(index, standing)))
+                    self.say(printable(self.ended(index, standing)))
         if self.screen:
             shares = (self.sizes[index] * s.step / s.steps for index, s in standings.items())
             self.screen.show(standings, sum(shares) / sum(self.sizes), time.monotonic() - self.started)

@@ -57,20 +57,20 @@ class SensitivityCurve:
     @cached_property
     def curves(self) -> pd.DataFrame:
         """A row per arm and size, as ``lab.analysis.by_curve`` makes them."""
-        import lab.analysis as analysis
+        from lab import analysis
 
         return analysis.study([self.folder]).curves
 
     @cached_property
     def checked(self) -> Check:
         """What ``lab check`` finds."""
-        import lab.analysis.check as check
-        from lab import store
+        from lab.analysis import check
+        from lab.core import files
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
         held = check.check(self.folder, Path(self.baseline), self.margin)
-        store.write_text(self.folder / "check.html", held.page())
+        files.write_text(self.folder / "check.html", held.page())
         return held.check
 
     def check(self) -> None:
@@ -79,7 +79,7 @@ class SensitivityCurve:
         Raises:
             RegressionError: the verdict is not ``ok``.
         """
-        import lab.analysis.verdict as verdict
+        from lab.analysis import verdict
 
         __tracebackhide__ = True  # the verdict says it all
         if self.checked.verdict != "ok":

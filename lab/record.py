@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from lab import __version__, products, ranks
+from lab import __version__
 from lab.config import RunConfig, columns
+from lab.core import distributed, machine
 from lab.fleet import Fleet
 from lab.trackers import tag
 from lab.train import Moment
@@ -114,8 +115,8 @@ def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, 
         **outcome,
         "loss_bigram": corpus.loss_bigram(config.seq_len),
         "versions": f"instability-lab {__version__}, python {platform.python_version()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread, fp32 products by {products.chosen()}"
-        + (f", {ranks.count()} ranks, {config.ranks}" if ranks.joined() else ""),
+        f"{torch.get_num_threads()} thread, fp32 products by {machine.matmul_library()}"
+        + (f", {distributed.world_size()} ranks, {config.ranks}" if distributed.is_joined() else ""),
         "data_fingerprint": corpus.fingerprint,
         "data_notes": ", ".join(f"{key} {value}" for key, value in corpus.notes.items()),
     }

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
 from lab import app, guard
 from lab.composing import PLACES, composer, heed_places, known_keys
-from lab.registry import RequestError, nearest
+from lab.core.errors import RequestError, nearest
 
 # Hydra's flags that show something and run nothing, and those that say how.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")

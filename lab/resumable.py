@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lab import ranks
 from lab.checkpoint import Keeper
+from lab.core import distributed
+from lab.core.errors import RequestError
 from lab.record import Tape
-from lab.registry import RequestError
 from lab.train import Moment, train
 
 Say = Callable[[str], None]
@@ -30,7 +30,7 @@ def train_on(
         if moment.done == fleet.config.steps:
             break
         # every rank stops, and keeps, after the same step
-        stops, keeps = ranks.highest(told_to_stop()), ranks.highest(keeper.due(moment.done))
+        stops, keeps = distributed.any_rank(told_to_stop()), distributed.any_rank(keeper.due(moment.done))
         if moment.done and (stops or keeps):
             _save(tape, keeper, moment.done, note)
         if stops:

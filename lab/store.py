@@ -17,7 +17,6 @@ Records hold a digest of themselves: what a disk did to them is found, and not t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -26,8 +25,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab import disk
-from lab.registry import RequestError
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.core.files import digest, write_text
 
 RECORD_VERSION = 1
 ENGINES = ("eager", "compiled")
@@ -65,12 +65,6 @@ class Records(NamedTuple):
     metrics: pd.DataFrame
 
 
-def digest(value: Any) -> str:
-    """Sixteen hexadecimal digits that stand for a JSON value; the order of keys does not matter."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def run_id(card: Mapping[str, Any]) -> str:
     """Digest of a card's config, data and record version; not of ``NO_PART_OF_ID``, nor of the order of probes."""
     outcome = {*RUN_COLUMNS} - {"intervention"}
@@ -79,16 +73,10 @@ def run_id(card: Mapping[str, Any]) -> str:
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file that is there whole or not at all."""
-    with disk.appearing(path) as beside:
-        beside.write_text(text, encoding="utf-8")
-
-
 def _write_metrics(path: Path, metrics: pd.DataFrame) -> str:
     # numbers that few bits tell apart pack to half the size byte by byte
     words = [column for column in METRIC_COLUMNS if column != "value"]
-    return disk.write_table(path, metrics, use_dictionary=words, use_byte_stream_split=["value"])
+    return files.write_table(path, metrics, use_dictionary=words, use_byte_stream_split=["value"])
 
 
 def open_folder(folder: Path, engine: str) -> None:
@@ -169,7 +157,7 @@ def _card(place: Path) -> dict[str, Any] | None:
     try:
         card: dict[str, Any] = json.loads((place / "run.json").read_text())
         seal = card.pop("digest")
-        whole = card["id"] == place.name and seal == digest([card, disk.file_digest(place / "metrics.parquet")])
+        whole = card["id"] == place.name and seal == digest([card, files.file_digest(place / "metrics.parquet")])
         return card if whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -201,7 +189,7 @@ def find(folder: Path) -> Records | None:
         runs, metrics = gathered
         final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
     cards = {name: card for name, place in left_behind.items() if name not in final and (card := _card(place))}
-    heard = [disk.read_table(left_behind[name] / "metrics.parquet") for name in cards]
+    heard = [files.read_table(left_behind[name] / "metrics.parquet") for name in cards]
     kept = [table[~table["id"].isin(cards)] for table in gathered]
     runs = pd.concat([*kept[:1], pd.DataFrame(list(cards.values()))], ignore_index=True)
     if not len(runs):
@@ -218,7 +206,7 @@ def _gathered(folder: Path, left_behind: Collection[str]) -> list[pd.DataFrame]:
     paths, tables, faults = [folder / "runs.parquet", folder / "metrics.parquet"], [], []
     for path in paths:
         try:
-            table = disk.read_table(path)
+            table = files.read_table(path)
             if not table["id"].drop_duplicates().str.fullmatch(NAME).all():
                 raise ValueError("a run's id is no name")
             tables.append(table)
@@ -253,8 +241,8 @@ def gather(folder: Path) -> Records:
         # the runs last: what stands there is taken for gathered
         written = {
             "metrics.parquet": _write_metrics(folder / "metrics.parquet", records.metrics),
-            "runs.parquet": disk.write_table(folder / "runs.parquet", records.runs),
+            "runs.parquet": files.write_table(folder / "runs.parquet", records.runs),
         }
         # another process may have put one of its own between ours
-        if written == {name: disk.file_digest(folder / name) for name in written}:
+        if written == {name: files.file_digest(folder / name) for name in written}:
             return records

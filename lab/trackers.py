@@ -14,7 +14,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from lab.registry import TRACKERS, RequestError
+from lab.core.errors import RequestError
+from lab.core.registry import TRACKERS
 
 Value = float | str
 Config = Mapping[str, Value]

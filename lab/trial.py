@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lab import machine, store
+from lab import store
 from lab.config import RunConfig, run_id
+from lab.core import machine
+from lab.core.errors import RequestError
 from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
 from lab.probes.probe import Listener
 from lab.record import Tape, card
-from lab.registry import RequestError
 from lab.train import Moment
 
 ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
@@ -67,7 +68,7 @@ def _watched(free: SimpleQueue[str | None], configs: Sequence[RunConfig]) -> Tri
 
 
 def _in_a_process(configs: Sequence[RunConfig], seat: str | None) -> Trial | None:
-    processes = machine.fresh_processes()
+    processes = machine.clean_process_context()
     ours, theirs = processes.Pipe(duplex=False)
     started = time.perf_counter()
     process = processes.Process(target=_job, args=(configs, seat, theirs), daemon=True)  # type: ignore[attr-defined]
@@ -91,8 +92,8 @@ def _job(configs: Sequence[RunConfig], seat: str | None, answer: Connection) -> 
     if seat is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = seat
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked hears it
-    machine.prepare()
-    machine.settle()
+    machine.configure_process()
+    machine.configure_torch()
     try:
         answer.send(_try(configs))
     except Exception as fault:
@@ -136,10 +137,10 @@ class _Clock:
         """Wall time of ``work``, the mean over a moment; the first, which is slower, counts only alone."""
         taken: list[float] = []
         while sum(taken[1:]) < ENOUGH and sum(taken) < TOO_LONG:
-            machine.wait()
+            machine.synchronize()
             started = time.perf_counter()
             work()
-            machine.wait()
+            machine.synchronize()
             taken.append(time.perf_counter() - started)
         self.spent += sum(taken)
         return mean(taken[1:] or taken)

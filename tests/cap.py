@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from lab.axes import over
-from lab.fields import PerRun, bounded
+from lab.core.axes import over
+from lab.core.schema import PerRun, bounded
 
 
 @dataclass(frozen=True)

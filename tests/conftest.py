@@ -7,16 +7,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lab import machine, products, store
+from lab import store
+from lab.core import machine
 from lab.fleet import Fleet
 from small import brief
 from sweeping import finish
 
 pytest_plugins = ["pytester"]
 
-machine.prepare()
+machine.configure_process()
 torch.set_num_threads(1)
-products.choose()
+machine.choose_matmul_library()
 
 # The same few examples every time, so that a machine of CI's has no luck of its own; others and more with what is slow.
 settings.register_profile(

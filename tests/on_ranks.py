@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lab import axes, machine, ranks, sharing
 from lab.checkpoint import CheckpointConfig, Keeper
+from lab.core import axes, distributed, machine
 from lab.fleet import Fleet
 from lab.optim import transforms
 from lab.probes import activations
@@ -79,9 +79,9 @@ def mine(number_r: Tensor) -> Tensor:
 
 
 def main(folder: Path) -> None:
-    machine.prepare()
-    machine.settle()
-    ranks.join()
+    machine.configure_process()
+    machine.configure_torch()
+    distributed.join()
     found: dict[str, Any] = {}
     for how in ("ddp", "fsdp"):
         for runs in (1, 3):
@@ -96,11 +96,11 @@ def main(folder: Path) -> None:
         "local loss": planted(folder, "ddp", activations, "mean_over_ranks", mine),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "CUT", 0)
+        patch.setattr(distributed, "SHARDED_AXIS", 0)
         found["held, cut along runs"] = share_held()
-    if ranks.is_first():
+    if distributed.is_first_rank():
         (folder / "found.json").write_text(json.dumps(found))
-    ranks.leave()
+    distributed.leave()
 
 
 if __name__ == "__main__":

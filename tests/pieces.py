@@ -15,12 +15,12 @@ import lab.model.interventions
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates  # noqa: F401  (these fill the registries)
-from lab.fields import build, stack
+from lab.core.registry import INTERVENTIONS
+from lab.core.schema import build, stack
 from lab.model.parametrization import Standard
 from lab.model.shape import ModelConfig
 from lab.model.transformer import Transformer
 from lab.optim.optimizer import Optimizer, build_optimizer
-from lab.registry import INTERVENTIONS
 
 CONF = Path(__file__).parents[1] / "conf"
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from lab import machine
 from lab.app import data_folder
 from lab.config import RunConfig, run_config
+from lab.core import machine
 from lab.data import corpus
 from lab.fleet import PASS_TOKENS, Fleet
 from lab.record import Run, Tape
@@ -73,7 +73,7 @@ def brief(fleet: Fleet) -> Fleet:
 
 def trained(wanted: list[RunConfig]) -> list[Run]:
     """Outcome and rows of every run of one fleet, wall time left out."""
-    machine.settle()
+    machine.configure_torch()
     try:
         tape = Tape(brief(Fleet(wanted)))
         for moment in train(tape.fleet):

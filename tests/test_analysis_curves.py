@@ -5,7 +5,7 @@ import pytest
 import planted
 from lab.analysis import load
 from lab.analysis.curves import points
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 
 def laid(*groups):

@@ -15,6 +15,7 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.ladder import ways_to_grow
 from lab.analysis.sensitivity import judge
+from lab.core import files
 
 SEEDS = (0, 1)
 LR, EPS, WIDTH, DEPTH = "optimizer.lr", "optimizer.eps", "model.width", "model.depth"
@@ -27,7 +28,7 @@ def cards(seeds=SEEDS, lrs=(1e-2, 1e-1), loss=lambda card: 2.0, **axes):
         card = planted.card(**dict(zip(("seed", LR, *axes), values, strict=True)), steps=41)
         card["parameters_without_embeddings"] = 12 * card[DEPTH] * card[WIDTH] ** 2 + card[WIDTH]
         card["final_val_loss"] = loss(card)
-        made.append(card | {"id": store.digest(card)})
+        made.append(card | {"id": files.digest(card)})
     return made
 
 

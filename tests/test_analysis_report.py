@@ -19,7 +19,8 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.sensitivity import all_pairs
 from lab.analysis.study import study
-from lab.registry import RequestError, first_line
+from lab.core.errors import RequestError
+from lab.core.registry import first_line
 
 # Of what planted runs recorded these figures can be drawn.
 DRAWN = {"learning_rate_sensitivity", "best_loss_with_size", "loss_over_steps", "max_attention_logit"}

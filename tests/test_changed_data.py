@@ -15,9 +15,9 @@ import torch
 from lab import job, store
 from lab import plan as plans
 from lab.__main__ import main
+from lab.core.errors import RequestError
 from lab.engine import Heard
 from lab.fleet import Fleet
-from lab.registry import RequestError
 from lab.sweep import points
 from small import forget_data, tree
 

@@ -12,7 +12,7 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis import baseline, regression
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 from planted import BOTH, card, cards, write
 
 Run = Callable[..., tuple[int, str, str]]

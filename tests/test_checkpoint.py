@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from lab import checkpoint, machine, store
+from lab import checkpoint, store
 from lab.checkpoint import CheckpointConfig, Keeper
 from lab.config import RunConfig
+from lab.core import files, machine
 from lab.fleet import Fleet
 from lab.parts import Parts
 from lab.record import Row, Tape
@@ -56,7 +57,7 @@ def go_on(
             raise CutError
 
     keeper = Keeper(folder, ids, CheckpointConfig(**{"steps": 4, "minutes": 0.0, "keep": 2, **keeping}))
-    machine.settle()
+    machine.configure_torch()
     try:
         tape = Tape(brief(Fleet(wanted)))
         assert train_on(tape, keeper, hear, notes.append, lambda: False)
@@ -132,7 +133,7 @@ def test_one_of_another_config_is_noted_and_not_used(tmp_path: Path) -> None:
     assert steps == [0, *range(12)]
     assert len(notes) == 2
     assert all("of another config" in note for note in notes)
-    left(tmp_path)[0].parent.rename(tmp_path / "checkpoints" / store.digest(["x", "y", "z"]))
+    left(tmp_path)[0].parent.rename(tmp_path / "checkpoints" / files.digest(["x", "y", "z"]))
     _, steps, notes = go_on(tmp_path, wider, ids=["x", "y", "z"])
     assert len(notes) == 2
     assert steps[0] == 0

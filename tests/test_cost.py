@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lab import cost, job, machine, trial
+from lab import cost, job, trial
 from lab import plan as plans
 from lab.agenda import agenda
 from lab.config import RunConfig
+from lab.core import machine
+from lab.core.errors import RequestError
 from lab.fleet import GLANCE_TOKENS, PASS_TOKENS, Fleet
 from lab.memory import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, find_host, most_runs
-from lab.registry import RequestError
 from lab.sweep import points
 from lab.train import train
 from lab.trial import Trial, attempt
@@ -109,7 +110,7 @@ def test_a_device_that_is_not_here_is_said_to_be_the_trouble() -> None:
 
 def take(folder: Path, plan: str, answer: Connection) -> None:
     """What a launcher's process does with a fleet, and what it took."""
-    machine.prepare()
+    machine.configure_process()
     job.train_fleet(folder, plan, 0)
     answer.send(machine.peak_memory())
 
@@ -117,7 +118,7 @@ def take(folder: Path, plan: str, answer: Connection) -> None:
 def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     fleet = points([tree("model.width=64", "batch_size=64", "steps=3", f"seed={seed}") for seed in range(4)])
     plan = plans.freeze(tmp_path, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
-    processes = machine.fresh_processes()
+    processes = machine.clean_process_context()
     ours, theirs = processes.Pipe(duplex=False)
     process = processes.Process(target=take, args=(tmp_path, plan, theirs))  # type: ignore[attr-defined]
     process.start()
@@ -224,7 +225,7 @@ def test_what_a_control_group_leaves_is_what_is_free(
         (place / limited).write_text(f"{limit}\n")
         (place / used).write_text("500\n")
         (place / "memory.stat").write_text(f"anon 400\n{dropped} 100\n")
-    assert list(machine.left_in_groups(tmp_path)) == [400, 600]
+    assert list(machine.free_cgroup_memory(tmp_path)) == [400, 600]
 
 
 def test_free_memory_is_some_of_what_there_is() -> None:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lab import disk, plan, store
+from lab import plan, store
 from lab.checkpoint import CheckpointConfig, Keeper
+from lab.core import files
+from lab.core.errors import RequestError
 from lab.fleet import Fleet
 from lab.parts import Parts, write_parts
 from lab.progress import Watcher
-from lab.registry import RequestError
 from small import configs
 from sweeping import assert_same
 from test_checkpoint import IDS, WANTED, go_on
@@ -95,7 +96,7 @@ def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Pa
 
 def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process leaves one more run and gathers, just after this one has written its metrics."""
-    write = disk.write_table
+    write = files.write_table
     others: list[Callable[[], object]] = [lambda: store.gather(folder), lambda: leave(folder, "c")]
 
     def interrupted(path: Path, table: pd.DataFrame, **how: Any) -> str:
@@ -104,7 +105,7 @@ def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pyte
                 others.pop()()
         return write(path, table, **how)
 
-    monkeypatch.setattr(disk, "write_table", interrupted)
+    monkeypatch.setattr(files, "write_table", interrupted)
     assert list(store.gather(folder).runs["id"]) == ["a", "b", "c"]
     shutil.rmtree(folder / "runs")
     assert list(store.read(folder).runs["id"]) == ["a", "b", "c"]

@@ -14,13 +14,14 @@ import pandas as pd
 import pytest
 from scipy.sparse import csr_array
 
-from lab import fields
+from lab.core import schema
+from lab.core.errors import RequestError
+from lab.core.registry import DATA
 from lab.data import synthetic
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
 from lab.data.documents import HELD_OUT_EVERY
 from lab.data.synthetic import Synthetic
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
-from lab.registry import DATA, RequestError
 
 SENTENCES = b"the quick brown fox jumps over the lazy dog. " * 40
 
@@ -52,7 +53,7 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     pd.DataFrame({"text": [text[at::40] for at in range(40)]}).to_parquet(tmp_path / "text.parquet")
     paths = {"text": "text.txt", "jsonl": "rows/text.jsonl", "parquet": "text.parquet", "huggingface": "rows"}
     path = {"path": str(tmp_path / paths[request.param])} if request.param in paths else {}
-    return fields.build(DATA[request.param], {"seed": 0, **path}, "data").open()
+    return schema.build(DATA[request.param], {"seed": 0, **path}, "data").open()
 
 
 # --- every source ---------------------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def test_pairs_are_counted_along_rows_and_never_across_them() -> None:
 
 @pytest.mark.parametrize("path", [None, ""])
 def test_text_without_a_path_says_what_to_give(path: str | None) -> None:
-    source = fields.build(Text, {"path": path, "seed": 0}, "data")
+    source = schema.build(Text, {"path": path, "seed": 0}, "data")
     with pytest.raises(RequestError, match=r"^data=text needs data\.path=FILE\|DIR\|GLOB$"):
         source.open()
 

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab.core.errors import RequestError
 from lab.data import huggingface, tables, tokenizer
 from lab.data.huggingface import HuggingFace
 from lab.data.packed import PackedCorpus
 from lab.data.tables import JsonLines, Parquet
 from lab.data.text import Text
-from lab.registry import RequestError
 from small import forget_data
 
 TEXTS = [

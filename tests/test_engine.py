@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from lab import app, engine, machine, products, store
+from lab import app, engine, store
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed, student_t
 from lab.config import RunConfig
+from lab.core import machine
+from lab.core.errors import RequestError
 from lab.fleet import Fleet
-from lab.registry import RequestError
 from lab.sweep import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
 from lab.train import train
 from small import brief, configs, trained, tree
@@ -56,22 +57,22 @@ def test_a_bf16_run_is_the_same_bits_in_any_company() -> None:
 
 @pytest.mark.parametrize("rounds", [False, True])
 def test_fp32_products_go_to_onednn_only_if_it_keeps_them_exact(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = products._switch()
+    switch = machine._matmul_backend()
     before = switch.fp32_precision
     true_bmm = torch.bmm
 
     def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return true_bmm(a.bfloat16(), b.bfloat16()).float() if rounds and a.dtype == torch.float32 else true_bmm(a, b)
 
-    monkeypatch.setattr(products, "is_intel", lambda: False)
+    monkeypatch.setattr(machine, "is_intel", lambda: False)
     monkeypatch.setattr(torch, "bmm", bmm)
     try:
-        machine.settle()
-        assert products.chosen() == ("MKL" if rounds else "oneDNN")
+        machine.configure_torch()
+        assert machine.matmul_library() == ("MKL" if rounds else "oneDNN")
         switch.fp32_precision = "none"
-        monkeypatch.setattr(products, "is_intel", lambda: True)
-        machine.settle()
-        assert products.chosen() == "MKL"
+        monkeypatch.setattr(machine, "is_intel", lambda: True)
+        machine.configure_torch()
+        assert machine.matmul_library() == "MKL"
     finally:
         switch.fp32_precision = before
         torch.set_flush_denormal(False)

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from lab import store
 from lab.__main__ import main
+from lab.core.hooks import Probe, announce
+from lab.core.registry import PROBES
 from lab.engine import Compiled
-from lab.hooks import announce
-from lab.probes.probe import Probe
-from lab.registry import PROBES
 from small import configs, trained
 from sweeping import TIMINGS, assert_same
 from test_checkpoint import go_on

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lab.axes import over, per_run_max, per_run_mean, per_run_norm, per_run_rms
-from lab.fields import PerRun, PerRunSeed, bounded, build, leaves, one_of, stack
-from lab.registry import RequestError
+from lab.core.axes import over, per_run_max, per_run_mean, per_run_norm, per_run_rms
+from lab.core.errors import RequestError
+from lab.core.schema import PerRun, PerRunSeed, bounded, build, leaves, one_of, stack
 from pieces import CPU
 
 

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from cap import Cap
+from lab.core.errors import RequestError
+from lab.core.registry import INTERVENTIONS
 from lab.fleet import GLANCE_TOKENS, PASS_TOKENS, Fleet, pick_device
 from lab.record import outcome
-from lab.registry import INTERVENTIONS, RequestError
 from lab.train import train
 from small import brief, configs, trained
 

@@ -18,10 +18,11 @@ from torch.func import functional_call
 from cap import Cap
 from lab.analysis.arms import name_arms
 from lab.config import RunConfig, columns, run_config, run_id, static_key
-from lab.fields import PerRun
+from lab.core.errors import RequestError
+from lab.core.registry import INTERVENTIONS, MODELS
+from lab.core.schema import PerRun
 from lab.fleet import Fleet, check_guest, check_ranks
 from lab.model.guest import rehearse
-from lab.registry import INTERVENTIONS, MODELS, RequestError
 from small import configs, trained, tree
 from test_checkpoint import go_on
 from test_engine import compiles

@@ -14,9 +14,9 @@ import torch
 
 from lab import job, store
 from lab import plan as plans
+from lab.core.machine import is_out_of_memory
 from lab.engine import Heard
 from lab.fleet import Fleet
-from lab.machine import is_out_of_memory
 from lab.sweep import points
 from small import tree
 

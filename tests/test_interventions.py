@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.hooks import listening
-from lab.registry import INTERVENTIONS
+from lab.core.hooks import listening
+from lab.core.registry import INTERVENTIONS
 from pieces import intervention, model, tokens, weights_of
 from tests import reference
 

@@ -15,8 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lab import machine, store
+from lab import store
 from lab.app import run_sweep
+from lab.core import machine
 from lab.fleet import Fleet
 from lab.job import train_fleet
 from small import brief, tree
@@ -54,7 +55,7 @@ class Forked:
     """The sweep in a process that has torch already."""
 
     def __init__(self, folder: Path) -> None:
-        processes: Any = machine.fresh_processes()
+        processes: Any = machine.clean_process_context()
         trees = [tree(f"seed={seed}", f"optimizer.lr={lr}", *CONFIG) for seed in (0, 1) for lr in (1e-2, 1e-1)]
         begun = processes.Event()
         self.process = processes.Process(target=sweep, args=(folder, trees, begun))

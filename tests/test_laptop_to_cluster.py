@@ -44,7 +44,7 @@ def test_each_command_is_understood(words: list[str], tmp_path: Path, monkeypatc
     """With devices that are not here, so nothing can be tried on them."""
     monkeypatch.chdir(tmp_path)
     Plugins.instance()
-    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr("lab.cost.attempt", lambda fleets, seats: [Trial(1.0, 2e9, 1e9, (2, 1)) for _ in fleets])
     dry = [*words, *TOY, "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["lab", *dry])

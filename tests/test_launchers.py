@@ -19,9 +19,9 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from hydra_plugins.local_launcher.local_launcher import LocalLauncher, seats
-from lab import machine
 from lab.app import data_folder
-from lab.registry import RequestError
+from lab.core import machine
+from lab.core.errors import RequestError
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def most_at_once(found: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize(("processes", "each"), [(0, 1), (4, 2)])
 def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1", "2"])
+    monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1", "2"])
     jobs = launch(tmp_path, 6, at_once=2 * each, processes=processes, devices=[0, 2], timeout_minutes=2)
     assert all(job.status is JobStatus.COMPLETED for job in jobs)
     found = traces(tmp_path)
@@ -72,7 +72,7 @@ def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, m
 
 
 def test_all_devices_are_used_unless_jobs_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     launch(tmp_path, 2, at_once=2)
     assert {trace["device"] for trace in traces(tmp_path)} == {"0", "1"}
@@ -116,6 +116,6 @@ def test_a_job_that_hangs_loses_only_itself(tmp_path: Path) -> None:
 def test_bad_options_are_refused(
     options: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.machine.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
     with pytest.raises(RequestError, match=said):
         launch(tmp_path, 1, **options)

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.fields import build, stack
-from lab.hooks import listening
+from lab.core.errors import RequestError
+from lab.core.hooks import listening
+from lab.core.registry import INTERVENTIONS
+from lab.core.schema import build, stack
 from lab.loss import IGNORED, ZLoss, losses
-from lab.registry import INTERVENTIONS, RequestError
 from pieces import CPU, intervention, recipe
 
 TERMS = [name for name in INTERVENTIONS if "loss" in INTERVENTIONS[name].attaches_to]

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.fields import build
-from lab.hooks import listening
+from lab.core.errors import RequestError
+from lab.core.hooks import listening
+from lab.core.registry import INTERVENTIONS
+from lab.core.schema import build
 from lab.loss import ZLoss, losses
 from lab.model.attention import rotate
 from lab.model.parametrization import Role
 from lab.model.shape import ModelConfig
 from lab.model.transformer import Transformer
-from lab.registry import INTERVENTIONS, RequestError
 from pieces import intervention, model, tokens, weights_of
 from tests import reference
 

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 from lab.analysis import load, scoreboard, show, verdicts
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 HOME = Path(__file__).parents[1]
 QUICKSTART = HOME / "results/quickstart"

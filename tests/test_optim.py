@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.fields import build, stack
+from lab.core.errors import RequestError
+from lab.core.registry import LINKS, SCHEDULES
+from lab.core.schema import build, stack
 from lab.model.parametrization import MuPSimple
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Constant, Cosine
 from lab.optim.transforms import Link, Now
-from lab.registry import LINKS, SCHEDULES, RequestError
 from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
 
 # Tensors of one run: a matrix, an embedding and a gain, of sizes that fill no vector register evenly.

@@ -18,12 +18,13 @@ import pytest
 import torch
 
 import lab
-from lab import hooks, machine, registry, store
+from lab import store
 from lab.__main__ import main
+from lab.core import hooks, machine, registry
+from lab.core.errors import RequestError
+from lab.core.hooks import HookPoint, listening
+from lab.core.registry import DATA, INTERVENTIONS, KINDS, LINKS, MODELS, PARAMETRIZATIONS, PROBES, REQUIRED_ATTRIBUTES
 from lab.fleet import Fleet
-from lab.hooks import HookPoint, listening
-from lab.recipe import ASKED, KINDS
-from lab.registry import DATA, INTERVENTIONS, LINKS, MODELS, PARAMETRIZATIONS, PROBES, RequestError
 from small import configs
 
 HOME = Path(__file__).parents[1]
@@ -301,13 +302,13 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
         fleet._update(
             (fleet.weights, fleet.state, fleet.first_bad_r), fleet.feed.batch(0), fleet.step_s[0], fleet.shape_sr[0]
         )
-    assert heard == set(hooks.HEARD)
+    assert heard == set(hooks.ANNOUNCEMENTS)
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}
-    assert points == set(hooks.POINTS)
-    machine.release()
+    assert points == set(hooks.HOOK_POINTS)
+    machine.release_memory()
 
 
 def test_what_is_asked_of_a_users_entry_the_labs_own_have() -> None:
-    for kind, parts in ASKED.items():
+    for kind, parts in REQUIRED_ATTRIBUTES.items():
         for name in KINDS[kind]:
             assert {*parts} <= {*dir(KINDS[kind][name]), *KINDS[kind][name].__dataclass_fields__}, name

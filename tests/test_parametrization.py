@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.core.hooks import listening
+from lab.core.registry import PARAMETRIZATIONS
 from lab.fleet import Fleet
-from lab.hooks import listening
 from lab.model.layers import Linear, draw
 from lab.model.parametrization import MuPFull, Role, Standard
-from lab.registry import PARAMETRIZATIONS
 from pieces import recipe
 from small import configs, trained
 

@@ -21,7 +21,7 @@ from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
 from lab.analysis.predict import say
 from lab.analysis.scaling import bend, fit, lr_beyond, size_beyond
 from lab.analysis.threshold import calibrate
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 from lab.store import Records
 
 WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}

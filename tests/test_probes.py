@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.fields import build
-from lab.hooks import listening
+from lab.core.errors import RequestError
+from lab.core.hooks import listening
+from lab.core.registry import PROBES
+from lab.core.schema import build
 from lab.loss import ZLoss, losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now
 from lab.probes.probe import Listener, ProbesConfig, probe
-from lab.registry import PROBES, RequestError
 from pieces import intervention, model, optimizer, recipe, tokens, weights_of
 from tests import reference
 

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import on_ranks
-from lab import ranks, store
+from lab import store
+from lab.core import distributed, files
+from lab.core.errors import RequestError
 from lab.fleet import check_ranks
-from lab.registry import RequestError
 from small import configs
 
 HERE = Path(__file__).parent
@@ -96,7 +97,7 @@ def test_ranks_go_on_from_one_process_and_from_one_another(name: str, found: Any
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_one_process_goes_on_from_two_ranks(how: str, folder: Path, found: Any, alone: Any) -> None:
     assert differing(on_ranks.trained(folder, 3, resumed=f"{how} 3"), alone[3]) == []
-    kept = folder / f"checkpoints/{store.digest([f'{how} 1'])}/{on_ranks.HALF}"
+    kept = folder / f"checkpoints/{files.digest([f'{how} 1'])}/{on_ranks.HALF}"
     for name in ("__1_0.distcp", ".metadata", "rest.pt"):
         whole = (kept / name).read_bytes()
         middle = slice(len(whole) // 2, len(whole) // 2 + 100)  # longer than what is only there to fill
@@ -121,15 +122,15 @@ def test_what_ranks_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RequestError, match="batch_size 6 cannot be shared by 4 ranks"):
         check_ranks(config)
     as_rank(monkeypatch, 2, 3)
-    assert ranks.rows(6) == slice(4, 6)
+    assert distributed.batch_rows(6) == slice(4, 6)
     check_ranks(config)
     with pytest.raises(RequestError, match="3 ranks cannot share embedding, 256 long; say ranks=ddp"):
         check_ranks(sharded)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(RequestError, match="3 ranks on a machine with 2 CUDA devices"):
-        ranks.device("cuda")
+        distributed.rank_device("cuda")
     with pytest.raises(RequestError, match="device=mps takes one process"):
-        ranks.device("mps")
+        distributed.rank_device("mps")
 
 
 TRAIN = [

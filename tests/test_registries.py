@@ -10,12 +10,13 @@ import pytest
 
 import lab.data
 import lab.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
-from lab import registry
-from lab.fields import build
+from lab.core import registry
+from lab.core.errors import RequestError, nearest
+from lab.core.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, first_line
+from lab.core.schema import build
 from lab.model.shape import ModelConfig
 from lab.optim.optimizer import build_optimizer
 from lab.probes.probe import ProbesConfig
-from lab.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, RequestError, first_line, nearest
 from pieces import CONF, recipe
 
 FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # guests are users' own
@@ -127,7 +128,7 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
 
 def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text(
-        "from lab.registry import INTERVENTIONS\n@INTERVENTIONS.register('theirs')\nclass Theirs: 'What it does.'\n"
+        "from lab.core.registry import INTERVENTIONS\n@INTERVENTIONS.register('theirs')\nclass Theirs: 'What it does.'\n"
     )
     (tmp_path / "theirs-1.0.dist-info").mkdir()
     (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

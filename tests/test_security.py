@@ -22,8 +22,8 @@ from composing import remember
 from lab import guard, store
 from lab.__main__ import main
 from lab.checkpoint import CheckpointConfig, Keeper
+from lab.core.errors import RequestError
 from lab.parts import Parts, write_parts
-from lab.registry import RequestError
 from sweeping import finished
 
 HOME = Path(__file__).parents[1]

@@ -17,11 +17,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import lab.analysis.page as page
 import planted
 from lab import store
 from lab.__main__ import main
-from lab.visible import visible
+from lab.analysis import page
+from lab.core.files import printable
 
 # Written into the page as it is, it would rename the page.
 SCRIPT = "document.title = 'spr' + 'ung'"
@@ -150,8 +150,8 @@ def test_a_terminal_gets_nothing_to_obey(said: str) -> None:
 
 
 def test_what_is_readable_stays_as_it_is() -> None:
-    assert visible("± † ünï 中文\nnext") == "± † ünï 中文\nnext"
-    assert visible("a\rb\x1b\u202e\udcff") == "a\\rb\\x1b\\u202e\\udcff"
+    assert printable("± † ünï 中文\nnext") == "± † ünï 中文\nnext"
+    assert printable("a\rb\x1b\u202e\udcff") == "a\\rb\\x1b\\u202e\\udcff"
 
 
 @pytest.fixture(scope="module")

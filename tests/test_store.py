@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab import disk, plan, store
-from lab.registry import RequestError
+from lab import plan, store
+from lab.core import files
+from lab.core.errors import RequestError
 
 
 def leave(folder: Path, name: str, status: str = "finished", **card: object) -> None:
@@ -61,10 +62,10 @@ def test_a_gathering_that_breaks_off_loses_nothing(folder: Path, monkeypatch: py
     leave(folder, "a")
     store.gather(folder)
     leave(folder, "b")
-    write, left = disk.write_table, [1]
+    write, left = files.write_table, [1]
     with monkeypatch.context() as broken:
         broken.setattr(
-            disk, "write_table", lambda *table, **how: write(*table, **how) if left and left.pop() else 1 / 0
+            files, "write_table", lambda *table, **how: write(*table, **how) if left and left.pop() else 1 / 0
         )
         with pytest.raises(ZeroDivisionError):
             store.gather(folder)
@@ -107,18 +108,18 @@ def test_a_damaged_run_counts_as_missing(folder: Path, fault: str) -> None:
 
 def test_a_write_that_breaks_off_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = folder / "page.html"
-    store.write_text(place, "before")
+    files.write_text(place, "before")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(RequestError, match=r"cannot write .*page.html: disk full"):
-        store.write_text(place, "after")
+        files.write_text(place, "after")
     assert place.read_text() == "before"
     assert {path.name for path in folder.iterdir() if path.is_file()} == {"page.html", "store.json"}
 
 
 def test_two_that_write_a_file_at_once_each_write_it_whole(tmp_path: Path) -> None:
-    with disk.appearing(tmp_path / "file") as ours:
+    with files.atomic_write(tmp_path / "file") as ours:
         ours.write_text("ours, ")
-        store.write_text(tmp_path / "file", "theirs, which is longer")
+        files.write_text(tmp_path / "file", "theirs, which is longer")
         assert (tmp_path / "file").read_text() == "theirs, which is longer"
         with open(ours, "a") as more:
             more.write("whole")
@@ -147,8 +148,8 @@ def test_folders_without_runs_say_so(folder: Path, tmp_path: Path) -> None:
 
 
 def test_equal_values_have_equal_digests_whatever_their_order() -> None:
-    assert store.digest({"a": 1, "b": [1.5, None]}) == store.digest({"b": [1.5, None], "a": 1})
-    assert store.digest({"a": 1}) != store.digest({"a": 2})
+    assert files.digest({"a": 1, "b": [1.5, None]}) == files.digest({"b": [1.5, None], "a": 1})
+    assert files.digest({"a": 1}) != files.digest({"a": 2})
 
 
 def test_commands_are_remembered_once_in_their_order(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.config import columns, static_key
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 from lab.sweep import Point, pack, points
 from small import configs, tree
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from tokenizers import decoders
 
+from lab.core.errors import RequestError
 from lab.data import documents, tokenizer
 from lab.data.corpus import BACKOFF
 from lab.data.packed import PackedCorpus
 from lab.data.text import StandardLibrary, Text
 from lab.data.tokenizer import Pieces, learned
-from lab.registry import RequestError
 from small import forget_data
 
 WORDS = ["lamp", "river", "stone", "bright", "under", "walking", "quietly", "seven", "orange", "window", "paper"]

@@ -22,10 +22,10 @@ import planted
 from lab import job, plan, store
 from lab.__main__ import main
 from lab.config import columns, run_config, run_id, static_key
+from lab.core.registry import TRACKERS
 from lab.export import destinations
 from lab.fleet import Fleet
 from lab.progress import Standing
-from lab.registry import TRACKERS
 from lab.sweep import points
 from lab.trackers import Value, tag
 from small import tree

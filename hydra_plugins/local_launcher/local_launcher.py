@@ -58,7 +58,7 @@ class LocalLauncher(Launcher):
             raise _refusal(f"timeout_minutes must be above 0, not {self.timeout_minutes}; null means never")
 
     def _devices(self) -> list[str]:
-        from lab import machine  # not above: Hydra imports every plugin into every program that uses Hydra
+        from lab.core import machine  # not above: Hydra imports every plugin into every program that uses Hydra
 
         if self.devices is None and self.config.device not in ("auto", "cuda"):
             return []
@@ -69,16 +69,16 @@ class LocalLauncher(Launcher):
         return asked
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from lab import machine
+        from lab.core import machine
 
         setup_globals()
-        processes = machine.fresh_processes()
+        processes = machine.clean_process_context()
         if sys.platform != "win32":
             _start_server()
-        with machine.heeding_sigterm() as self.told_to_stop:
+        with machine.catching_sigterm() as self.told_to_stop:
             done = self._launch(processes, job_overrides, initial_job_idx)
             if self.told_to_stop() and any(job.status is not JobStatus.COMPLETED for job in done):
-                raise SystemExit(machine.PREEMPTED)
+                raise SystemExit(machine.EXIT_PREEMPTED)
         return done
 
     def _launch(self, processes: Any, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
@@ -150,7 +150,7 @@ def _job(hydra_context: HydraContext, task_function: TaskFunction, config: DictC
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
-    from lab.registry import RequestError
+    from lab.core.errors import RequestError
 
     try:
         _ = done.return_value  # raises what the task raised
@@ -177,7 +177,7 @@ def _die_with_parent() -> None:
 
 def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
     """Where jobs may run at once, each on a device or, given none, on a core (None)."""
-    from lab.machine import cores
+    from lab.core.machine import cores
 
     if processes < 0:
         raise _refusal(f"processes must be at least 0, not {processes}; 0 means one per device or core")
@@ -188,6 +188,6 @@ def seats(processes: int, devices: Sequence[str]) -> list[str | None]:
 
 
 def _refusal(line: str) -> Exception:
-    from lab.registry import RequestError
+    from lab.core.errors import RequestError
 
     return RequestError(f"hydra.launcher.{line}")

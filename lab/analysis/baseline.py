@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-import lab.analysis.measured as measured
 from lab import store
+from lab.analysis import measured
 from lab.analysis.arms import Curve, differing, name_arms
 from lab.analysis.curves import configs, load, plain, points, same_sizes, significant
 from lab.analysis.sensitivity import FEWEST_SEEDS
-from lab.registry import RequestError
+from lab.core import files
+from lab.core.errors import RequestError
 from lab.store import Records
 
 VERSION = 1
@@ -144,7 +145,7 @@ def save(baseline: Baseline, place: Path) -> None:
         if seeds < FEWEST_SEEDS:
             told = f"{arm} at {size:,} parameters has {seeds} whole seeds"
             raise RequestError(f"{baseline.source}: {told}; a baseline takes {FEWEST_SEEDS}")
-    store.write_text(place, as_text(baseline))
+    files.write_text(place, as_text(baseline))
 
 
 def whole(runs: pd.DataFrame) -> pd.DataFrame:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import lab.analysis.baseline as baselines
-import lab.analysis.verdict as verdict
+from lab.analysis import baseline as baselines
+from lab.analysis import verdict
 from lab.analysis.arms import count, spell
 from lab.analysis.baseline import Baseline
 from lab.analysis.matching import runs_of, where
 from lab.analysis.regression import Check, compare, measured
 from lab.analysis.sensitivity import student_t
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 MARGIN = 0.05
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import lab.analysis.measured as measured
+from lab.analysis import measured
 from lab.analysis.arms import Curve, count
 from lab.analysis.curves import configs, points
 from lab.analysis.outline import OF_A_CURVE, Outline, outlines

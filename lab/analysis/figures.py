@@ -5,12 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-import lab.analysis.drawing as drawing
-import lab.analysis.figures_scaling as figures_scaling
-import lab.analysis.figures_settings as figures_settings
-import lab.analysis.figures_steps as figures_steps
-import lab.analysis.panels as panels
-import lab.analysis.scales as scales
+from lab.analysis import drawing, figures_scaling, figures_settings, figures_steps, panels, scales
 from lab.analysis.gallery import FIGURES, fate_keys, figure
 from lab.analysis.ladder import faces
 from lab.analysis.sensitivity import by_curve, per_seed

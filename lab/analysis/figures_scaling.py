@@ -9,9 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-import lab.analysis.drawing as drawing
-import lab.analysis.panels as panels
-import lab.analysis.scales as scales
+from lab.analysis import drawing, panels, scales
 from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, fate_keys, figure
 from lab.analysis.ladder import faces

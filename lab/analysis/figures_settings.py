@@ -10,9 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-import lab.analysis.drawing as drawing
-import lab.analysis.panels as panels
-import lab.analysis.scales as scales
+from lab.analysis import drawing, panels, scales
 from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, band_key, fate_keys, figure
 from lab.analysis.ladder import ladder

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-import lab.analysis.measured as measured
-import lab.analysis.scaling as scaling
+from lab.analysis import measured, scaling
 from lab.analysis.curves import points
 from lab.analysis.scaling import Bend, Line
 from lab.analysis.sensitivity import judge
 from lab.analysis.threshold import Threshold, calibrate
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 from lab.store import Records
 
 

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
-import lab.analysis.drawing as drawing
+from lab.analysis import drawing
 from lab.analysis.arms import count
 from lab.analysis.drawing import FATE_LOOK, FATES, INK
 from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, forecasts

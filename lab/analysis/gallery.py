@@ -10,11 +10,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-import lab.analysis.drawing as drawing
+from lab.analysis import drawing
 from lab.analysis.curves import points
 from lab.analysis.ladder import ways_to_grow
 from lab.analysis.sensitivity import judge
-from lab.registry import Registry, RequestError
+from lab.core.errors import RequestError
+from lab.core.registry import Registry
 from lab.store import Records
 
 Drawing = Callable[..., Figure]

@@ -7,7 +7,7 @@ from html import escape
 
 import pandas as pd
 
-from lab.visible import visible
+from lab.core.files import printable
 
 STYLE = """
 :root { color-scheme: light; }
@@ -85,4 +85,4 @@ def figure(svg: str, caption: str) -> str:
 
 def _literal(text: str) -> str:
     """Plain text as HTML, in an attribute as well; every text of the page passes through here."""
-    return escape(visible(text))
+    return escape(printable(text))

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 
-import lab.analysis.drawing as drawing
-import lab.analysis.scales as scales
+from lab.analysis import drawing, scales
 from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
 from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
 

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-import lab.analysis.drawing as drawing
-import lab.analysis.scaling as scaling
-import lab.analysis.tables as tables
-from lab import store
+from lab.analysis import drawing, scaling, tables
 from lab.analysis.arms import count, spell
 from lab.analysis.curves import load, points
 from lab.analysis.findings import listed
@@ -20,7 +17,8 @@ from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, Score, fo
 from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast_findings import BENT, SHARES, sentences, slope, span
 from lab.analysis.scaling import REACH
-from lab.registry import RequestError
+from lab.core import files
+from lab.core.errors import RequestError
 from lab.store import Records
 
 SCORED = ("held-out error", "inside", "class right")
@@ -44,7 +42,7 @@ def predict(folder: Path) -> list[str]:
         except RequestError:  # which has been said
             continue
         path = folder / "figures" / f"{draw.__name__}.svg"
-        store.write_text(path, drawing.svg(figure, draw.__name__))
+        files.write_text(path, drawing.svg(figure, draw.__name__))
         lines.append(f"figure: {path}")
     return lines
 

@@ -14,7 +14,7 @@ from lab.analysis.baseline import Baseline, whole
 from lab.analysis.differences import Difference, difference
 from lab.analysis.matching import lacking, matched, remarks, where
 from lab.analysis.sensitivity import FEWEST_SEEDS, HIGH, LOW, capped, per_seed
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 GROWTH_MARGIN = math.log10(2)  # decades: logits may grow twice as far
 GRID_MARGIN = 1.0  # steps of the grid of learning rates

@@ -11,16 +11,15 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-import lab.analysis.drawing as drawing
-import lab.analysis.page as page
-import lab.analysis.tables as tables
 from lab import store
+from lab.analysis import drawing, page, tables
 from lab.analysis.arms import count, spell
 from lab.analysis.figures import FIGURES
 from lab.analysis.findings import headline, listed, notes
 from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.study import Study
-from lab.registry import RequestError
+from lab.core import files
+from lab.core.errors import RequestError
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
 a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). Its two parts add up to it:
@@ -53,11 +52,11 @@ def build(made: Study, folders: Sequence[str | Path]) -> Path:
     places = [Path(folder) for folder in folders]
     for name, table in tables.files(made).items():
         text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-        store.write_text(places[0] / "tables" / f"{name}.csv", text)
+        files.write_text(places[0] / "tables" / f"{name}.csv", text)
     figures = dict(_figures(made, places[0]))
     title = " and ".join(place.resolve().name for place in places)
     body = [*_findings(made), *figures.values(), *_details(made), *_making(made, places)]
-    store.write_text(places[0] / "report.html", page.document(title, body))
+    files.write_text(places[0] / "report.html", page.document(title, body))
     return places[0] / "report.html"
 
 
@@ -74,7 +73,7 @@ def _figures(made: Study, out: Path) -> Iterator[tuple[str, str]]:
                 continue
             shown = page.paragraph(str(refusal))
         else:
-            store.write_text(file, svg)
+            files.write_text(file, svg)
         yield name, page.section(caption.split("\n")[0].rstrip("."), shown)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from lab.analysis.arms import count
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 LEVEL = 0.95
 # A line is followed to this many times the largest size; beyond it nothing is said.

@@ -23,7 +23,7 @@ from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim
 from lab.analysis.evidence import Evidence
 from lab.analysis.external import compare
 from lab.analysis.judging import Verdict, verdict
-from lab.registry import RequestError, nearest
+from lab.core.errors import RequestError, nearest
 
 # Our figure, where it is not the one that shows loss and sensitivity.
 OURS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import NamedTuple
 
-import lab.analysis.page as page
+from lab.analysis import page
 from lab.store import Records
 
 
@@ -29,7 +29,7 @@ def show(records: Records, name: str) -> Shown:
         RequestError: there is no figure of that name, or nothing to draw in these records.
     """
     # matplotlib takes longer to import than all else
-    import lab.analysis.drawing as drawing
+    from lab.analysis import drawing
     from lab.analysis.figures import FIGURES
     from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
 

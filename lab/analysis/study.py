@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.curves import load, points
 from lab.analysis.sensitivity import all_pairs, by_curve, judge, per_seed
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 from lab.store import Records
 
 

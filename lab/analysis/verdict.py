@@ -14,16 +14,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-import lab.analysis.drawing as drawing
-import lab.analysis.page as page
-import lab.analysis.panels as panels
-import lab.analysis.scales as scales
+from lab.analysis import drawing, page, panels, scales
 from lab.analysis.arms import count
 from lab.analysis.baseline import Baseline
 from lab.analysis.matching import matched, runs_of, where
 from lab.analysis.regression import CANNOT_JUDGE, OK, REGRESSION, Change, Check
 from lab.analysis.sensitivity import judge
-from lab.visible import visible
+from lab.core.files import printable
 
 MEANING = {
     OK: "no change lies outside its margin",
@@ -119,7 +116,7 @@ def markdown(check: Check) -> str:
 
 def _literal(text: str) -> str:
     """Text in a row of a Markdown table, none of it markup."""
-    return escape(re.sub(r"([\\`*\[\]|_~])", r"\\\1", visible(text).replace("\n", " ")))
+    return escape(re.sub(r"([\\`*\[\]|_~])", r"\\\1", printable(text).replace("\n", " ")))
 
 
 def junit(check: Check) -> str:
@@ -137,7 +134,7 @@ def junit(check: Check) -> str:
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": CANNOT_JUDGE})
         ElementTree.SubElement(case, "error", {"message": reason})
     for element in suite.iter():  # XML has no letters for control characters
-        element.attrib.update({key: visible(value) for key, value in element.attrib.items()})
+        element.attrib.update({key: printable(value) for key, value in element.attrib.items()})
     ElementTree.indent(suite, " ")
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

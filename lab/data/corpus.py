@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, as far as the corpus allows
 BACKOFF = 2.0  # pseudo-counts that a bigram row borrows from the unigram

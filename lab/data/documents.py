@@ -9,10 +9,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from lab.core.errors import RequestError
 from lab.data.corpus import Corpus, fingerprint
 from lab.data.packed import Notes, PackedCorpus, packed
 from lab.data.tokenizer import Bytes, Pieces, check, learned, require
-from lab.registry import RequestError
 
 HELD_OUT_EVERY = 20
 LEARNED_FROM = 4_000_000  # bytes, about: of evenly spaced documents, so that learning takes a second or two

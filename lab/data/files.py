@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 
 def named(path: str, suffixes: Sequence[str]) -> list[Path]:

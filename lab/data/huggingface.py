@@ -9,15 +9,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-import lab.data.files as files
-from lab import fields
+from lab.core import schema
+from lab.core.errors import RequestError, nearest
+from lab.core.registry import DATA
+from lab.core.schema import PerRunSeed
+from lab.data import files
 from lab.data.corpus import Corpus, once
 from lab.data.documents import HELD_OUT_EVERY, LEARNED_FROM, fill
 from lab.data.packed import Notes, packed
 from lab.data.tables import text_of
 from lab.data.tokenizer import BYTES, Bytes, Pieces, check, is_local, learned, pretrained, require
-from lab.fields import PerRunSeed
-from lab.registry import DATA, RequestError, nearest
 
 PATIENCE = 5.0  # seconds until a host that does not answer is given up
 VALIDATION = "validation"
@@ -39,10 +40,10 @@ class HuggingFace:
     split: str = "train"
     revision: str | None = None
     field: str = "text"
-    tokens: int = fields.bounded(100_000_000, above=0)
+    tokens: int = schema.bounded(100_000_000, above=0)
     tokenizer: str = "bytes"
-    vocabulary: int = fields.bounded(BYTES, above=0)
-    seed: PerRunSeed = fields.seed(0)
+    vocabulary: int = schema.bounded(BYTES, above=0)
+    seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Stream and pack, once for all processes.

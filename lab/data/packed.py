@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from lab import machine, store
+from lab.core import files, machine
+from lab.core.errors import RequestError
 from lab.data.corpus import HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
-from lab.registry import RequestError
 
 COUNTED_TOKENS = 2**28  # of a longer training part the bigram model learns no more; they take half a minute
 PARTS = ("training", "reserved")
@@ -93,7 +93,7 @@ def packed(request: Mapping[str, Any], vocabulary: int, write: Callable[[BinaryI
 
 def _place(request: Mapping[str, Any]) -> Path:
     try:
-        return machine.cache_folder() / "tokens" / store.digest(request)
+        return machine.cache_folder() / "tokens" / files.digest(request)
     except RuntimeError:
         raise RequestError("no home folder to keep tokens in; LAB_CACHE=DIR names one") from None
 

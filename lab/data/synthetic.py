@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from lab import fields
+from lab.core import schema
+from lab.core.registry import DATA
+from lab.core.schema import PerRunSeed
 from lab.data.corpus import (
     COUNTED,
     DEFINITION,
@@ -24,8 +26,6 @@ from lab.data.corpus import (
     draw,
     fingerprint,
 )
-from lab.fields import PerRunSeed
-from lab.registry import DATA
 
 VOCABULARY = 256
 EXPONENT = 1.8  # of the Zipf law over the ranks of a successor
@@ -105,7 +105,7 @@ def _below(count: int | Tokens, bits: Bits) -> Tokens:
 class Synthetic:
     """An endless language of 256 tokens, the same on every machine, of known entropy; it needs no file."""
 
-    seed: PerRunSeed = fields.seed(0)
+    seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Lay down the tables of the language, once per process."""

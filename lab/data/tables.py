@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-import lab.data.documents as documents
-import lab.data.files as files
-from lab import fields
+from lab.core import schema
+from lab.core.errors import RequestError, nearest
+from lab.core.registry import DATA
+from lab.core.schema import PerRunSeed
+from lab.data import documents, files
 from lab.data.corpus import Corpus, once
 from lab.data.tokenizer import BYTES
-from lab.fields import PerRunSeed
-from lab.registry import DATA, RequestError, nearest
 
 # All documents of a file, in order, given the field that holds their text.
 Read = Callable[[Path, str], Iterator[str]]
@@ -31,9 +31,9 @@ class JsonLines:
 
     path: str | None = None
     field: str = "text"
-    tokenizer: str = fields.one_of("bytes", "bpe", default="bytes")
-    vocabulary: int = fields.bounded(BYTES, above=0)
-    seed: PerRunSeed = fields.seed(0)
+    tokenizer: str = schema.one_of("bytes", "bpe", default="bytes")
+    vocabulary: int = schema.bounded(BYTES, above=0)
+    seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Read the files, once for all processes.
@@ -54,9 +54,9 @@ class Parquet:
 
     path: str | None = None
     field: str = "text"
-    tokenizer: str = fields.one_of("bytes", "bpe", default="bytes")
-    vocabulary: int = fields.bounded(BYTES, above=0)
-    seed: PerRunSeed = fields.seed(0)
+    tokenizer: str = schema.one_of("bytes", "bpe", default="bytes")
+    vocabulary: int = schema.bounded(BYTES, above=0)
+    seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Read the files, once for all processes.

@@ -7,14 +7,14 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-import lab.data.documents as documents
-import lab.data.files as files
-from lab import fields
+from lab.core import schema
+from lab.core.errors import RequestError
+from lab.core.registry import DATA
+from lab.core.schema import PerRunSeed
+from lab.data import documents, files
 from lab.data.corpus import Corpus, once
 from lab.data.packed import Notes
 from lab.data.tokenizer import BYTES
-from lab.fields import PerRunSeed
-from lab.registry import DATA, RequestError
 
 NOT_LIBRARY = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"})
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".json", ".jsonl", ".csv", ".html", ".xml", ".yaml", ".toml")
@@ -28,9 +28,9 @@ class StandardLibrary:
     Another Python version is another text, so the version and the fingerprint are recorded with each run.
     """
 
-    tokenizer: str = fields.one_of("bytes", "bpe", default="bytes")
-    vocabulary: int = fields.bounded(BYTES, above=0)
-    seed: PerRunSeed = fields.seed(0)
+    tokenizer: str = schema.one_of("bytes", "bpe", default="bytes")
+    vocabulary: int = schema.bounded(BYTES, above=0)
+    seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Read the library, once per process.
@@ -52,9 +52,9 @@ class Text:
     """
 
     path: str | None = None
-    tokenizer: str = fields.one_of("bytes", "bpe", default="bytes")
-    vocabulary: int = fields.bounded(BYTES, above=0)
-    seed: PerRunSeed = fields.seed(0)
+    tokenizer: str = schema.one_of("bytes", "bpe", default="bytes")
+    vocabulary: int = schema.bounded(BYTES, above=0)
+    seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Read the files, once per process.

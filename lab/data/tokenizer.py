@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.registry import RequestError
+from lab.core.errors import RequestError
 
 BYTES = 256
 AT_ONCE = 256  # documents that are encoded together

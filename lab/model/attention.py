@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from lab.hooks import HookPoint, announce
+from lab.core.hooks import HookPoint, announce
 from lab.model.layers import Linear, product
 from lab.model.parametrization import Role
 from lab.model.shape import ModelConfig

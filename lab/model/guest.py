@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lab.hooks import HookPoint, attach
+from lab.core.errors import RequestError
+from lab.core.hooks import HookPoint, attach
 from lab.model.parametrization import Factors
 from lab.model.shape import ModelConfig
-from lab.registry import RequestError
 
 Make = Callable[[], nn.Module]
 ROWS = 2  # of the batch a rehearsal takes

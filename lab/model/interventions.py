@@ -10,11 +10,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from lab.axes import over
-from lab.fields import PerRun, bounded
+from lab.core.axes import over
+from lab.core.registry import INTERVENTIONS
+from lab.core.schema import PerRun, bounded
 from lab.model.layers import LayerNorm
 from lab.model.shape import ModelConfig
-from lab.registry import INTERVENTIONS
 
 NO_VECTOR = 1e-12  # a mean square so small leaves no direction to keep
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from lab.fields import bounded
-from lab.registry import PARAMETRIZATIONS
+from lab.core.registry import PARAMETRIZATIONS
+from lab.core.schema import bounded
 
 
 class Role(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.fields import bounded
+from lab.core.schema import bounded
 
 
 @dataclass(frozen=True)

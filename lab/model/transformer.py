@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.hooks import HookPoint, attach
+from lab.core.distributed import copy_whole
+from lab.core.hooks import HookPoint, attach
 from lab.model.attention import Attention
 from lab.model.gelu import gelu
 from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw
 from lab.model.parametrization import Factors, Role
 from lab.model.shape import ModelConfig
-from lab.sharing import fill
 
 
 class Block(nn.Module):
@@ -90,4 +90,4 @@ class Transformer(nn.Module):
         """Draw every weight of run i from seed i; the run's neighbours play no part."""
         for name, layer in self.layers():
             for run, seed in enumerate(seeds):
-                fill(layer.weight[run], draw(layer, name, seed, factors[name].init_std))
+                copy_whole(layer.weight[run], draw(layer, name, seed, factors[name].init_std))

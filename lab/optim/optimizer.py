@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.fields import build, word
-from lab.hooks import announce
+from lab.core.errors import RequestError, nearest
+from lab.core.hooks import announce
+from lab.core.registry import LINKS
+from lab.core.schema import build, text_value
 from lab.optim.transforms import Link, Now, Tensors
-from lab.registry import LINKS, RequestError, nearest
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
         if key not in values:
             raise RequestError(f"key 'optimizer.{key}' is missing")
     numbers = dict(values)
-    name, chain = word(numbers.pop("name"), "optimizer.name"), numbers.pop("chain")
+    name, chain = text_value(numbers.pop("name"), "optimizer.name"), numbers.pop("chain")
     links = [str(link) for link in chain] if isinstance(chain, Sequence) and not isinstance(chain, str) else []
     if len(set(links)) != len(links) or not {"peak", "schedule"} <= set(links):
         raise RequestError(f"optimizer.chain must list links, each once, with 'peak' and 'schedule', not {chain!r}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lab.fields import PerRun, bounded
-from lab.registry import SCHEDULES
+from lab.core.registry import SCHEDULES
+from lab.core.schema import PerRun, bounded
 
 
 def _ramp(step_s1: Tensor, steps: int, warmup: Tensor | float) -> tuple[Tensor, Tensor]:

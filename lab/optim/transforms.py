@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lab.axes import over, per_run_norm, per_run_rms
-from lab.fields import PerRun, bounded
-from lab.hooks import announce
-from lab.registry import LINKS
+from lab.core.axes import over, per_run_norm, per_run_rms
+from lab.core.hooks import announce
+from lab.core.registry import LINKS
+from lab.core.schema import PerRun, bounded
 
 SMALLEST_RMS = 1e-3
 Tensors = dict[str, Tensor]

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.axes import per_run_max, per_run_mean, per_run_rms
+from lab.core.axes import per_run_max, per_run_mean, per_run_rms
+from lab.core.distributed import mean_over_ranks
 from lab.probes.probe import probe
-from lab.ranks import mean_over_ranks
 
 
 @probe(hears="train_loss")

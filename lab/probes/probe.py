@@ -9,20 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.fields import bounded
-from lab.machine import is_out_of_memory
-from lab.registry import PROBES
-
-Measure = Callable[..., "Tensor | dict[str, Tensor]"]
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A named function of what is announced under ``hears``; gives one number per run, or one per tensor and run."""
-
-    name: str
-    hears: str
-    measure: Measure
+from lab.core.hooks import Measure, Probe
+from lab.core.machine import is_out_of_memory
+from lab.core.registry import PROBES
+from lab.core.schema import bounded
 
 
 def probe(hears: str) -> Callable[[Measure], Measure]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from lab.axes import per_run_norm, per_run_rms
+from lab.core.axes import per_run_norm, per_run_rms
 from lab.probes.probe import probe
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import lab
-from lab import fields
-from lab.axes import over, per_run_max
+from lab.core import schema
+from lab.core.axes import over, per_run_max
+from lab.core.schema import PerRun, PerRunSeed, bounded
 from lab.data.corpus import fingerprint
 from lab.data.packed import PackedCorpus
-from lab.fields import PerRun, PerRunSeed, bounded
 from lab.model.parametrization import Factors, Role, Standard
 from lab.optim.transforms import Link
 
@@ -89,7 +89,7 @@ class Counting:
     """The numbers 0, 1, 2, ... written out, one after the other: three bytes in four are easy."""
 
     upto: int = bounded(above=0)
-    seed: PerRunSeed = fields.seed(0)
+    seed: PerRunSeed = schema.seed(0)
 
     def open(self):
         return count(self.upto)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import lab
-from lab.axes import over
-from lab.fields import PerRun, bounded
+from lab.core.axes import over
+from lab.core.schema import PerRun, bounded
 
 
 @lab.register("intervention", "z_hinge")

@@ -1,9 +1,10 @@
-"""Files that appear whole or not at all, and tables that tell whether they still are what was written."""
+"""Files: written whole or not at all, checked for damage, and text made safe to show."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import tempfile
 import zipfile
@@ -13,14 +14,35 @@ from typing import Any, BinaryIO
 
 import pandas as pd
 
-from lab.registry import RequestError
+from lab.core.errors import RequestError
+
+
+def printable(text: str) -> str:
+    """The text with control characters, surrogates and marks that turn the direction of writing spelled out."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def digest(value: Any) -> str:
+    """Sixteen hexadecimal digits that stand for a JSON value; the order of keys does not matter."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that is there whole or not at all."""
+    with atomic_write(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
 
 # A note in a table's own footer: this word, then the digest of the file in which zeros stand for the digest.
 SEAL, ZEROS = b"sealed by sha256:", b"0" * 64
 
 
 @contextmanager
-def appearing(path: Path) -> Any:
+def atomic_write(path: Path) -> Any:
     """Within the block write the file this gives; then it stands under ``path``, whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +84,7 @@ def write_table(path: Path, table: pd.DataFrame, **packing: Any) -> str:
 
     content = pyarrow.Table.from_pandas(table, preserve_index=False)
     content = content.replace_schema_metadata({**content.schema.metadata, b"seal": SEAL + ZEROS})
-    with appearing(path) as beside:
+    with atomic_write(path) as beside:
         pyarrow.parquet.write_table(content, beside, compression="zstd", **packing)
         written = beside.read_bytes()
         with open(beside, "r+b") as file:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from lab.registry import RequestError, nearest
+from lab.core.errors import RequestError, nearest
 
 # A field annotated with one of these may differ between the runs of a fleet; stacking turns it into a tensor [r]
 # (a tuple of r integers for seeds).  Everything else is static and must agree.
@@ -101,11 +101,11 @@ def _convert(kind: type, field: dataclasses.Field[Any], value: Any, where: str) 
         choices = field.metadata.get("choices", ())
         if choices and value not in choices:
             raise RequestError(f"{where} is {value!r}; {nearest(str(value), choices)}")
-        return word(value, where)
+        return text_value(value, where)
     return value
 
 
-def word(value: Any, where: str) -> str:
+def text_value(value: Any, where: str) -> str:
     """Text that a table and the name of a file can hold; a number is its digits.
 
     Raises:

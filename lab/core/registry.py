@@ -1,25 +1,16 @@
-"""Things found by name: an unknown name is refused in one line that lists its nearest neighbours."""
+"""Registries: entries found by name, those of the lab and those a user's own package adds."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
+from lab.core.errors import RequestError, nearest
+
 Entry = TypeVar("Entry")
-
-
-class RequestError(ValueError):
-    """The request cannot be carried out: one line that says what, where, and the nearest valid choice (exit code 2)."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``nearest: a, b`` for the known names most like ``name``; all of them when none is alike."""
-    known = sorted(set(known))
-    alike = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    return f"nearest: {', '.join(alike)}" if alike else f"known: {', '.join(known) or 'none'}"
 
 
 def _load(point: EntryPoint) -> None:
@@ -114,3 +105,44 @@ KINDS: dict[str, Registry[Any]] = {
     "schedule": SCHEDULES,
     "tracker": TRACKERS,
 }
+
+# What the lab asks of an entry, whatever else that has.
+REQUIRED_ATTRIBUTES = {
+    "data": ("open", "seed"),
+    "intervention": ("attaches_to",),
+    "link": ("makes", "begin"),
+    "model": ("build",),
+    "parametrization": ("factors", "attention_scale"),
+    "schedule": ("shape",),
+    "tracker": ("begin",),
+}
+
+
+def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any], Any]:
+    """Class decorator, of a probe function decorator: file the entry under ``name``.
+
+    A loss term is an intervention that attaches to ``loss``.  A probe says which announcement it ``hears``.
+
+    Raises:
+        RequestError: there is no such kind, nothing is ever heard of that kind, the name is taken, or the entry lacks
+            what its kind has or is no dataclass, whose fields are the keys of a config.
+    """
+    from lab.core.hooks import ANNOUNCEMENTS, Probe  # which loads torch
+
+    if kind not in KINDS:
+        raise RequestError(f"unknown kind {kind!r}; {nearest(kind, KINDS)}")
+    if (kind == "probe") != (hears is not None):
+        raise RequestError(f"{kind} {name!r}: a probe says what it hears, as in hears='logits', and nothing else does")
+    if hears is not None and hears not in ANNOUNCEMENTS:
+        raise RequestError(f"probe {name!r} hears {hears!r}; {nearest(hears, ANNOUNCEMENTS)}")
+
+    def file(entry: Any) -> Any:
+        if hears is None and not dataclasses.is_dataclass(entry):
+            raise RequestError(f"{kind} {name!r} must be a frozen dataclass; its fields are the keys of a config")
+        there = {*dir(entry), *getattr(entry, "__dataclass_fields__", ())}
+        if lacking := [part for part in REQUIRED_ATTRIBUTES.get(kind, ()) if part not in there]:
+            raise RequestError(f"{kind} {name!r} lacks {' and '.join(lacking)}")
+        KINDS[kind].register(name)(entry if hears is None else Probe(name, hears, entry))
+        return entry
+
+    return file

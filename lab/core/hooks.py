@@ -1,40 +1,41 @@
-"""Hook points: named places where a tensor may be observed or changed."""
+"""Hook points, where a tensor may be observed or changed, and the probes that observe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 # Kinds of hook points a model may have, and what else is announced in the course of a step.
-POINTS = ("query", "key", "scores", "weighing", "attention", "block_output", "logits")
-HEARD = (
-    *POINTS,
+HOOK_POINTS = ("query", "key", "scores", "weighing", "attention", "block_output", "logits")
+ANNOUNCEMENTS = (
+    *HOOK_POINTS,
     *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
     *("gradients", "parameters", "clipped_gradients", "adam", "direction"),
 )
-Ear = Callable[..., None]
-_ear: ContextVar[Ear | None] = ContextVar("ear", default=None)
+Callback = Callable[..., None]
+_callback: ContextVar[Callback | None] = ContextVar("ear", default=None)
 
 
 def announce(kind: str, where: str, *heard: Any) -> None:
     """Tell whoever listens that a value of this kind passed ``where``; costs nothing when nobody does."""
-    ear = _ear.get()
+    ear = _callback.get()
     if ear is not None:
         ear(kind, where, *heard)
 
 
 @contextmanager
-def listening(ear: Ear | None) -> Iterator[None]:
+def listening(ear: Callback | None) -> Iterator[None]:
     """Within the block, ``ear(kind, where, *heard)`` overhears every announcement; ``None`` hears nothing."""
-    token = _ear.set(ear)
+    token = _callback.set(ear)
     try:
         yield
     finally:
-        _ear.reset(token)
+        _callback.reset(token)
 
 
 class HookPoint(nn.Module):
@@ -61,3 +62,15 @@ def attach(model: nn.Module, interventions: Mapping[str, Any], runs: int, shape:
         for point in model.modules():
             if isinstance(point, HookPoint) and point.kind in change.attaches_to:
                 point.changes[name] = change.attach(runs, shape)
+
+
+Measure = Callable[..., "Tensor | dict[str, Tensor]"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A named function of what is announced under ``hears``; gives one number per run, or one per tensor and run."""
+
+    name: str
+    hears: str
+    measure: Measure

@@ -15,7 +15,7 @@ from operator import add
 
 from torch import Tensor
 
-from lab.ranks import max_over_ranks, mean_over_ranks
+from lab.core.distributed import max_over_ranks, mean_over_ranks
 
 
 def over(number_r: Tensor | float, tensor_r: Tensor) -> Tensor | float:

@@ -1,4 +1,4 @@
-"""What the lab asks of the machine: threads, allocator, memory, signals."""
+"""The machine: threads, allocator, matrix-product library, memory, processes and signals."""
 
 from __future__ import annotations
 
@@ -16,19 +16,62 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from lab import products
+# Entries of a product of two unit normal 64 x 64 matrices are wrong by 1e-5 at most in fp32, by 0.1 in bf16.
+FP32_ERROR = 1e-4
+
+
+def choose_matmul_library() -> None:
+    """oneDNN, where MKL runs its slow kernels and oneDNN's results are as exact."""
+    if is_intel():
+        return
+    _matmul_backend().fp32_precision = "bf16"
+    if not _is_exact():
+        _matmul_backend().fp32_precision = "none"
+
+
+def matmul_library() -> str:
+    """``MKL`` or ``oneDNN``.
+
+    MKL keeps its fast kernels for Intel's processors; on others oneDNN is about twice as fast.  Torch hands it fp32
+    products only where they *may* be rounded to bf16, and none below 4096 multiplications.
+    """
+    return "oneDNN" if _matmul_backend().fp32_precision == "bf16" else "MKL"
+
+
+def is_intel() -> bool:
+    """Whether this is a processor that MKL knows; taken for granted where the system does not tell."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
+
+
+def _matmul_backend() -> Any:
+    import torch
+
+    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def _is_exact() -> bool:
+    """Whether fp32 products err as fp32 does; a unit for bf16 would round to it, as it was allowed to."""
+    import torch
+
+    a, b = torch.randn(2, 4, 64, 64, generator=torch.Generator().manual_seed(0))
+    error = (torch.bmm(a, b).double() - torch.bmm(a.double(), b.double())).abs().max()
+    return bool(error < FP32_ERROR)
+
 
 # glibc's numbers for mallopt(3), and the values asked for.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEEP, PAD = 2_000_000_000, 64 * 2**20
 # Exit code of what was told to stop and may be started again: EX_TEMPFAIL of sysexits.h.
-PREEMPTED = 75
+EXIT_PREEMPTED = 75
 
 
-def prepare() -> None:
+def configure_process() -> None:
     """Let the allocator keep what it has, products be the same bits everywhere, and what is compiled be found again."""
-    keep_memory()
-    if not products.is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
+    configure_allocator()
+    if not is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     with suppress(OSError, RuntimeError):  # no home, or not ours: torch knows a place of its own, which lasts less long
         cache = cache_folder()
@@ -37,7 +80,7 @@ def prepare() -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
 
 
-def keep_memory() -> None:
+def configure_allocator() -> None:
     """Let the allocator keep what it has.
 
     Every step frees tensors of a few megabytes: by default glibc hands each back to the system and faults it in again,
@@ -60,7 +103,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "instability-lab"
 
 
-def settle() -> None:
+def configure_torch() -> None:
     """Tell torch how this process trains: on one thread, without denormal numbers, its fp32 products by ``products``.
 
     One thread gives the same bits on any number of cores.  Attention that has collapsed is full of numbers below
@@ -70,7 +113,7 @@ def settle() -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    products.choose()
+    choose_matmul_library()
 
 
 def cores() -> int:
@@ -78,7 +121,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def fresh_processes(imports: Sequence[str] = ("lab.fleet", "lab.record")) -> BaseContext:
+def clean_process_context(imports: Sequence[str] = ("lab.fleet", "lab.record")) -> BaseContext:
     """Where processes come from that inherit no state: forks of a clean one, which imports these modules once."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
@@ -87,7 +130,7 @@ def fresh_processes(imports: Sequence[str] = ("lab.fleet", "lab.record")) -> Bas
     return processes
 
 
-def wait() -> None:
+def synchronize() -> None:
     """Until an accelerator has done what it was told; a CPU always has."""
     import torch
 
@@ -126,13 +169,13 @@ def free_memory(device: str = "cpu", place: int = 0) -> float:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         kilobytes = dict(line.split()[:2] for line in meminfo.read_text().splitlines())
-        return min(int(kilobytes["MemAvailable:"]) * 1024.0, *left_in_groups())
+        return min(int(kilobytes["MemAvailable:"]) * 1024.0, *free_cgroup_memory())
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return math.inf
 
 
-def left_in_groups(root: Path = Path("/")) -> Iterator[float]:
+def free_cgroup_memory(root: Path = Path("/")) -> Iterator[float]:
     """Bytes that each control group around this process has left; containers and clusters set such limits."""
     try:
         groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
@@ -161,7 +204,7 @@ def is_out_of_memory(fault: BaseException) -> bool:
     return said or isinstance(fault, (MemoryError, torch.OutOfMemoryError))
 
 
-def release() -> None:
+def release_memory() -> None:
     """Give back what a failed attempt held: cycles, and what the allocators were told to keep."""
     import torch
 
@@ -178,7 +221,7 @@ def _glibc(function: str) -> Any:
 
 
 @contextmanager
-def heeding_sigterm() -> Iterator[Callable[[], bool]]:
+def catching_sigterm() -> Iterator[Callable[[], bool]]:
     """Within the block SIGTERM, or SIGUSR2, which SLURM may send before, ends nothing; gives whether one has come."""
     if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
         yield lambda: False

@@ -1,0 +1,1 @@
+"""What every wing stands on: errors, config schemas, registries, hook points, files, the machine, processes."""
