@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab import checkpoint, store
+from lab import checkpoint
 from lab.config import RunConfig, static_key
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.engine import can_compile
 from lab.fleet import check_guest, check_ranks
 from lab.memory import Host, find_host, most_runs
+from lab.records import store
+from lab.records.trackers import require
 from lab.sweep import GRAIN, Point, engine_for, pack, part, points, under_way, with_engine
-from lab.trackers import require
 
 
 class Agenda(NamedTuple):

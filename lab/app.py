@@ -16,12 +16,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from lab import plan as plans
-from lab import store
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.files import printable
 from lab.progress import Watcher
+from lab.records import plans, store
 
 if TYPE_CHECKING:
     from lab.sweep import Point

@@ -50,14 +50,14 @@ def _train(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    from lab import store
     from lab.analysis import report
     from lab.analysis.study import study
+    from lab.records import store
 
     if not arguments:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     folders = [Path(folder) for folder in arguments]
-    if len(folders) == 1 and (several := store.inside(folders[0])):
+    if len(folders) == 1 and (several := store.results_folders(folders[0])):
         for page in _reports(several):
             print(printable(f"report: {page}"))
         return
@@ -109,12 +109,12 @@ def _claims(arguments: list[str]) -> None:
 
 
 def _export(arguments: list[str]) -> None:
-    from lab import export
+    from lab.records import export
 
     folders, given = _options(arguments, ["--to", "--out"])
     if len(folders) != 1 or not given.get("--to"):
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    said = export.export(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None)
+    said = export.export_records(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None)
     print(printable(said))
 
 

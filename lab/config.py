@@ -12,8 +12,7 @@ import lab.model.interventions
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates
-import lab.trackers  # noqa: F401  (these seven fill the registries)
-from lab import store
+import lab.records.trackers  # noqa: F401  (these seven fill the registries)
 from lab.checkpoint import CheckpointConfig
 from lab.core import files
 from lab.core.errors import RequestError, nearest
@@ -23,6 +22,7 @@ from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.shape import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
+from lab.records import store
 
 # What has no column: how a run was kept safe and shared, which two runs that are one may differ in.
 NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab import checkpoint, store
-from lab import plan as plans
+from lab import checkpoint
 from lab.config import columns, run_config, run_id
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
@@ -18,9 +17,9 @@ from lab.fleet import Fleet
 from lab.halving import outcomes
 from lab.progress import Sayer
 from lab.record import Run, Tape, card, failure, verdict
+from lab.records import plans, store
+from lab.records.trackers import FleetTracker, NoTracker
 from lab.resumable import train_on
-from lab.trackers import NoTracker
-from lab.tracking import Tracking
 from lab.train import Moment
 
 
@@ -55,7 +54,7 @@ class _Job:
         self.named = dict(named)
         tracker = config.tracker.entry if distributed.is_first_rank() else NoTracker()
         tracked = {name: columns(config) for name, config in named}
-        self.tracking = Tracking(tracker, folder, tracked, self.progress.note)
+        self.tracking = FleetTracker(tracker, folder, tracked, self.progress.note)
 
     def run(self) -> bool:
         """Whether no run failed."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lab import plan as plans
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.core.files import printable
+from lab.records import plans
 
 if TYPE_CHECKING:
     from torch import Tensor

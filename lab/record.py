@@ -14,7 +14,7 @@ from lab import __version__
 from lab.config import RunConfig, columns
 from lab.core import distributed, machine
 from lab.fleet import Fleet
-from lab.trackers import tag
+from lab.records.trackers import tag
 from lab.train import Moment
 
 Row = tuple[int, str, str, float]

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lab import store
 from lab.config import RunConfig, run_id
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
 from lab.probes.probe import Listener
 from lab.record import Tape, card
+from lab.records import store
 from lab.train import Moment
 
 ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from lab import store
 from lab.core import machine
 from lab.fleet import Fleet
+from lab.records import store
 from small import brief
 from sweeping import finish
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import store
-from lab.store import Records
+from lab.records import store
+from lab.records.store import Records
 
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 BOTH = ("z_loss", "qk_layernorm+z_loss")

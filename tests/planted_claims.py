@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 import planted
-from lab import store
-from lab.store import Records
+from lab.records import store
+from lab.records.store import Records
 
 LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 WIDTHS = {"model.width": (32, 64, 128)}

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import store
 from lab.__main__ import main
+from lab.records import store
 
 WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "intervention=[],[qk_layernorm]"]
 SIZE = ["data=synthetic", "model.width=16", "steps=60", "hydra.sweeper.max_runs=2"]

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import store
 from lab.analysis import Records
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
@@ -16,6 +15,7 @@ from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.ladder import ways_to_grow
 from lab.analysis.sensitivity import judge
 from lab.core import files
+from lab.records import store
 
 SEEDS = (0, 1)
 LR, EPS, WIDTH, DEPTH = "optimizer.lr", "optimizer.eps", "model.width", "model.depth"

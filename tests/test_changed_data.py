@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import job, store
-from lab import plan as plans
+from lab import job
 from lab.__main__ import main
 from lab.core.errors import RequestError
 from lab.engine import Heard
 from lab.fleet import Fleet
+from lab.records import plans, store
 from lab.sweep import points
 from small import forget_data, tree
 

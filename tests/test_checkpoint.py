@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from lab import checkpoint, store
+from lab import checkpoint
 from lab.checkpoint import CheckpointConfig, Keeper
 from lab.config import RunConfig
 from lab.core import files, machine
 from lab.fleet import Fleet
 from lab.parts import Parts
 from lab.record import Row, Tape
+from lab.records import store
 from lab.resumable import train_on
 from lab.sweep import points, under_way
 from lab.train import Moment

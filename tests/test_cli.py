@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import app, request, store
+from lab import app, request
 from lab.__main__ import main
+from lab.records import store
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
 ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic"]

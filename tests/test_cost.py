@@ -14,13 +14,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lab import cost, job, trial
-from lab import plan as plans
 from lab.agenda import agenda
 from lab.config import RunConfig
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.fleet import GLANCE_TOKENS, PASS_TOKENS, Fleet
 from lab.memory import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, find_host, most_runs
+from lab.records import plans
 from lab.sweep import points
 from lab.train import train
 from lab.trial import Trial, attempt

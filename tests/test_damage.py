@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lab import plan, store
 from lab.checkpoint import CheckpointConfig, Keeper
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.fleet import Fleet
 from lab.parts import Parts, write_parts
 from lab.progress import Watcher
+from lab.records import plans, store
 from small import configs
 from sweeping import assert_same
 from test_checkpoint import IDS, WANTED, go_on
@@ -122,11 +122,11 @@ def test_metrics_that_one_gathered_and_runs_that_another_did_lose_nothing(folder
 
 
 def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
-    name = plan.freeze(folder, {"fleets": [[{"id": "a", "tree": {"lr": 1e-3}}]]})
-    whole, refused = plan.thaw(folder, name), 0
+    name = plans.freeze(folder, {"fleets": [[{"id": "a", "tree": {"lr": 1e-3}}]]})
+    whole, refused = plans.thaw(folder, name), 0
     for _ in damages(folder / "plans" / f"{name}.json", 200):
         try:
-            assert plan.thaw(folder, name) == whole
+            assert plans.thaw(folder, name) == whole
         except RequestError:
             refused += 1
     assert refused > 200
@@ -140,10 +140,10 @@ def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
     for _ in damages(folder / "commands.json", 50):
         assert isinstance(store.commands(folder), list)
     said = {"step": 1, "steps": 2, "seconds": 1.5, "rate": 1e2, "losses": [1.0, None], "notes": ["n"], "verdict": "v"}
-    plan.write_progress(folder, name, 0, said)
+    plans.write_progress(folder, name, 0, said)
     for _ in damages(folder / "plans" / f"{name}.progress" / "0", 300):
         Watcher(folder, name, ["label"], [1.0], lambda text: None, lambda text: None).tell()
-    plan.write_progress(folder, name, 0, {**said, "step": float("inf")})
+    plans.write_progress(folder, name, 0, {**said, "step": float("inf")})
     assert Watcher(folder, name, ["label"], [1.0], print, print).standings() == {}
 
 

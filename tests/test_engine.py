@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lab import app, engine, store
+from lab import app, engine
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed, student_t
@@ -19,6 +19,7 @@ from lab.config import RunConfig
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.fleet import Fleet
+from lab.records import store
 from lab.sweep import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
 from lab.train import train
 from small import brief, configs, trained, tree

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import slurm
-from lab import store
+from lab.records import store
 from sweeping import TIMINGS, assert_same
 
 WORDS = ["train", "-m", "seed=0,1,2", "optimizer.lr=1e-2,1e-1", "steps=20", "model.width=16", "data=synthetic"]

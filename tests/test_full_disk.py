@@ -16,7 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import planted
-from lab import store
+from lab.records import store
 from sweeping import TIMINGS, assert_same
 from test_faults import MINI, lab
 

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import job, store
-from lab import plan as plans
+from lab import job
 from lab.core.machine import is_out_of_memory
 from lab.engine import Heard
 from lab.fleet import Fleet
+from lab.records import plans, store
 from lab.sweep import points
 from small import tree
 

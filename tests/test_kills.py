@@ -15,11 +15,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lab import store
 from lab.app import run_sweep
 from lab.core import machine
 from lab.fleet import Fleet
 from lab.job import train_fleet
+from lab.records import store
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes
 

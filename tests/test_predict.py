@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planted
-from lab import store
 from lab.__main__ import main
 from lab.analysis import drawing, scaling
 from lab.analysis.forecast import GRADIENT, LOGIT, forecasts
@@ -22,7 +21,8 @@ from lab.analysis.predict import say
 from lab.analysis.scaling import bend, fit, lr_beyond, size_beyond
 from lab.analysis.threshold import calibrate
 from lab.core.errors import RequestError
-from lab.store import Records
+from lab.records import store
+from lab.records.store import Records
 
 WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}
 LRS = (1e-3, 1e-2, 1e-1)

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from lab import plan, progress
-from lab import plan as plans
+from lab import progress
 from lab.core.machine import cores
 from lab.live import Scene, clock, scene
 from lab.progress import Sayer, Standing, Watcher
+from lab.records import plans
 from lab.sketch import places, sketch
 from lab.sweep import points
 from lab.train import Moment
@@ -200,7 +200,7 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(Losses, "copied", 0)
     sayer, written = Sayer(tmp_path, "plan", 0, 1000, 2), []
-    monkeypatch.setattr(plan, "write_progress", lambda *said: written.append(said[-1]))
+    monkeypatch.setattr(plans, "write_progress", lambda *said: written.append(said[-1]))
     for step in range(1000):
         now += 0.01
         heard: Any = {("train_loss", ""): Losses()} if step % 25 == 0 else {}

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planted
-from lab import store
 from lab.analysis import curves
 from lab.analysis.optimum import best_lr_fine, spread
 from lab.analysis.sensitivity import PARTS, by_curve, per_seed, split
-from lab.store import Records
+from lab.records import store
+from lab.records.store import Records
 
 
 def card(name: str, status: str, more: Any) -> dict[str, Any]:

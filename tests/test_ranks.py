@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import on_ranks
-from lab import store
 from lab.core import distributed, files
 from lab.core.errors import RequestError
 from lab.fleet import check_ranks
+from lab.records import store
 from small import configs
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lab.data
-import lab.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
+import lab.records.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
 from lab.core import registry
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, first_line

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import request, store
+from lab import request
 from lab.analysis import load
+from lab.records import store
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import store
+from lab.records import store
 from sweeping import RUNS, assert_same, begin, finish, needs_proc, processes, wait_for_runs
 
 pytestmark = pytest.mark.xdist_group("sweeping")  # one process makes the sweep that others are compared with

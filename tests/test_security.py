@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import planted
 from composing import remember
-from lab import guard, store
+from lab import guard
 from lab.__main__ import main
 from lab.checkpoint import CheckpointConfig, Keeper
 from lab.core.errors import RequestError
 from lab.parts import Parts, write_parts
+from lab.records import store
 from sweeping import finished
 
 HOME = Path(__file__).parents[1]

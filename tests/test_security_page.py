@@ -18,10 +18,10 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import store
 from lab.__main__ import main
 from lab.analysis import page
 from lab.core.files import printable
+from lab.records import store
 
 # Written into the page as it is, it would rename the page.
 SCRIPT = "document.title = 'spr' + 'ung'"

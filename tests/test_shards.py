@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab import store
 from lab.__main__ import main
 from lab.config import static_key
+from lab.records import store
 from lab.sweep import Point, pack, part, points
 from small import tree
 from sweeping import RUNS, TIMINGS, assert_same, begin

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab import plan, store
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.records import plans, store
 
 
 def leave(folder: Path, name: str, status: str = "finished", **card: object) -> None:
@@ -159,10 +159,10 @@ def test_commands_are_remembered_once_in_their_order(folder: Path) -> None:
 
 
 def test_a_plan_is_frozen_and_progress_is_forgotten(folder: Path) -> None:
-    name = plan.freeze(folder, {"fleets": [[{"id": "a"}]]})
-    assert plan.thaw(folder, name) == {"fleets": [[{"id": "a"}]]}
-    plan.write_progress(folder, name, 3, {"step": 1})
-    assert plan.read_progress(folder, name) == {3: {"step": 1}}
-    plan.forget_progress(folder, name)
-    assert plan.read_progress(folder, name) == {}
+    name = plans.freeze(folder, {"fleets": [[{"id": "a"}]]})
+    assert plans.thaw(folder, name) == {"fleets": [[{"id": "a"}]]}
+    plans.write_progress(folder, name, 3, {"step": 1})
+    assert plans.read_progress(folder, name) == {3: {"step": 1}}
+    plans.forget_progress(folder, name)
+    assert plans.read_progress(folder, name) == {}
     assert json.loads((folder / "plans" / f"{name}.json").read_text())

@@ -19,15 +19,16 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import job, plan, store
+from lab import job
 from lab.__main__ import main
 from lab.config import columns, run_config, run_id, static_key
 from lab.core.registry import TRACKERS
-from lab.export import destinations
 from lab.fleet import Fleet
 from lab.progress import Standing
+from lab.records import plans, store
+from lab.records.export import destinations
+from lab.records.trackers import Value, tag
 from lab.sweep import points
-from lab.trackers import Value, tag
 from small import tree
 
 # One of the two runs diverges at once, so that NaN is among the values.
@@ -89,7 +90,7 @@ def trained(folder: str, tracker: str = "none", *more: str) -> store.Records:
     """The records of the two runs, trained as one fleet."""
     trees = [tree(*SHARED, *more, f"tracker.name={tracker}", f"optimizer.lr={lr}") for lr in (1e-3, 1e30)]
     fleet = [{"id": point.id, "tree": point.tree} for point in points(trees)]
-    job.train_fleet(Path(folder), plan.freeze(Path(folder), {"fleets": [fleet]}), 0)
+    job.train_fleet(Path(folder), plans.freeze(Path(folder), {"fleets": [fleet]}), 0)
     return store.read(Path(folder))
 
 
@@ -130,7 +131,7 @@ def test_a_tracker_that_fails_costs_one_line(place: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(Heard, "breaks_at", place)
     tracked = trained("tracked", "planted")
     (name,) = (word.stem for word in Path("tracked/plans").glob("*.json"))
-    told = Standing.of(plan.read_progress(Path("tracked"), name)[0])
+    told = Standing.of(plans.read_progress(Path("tracked"), name)[0])
     assert told.notes == [f"tracking ends here, training goes on: OSError: no network in {place}"]
     [final] = tracked.runs["final_val_loss"][tracked.runs["status"] == "finished"]
     assert told.verdict == f"val loss {final:.3f}..{final:.3f}, 1 diverged"

@@ -5,7 +5,7 @@ from lab.analysis.scoreboard import verdicts
 from lab.analysis.sensitivity import all_pairs, by_curve, judge, paired, per_seed
 from lab.analysis.showing import show
 from lab.analysis.study import study
-from lab.store import Records
+from lab.records.store import Records
 
 __all__ = [
     "Records",

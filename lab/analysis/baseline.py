@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab import store
 from lab.analysis import measured
 from lab.analysis.arms import Curve, differing, name_arms
 from lab.analysis.curves import configs, load, plain, points, same_sizes, significant
 from lab.analysis.sensitivity import FEWEST_SEEDS
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.store import Records
+from lab.records import store
+from lab.records.store import Records
 
 VERSION = 1
 # What a run is remembered by, beside its learning rate and seed.

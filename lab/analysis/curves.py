@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab import store
 from lab.analysis.arms import Curve, name_arms, spell
-from lab.store import Records
+from lab.records import store
+from lab.records.store import Records
 
 LR = "optimizer.lr"
 # What a curve runs over, and what changes no number of a run or only names others.  Probes change nothing either.

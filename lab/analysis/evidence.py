@@ -15,7 +15,7 @@ from lab.analysis.arms import Curve, count
 from lab.analysis.curves import configs, points
 from lab.analysis.outline import OF_A_CURVE, Outline, outlines
 from lab.analysis.sensitivity import HIGH, judge
-from lab.store import Records
+from lab.records.store import Records
 
 FEWEST_LRS = 4
 

@@ -9,7 +9,7 @@ from lab.analysis import drawing, figures_scaling, figures_settings, figures_ste
 from lab.analysis.gallery import FIGURES, fate_keys, figure
 from lab.analysis.ladder import faces
 from lab.analysis.sensitivity import by_curve, per_seed
-from lab.store import Records
+from lab.records.store import Records
 
 __all__ = ["FIGURES", "figures_scaling", "figures_settings", "figures_steps"]
 

@@ -14,7 +14,7 @@ from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, fate_keys, figure
 from lab.analysis.ladder import faces
 from lab.analysis.measured import late, near
-from lab.store import Records
+from lab.records.store import Records
 
 EPSILON = "optimizer.eps"
 # A row each; of more arms the page would show nothing but gradients.

@@ -15,7 +15,7 @@ from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, band_key, fate_keys, figure
 from lab.analysis.ladder import ladder
 from lab.analysis.measured import late
-from lab.store import Records
+from lab.records.store import Records
 
 EPSILON, EQUAL = "optimizer.eps", "gradient = epsilon"
 NO_BLOCKS: dict[str, Any] = {

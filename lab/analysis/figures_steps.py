@@ -9,7 +9,7 @@ from lab.analysis.gallery import NothingToDrawError, figure
 from lab.analysis.ladder import ladder
 from lab.analysis.measured import places
 from lab.analysis.timelines import EPSILON, Heard, over_steps
-from lab.store import Records
+from lab.records.store import Records
 
 
 @figure("loss_over_steps")

@@ -15,7 +15,7 @@ from lab.analysis.scaling import Bend, Line
 from lab.analysis.sensitivity import judge
 from lab.analysis.threshold import Threshold, calibrate
 from lab.core.errors import RequestError
-from lab.store import Records
+from lab.records.store import Records
 
 
 class Quantity(NamedTuple):

@@ -20,7 +20,7 @@ from lab.analysis.drawing import FATE_LOOK, FATES, INK
 from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, forecasts
 from lab.analysis.panels import DASHED
 from lab.analysis.scaling import Line
-from lab.store import Records
+from lab.records.store import Records
 
 # Lines are drawn to this many times the largest size.
 AHEAD = 10

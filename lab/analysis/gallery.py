@@ -16,7 +16,7 @@ from lab.analysis.ladder import ways_to_grow
 from lab.analysis.sensitivity import judge
 from lab.core.errors import RequestError
 from lab.core.registry import Registry
-from lab.store import Records
+from lab.records.store import Records
 
 Drawing = Callable[..., Figure]
 FIGURES: Registry[Drawing] = Registry("figure", "figures")

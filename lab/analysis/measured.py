@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from lab.store import Records
+from lab.records.store import Records
 
 
 def near(records: Records, probe: str, where: str, part: float) -> pd.Series:

@@ -19,7 +19,7 @@ from lab.analysis.forecast_findings import BENT, SHARES, sentences, slope, span
 from lab.analysis.scaling import REACH
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.store import Records
+from lab.records.store import Records
 
 SCORED = ("held-out error", "inside", "class right")
 WIDE = 120

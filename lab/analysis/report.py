@@ -11,7 +11,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from lab import store
 from lab.analysis import drawing, page, tables
 from lab.analysis.arms import count, spell
 from lab.analysis.figures import FIGURES
@@ -20,6 +19,7 @@ from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.study import Study
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.records import store
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
 a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). Its two parts add up to it:

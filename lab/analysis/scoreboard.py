@@ -18,12 +18,12 @@ import lab.analysis.claims_output
 import lab.analysis.claims_recipe
 import lab.analysis.claims_shape
 import lab.analysis.claims_width  # noqa: F401  (these eight fill the registry)
-from lab import store
 from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim
 from lab.analysis.evidence import Evidence
 from lab.analysis.external import compare
 from lab.analysis.judging import Verdict, verdict
 from lab.core.errors import RequestError, nearest
+from lab.records import store
 
 # Our figure, where it is not the one that shows loss and sensitivity.
 OURS = {

@@ -6,7 +6,7 @@ import inspect
 from typing import NamedTuple
 
 from lab.analysis import page
-from lab.store import Records
+from lab.records.store import Records
 
 
 class Shown(NamedTuple):

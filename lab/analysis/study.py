@@ -11,7 +11,7 @@ import pandas as pd
 from lab.analysis.curves import load, points
 from lab.analysis.sensitivity import all_pairs, by_curve, judge, per_seed
 from lab.core.errors import RequestError
-from lab.store import Records
+from lab.records.store import Records
 
 
 class Study(NamedTuple):

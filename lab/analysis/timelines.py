@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from lab.analysis import drawing, panels, scales
 from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, fate_keys
-from lab.store import Records
+from lab.records.store import Records
 
 EPSILON = "optimizer.eps"
 FEWEST_STEPS, MOST_STEPS = 20, 150

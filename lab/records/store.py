@@ -118,7 +118,7 @@ def note_command(folder: Path, command: str) -> None:
         write_text(folder / "commands.json", json.dumps([*known, command], indent=1) + "\n")
 
 
-def inside(folder: Path) -> list[Path]:
+def results_folders(folder: Path) -> list[Path]:
     """The results folders right inside a folder that is none itself."""
     return [] if (folder / "store.json").exists() else sorted(card.parent for card in folder.glob("*/store.json"))
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab import store
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import TRACKERS
-from lab.store import Records
-from lab.trackers import Tracker, require, tag
-from lab.tracking import known
+from lab.records import store
+from lab.records.store import Records
+from lab.records.trackers import Tracker, config_and_outcome, require, tag
 
 
 def destinations() -> list[str]:
@@ -20,7 +19,7 @@ def destinations() -> list[str]:
     return ["csv", *(name for name in TRACKERS if name != "none")]
 
 
-def export(folder: Path, to: str, out: Path | None = None) -> str:
+def export_records(folder: Path, to: str, out: Path | None = None) -> str:
     """Hand on every run of ``folder``, new files into ``out`` or else ``folder``; returns a line that says so.
 
     Raises:
@@ -54,7 +53,9 @@ def _write_csv(records: Records, place: Path) -> None:
 def _track(records: Records, tracker: Tracker, group: str, place: Path) -> None:
     heard = dict(list(records.metrics.groupby("id")))
     for row in records.runs.astype(object).to_dict("records"):
-        config, outcome = known({str(key): None if pd.isna(value) else value for key, value in row.items()})
+        config, outcome = config_and_outcome(
+            {str(key): None if pd.isna(value) else value for key, value in row.items()}
+        )
         run = tracker.begin(row["id"], group, config, place)
         assert run, "a destination tracks"
         try:

@@ -1,0 +1,1 @@
+"""What a run leaves behind, and where else it is sent: the doorway between training and analysis."""
