@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lab.core import distributed
 from lab.data.corpus import Corpus, Tokens
-from lab.data.packed import PackedCorpus
+from lab.data.packing import PackedCorpus
 
 RESIDENT_TOKENS = 2**28  # that an accelerator keeps at most; a longer text stays on the host
 

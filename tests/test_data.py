@@ -19,7 +19,7 @@ from lab.core.errors import RequestError
 from lab.core.registry import DATA
 from lab.data import synthetic
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
-from lab.data.documents import HELD_OUT_EVERY
+from lab.data.packing import HELD_OUT_EVERY
 from lab.data.synthetic import Synthetic
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
 

@@ -13,11 +13,10 @@ import pandas as pd
 import pytest
 
 from lab.core.errors import RequestError
-from lab.data import huggingface, tables, tokenizer
+from lab.data import huggingface, text, tokenizer
 from lab.data.huggingface import HuggingFace
-from lab.data.packed import PackedCorpus
-from lab.data.tables import JsonLines, Parquet
-from lab.data.text import Text
+from lab.data.packing import PackedCorpus
+from lab.data.text import JsonLines, Parquet, Text
 from small import forget_data
 
 TEXTS = [
@@ -104,8 +103,8 @@ def test_another_field_is_other_documents(tmp_path: Path) -> None:
 def test_rows_are_read_once_until_they_change(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write, source = WRITTEN[kind]
     file, reads = write(tmp_path / f"a.{kind}", TEXTS), []
-    read = tables.READERS[kind]
-    monkeypatch.setitem(tables.READERS, kind, lambda file, field: reads.append(file) or read(file, field))
+    read = text.READERS[kind]
+    monkeypatch.setitem(text.READERS, kind, lambda file, field: reads.append(file) or read(file, field))
     first = opened(source(path=str(file)))
     assert opened(source(path=str(file))).fingerprint == first.fingerprint
     assert len(reads) == 1

@@ -10,7 +10,7 @@ import torch
 
 import lab.feed
 from lab.data.corpus import Corpus, Tokens
-from lab.data.packed import PackedCorpus
+from lab.data.packing import PackedCorpus
 from lab.data.synthetic import Synthetic
 from lab.feed import Feed
 from pieces import CPU

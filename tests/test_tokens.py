@@ -18,9 +18,9 @@ import pytest
 from tokenizers import decoders
 
 from lab.core.errors import RequestError
-from lab.data import documents, tokenizer
+from lab.data import packing, tokenizer
 from lab.data.corpus import BACKOFF
-from lab.data.packed import PackedCorpus
+from lab.data.packing import PackedCorpus
 from lab.data.text import StandardLibrary, Text
 from lab.data.tokenizer import Pieces, learned
 from small import forget_data
@@ -108,7 +108,7 @@ def test_tokens_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def learn(*_: object) -> Pieces:
         raise AssertionError("learned again")
 
-    monkeypatch.setattr(documents, "learned", learn)
+    monkeypatch.setattr(packing, "learned", learn)
     again = opened(folder)
     assert again.fingerprint == first.fingerprint
     assert again.notes == first.notes
@@ -151,11 +151,11 @@ def test_of_two_that_make_the_same_tokens_one_wins(folder: Path, monkeypatch: py
     others = []
 
     def slow(*arguments: Any) -> Pieces:
-        monkeypatch.setattr(documents, "learned", learned)
+        monkeypatch.setattr(packing, "learned", learned)
         others.append(opened(folder))  # another process was faster
         return learned(*arguments)
 
-    monkeypatch.setattr(documents, "learned", slow)
+    monkeypatch.setattr(packing, "learned", slow)
     mine = opened(folder)
     assert mine.fingerprint == others[0].fingerprint
     assert np.array_equal(others[0].training, mine.training)

@@ -13,11 +13,10 @@ from lab.core import schema
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data import files
+from lab.data import text
 from lab.data.corpus import Corpus, once
-from lab.data.documents import HELD_OUT_EVERY, LEARNED_FROM, fill
-from lab.data.packed import Notes, packed
-from lab.data.tables import text_of
+from lab.data.packing import HELD_OUT_EVERY, LEARNED_FROM, Notes, fill, packed
+from lab.data.text import text_of
 from lab.data.tokenizer import BYTES, Bytes, Pieces, check, is_local, learned, pretrained, require
 
 PATIENCE = 5.0  # seconds until a host that does not answer is given up
@@ -81,7 +80,7 @@ def _open(asked: HuggingFace) -> Corpus:
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
     """What tells a folder from a changed one; its content may be too large to be read every time."""
-    found = sorted(files.below(str(folder)), key=Path.as_posix)
+    found = sorted(text.below(str(folder)), key=Path.as_posix)
     return [(file.as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
 
 

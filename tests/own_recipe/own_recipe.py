@@ -13,7 +13,7 @@ from lab.core import schema
 from lab.core.axes import over, per_run_max
 from lab.core.schema import PerRun, PerRunSeed, bounded
 from lab.data.corpus import fingerprint
-from lab.data.packed import PackedCorpus
+from lab.data.packing import PackedCorpus
 from lab.model.parametrization import Factors, Role, Standard
 from lab.optim.transforms import Link
 
