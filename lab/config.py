@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import lab.data
-import lab.loss
+import lab.interventions.loss_terms
 import lab.model.interventions
 import lab.optim.schedule
 import lab.probes.activations
@@ -19,7 +19,7 @@ from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS
 from lab.core.registry import DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
 from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
-from lab.model.shape import ModelConfig
+from lab.model.config import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.probe import ProbesConfig
 from lab.records import store

@@ -17,8 +17,8 @@ from lab.core.errors import RequestError
 from lab.core.schema import leaves, stack
 from lab.engine import Compiled, Eager, Heard
 from lab.feed import Feed
-from lab.loss import losses
-from lab.model.guest import Guest, rehearse
+from lab.model.custom import CustomModel, check_custom_model
+from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now, Tensors
 
@@ -68,7 +68,7 @@ def check_guest(config: RunConfig) -> None:
     """
     for name, entry in config.guest.items():
         vocabulary = config.data.entry.open().vocabulary
-        rehearse(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
+        check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
 
 
 def _changes(config: RunConfig) -> dict[str, Any]:
@@ -76,11 +76,11 @@ def _changes(config: RunConfig) -> dict[str, Any]:
     return {name: entry for name, entry in config.intervention.items() if "loss" not in entry.attaches_to}
 
 
-def _model(config: RunConfig, runs: int) -> Transformer | Guest:
+def _model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
     for entry in config.guest.values():
         make = partial(entry.build, config.model, vocabulary)
-        return Guest(make, runs, _changes(config), config.model, operands)
+        return CustomModel(make, runs, _changes(config), config.model, operands)
     scale = config.parametrization.entry.attention_scale(config.model.head_width)
     return Transformer(config.model, vocabulary, runs, _changes(config), scale, operands)
 

@@ -10,15 +10,15 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-import lab.loss
 import lab.model.interventions
+import lab.model.loss
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates  # noqa: F401  (these fill the registries)
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build, stack
+from lab.model.config import ModelConfig
 from lab.model.parametrization import Standard
-from lab.model.shape import ModelConfig
 from lab.model.transformer import Transformer
 from lab.optim.optimizer import Optimizer, build_optimizer
 

@@ -19,8 +19,8 @@ from lab.analysis import load, regression, verdict
 from lab.analysis.curves import points
 from lab.analysis.regression import Check
 from lab.analysis.sensitivity import paired
-from lab.loss import ZLoss
-from lab.model import attention
+from lab.interventions.loss_terms import ZLoss
+from lab.model import transformer
 from lab.model.interventions import QKLayerNorm
 from lab.optim.optimizer import Optimizer
 from lab.optim.transforms import Adam, Clip
@@ -81,7 +81,7 @@ def z_loss_flipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def rope_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "rotate", lambda x_tk, scale=1.0: scale * x_tk)
+    patch.setattr(transformer, "rotate", lambda x_tk, scale=1.0: scale * x_tk)
 
 
 def clip_ignored(patch: pytest.MonkeyPatch) -> None:

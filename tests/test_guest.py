@@ -22,7 +22,7 @@ from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.core.schema import PerRun
 from lab.fleet import Fleet, check_guest, check_ranks
-from lab.model.guest import rehearse
+from lab.model.custom import check_custom_model
 from small import configs, trained, tree
 from test_checkpoint import go_on
 from test_engine import compiles
@@ -414,7 +414,7 @@ AMISS = {
 @pytest.mark.parametrize("amiss", AMISS)
 def test_a_module_that_cannot_be_trained_so_is_refused_in_one_line(amiss: str) -> None:
     with pytest.raises(RequestError) as refusal:
-        rehearse("odd", partial(Odd, amiss), 7, 5)
+        check_custom_model("odd", partial(Odd, amiss), 7, 5)
     assert str(refusal.value).startswith(f"guest odd {AMISS[amiss]}")
     assert "\n" not in str(refusal.value)
 
@@ -422,13 +422,13 @@ def test_a_module_that_cannot_be_trained_so_is_refused_in_one_line(amiss: str) -
 @pytest.mark.parametrize("make", [partial(Odd, ""), partial(Mlp, 8, 1, 7), partial(Plain, 8, 1, 7)])
 def test_a_module_with_nothing_amiss_passes(make: Callable[[], nn.Module]) -> None:
     state = torch.get_rng_state()
-    rehearse("fine", make, 7, 5)
+    check_custom_model("fine", make, 7, 5)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(RequestError, match="guest odd builds int, not a"):
-        rehearse("odd", lambda: 3, 7, 5)  # type: ignore[arg-type, return-value]
+        check_custom_model("odd", lambda: 3, 7, 5)  # type: ignore[arg-type, return-value]
 
 
 def test_a_request_is_rehearsed_at_its_own_length() -> None:

@@ -13,7 +13,8 @@ from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build, stack
-from lab.loss import IGNORED, ZLoss, losses
+from lab.interventions.loss_terms import ZLoss
+from lab.model.loss import IGNORED, losses
 from pieces import CPU, intervention, recipe
 
 TERMS = [name for name in INTERVENTIONS if "loss" in INTERVENTIONS[name].attaches_to]

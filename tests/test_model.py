@@ -14,11 +14,11 @@ from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build
-from lab.loss import ZLoss, losses
-from lab.model.attention import rotate
+from lab.interventions.loss_terms import ZLoss
+from lab.model.config import ModelConfig
+from lab.model.loss import losses
 from lab.model.parametrization import Role
-from lab.model.shape import ModelConfig
-from lab.model.transformer import Transformer
+from lab.model.transformer import Transformer, rotate
 from pieces import intervention, model, tokens, weights_of
 from tests import reference
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.engine import Compiled, Eager
-from lab.loss import ZLoss, losses
+from lab.interventions.loss_terms import ZLoss
+from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from pieces import model, tokens, weights_of
 from test_engine import compiles

@@ -15,7 +15,8 @@ from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.registry import PROBES
 from lab.core.schema import build
-from lab.loss import ZLoss, losses
+from lab.interventions.loss_terms import ZLoss
+from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now
 from lab.probes.probe import Listener, ProbesConfig, probe

@@ -14,7 +14,7 @@ from lab.core import registry
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, first_line
 from lab.core.schema import build
-from lab.model.shape import ModelConfig
+from lab.model.config import ModelConfig
 from lab.optim.optimizer import build_optimizer
 from lab.probes.probe import ProbesConfig
 from pieces import CONF, recipe

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lab.core.axes import over
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
+from lab.model.config import ModelConfig
 from lab.model.layers import LayerNorm
-from lab.model.shape import ModelConfig
 
 NO_VECTOR = 1e-12  # a mean square so small leaves no direction to keep
 

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.core.axes import over
 from lab.core.hooks import announce
-from lab.core.registry import INTERVENTIONS
-from lab.core.schema import PerRun, bounded
 
 # A target that is not counted, in the loss as in every term added to it.
 IGNORED = -1
-
-
-@INTERVENTIONS.register("z_loss")
-@dataclass(frozen=True)
-class ZLoss:
-    """coefficient * (log Z)^2 per token, Z the softmax normalizer (PaLM; Wortsman et al. 2023, sec. 3.1.2)."""
-
-    attaches_to: ClassVar = ("loss",)
-    coefficient: PerRun = bounded(at_least=0)
-
-    def __call__(self, log_z_rbt: Tensor) -> Tensor:
-        return over(self.coefficient, log_z_rbt) * log_z_rbt.square()
 
 
 def mean_over_tokens(value_rbt: Tensor, counted_rbt: Tensor) -> Tensor:

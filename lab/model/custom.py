@@ -1,4 +1,4 @@
-"""A user's own model: written for one run, trained as a fleet, its parameters stacked and its forward pass vmapped."""
+"""Custom models: a user's own module, written for one run and trained as a fleet."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint, attach
+from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
-from lab.model.shape import ModelConfig
 
-Make = Callable[[], nn.Module]
-ROWS = 2  # of the batch a rehearsal takes
+Build = Callable[[], nn.Module]
+CHECKED_ROWS = 2  # of the batch a rehearsal takes
 RANDOM = "makes other logits of the same tokens the next time, as with dropout or a state it keeps"
 
 
-def born(make: Make, seed: int) -> nn.Module:
+def build_from_seed(make: Build, seed: int) -> nn.Module:
     """The model of one run as its author builds it; what is random in that comes from the run's seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
 
 
-class Guest(nn.Module):
+class CustomModel(nn.Module):
     """Tokens ``[r b t]`` to logits ``[r b t v]``: ``runs`` modules side by side that take ``[b t]`` to ``[b t v]``.
 
     Given ``operands``, the forward pass is under ``torch.autocast`` to that precision; its logits are not.
@@ -39,7 +39,7 @@ class Guest(nn.Module):
 
     def __init__(
         self,
-        make: Make,
+        make: Build,
         runs: int,
         interventions: Mapping[str, Any],
         config: ModelConfig,
@@ -47,7 +47,7 @@ class Guest(nn.Module):
     ) -> None:
         super().__init__()
         self.make, self.operands = make, operands
-        self.inner = born(make, 0)
+        self.inner = build_from_seed(make, 0)
         own = list(self.inner.parameters())  # kept, so that no id is given twice
         stacked = {id(weight): nn.Parameter(weight.new_empty(runs, *weight.shape)) for weight in own}
         for module in self.inner.modules():
@@ -85,20 +85,20 @@ class Guest(nn.Module):
         """Build the model of run i from seed i; the run's neighbours play no part."""
         weights = self.weights()
         for run, seed in enumerate(seeds):
-            for name, value in born(self.make, seed).named_parameters():
+            for name, value in build_from_seed(self.make, seed).named_parameters():
                 weights[name][run].copy_(value)
 
 
-def rehearse(name: str, make: Make, vocabulary: int, seq_len: int) -> None:
+def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) -> None:
     """Refuse a module that is no language model, or cannot be trained as one of a fleet.
 
     Raises:
         RequestError: it says in one line what is amiss, be it an exception of the module's own.
     """
     with torch.random.fork_rng(devices=[]):
-        tokens_bt = torch.randint(vocabulary, (ROWS, seq_len), generator=torch.Generator().manual_seed(0))
+        tokens_bt = torch.randint(vocabulary, (CHECKED_ROWS, seq_len), generator=torch.Generator().manual_seed(0))
         try:
-            amiss = _amiss_alone(make, tokens_bt, vocabulary) or _amiss_in_company(make, tokens_bt)
+            amiss = _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt)
         except Exception as fault:
             said = " ".join(str(fault).split())
             amiss = RANDOM if "random operation" in said else f"fails: {type(fault).__name__}: {said}"
@@ -106,23 +106,23 @@ def rehearse(name: str, make: Make, vocabulary: int, seq_len: int) -> None:
         raise RequestError(f"guest {name} {amiss}")
 
 
-def _amiss_alone(make: Make, tokens_bt: Tensor, vocabulary: int) -> str | None:
+def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | None:
     """What keeps one model of it from being trained, in words; none is the usual case."""
-    model = born(make, 0)
+    model = build_from_seed(make, 0)
     if not isinstance(model, nn.Module):
         return f"builds {type(model).__name__}, not a torch.nn.Module"
     weights = dict(model.named_parameters())
     if frozen := [name for name, weight in weights.items() if not weight.requires_grad]:
         return f"has a parameter that is not trained: make {frozen[0]} a buffer"
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if unlike := _unlike(before, dict(born(make, 1).named_buffers())):
+    if unlike := _first_difference(before, dict(build_from_seed(make, 1).named_buffers())):
         return f"has a buffer that depends on the seed: make {unlike} a parameter"
     logits_btv = model(tokens_bt)
     wanted = (*tokens_bt.shape, vocabulary)
     found = tuple(logits_btv.shape) if isinstance(logits_btv, Tensor) else type(logits_btv).__name__
     if found != wanted:
         return f"makes {found} of tokens [b t]; logits [b t v] would be {wanted}"
-    if changed := _unlike(before, dict(model.named_buffers())):
+    if changed := _first_difference(before, dict(model.named_buffers())):
         return f"changes a buffer in its forward pass, as batch normalization does: {changed}"
     gradients = torch.autograd.grad(logits_btv.sum(), list(weights.values()), allow_unused=True)
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -138,17 +138,17 @@ def _amiss_alone(make: Make, tokens_bt: Tensor, vocabulary: int) -> str | None:
 
 
 @torch.no_grad()
-def _amiss_in_company(make: Make, tokens_bt: Tensor) -> str | None:
+def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
     """What keeps two of it from being trained side by side, in words."""
-    both = Guest(make, 2, {}, ModelConfig("", 2, 0, 2))
+    both = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2))
     both.initialize((0, 1), {})
     logits_rbtv = both(tokens_bt.expand(2, -1, -1))
     for logits_btv, seed in zip(logits_rbtv, (0, 1), strict=True):
-        if not torch.allclose(logits_btv, born(make, seed)(tokens_bt), rtol=1e-4, atol=1e-4, equal_nan=True):
+        if not torch.allclose(logits_btv, build_from_seed(make, seed)(tokens_bt), rtol=1e-4, atol=1e-4, equal_nan=True):
             return "computes something else side by side than alone, or is not decided by torch's seed"
     return None
 
 
-def _unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+def _first_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
     """The first name under which two sets of tensors differ."""
     return next((name for name in one if not torch.equal(one[name], other[name])), None)
