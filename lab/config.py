@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import lab.data
+import lab.interventions.attention
 import lab.interventions.loss_terms
-import lab.model.interventions
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates

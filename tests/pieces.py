@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-import lab.model.interventions
+import lab.interventions.attention
 import lab.model.loss
 import lab.optim.schedule
 import lab.probes.activations

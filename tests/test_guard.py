@@ -19,9 +19,9 @@ from lab.analysis import load, regression, verdict
 from lab.analysis.curves import points
 from lab.analysis.regression import Check
 from lab.analysis.sensitivity import paired
+from lab.interventions.attention import QKLayerNorm
 from lab.interventions.loss_terms import ZLoss
 from lab.model import transformer
-from lab.model.interventions import QKLayerNorm
 from lab.optim.optimizer import Optimizer
 from lab.optim.transforms import Adam, Clip
 from sweeping import finished

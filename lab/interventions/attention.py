@@ -1,4 +1,4 @@
-"""What may be attached to a hook point of the model: each entry names the kinds of points it changes."""
+"""Interventions on attention: normalized queries and keys, transplanted kappa, pointwise weights."""
 
 from __future__ import annotations
 
