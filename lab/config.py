@@ -21,7 +21,7 @@ from lab.core.registry import DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCH
 from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
-from lab.probes.probe import ProbesConfig
+from lab.probes.listener import ProbesConfig
 from lab.records import store
 
 # What has no column: how a run was kept safe and shared, which two runs that are one may differ in.

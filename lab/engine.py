@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as trees
 
 from lab.core.hooks import listening
-from lab.probes.probe import Listener
+from lab.probes.listener import Listener
 
 Heard = dict[tuple[str, str], Tensor]
 # Changes what it holds, nested dicts of tensors, in place; the other arguments are what is new at a step.

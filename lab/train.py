@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lab.fleet import Fleet
-from lab.probes.probe import Listener
+from lab.probes.listener import Listener
 
 
 class Moment(NamedTuple):

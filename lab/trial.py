@@ -22,7 +22,7 @@ from lab.config import RunConfig, run_id
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
-from lab.probes.probe import Listener
+from lab.probes.listener import Listener
 from lab.record import Tape, card
 from lab.records import store
 from lab.train import Moment

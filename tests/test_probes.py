@@ -19,7 +19,7 @@ from lab.interventions.loss_terms import ZLoss
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now
-from lab.probes.probe import Listener, ProbesConfig, probe
+from lab.probes.listener import Listener, ProbesConfig, probe
 from pieces import intervention, model, optimizer, recipe, tokens, weights_of
 from tests import reference
 

@@ -16,7 +16,7 @@ from lab.core.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, fir
 from lab.core.schema import build
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import build_optimizer
-from lab.probes.probe import ProbesConfig
+from lab.probes.listener import ProbesConfig
 from pieces import CONF, recipe
 
 FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # guests are users' own

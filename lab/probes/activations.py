@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lab.core.axes import per_run_max, per_run_mean, per_run_rms
 from lab.core.distributed import mean_over_ranks
-from lab.probes.probe import probe
+from lab.probes.listener import probe
 
 
 @probe(hears="train_loss")

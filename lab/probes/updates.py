@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from lab.core.axes import per_run_norm, per_run_rms
-from lab.probes.probe import probe
+from lab.probes.listener import probe
 
 
 def _rms_of_each(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
