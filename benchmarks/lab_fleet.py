@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 
 from lab.app import data_folder
-from lab.config import run_config
 from lab.core import machine
-from lab.fleet import OPERANDS, Fleet
-from lab.record import Tape
-from lab.train import Moment, train
+from lab.training.config import run_config
+from lab.training.fleet import OPERANDS, Fleet
+from lab.training.loop import Moment, train
+from lab.training.recorder import Recorder
 
 
 def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
@@ -28,7 +28,7 @@ def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
     del tree["fleet"]
     # one data seed for all, as in a sweep over learning rates, and as the other sides have it
     trees = [{**tree, "optimizer": tree["optimizer"] | {"lr": 1e-3 / (run + 1)}} for run in range(runs)]
-    tape = Tape(Fleet([run_config(one) for one in trees]))
+    tape = Recorder(Fleet([run_config(one) for one in trees]))
     moments: Iterator[Moment] = train(tape.fleet)
     tape.keep(next(moments))
 

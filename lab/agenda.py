@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab import checkpoint
-from lab.config import RunConfig, static_key
 from lab.core import distributed
 from lab.core.errors import RequestError
-from lab.engine import can_compile
-from lab.fleet import check_guest, check_ranks
 from lab.memory import Host, find_host, most_runs
 from lab.records import store
 from lab.records.trackers import require
 from lab.sweep import GRAIN, Point, engine_for, pack, part, points, under_way, with_engine
+from lab.training import checkpoint
+from lab.training.config import RunConfig, static_key
+from lab.training.engine import can_compile
+from lab.training.fleet import check_custom, check_ranks
 
 
 class Agenda(NamedTuple):
@@ -59,7 +59,7 @@ def agenda(
         check_ranks(point.config)
         require(point.config.tracker.entry)
     for config in {static_key(point.config): point.config for point in asked}.values():
-        check_guest(config)
+        check_custom(config)
     if distributed.world_size() > 1:
         here, seats = True, [None] * distributed.local_world_size()
     hosts = {d: find_host(d, seats) if here else Host() for d in {point.config.device for point in asked}}
@@ -70,7 +70,7 @@ def agenda(
     engine = _engine(folder, asked, here=here)
     mine, there = with_engine(part(asked, max_runs or GRAIN, shard), engine), store.statuses(folder)
     missing = [point for point in mine if there.get(point.id, "failed") == "failed"]
-    begun = under_way(missing, checkpoint.under_way(folder), max_runs)
+    begun = under_way(missing, checkpoint.unfinished_fleets(folder), max_runs)
     anew = [point for point in missing if not any(point in fleet for fleet in begun)]
     host = hosts[asked[0].config.device]
     # ranks train one fleet after another

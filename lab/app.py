@@ -97,10 +97,10 @@ def run_sweep(
 
 def _watcher(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], there: Sequence[Point]) -> Watcher:
     """Who tells the user how far these fleets are: line by line, and in a terminal on a live block as well."""
-    from lab.record import label
     from lab.sweep import training_flops
+    from lab.training.recorder import fleet_label
 
-    labels = [label([point.config for point in fleet]) for fleet in fleets]
+    labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         return Watcher(folder, plan, labels, sizes, partial(print, flush=True, file=sys.stdout), _warn)
@@ -160,12 +160,12 @@ def quoted(folder: Path) -> str:
 
 
 def _close(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]) -> None:
-    from lab import checkpoint
     from lab.analysis import report
     from lab.analysis.study import study
+    from lab.training import checkpoint
 
     ended = store.statuses(folder)
-    checkpoint.forget(folder, [name for name, status in ended.items() if status != "failed"])
+    checkpoint.remove(folder, [name for name, status in ended.items() if status != "failed"])
     status = [ended.get(point.id, "failed") for point in mine]  # a run whose job died left no card
     elsewhere = len({point.id for point in asked} - {point.id for point in mine} - set(ended))
     end = f"{elsewhere} points of other shards are still missing in {folder}" if elsewhere else f"report: {folder}"

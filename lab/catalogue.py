@@ -35,7 +35,7 @@ def _optimizers() -> Iterator[tuple[str, str]]:
 
 def _entries(kind: str) -> Callable[[], Iterator[tuple[str, str]]]:
     def lines() -> Iterator[tuple[str, str]]:
-        import lab.config  # noqa: F401  (fills the registries)
+        import lab.training.config  # noqa: F401  (fills the registries)
 
         registry = KINDS[kind]
         for name in registry:

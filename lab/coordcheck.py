@@ -13,14 +13,14 @@ from torch import Tensor
 from lab.agenda import folder_of
 from lab.analysis import coordinates, drawing
 from lab.analysis.sensitivity import FEWEST_SEEDS
-from lab.config import RunConfig
 from lab.core import distributed, files, machine
 from lab.core.axes import per_run_rms
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.cost import swept
-from lab.fleet import Fleet
 from lab.sweep import points
+from lab.training.config import RunConfig
+from lab.training.fleet import Fleet
 
 KINDS = ("query", "key", "scores", "block_output", "logits")
 ROWS = 8  # held-out windows that every width, seed and step is looked at through

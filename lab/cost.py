@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 
-from lab.config import RunConfig, columns, static_key
 from lab.memory import Host
-from lab.record import label
 from lab.sweep import Point, training_flops
+from lab.training.config import RunConfig, columns, static_key
+from lab.training.recorder import fleet_label
 from lab.trial import Trial, attempt
 
 
@@ -30,7 +30,7 @@ def estimate(fleets: Sequence[Sequence[Point]], there: int, host: Host) -> Itera
     keys, at_once = swept([point for fleet in fleets for point in fleet]), min(len(host.seats), len(fleets))
     trials = _trials([[point.config for point in fleet] for fleet in fleets], host.seats[:at_once])
     for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
-        yield f"fleet {index + 1}: {label([point.config for point in fleet])}, {_told(fleet[0].config, trial)}"
+        yield f"fleet {index + 1}: {fleet_label([point.config for point in fleet])}, {_told(fleet[0].config, trial)}"
         for point in fleet:
             row = columns(point.config)
             yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from lab.core import machine
-from lab.record import Run, failure
+from lab.training.recorder import Run, failure
 
 Asked = TypeVar("Asked")
 Attempt = Callable[[Sequence[Asked]], Sequence[Run]]

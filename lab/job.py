@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab import checkpoint
-from lab.config import columns, run_config, run_id
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.data.corpus import look_again
-from lab.engine import can_compile
-from lab.fleet import Fleet
 from lab.halving import outcomes
 from lab.progress import Sayer
-from lab.record import Run, Tape, card, failure, verdict
 from lab.records import plans, store
 from lab.records.trackers import FleetTracker, NoTracker
 from lab.resumable import train_on
-from lab.train import Moment
+from lab.training import checkpoint
+from lab.training.config import columns, run_config, run_id
+from lab.training.engine import can_compile
+from lab.training.fleet import Fleet
+from lab.training.loop import Moment
+from lab.training.recorder import Recorder, Run, failure, fleet_summary, run_card
 
 
 class Preempted(Exception):  # noqa: N818  (no error)
@@ -63,7 +63,7 @@ class _Job:
             asked = list(self.named)
             try:
                 for name, run in zip(asked, outcomes(asked, self.attempt, self.progress.note), strict=True):
-                    row = card(name, self.named[name], run[0])
+                    row = run_card(name, self.named[name], run[0])
                     if distributed.is_first_rank():
                         store.write_run(self.folder, row, run[1])
                     self.tracking.end(row)
@@ -71,9 +71,9 @@ class _Job:
             except ChangedDataError as change:  # a record would stand under an id of other data
                 runs += [failure(str(change))] * (len(asked) - len(runs))
         ended = {name: run[0] for name, run in zip(asked, runs, strict=True) if run[0]["status"] != "failed"}
-        self.progress.end(verdict(runs), [run[0].get("final_val_loss") for run in runs])
+        self.progress.end(fleet_summary(runs), [run[0].get("final_val_loss") for run in runs])
         if distributed.is_first_rank():
-            checkpoint.forget(self.folder, ended)
+            checkpoint.remove(self.folder, ended)
         if distributed.any_rank(self.told_to_stop()):
             raise Preempted
         return len(ended) == len(asked)
@@ -95,8 +95,8 @@ class _Job:
 
         try:
             self.check_data(names)
-            tape = Tape(Fleet(configs))
-            keeper = checkpoint.Keeper(self.folder, names, configs[0].checkpoint)
+            tape = Recorder(Fleet(configs))
+            keeper = checkpoint.Checkpointer(self.folder, names, configs[0].checkpoint)
             if train_on(tape, keeper, hear, self.progress.note, self.told_to_stop):
                 self.check_data(names)
                 return tape.runs()

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lab.config import RunConfig
 from lab.core import machine
-from lab.fleet import PASS_TOKENS, pick_device
+from lab.training.config import RunConfig
+from lab.training.fleet import PASS_TOKENS, pick_device
 
 BYTES = 4  # of a number
 PROCESS = 150e6  # bytes of a job before it holds a fleet: data, libraries that are loaded late

@@ -19,7 +19,7 @@ from lab.records import plans
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lab.train import Moment
+    from lab.training.loop import Moment
 
 SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lab.checkpoint import Keeper
 from lab.core import distributed
 from lab.core.errors import RequestError
-from lab.record import Tape
-from lab.train import Moment, train
+from lab.training.checkpoint import Checkpointer
+from lab.training.loop import Moment, train
+from lab.training.recorder import Recorder
 
 Say = Callable[[str], None]
 
 
 def train_on(
-    tape: Tape, keeper: Keeper, hear: Callable[[Moment], None], note: Say, told_to_stop: Callable[[], bool]
+    tape: Recorder, keeper: Checkpointer, hear: Callable[[Moment], None], note: Say, told_to_stop: Callable[[], bool]
 ) -> bool:
     """Train the tape's fleet from where it was left; whether it came to its end, not having been told to stop before.
 
@@ -38,7 +38,7 @@ def train_on(
     return True
 
 
-def _save(tape: Tape, keeper: Keeper, done: int, note: Say) -> None:
+def _save(tape: Recorder, keeper: Checkpointer, done: int, note: Say) -> None:
     try:
         keeper.save(done, tape.fleet.tensors(), tape.state())
     except RequestError as refusal:  # the run goes on, less safely

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from lab.analysis.arms import name_arms
 from lab.analysis.curves import FREE, plain
-from lab.config import RunConfig, columns
+from lab.training.config import RunConfig, columns
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 # Whole labels give way to numbers down to this width; below it, numbers give way to labels.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lab.config import RunConfig, run_config, run_id, static_key
 from lab.core.errors import RequestError
 from lab.data.corpus import look_again
+from lab.training.config import RunConfig, run_config, run_id, static_key
 
 # FLOPs of a shape from which compiling it pays: five minutes of a core, of which it saves two.
 WORTH_COMPILING = 4e13

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lab.config import RunConfig, run_id
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.fleet import GLANCE_TOKENS, Fleet, pick_device
 from lab.probes.listener import Listener
-from lab.record import Tape, card
 from lab.records import store
-from lab.train import Moment
+from lab.training.config import RunConfig, run_id
+from lab.training.fleet import VALIDATION_TOKENS, Fleet, pick_device
+from lab.training.loop import Moment
+from lab.training.recorder import Recorder, run_card
 
 ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
 # Seconds to compile a shape for the first time, as measured, and how many times faster its steps are then.
@@ -106,7 +106,7 @@ def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     kind, clock = pick_device(configs[0].device).type, _Clock()
     at_birth = machine.peak_memory(kind)
     fleet, looks = Fleet([replace(config, engine="eager") for config in configs]), list[Tensor]()
-    config, tape, listener = fleet.config, Tape(fleet), Listener(fleet.config.probes.names)
+    config, tape, listener = fleet.config, Recorder(fleet), Listener(fleet.config.probes.names)
     heard_at = [step for step in range(config.steps) if config.probes.fires(step, config.steps)]
     heard = clock.seconds(lambda: listener.heard.update(fleet.step(0)))
     plain = clock.seconds(lambda: fleet.step(next((step for step in range(config.steps) if step not in heard_at), 0)))
@@ -114,10 +114,10 @@ def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     tape.keep(Moment(0, 0, listener.heard, looks[0]))
     with TemporaryDirectory() as nowhere:
         for one, (outcome, metrics) in zip(configs, tape.runs(), strict=True):
-            store.write_run(Path(nowhere), card(run_id(one, fleet.corpus.fingerprint), one, outcome), metrics)
+            store.write_run(Path(nowhere), run_card(run_id(one, fleet.corpus.fingerprint), one, outcome), metrics)
     between = len({*heard_at} - {0, config.steps - 1}) * listener.hears("val_loss")
     # all that is held out at the end, at the start once per seed, and a slice of it when probes listen in between
-    whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / GLANCE_TOKENS)
+    whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
     glances = whole * (1 + len(set(config.seed)) / fleet.runs) + between
     seconds = plain * config.steps + max(0.0, heard - plain) * len(heard_at)
     if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may

@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from lab.core import machine
-from lab.fleet import Fleet
 from lab.records import store
+from lab.training.fleet import Fleet
 from small import brief
 from sweeping import finish
 

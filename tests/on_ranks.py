@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lab.checkpoint import CheckpointConfig, Keeper
 from lab.core import axes, distributed, machine
-from lab.fleet import Fleet
 from lab.optim import transforms
 from lab.probes import activations
-from lab.record import Tape
-from lab.train import train
+from lab.training.checkpoint import CheckpointConfig, Checkpointer
+from lab.training.fleet import Fleet
+from lab.training.loop import train
+from lab.training.recorder import Recorder
 from small import brief, configs
 
 RATES = ("optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0")
@@ -33,7 +33,7 @@ def wanted(runs: int, how: str = "ddp") -> list[Any]:
     return configs(*RATES[:runs], shared=(*SHARED, f"ranks={how}"))
 
 
-def values(tape: Tape) -> list[dict[str, Any]]:
+def values(tape: Recorder) -> list[dict[str, Any]]:
     """Of each run: how it ended, and what its probes heard by name."""
     told = ("status", "diverged_at", "loss_at_init", "final_val_loss", "parameters")
     return [
@@ -44,8 +44,8 @@ def values(tape: Tape) -> list[dict[str, Any]]:
 
 def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", resumed: str = "") -> list[dict[str, Any]]:
     """Values of a fleet, kept ``halfway`` under that name, or gone on with from there."""
-    tape, done = Tape(brief(Fleet(wanted(runs, how)))), 0
-    keeper = Keeper(folder, [halfway or resumed], CheckpointConfig(steps=0, minutes=0, keep=1))
+    tape, done = Recorder(brief(Fleet(wanted(runs, how)))), 0
+    keeper = Checkpointer(folder, [halfway or resumed], CheckpointConfig(steps=0, minutes=0, keep=1))
     if resumed:
         state = keeper.restore(tape.fleet.tensors(), print)
         assert state is not None

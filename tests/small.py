@@ -14,12 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from lab.app import data_folder
-from lab.config import RunConfig, run_config
 from lab.core import machine
 from lab.data import corpus
-from lab.fleet import PASS_TOKENS, Fleet
-from lab.record import Run, Tape
-from lab.train import train
+from lab.training.config import RunConfig, run_config
+from lab.training.fleet import PASS_TOKENS, Fleet
+from lab.training.loop import train
+from lab.training.recorder import Recorder, Run
 
 SMALL = [
     "data=synthetic",
@@ -75,7 +75,7 @@ def trained(wanted: list[RunConfig]) -> list[Run]:
     """Outcome and rows of every run of one fleet, wall time left out."""
     machine.configure_torch()
     try:
-        tape = Tape(brief(Fleet(wanted)))
+        tape = Recorder(brief(Fleet(wanted)))
         for moment in train(tape.fleet):
             tape.keep(moment)
     finally:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils import _pytree as trees
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lab.fleet
-from lab.engine import Captured, Compiled
-from lab.fleet import Fleet
-from lab.train import train
+import lab.training.fleet
+from lab.training.engine import Captured, Compiled
+from lab.training.fleet import Fleet
+from lab.training.loop import train
 from small import brief, configs
 
 NOWHERE = torch.device("meta")
@@ -30,7 +30,7 @@ RECIPES = [
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_loop_asks_for_no_value(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device without values ``.item()``, a branch on a tensor, or a tensor left on the host is an error."""
-    monkeypatch.setattr(lab.fleet, "pick_device", lambda name: NOWHERE)
+    monkeypatch.setattr(lab.training.fleet, "pick_device", lambda name: NOWHERE)
     shared = ("probes=all", "probes.every=2", "steps=4", "model.depth=1", *recipe.split())
     fleet = brief(Fleet(configs(*RUNS, shared=shared)))
     moments = list(train(fleet))
@@ -43,7 +43,7 @@ def test_the_loop_asks_for_no_value(recipe: str, monkeypatch: pytest.MonkeyPatch
 def test_a_text_lies_on_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("data=stdlib",)
     assert Fleet(configs(*RUNS, shared=text)).feed.tokens_n is None
-    monkeypatch.setattr(lab.fleet, "pick_device", lambda name: NOWHERE)
+    monkeypatch.setattr(lab.training.fleet, "pick_device", lambda name: NOWHERE)
     tokens_n = Fleet(configs(*RUNS, shared=text)).feed.tokens_n
     assert tokens_n is not None
     assert (tokens_n.device, tokens_n.dtype) == (NOWHERE, torch.uint8)

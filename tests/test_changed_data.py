@@ -15,10 +15,10 @@ import torch
 from lab import job
 from lab.__main__ import main
 from lab.core.errors import RequestError
-from lab.engine import Heard
-from lab.fleet import Fleet
 from lab.records import plans, store
 from lab.sweep import points
+from lab.training.engine import ProbeValues
+from lab.training.fleet import Fleet
 from small import forget_data, tree
 
 FOX, SPHINX = "the quick brown fox jumps over the lazy dog. " * 200, "jackdaws love my big sphinx of quartz. " * 230
@@ -65,7 +65,7 @@ def steps_made(monkeypatch: pytest.MonkeyPatch, at_step: int, act: Callable[[], 
     """The steps that fleets make from now on; before one of them ``act``."""
     step, made = Fleet.step, list[int]()
 
-    def stepping(fleet: Fleet, at: int) -> Heard:
+    def stepping(fleet: Fleet, at: int) -> ProbeValues:
         if at == at_step:
             act()
         made.append(at)

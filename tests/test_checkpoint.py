@@ -16,17 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from lab import checkpoint
-from lab.checkpoint import CheckpointConfig, Keeper
-from lab.config import RunConfig
 from lab.core import files, machine
-from lab.fleet import Fleet
-from lab.parts import Parts
-from lab.record import Row, Tape
 from lab.records import store
 from lab.resumable import train_on
 from lab.sweep import points, under_way
-from lab.train import Moment
+from lab.training import checkpoint
+from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader
+from lab.training.config import RunConfig
+from lab.training.fleet import Fleet
+from lab.training.loop import Moment
+from lab.training.recorder import Recorder, Row
 from small import brief, configs, tree
 from sweeping import assert_same, finished, needs_proc, processes
 
@@ -57,10 +56,10 @@ def go_on(
         if len(steps) > cut_after:
             raise CutError
 
-    keeper = Keeper(folder, ids, CheckpointConfig(**{"steps": 4, "minutes": 0.0, "keep": 2, **keeping}))
+    keeper = Checkpointer(folder, ids, CheckpointConfig(**{"steps": 4, "minutes": 0.0, "keep": 2, **keeping}))
     machine.configure_torch()
     try:
-        tape = Tape(brief(Fleet(wanted)))
+        tape = Recorder(brief(Fleet(wanted)))
         assert train_on(tape, keeper, hear, notes.append, lambda: False)
     except CutError:
         return [], steps, notes
@@ -104,8 +103,8 @@ def test_the_newest_stay_and_older_ones_go(tmp_path: Path) -> None:
 def test_minutes_count_too_and_zero_is_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    keeper = Keeper(tmp_path, IDS, CheckpointConfig(steps=0, minutes=10, keep=1))
-    never = Keeper(tmp_path, IDS, CheckpointConfig(steps=0, minutes=0, keep=1))
+    keeper = Checkpointer(tmp_path, IDS, CheckpointConfig(steps=0, minutes=10, keep=1))
+    never = Checkpointer(tmp_path, IDS, CheckpointConfig(steps=0, minutes=0, keep=1))
     now[0] = 599
     assert not keeper.due(8)
     now[0] = 600
@@ -159,7 +158,7 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
     assert "is not used" in note
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Trap(sprung)))
     with pytest.raises(pickle.UnpicklingError, match="has no place"):
-        Parts(tmp_path).shapes()
+        ShardedReader(tmp_path).shapes()
     assert not sprung.exists()
 
 
@@ -181,10 +180,10 @@ def test_what_was_begun_as_a_fleet_stays_one(tmp_path: Path) -> None:
 
 def test_checkpoints_go_when_all_runs_of_their_fleet_have_ended(tmp_path: Path) -> None:
     go_on(tmp_path, configs(*WANTED), cut_after=10)
-    checkpoint.forget(tmp_path, ["a", "b"])
-    assert checkpoint.under_way(tmp_path) == [IDS]
-    checkpoint.forget(tmp_path, ["a", "b", "c", "d"])
-    assert checkpoint.under_way(tmp_path) == []
+    checkpoint.remove(tmp_path, ["a", "b"])
+    assert checkpoint.unfinished_fleets(tmp_path) == [IDS]
+    checkpoint.remove(tmp_path, ["a", "b", "c", "d"])
+    assert checkpoint.unfinished_fleets(tmp_path) == []
 
 
 # Two fleets, in each of which a run diverges long before the first checkpoint.

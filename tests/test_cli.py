@@ -214,7 +214,7 @@ def test_divergence_is_data_and_exits_0(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_fault_in_a_run_is_recorded_exits_1_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lab.fleet import Fleet
+    from lab.training.fleet import Fleet
 
     with monkeypatch.context() as broken:
         broken.setattr(Fleet, "step", lambda *_: 1 / 0)

@@ -15,10 +15,10 @@ import torch
 from lab import coordcheck, request
 from lab.__main__ import main
 from lab.analysis import coordinates, drawing
-from lab.config import run_config
 from lab.core.registry import PARAMETRIZATIONS
-from lab.fleet import Fleet
 from lab.model.parametrization import Factors, MuPIntermediate, Role
+from lab.training.config import run_config
+from lab.training.fleet import Fleet
 
 # A learning rate at which the embedding forgets at once how it began, which no parametrization of the paper rescales.
 SMALL = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]

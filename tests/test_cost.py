@@ -15,14 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from lab import cost, job, trial
 from lab.agenda import agenda
-from lab.config import RunConfig
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.fleet import GLANCE_TOKENS, PASS_TOKENS, Fleet
 from lab.memory import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, find_host, most_runs
 from lab.records import plans
 from lab.sweep import points
-from lab.train import train
+from lab.training.config import RunConfig
+from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet
+from lab.training.loop import train
 from lab.trial import Trial, attempt
 from small import configs, tree
 
@@ -51,7 +51,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         return {("train_loss", ""): torch.zeros(fleet.runs)}
 
     def evaluate(fleet: Fleet, *, whole: bool, places: Sequence[int] | None = None) -> torch.Tensor:
-        tokens = fleet.held_out_nt[:, 1:].numel() if whole else GLANCE_TOKENS
+        tokens = fleet.held_out_nt[:, 1:].numel() if whole else VALIDATION_TOKENS
         runs = fleet.runs if places is None else len(places)
         now[0] += 1e-4 * tokens * runs
         return torch.zeros(runs)

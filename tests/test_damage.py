@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lab.checkpoint import CheckpointConfig, Keeper
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.fleet import Fleet
-from lab.parts import Parts, write_parts
 from lab.progress import Watcher
 from lab.records import plans, store
+from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader, write_shards
+from lab.training.fleet import Fleet
 from small import configs
 from sweeping import assert_same
 from test_checkpoint import IDS, WANTED, go_on
@@ -152,7 +151,7 @@ def test_a_checkpoint_that_was_damaged_is_not_gone_on_from(tmp_path: Path) -> No
     wanted = configs(*WANTED[:2])
     go_on(tmp_path, wanted, cut_after=10, ids=IDS[:2])
     older, newest = checkpoints(tmp_path)
-    keeper, notes, tensors = Keeper(tmp_path, IDS[:2], KEEP), list[str](), Fleet(wanted).tensors()
+    keeper, notes, tensors = Checkpointer(tmp_path, IDS[:2], KEEP), list[str](), Fleet(wanted).tensors()
 
     def restored() -> tuple[list[Tensor], list[Any]]:
         leaves = tree_leaves((keeper.restore(tensors, notes.append), tensors))
@@ -180,14 +179,14 @@ def test_a_checkpoint_that_was_damaged_is_not_gone_on_from(tmp_path: Path) -> No
 def test_a_part_of_a_checkpoint_that_was_damaged_is_found(tmp_path: Path) -> None:
     tensors = {name: torch.randn(64, 64) for name in ("one", "two")}
     with warnings.catch_warnings(action="ignore"):  # of being one process
-        write_parts(tmp_path / "8", tensors)
+        write_shards(tmp_path / "8", tensors)
     (part,) = (tmp_path / "8").glob("*.distcp")
     found = 0
     for _ in damages(part, 50):
         try:
-            Parts(tmp_path / "8").shapes()
+            ShardedReader(tmp_path / "8").shapes()
             filled = {name: torch.zeros(64, 64) for name in tensors}
-            Parts(tmp_path / "8").fill(filled)
+            ShardedReader(tmp_path / "8").fill(filled)
             assert all(torch.equal(filled[name], tensor) for name, tensor in tensors.items())
         except (ValueError, RuntimeError):
             found += 1

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from lab import app, engine
+from lab import app
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed, student_t
-from lab.config import RunConfig
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.fleet import Fleet
 from lab.records import store
 from lab.sweep import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
-from lab.train import train
+from lab.training import engine
+from lab.training.config import RunConfig
+from lab.training.fleet import Fleet
+from lab.training.loop import train
 from small import brief, configs, trained, tree
 
 RATES = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=3e-2 seed=1 optimizer.eps=1e-6")

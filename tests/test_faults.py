@@ -16,8 +16,8 @@ from torch import Tensor
 from lab.__main__ import main
 from lab.core.hooks import Probe, announce
 from lab.core.registry import PROBES
-from lab.engine import Compiled
 from lab.records import store
+from lab.training.engine import Compiled
 from small import configs, trained
 from sweeping import TIMINGS, assert_same
 from test_checkpoint import go_on

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import lab.feed
+import lab.training.fleet
 from lab.data.corpus import Corpus, Tokens
 from lab.data.packing import PackedCorpus
 from lab.data.synthetic import Synthetic
-from lab.feed import Feed
+from lab.training.fleet import BatchLoader
 from pieces import CPU
 
 SEEDS = (7, 2, 7)
@@ -26,8 +26,8 @@ def packed(vocabulary: int, kind: type[PackedCorpus] = PackedCorpus) -> PackedCo
     return kind(training=made, reserved=made, fingerprint="", notes={}, vocabulary=vocabulary)
 
 
-def feed(corpus: Corpus, *, resident: bool) -> Feed:
-    return Feed(corpus, SEEDS, 4, 12, CPU, resident=resident)
+def feed(corpus: Corpus, *, resident: bool) -> BatchLoader:
+    return BatchLoader(corpus, SEEDS, 4, 12, CPU, resident=resident)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_is_not_windows_of_a_text_is_sent(corpus: Corpus) -> None:
 
 
 def test_a_long_text_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.feed, "RESIDENT_TOKENS", 4999)
+    monkeypatch.setattr(lab.training.fleet, "RESIDENT_TOKENS", 4999)
     assert feed(packed(256), resident=True).tokens_n is None
-    monkeypatch.setattr(lab.feed, "RESIDENT_TOKENS", 5000)
+    monkeypatch.setattr(lab.training.fleet, "RESIDENT_TOKENS", 5000)
     assert feed(packed(256), resident=True).tokens_n is not None

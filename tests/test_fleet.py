@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from cap import Cap
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
-from lab.fleet import GLANCE_TOKENS, PASS_TOKENS, Fleet, pick_device
-from lab.record import outcome
-from lab.train import train
+from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet, pick_device
+from lab.training.loop import train
+from lab.training.recorder import outcome
 from small import brief, configs, trained
 
 PER_RUN = [
@@ -116,7 +116,7 @@ def test_every_held_out_window_counts_as_much_as_any_other() -> None:
     targets_rnt = fleet.held_out_nt[:, 1:].expand(2, -1, -1)
     loss_rnt = F.cross_entropy(logits_rntv.movedim(-1, 1), targets_rnt, reduction="none")
     torch.testing.assert_close(fleet.evaluate(whole=True), loss_rnt.mean((1, 2)), rtol=1e-6, atol=0)
-    glanced_rnt = loss_rnt[:, :: loss_rnt[0].numel() // GLANCE_TOKENS]
+    glanced_rnt = loss_rnt[:, :: loss_rnt[0].numel() // VALIDATION_TOKENS]
     torch.testing.assert_close(fleet.evaluate(whole=False), glanced_rnt.mean((1, 2)), rtol=1e-6, atol=0)
 
 

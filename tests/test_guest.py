@@ -17,12 +17,12 @@ from torch.func import functional_call
 
 from cap import Cap
 from lab.analysis.arms import name_arms
-from lab.config import RunConfig, columns, run_config, run_id, static_key
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.core.schema import PerRun
-from lab.fleet import Fleet, check_guest, check_ranks
 from lab.model.custom import check_custom_model
+from lab.training.config import RunConfig, columns, run_config, run_id, static_key
+from lab.training.fleet import Fleet, check_custom, check_ranks
 from small import configs, trained, tree
 from test_checkpoint import go_on
 from test_engine import compiles
@@ -432,6 +432,6 @@ def test_what_is_no_module_is_refused() -> None:
 
 
 def test_a_request_is_rehearsed_at_its_own_length() -> None:
-    check_guest(configs("", shared=(*PLAIN, f"seq_len={LENGTH}"))[0])
+    check_custom(configs("", shared=(*PLAIN, f"seq_len={LENGTH}"))[0])
     with pytest.raises(RequestError, match="guest own fails: RuntimeError: The size of tensor a"):
-        check_guest(configs("", shared=(*PLAIN, f"seq_len={LENGTH + 1}"))[0])
+        check_custom(configs("", shared=(*PLAIN, f"seq_len={LENGTH + 1}"))[0])

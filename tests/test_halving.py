@@ -14,10 +14,10 @@ import torch
 
 from lab import job
 from lab.core.machine import is_out_of_memory
-from lab.engine import Heard
-from lab.fleet import Fleet
 from lab.records import plans, store
 from lab.sweep import points
+from lab.training.engine import ProbeValues
+from lab.training.fleet import Fleet
 from small import tree
 
 TOLD_OTHERWISE = ["wall_seconds", "model_steps_per_second", "notes"]
@@ -56,7 +56,7 @@ def plant(
         begin(fleet, *args)
         sizes.append(fleet.runs)
 
-    def stepping(fleet: Fleet, at: int) -> Heard:
+    def stepping(fleet: Fleet, at: int) -> ProbeValues:
         if at == 2 and too_much(fleet):
             raise fault()
         return step(fleet, at)

@@ -17,9 +17,9 @@ import pytest
 
 from lab.app import run_sweep
 from lab.core import machine
-from lab.fleet import Fleet
 from lab.job import train_fleet
 from lab.records import store
+from lab.training.fleet import Fleet
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes
 

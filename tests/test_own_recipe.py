@@ -23,8 +23,8 @@ from lab.core import hooks, machine, registry
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint, listening
 from lab.core.registry import DATA, INTERVENTIONS, KINDS, LINKS, MODELS, PARAMETRIZATIONS, PROBES, REQUIRED_ATTRIBUTES
-from lab.fleet import Fleet
 from lab.records import store
+from lab.training.fleet import Fleet
 from small import configs
 
 HOME = Path(__file__).parents[1]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lab.engine import Compiled, Eager
 from lab.interventions.loss_terms import ZLoss
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
+from lab.training.engine import Compiled, Eager
 from pieces import model, tokens, weights_of
 from test_engine import compiles
 from test_model import changes, stir

@@ -24,7 +24,7 @@ from lab.progress import Sayer, Standing, Watcher
 from lab.records import plans
 from lab.sketch import places, sketch
 from lab.sweep import points
-from lab.train import Moment
+from lab.training.loop import Moment
 from small import configs, tree
 
 NAN, INF = math.nan, math.inf

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
 from lab.app import data_folder, quoted
-from lab.config import columns, run_config, run_id, static_key
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.sweep import Point, pack, part, points
+from lab.training.config import columns, run_config, run_id, static_key
 from small import tree
 from trees import shuffled, trees
 

@@ -19,8 +19,8 @@ import torch
 import on_ranks
 from lab.core import distributed, files
 from lab.core.errors import RequestError
-from lab.fleet import check_ranks
 from lab.records import store
+from lab.training.fleet import check_ranks
 from small import configs
 
 HERE = Path(__file__).parent

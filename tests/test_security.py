@@ -21,10 +21,9 @@ import planted
 from composing import remember
 from lab import guard
 from lab.__main__ import main
-from lab.checkpoint import CheckpointConfig, Keeper
 from lab.core.errors import RequestError
-from lab.parts import Parts, write_parts
 from lab.records import store
+from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader, write_shards
 from sweeping import finished
 
 HOME = Path(__file__).parents[1]
@@ -349,26 +348,26 @@ def test_a_run_cannot_be_named_out_of_its_folder(name: str, capsys: pytest.Captu
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_checkpoint_stays_in_its_folder(name: str) -> None:
-    keeper = Keeper(Path("out"), [name], CheckpointConfig(1, 0, 1))
+    keeper = Checkpointer(Path("out"), [name], CheckpointConfig(1, 0, 1))
     keeper.save(1, {}, {})
     assert [path.parts[:2] for path in Path().rglob("*.pt")] == [("out", "checkpoints")]
 
 
 def test_a_part_of_a_checkpoint_is_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="single process"):
-        write_parts(Path("out"), {"a": torch.ones(3)})
-    assert Parts("out").shapes() == {"a": (3,)}
-    read = Parts.read_metadata
+        write_shards(Path("out"), {"a": torch.ones(3)})
+    assert ShardedReader("out").shapes() == {"a": (3,)}
+    read = ShardedReader.read_metadata
 
-    def elsewhere(self: Parts, *_: Any, **__: Any) -> Metadata:
+    def elsewhere(self: ShardedReader, *_: Any, **__: Any) -> Metadata:
         metadata: Metadata = read(self)
         info = metadata.storage_data[MetadataIndex("a", torch.Size([0]), 0)]
         info.relative_path = f"../out/{info.relative_path}"
         return metadata
 
-    monkeypatch.setattr(Parts, "read_metadata", elsewhere)
+    monkeypatch.setattr(ShardedReader, "read_metadata", elsewhere)
     with pytest.raises(ValueError, match="is not in it"):
-        Parts("out").shapes()
+        ShardedReader("out").shapes()
 
 
 # Names by which Python runs what it reads.

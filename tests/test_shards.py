@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from lab.__main__ import main
-from lab.config import static_key
 from lab.records import store
 from lab.sweep import Point, pack, part, points
+from lab.training.config import static_key
 from small import tree
 from sweeping import RUNS, TIMINGS, assert_same, begin
 

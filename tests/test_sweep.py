@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.config import columns, static_key
 from lab.core.errors import RequestError
 from lab.sweep import Point, pack, points
+from lab.training.config import columns, static_key
 from small import configs, tree
 
 

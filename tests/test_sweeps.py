@@ -17,7 +17,7 @@ from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
 from lab import request
 from lab.__main__ import main
 from lab.app import data_folder
-from lab.config import RunConfig, run_config
+from lab.training.config import RunConfig, run_config
 
 SWEEPS = request.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))

@@ -21,14 +21,14 @@ import pytest
 import planted
 from lab import job
 from lab.__main__ import main
-from lab.config import columns, run_config, run_id, static_key
 from lab.core.registry import TRACKERS
-from lab.fleet import Fleet
 from lab.progress import Standing
 from lab.records import plans, store
 from lab.records.export import destinations
 from lab.records.trackers import Value, tag
 from lab.sweep import points
+from lab.training.config import columns, run_config, run_id, static_key
+from lab.training.fleet import Fleet
 from small import tree
 
 # One of the two runs diverges at once, so that NaN is among the values.

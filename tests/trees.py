@@ -11,10 +11,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lab.checkpoint import CheckpointConfig
-from lab.config import RunConfig
 from lab.core.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS
 from lab.core.schema import PerRun, PerRunSeed, _hints
+from lab.training.checkpoint import CheckpointConfig
+from lab.training.config import RunConfig
 from small import tree
 
 MOST = 2**53  # of what not all runs have, a table keeps no larger whole number exact

@@ -121,7 +121,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def clean_process_context(imports: Sequence[str] = ("lab.fleet", "lab.record")) -> BaseContext:
+def clean_process_context(imports: Sequence[str] = ("lab.training.fleet", "lab.training.recorder")) -> BaseContext:
     """Where processes come from that inherit no state: forks of a clean one, which imports these modules once."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lab.fleet import Fleet
 from lab.probes.listener import Listener
+from lab.training.fleet import Fleet
 
 
 class Moment(NamedTuple):

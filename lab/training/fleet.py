@@ -1,4 +1,4 @@
-"""Runs of one shape, trained as one: weights, optimizer state, batches, one step, evaluation."""
+"""A fleet: runs of one shape trained as one, with their weights, batches, step and evaluation."""
 
 from __future__ import annotations
 
@@ -6,25 +6,70 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lab.config import RunConfig, static_key
 from lab.core import distributed
 from lab.core.distributed import check_divisible, distribute, gradients, initial_device
 from lab.core.errors import RequestError
 from lab.core.schema import leaves, stack
-from lab.engine import Compiled, Eager, Heard
-from lab.feed import Feed
+from lab.data.corpus import Corpus, Tokens
+from lab.data.packing import PackedCorpus
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.transforms import Now, Tensors
+from lab.training.config import RunConfig, static_key
+from lab.training.engine import Compiled, Eager, ProbeValues
+
+RESIDENT_TOKENS = 2**28  # that an accelerator keeps at most; a longer text stays on the host
+
+
+class BatchLoader:
+    """Windows ``[r b t+1]`` of a step, this rank's rows; runs of equal data seed see the same ones.
+
+    On an accelerator the training part of a packed corpus lies in its memory, a token in one to four bytes.  What else
+    there is, such as a language without end, is drawn on the host and sent.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        seed: Sequence[int],
+        batch_size: int,
+        seq_len: int,
+        device: torch.device,
+        *,
+        resident: bool,
+    ) -> None:
+        self.batch_size, self.seq_len, self.device = batch_size, seq_len, device
+        self.seeds = sorted(set(seed))
+        self.seed_r = torch.tensor([self.seeds.index(one) for one in seed], device=device)
+        self.draw: Callable[[int, int, int, int], Tokens] = corpus.batch
+        self.tokens_n: Tensor | None = None
+        # of a kind of its own nobody knows that its batches are windows of its text
+        if resident and type(corpus) is PackedCorpus and corpus.training.size <= RESIDENT_TOKENS:
+            kind = next(k for k in (np.uint8, np.int16, np.int32) if corpus.vocabulary - 1 <= np.iinfo(k).max)
+            self.draw = corpus.starts
+            self.tokens_n = torch.from_numpy(corpus.training.astype(kind)).to(device)
+            self.place_t = torch.arange(seq_len + 1, device=device)
+
+    def batch(self, step: int) -> Tensor:
+        """The windows of this step."""
+        mine = distributed.batch_rows(self.batch_size)
+        drawn = [self.draw(seed, step, self.batch_size, self.seq_len)[mine] for seed in self.seeds]
+        # each sent to the device once, and copied there for the runs that share it
+        drawn_sbt = torch.from_numpy(np.stack(drawn)).to(self.device)
+        if self.tokens_n is not None:
+            drawn_sbt = self.tokens_n[drawn_sbt + self.place_t].long()
+        return drawn_sbt[self.seed_r]
+
 
 # Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
 # fleet, so that a run's bits do not depend on its neighbours.
-GLANCE_TOKENS = 1024
+VALIDATION_TOKENS = 1024
 PASS_TOKENS = 2048
 OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -56,11 +101,11 @@ def check_ranks(config: RunConfig) -> None:
     distributed.batch_rows(config.batch_size)
     if distributed.world_size() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
-            model = _model(config, 1)
+            model = _build_model(config, 1)
         check_divisible({name: weight.shape for name, weight in model.weights().items()})
 
 
-def check_guest(config: RunConfig) -> None:
+def check_custom(config: RunConfig) -> None:
     """Try a guest, if the run has one, in a forward pass and a backward pass.
 
     Raises:
@@ -71,21 +116,21 @@ def check_guest(config: RunConfig) -> None:
         check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
 
 
-def _changes(config: RunConfig) -> dict[str, Any]:
+def _model_interventions(config: RunConfig) -> dict[str, Any]:
     """The interventions that change the model; the others are terms of the loss."""
     return {name: entry for name, entry in config.intervention.items() if "loss" not in entry.attaches_to}
 
 
-def _model(config: RunConfig, runs: int) -> Transformer | CustomModel:
+def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
     for entry in config.guest.values():
         make = partial(entry.build, config.model, vocabulary)
-        return CustomModel(make, runs, _changes(config), config.model, operands)
+        return CustomModel(make, runs, _model_interventions(config), config.model, operands)
     scale = config.parametrization.entry.attention_scale(config.model.head_width)
-    return Transformer(config.model, vocabulary, runs, _changes(config), scale, operands)
+    return Transformer(config.model, vocabulary, runs, _model_interventions(config), scale, operands)
 
 
-Held = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
+TrainingState = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
 
 
 class Fleet:
@@ -97,13 +142,13 @@ class Fleet:
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
         resident = self.device.type != "cpu"
-        self.feed = Feed(
+        self.feed = BatchLoader(
             self.corpus, config.data.entry.seed, config.batch_size, config.seq_len, self.device, resident=resident
         )
-        self.own_forward = any(is_free for *_, is_free in leaves(_changes(config)))
+        self.own_forward = any(is_free for *_, is_free in leaves(_model_interventions(config)))
         self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
         with initial_device(config.ranks):
-            self.model = _model(config, self.runs).to(dtype)
+            self.model = _build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
         self.shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
@@ -129,12 +174,12 @@ class Fleet:
         total = sum(sizes.values())
         return total, total - sum(sizes[name] for name in self.model.ends)
 
-    def step(self, step: int) -> Heard:
+    def step(self, step: int) -> ProbeValues:
         """Forward, backward, update; what the probes that listen at this step heard ``[r]``, by (probe, where)."""
         listens = self.config.probes.fires(step, self.config.steps)
         return self.engine(self.feed.batch(step), self.step_s[step], self.shape_sr[step], listens=listens)
 
-    def _update(self, held: Held, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
+    def _update(self, held: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """A step as a function of tensors; remembers each run's first step with a non-finite loss."""
         weights, state, first_bad_r = held
         forward: Callable[[Tensor], Tensor] = self.shared
@@ -172,7 +217,7 @@ class Fleet:
         windows_nt = self.held_out_nt
         length = windows_nt.shape[1] - 1
         if not whole:
-            windows_nt = windows_nt[:: max(1, len(windows_nt) * length // GLANCE_TOKENS)]
+            windows_nt = windows_nt[:: max(1, len(windows_nt) * length // VALIDATION_TOKENS)]
         model: Callable[[Tensor], Tensor] = self.model
         if places is not None:
             weights = {name: weight[places] for name, weight in self.model.named_parameters()}

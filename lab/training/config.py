@@ -13,7 +13,6 @@ import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates
 import lab.records.trackers  # noqa: F401  (these seven fill the registries)
-from lab.checkpoint import CheckpointConfig
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS
@@ -23,6 +22,7 @@ from lab.model.config import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.records import store
+from lab.training.checkpoint import CheckpointConfig
 
 # What has no column: how a run was kept safe and shared, which two runs that are one may differ in.
 NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
@@ -36,7 +36,7 @@ class ScaleConfig:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedEntry:
     """An entry of a registry, and the name it was found by."""
 
     name: str
@@ -48,16 +48,16 @@ class RunConfig:
     """Everything that decides one run; stacked, everything that decides a fleet."""
 
     model: ModelConfig
-    parametrization: Named
+    parametrization: NamedEntry
     intervention: Mapping[str, Any]
     guest: Mapping[str, Any]
     optimizer: Optimizer
-    schedule: Named
-    data: Named
+    schedule: NamedEntry
+    data: NamedEntry
     probes: ProbesConfig
     scale: ScaleConfig
     checkpoint: CheckpointConfig
-    tracker: Named
+    tracker: NamedEntry
     out: str
     batch_size: int = bounded(above=0)
     seq_len: int = bounded(above=0)
@@ -78,10 +78,10 @@ def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mappin
     return values
 
 
-def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> Named:
+def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> NamedEntry:
     values = dict(_group(tree, where))
     name = str(values.pop("name"))
-    return Named(name, build(registry[name], values, where))
+    return NamedEntry(name, build(registry[name], values, where))
 
 
 def _present(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -116,11 +116,11 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
     }
     plain = {key: value for key, value in tree.items() if key not in parts}
     config = build(RunConfig, {**parts, **plain}, "")
-    _check_fit(config)
+    _check_consistent(config)
     return config
 
 
-def _check_fit(config: RunConfig) -> None:
+def _check_consistent(config: RunConfig) -> None:
     """Refuse interventions that no model has a place for, and whatever a guest cannot have beside it."""
     places = ("logits", "loss") if config.guest else (*HOOK_POINTS, "loss")
     for name, change in config.intervention.items():
@@ -157,10 +157,10 @@ def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
 def columns(config: RunConfig) -> dict[str, Any]:
     """One run's config as the columns of its record: dotted keys; lists joined with ``+``."""
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in _rows(config).items()}
-    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_guest(config)}
+    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_custom_model(config)}
 
 
-def _guest(config: RunConfig) -> dict[str, str]:
+def _custom_model(config: RunConfig) -> dict[str, str]:
     """The name of the guest, if there is one; a run without is the same run as before there could be any."""
     return {"guest": next(iter(config.guest))} if config.guest else {}
 
@@ -169,7 +169,7 @@ def static_key(config: RunConfig) -> str:
     """Runs whose static keys are equal have the same shapes and may share a fleet."""
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, free) in _rows(config).items() if not free and key not in labels}
-    return files.digest({**shared, "intervention": sorted(config.intervention), **_guest(config)})
+    return files.digest({**shared, "intervention": sorted(config.intervention), **_custom_model(config)})
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from lab import __version__
-from lab.config import RunConfig, columns
 from lab.core import distributed, machine
-from lab.fleet import Fleet
 from lab.records.trackers import tag
-from lab.train import Moment
+from lab.training.config import RunConfig, columns
+from lab.training.fleet import Fleet
+from lab.training.loop import Moment
 
 Row = tuple[int, str, str, float]
 Names = tuple[tuple[str, str], ...]
 Run = tuple[Mapping[str, Any], Sequence[Row]]
 
 
-class Tape:
+class Recorder:
     """Keeps the moments of a fleet on its device, and unrolls them run by run at the end."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -106,7 +106,7 @@ def failure(reason: str) -> Run:
     return {"status": "failed", "reason": reason.split("\n")[0]}, []
 
 
-def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, Any]:
+def run_card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """A row of ``runs.parquet``."""
     corpus = config.data.entry.open()
     return {
@@ -122,7 +122,7 @@ def card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def label(configs: Sequence[RunConfig]) -> str:
+def fleet_label(configs: Sequence[RunConfig]) -> str:
     """A fleet in a few words."""
     config, rates = configs[0], sorted({config.optimizer.lr for config in configs})
     lr = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g}..{rates[-1]:g}"
@@ -133,7 +133,7 @@ def label(configs: Sequence[RunConfig]) -> str:
     return f"{size}  {switched_on}  lr {lr}  seed {seeds}  {runs}"
 
 
-def verdict(runs: Sequence[Run]) -> str:
+def fleet_summary(runs: Sequence[Run]) -> str:
     """A fleet's end in a few words: the range of final losses, and how many runs did not finish."""
     outcomes = [outcome for outcome, _ in runs]
     finals = [o["final_val_loss"] for o in outcomes if o["status"] == "finished"]

@@ -1,15 +1,14 @@
-"""The whole state of a fleet under way, on disk: there whole or not at all, and reading it runs nothing.
-
-``checkpoints/<digest of the run ids>/`` holds ``fleet.json``, the ids, and after k updates ``k.pt`` of one process or
-the folder ``k`` of several ranks, to which each wrote its part.
-"""
+"""Checkpoints: the whole state of a fleet that is being trained, written by one process or several."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +18,84 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from lab.core import distributed, files
 from lab.core.distributed import copy_whole
 from lab.core.errors import RequestError
+from lab.core.files import check_zip
 from lab.core.schema import bounded
+
+# What torch writes into a folder's ``.metadata``, which is a pickle; anything else in it is refused.
+ALLOWED_CLASSES = {
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "pathlib.PosixPath",
+    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
+    "torch.distributed.checkpoint.metadata.Metadata",
+    "torch.distributed.checkpoint.metadata.MetadataIndex",
+    "torch.distributed.checkpoint.metadata.StorageMeta",
+    "torch.distributed.checkpoint.metadata.TensorProperties",
+    "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+}
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Every rank writes its part of the tensors into ``folder``.
+
+    Raises:
+        RuntimeError: one of them could not.
+    """
+    try:
+        save(dict(tensors), checkpoint_id=folder)
+    except CheckpointException as fault:  # no Exception, so nobody would catch it
+        raise RuntimeError(str(fault)) from None
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" in ALLOWED_CLASSES or (
+            module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
+
+
+class ShardedReader(FileSystemReader):
+    """What several ranks wrote; torch's own reader would run whatever the metadata hold."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Any:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            return _RestrictedUnpickler(file).load()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor; ends with a ValueError where a part is missing or damaged."""
+        metadata = self.read_metadata()
+        for info in metadata.storage_data.values():
+            part = Path(self.path) / info.relative_path
+            if part.parent != Path(self.path) or not part.is_file() or part.stat().st_size < info.offset + info.length:
+                raise ValueError(f"{info.relative_path} is not in it, or cut short")
+            with open(part, "rb") as file:
+                file.seek(info.offset)
+                check_zip(io.BytesIO(file.read(info.length)))
+        return {name: tuple(tensor.size) for name, tensor in metadata.state_dict_metadata.items()}
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read every tensor in place, however it is spread over ranks now.
+
+        Raises:
+            RuntimeError: one of them cannot be read.
+        """
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of being one process
+                load(dict(tensors), storage_reader=self)
+        except CheckpointException as fault:
+            raise RuntimeError(f"{self.path} is damaged: {fault}") from None
 
 
 @dataclass(frozen=True)
@@ -35,7 +107,7 @@ class CheckpointConfig:
     keep: int = bounded(at_least=1)
 
 
-def under_way(folder: Path) -> list[list[str]]:
+def unfinished_fleets(folder: Path) -> list[list[str]]:
     """The runs of every fleet that left a checkpoint, in the fleet's order."""
     found = []
     for card in sorted(folder.glob("checkpoints/*/fleet.json")):
@@ -44,9 +116,9 @@ def under_way(folder: Path) -> list[list[str]]:
     return found
 
 
-def forget(folder: Path, ended: Collection[str]) -> None:
+def remove(folder: Path, ended: Collection[str]) -> None:
     """Remove the checkpoints of fleets all of whose runs have ended."""
-    for ids in under_way(folder):
+    for ids in unfinished_fleets(folder):
         if set(ids) <= set(ended):
             shutil.rmtree(_place(folder, ids), ignore_errors=True)
 
@@ -55,7 +127,7 @@ def _place(folder: Path, ids: Sequence[str]) -> Path:
     return folder / "checkpoints" / files.digest(list(ids))
 
 
-class Keeper:
+class Checkpointer:
     """Keeps and finds the checkpoints of one fleet; on several ranks each of them calls, and at the same step."""
 
     def __init__(self, folder: Path, ids: Sequence[str], config: CheckpointConfig) -> None:
@@ -95,11 +167,10 @@ class Keeper:
                     _remove(path)
 
     def _save_parts(self, path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-        from lab.parts import write_parts  # slow to load, and few need it
 
         beside = path.with_name(f".{path.name}")
         _first_rank(lambda: _remove(beside))
-        write_parts(beside, tensors)
+        write_shards(beside, tensors)
 
         def complete() -> None:
             metadata = files.file_digest(beside / ".metadata")
@@ -142,9 +213,8 @@ class Keeper:
             rest = torch.load(path / "rest.pt", map_location="cpu", weights_only=True)
             if rest["metadata"] != files.file_digest(path / ".metadata"):
                 raise ValueError(".metadata is damaged")
-            from lab.parts import Parts
 
-            parts = Parts(path)
+            parts = ShardedReader(path)
             shapes = parts.shapes()
         else:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as trees
 from lab.core.hooks import listening
 from lab.probes.listener import Listener
 
-Heard = dict[tuple[str, str], Tensor]
+ProbeValues = dict[tuple[str, str], Tensor]
 # Changes what it holds, nested dicts of tensors, in place; the other arguments are what is new at a step.
 Update = Callable[..., None]
 # A step as a function of tensors, which it changes in place; returns what the probes heard.
@@ -38,11 +38,11 @@ class Eager:
         self.update, self.held, self.probes = update, held, probes
         self.faults: dict[str, str] = {}  # of probes, which are silent since
 
-    def __call__(self, *news: Tensor, listens: bool) -> Heard:
+    def __call__(self, *news: Tensor, listens: bool) -> ProbeValues:
         """One step; what the probes heard of it ``[r]``, by (probe, where), nothing if they do not listen."""
         return self._carry_out(self.held, news, listens=listens)
 
-    def _carry_out(self, held: Any, news: Sequence[Tensor], *, listens: bool) -> Heard:
+    def _carry_out(self, held: Any, news: Sequence[Tensor], *, listens: bool) -> ProbeValues:
         listener = Listener(self.probes if listens else (), self.faults)
         with listening(listener):
             self.update(held, *news)
@@ -60,7 +60,7 @@ class Compiled(Eager):
         self.graphs: dict[bool, Step] = {}
         self.keys: list[tuple[str, str]] = []
 
-    def __call__(self, *news: Tensor, listens: bool) -> Heard:
+    def __call__(self, *news: Tensor, listens: bool) -> ProbeValues:
         listens = listens and bool(self.probes)
         inputs = [tensor.detach() for tensor in (*trees.tree_leaves(self.held), *news)]
         if listens not in self.graphs:

@@ -1,0 +1,1 @@
+"""One fleet, from its config to its records."""
