@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     """The first rank takes the request, the others train what it tells them to."""
-    from lab import app
+    from lab.sweep import run
 
     code = _coded(distributed.join)
     if distributed.is_joined():
-        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else app.follow)
+        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else run.follow_first_rank)
         if distributed.is_first_rank() and code in (DONE, REFUSED):  # the others wait for what is next
             distributed.send_to_all(None)
         if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # else they cannot be reached

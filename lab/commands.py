@@ -39,14 +39,14 @@ def _sweep(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(request.sweeps())}")
     sweep = request.find_sweep(arguments[0])
-    request.run(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
+    request.run_hydra(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
 
 
 def _train(arguments: list[str]) -> None:
     from lab import request
 
     words = _without_m(arguments)
-    request.run(words, name="train", one=len(words) == len(arguments))
+    request.run_hydra(words, name="train", one=len(words) == len(arguments))
 
 
 def _report(arguments: list[str]) -> None:
@@ -82,9 +82,10 @@ def _report_alone(folder: Path) -> Path:
 
 
 def _coordcheck(arguments: list[str]) -> None:
-    from lab import coordcheck, request
+    from lab import request
+    from lab.sweep import coordcheck
 
-    check = coordcheck.Check(request.points([*coordcheck.DEFAULTS, *arguments]))
+    check = coordcheck.CoordinateCheck(request.points([*coordcheck.DEFAULTS, *arguments]))
     check.write()
     for line in check.lines():
         print(line)

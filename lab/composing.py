@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from lab import app
 from lab.core.errors import RequestError
+from lab.sweep import run
 
 PLACES = ("--config-dir", "-cd")
 # The folders that ``heed_places`` found.
@@ -50,7 +51,7 @@ def own_places() -> tuple[Path, ...]:
 def composer() -> Iterator[Callable[..., DictConfig]]:
     """Within the block, what makes a config of overrides."""
     GlobalHydra.instance().clear()
-    places = [f"hydra.searchpath=[{app.quoted(folder)}]" for folder in own_places()]
+    places = [f"hydra.searchpath=[{run.quoted(folder)}]" for folder in own_places()]
     with initialize_config_dir(str(app.data_folder("conf")), version_base="1.3"):
         yield lambda overrides, **options: compose("config", [*overrides, *places], **options)
     GlobalHydra.instance().clear()

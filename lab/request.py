@@ -22,6 +22,7 @@ from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
 from lab import app, guard
 from lab.composing import PLACES, composer, heed_places, known_keys
 from lab.core.errors import RequestError, nearest
+from lab.sweep import run
 
 # Hydra's flags that show something and run nothing, and those that say how.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
@@ -68,12 +69,12 @@ def read_sweep(path: Path) -> DictConfig:
     return content
 
 
-def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool = False) -> None:
+def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool = False) -> None:
     """Hand a request to Hydra: train (or with --dry-run only cost) its points, or show what --cfg or --help ask for.
 
     ``name`` names the default results folder, ``runs/NAME``; ``one`` refuses a list of values.
     """
-    app.COMMAND.set(shlex.join([*_called(sys.argv[0]), *sys.argv[1:]]))
+    run.COMMAND.set(shlex.join([*_called(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     chosen: list[str] = []
     if sweep:
@@ -92,7 +93,7 @@ def run(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool
     guard.check_words(overrides)
     guard.check_defaults(content)
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
-        chosen.append(f"out={app.quoted(Path('runs', name))}")
+        chosen.append(f"out={run.quoted(Path('runs', name))}")
     shows = any(flag.split("=")[0] in SHOW for flag in flags)
     if shows or sweep not in (None, *sweeps().values()) or not guard.is_ours(overrides):
         point = guard.first_point([*chosen, *overrides], one=one)

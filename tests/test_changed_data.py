@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import job
 from lab.__main__ import main
 from lab.core.errors import RequestError
 from lab.records import plans, store
-from lab.sweep import points
+from lab.sweep import job
+from lab.sweep.planner import points
 from lab.training.engine import ProbeValues
 from lab.training.fleet import Fleet
 from small import forget_data, tree

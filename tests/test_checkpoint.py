@@ -18,8 +18,8 @@ import torch
 
 from lab.core import files, machine
 from lab.records import store
-from lab.resumable import train_on
-from lab.sweep import points, under_way
+from lab.sweep.job import train_resumably
+from lab.sweep.planner import points, unfinished_fleets
 from lab.training import checkpoint
 from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader
 from lab.training.config import RunConfig
@@ -60,7 +60,7 @@ def go_on(
     machine.configure_torch()
     try:
         tape = Recorder(brief(Fleet(wanted)))
-        assert train_on(tape, keeper, hear, notes.append, lambda: False)
+        assert train_resumably(tape, keeper, hear, notes.append, lambda: False)
     except CutError:
         return [], steps, notes
     finally:
@@ -174,8 +174,8 @@ def test_what_was_begun_as_a_fleet_stays_one(tmp_path: Path) -> None:
     asked = points(tree(f"seed={seed}") for seed in range(5))
     names = [point.id for point in asked]
     begun = [names[1:3], ["gone"], names[2:4], names[3:5]]
-    assert [[p.id for p in fleet] for fleet in under_way(asked, begun, None)] == [names[1:3], names[3:5]]
-    assert under_way(asked, begun, 1) == []
+    assert [[p.id for p in fleet] for fleet in unfinished_fleets(asked, begun, None)] == [names[1:3], names[3:5]]
+    assert unfinished_fleets(asked, begun, 1) == []
 
 
 def test_checkpoints_go_when_all_runs_of_their_fleet_have_ended(tmp_path: Path) -> None:

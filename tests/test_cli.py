@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import app, request
+from lab import request
 from lab.__main__ import main
 from lab.records import store
+from lab.sweep import run
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
 ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic"]
@@ -174,7 +175,7 @@ def test_tables_that_were_damaged_are_made_again_and_nothing_is_trained(capsys: 
 
 @pytest.mark.parametrize("name", ["end\\", "it's d'\\'e", "a, b=c back\\slash ünï"])
 def test_a_folder_may_have_any_name(name: str) -> None:
-    assert lab("train", *ONE, f"out={app.quoted(Path(name))}") == 0
+    assert lab("train", *ONE, f"out={run.quoted(Path(name))}") == 0
     assert [path.name for path in Path().iterdir()] == [name]
 
 
@@ -228,7 +229,7 @@ def test_a_fault_in_a_run_is_recorded_exits_1_and_is_tried_again(
 
 
 def test_a_fault_of_ours_is_owned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(request, "run", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(request, "run_hydra", lambda *_, **__: 1 / 0)
     assert lab("train") == 70
     assert "please report" in capsys.readouterr().err
 

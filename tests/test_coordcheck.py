@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import coordcheck, request
+from lab import request
 from lab.__main__ import main
 from lab.analysis import coordinates, drawing
 from lab.core.registry import PARAMETRIZATIONS
 from lab.model.parametrization import Factors, MuPIntermediate, Role
+from lab.sweep import coordcheck
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 
@@ -37,11 +38,11 @@ def lab(*words: str) -> int:
     return main(["coordcheck", *words])
 
 
-def checked(*words: str) -> coordcheck.Check:
-    return coordcheck.Check(request.points([*coordcheck.DEFAULTS, *SMALL, *words]))
+def checked(*words: str) -> coordcheck.CoordinateCheck:
+    return coordcheck.CoordinateCheck(request.points([*coordcheck.DEFAULTS, *SMALL, *words]))
 
 
-def grown(check: coordcheck.Check) -> set[str]:
+def grown(check: coordcheck.CoordinateCheck) -> set[str]:
     judged = coordinates.slopes(check.changes)
     return set(judged.loc[~judged["holds"], "coordinate"])
 

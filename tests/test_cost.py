@@ -13,17 +13,16 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lab import cost, job, trial
-from lab.agenda import agenda
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.memory import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, find_host, most_runs
 from lab.records import plans
-from lab.sweep import points
+from lab.sweep import dry_run, job
+from lab.sweep.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, measure_host, most_runs
+from lab.sweep.dry_run import Trial, run_trials
+from lab.sweep.planner import plan_sweep, points
 from lab.training.config import RunConfig
 from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet
 from lab.training.loop import train
-from lab.trial import Trial, attempt
 from small import configs, tree
 
 GIGABYTE = 1e9
@@ -36,7 +35,7 @@ GIGABYTE = 1e9
 def test_the_sweep_ends_when_its_last_fleet_does_each_begun_in_its_order(
     seconds: list[float], processes: int, end: float
 ) -> None:
-    assert cost.makespan(seconds, processes) == end
+    assert dry_run.makespan(seconds, processes) == end
 
 
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
@@ -66,7 +65,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
 def test_time_is_made_of_all_that_training_does(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = configs("seed=0", "seed=0 optimizer.lr=1", "seed=1", shared=tuple(shared.split()))
     clock = fake_clock(monkeypatch)
-    expected = trial._try(wanted)[0].seconds
+    expected = dry_run._run_trial(wanted)[0].seconds
     began = clock()
     for _ in train(Fleet(wanted)):
         pass
@@ -105,7 +104,7 @@ def test_tensors_take_what_was_counted(shape: str) -> None:
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="that device is here")
 def test_a_device_that_is_not_here_is_said_to_be_the_trouble() -> None:
     with pytest.raises(RequestError, match="cannot be tried here: device=mps is not available"):
-        attempt([configs("device=mps")], [None])
+        run_trials([configs("device=mps")], [None])
 
 
 def take(folder: Path, plan: str, answer: Connection) -> None:
@@ -125,7 +124,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     theirs.close()
     taken = ours.recv()
     process.join()
-    [tried] = attempt([[point.config for point in fleet]], [None])
+    [tried] = run_trials([[point.config for point in fleet]], [None])
     assert tried
     assert tried.peak == pytest.approx(taken, rel=0.3)
     assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
@@ -133,7 +132,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
 
 def test_a_fleet_that_no_memory_holds_is_said_to_be_too_large() -> None:
     asked = points([tree("model.width=1048576", "model.head_width=1024")])
-    told = list(cost.estimate([asked], 0, Host()))
+    told = list(dry_run.estimate([asked], 0, Host()))
     assert "too large for the memory there is" in told[1]
 
 
@@ -145,7 +144,7 @@ def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         tried.extend(map(len, fleets))
         return [Trial(60.0 * n, (n + 1) * GIGABYTE, n * GIGABYTE, (2, 1)) for n in map(len, fleets)]
 
-    monkeypatch.setattr(cost, "attempt", attempt)
+    monkeypatch.setattr(dry_run, "attempt", attempt)
     return tried
 
 
@@ -155,7 +154,7 @@ def test_each_shape_and_size_is_tried_once_or_as_often_as_keeps_the_processes_bu
 ) -> None:
     asked = points([tree(f"seed={seed}") for seed in range(5)])
     found = trials_of(monkeypatch)
-    told = list(cost.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", [None] * at_once, 8 * GIGABYTE)))
+    told = list(dry_run.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", [None] * at_once, 8 * GIGABYTE)))
     assert found == tried
     assert told[0] == "to train: 5 runs in 3 fleets; 7 already there"
     assert sum(line.startswith("fleet ") for line in told) == 3
@@ -183,19 +182,19 @@ def test_fleets_fit_into_memory() -> None:
 @pytest.mark.parametrize("max_runs", [0, -1])
 def test_a_fleet_holds_at_least_one_run(max_runs: int) -> None:
     with pytest.raises(RequestError, match=f"max_runs must be at least 1, not {max_runs}"):
-        agenda([tree("out=nowhere")], max_runs=max_runs, one=False, shard="1/1", here=True, seats=[None])
+        plan_sweep([tree("out=nowhere")], max_runs=max_runs, one=False, shard="1/1", here=True, seats=[None])
 
 
 def test_graphics_memory_is_that_of_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the devices that jobs will use, shared by those that share one; the others do not matter."""
     free = [1 * GIGABYTE, 80 * GIGABYTE, 60 * GIGABYTE]
-    monkeypatch.setattr("lab.memory.pick_device", torch.device)
+    monkeypatch.setattr("lab.sweep.capacity.pick_device", torch.device)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda place: (free[place], 80 * GIGABYTE))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert find_host("cuda", ["1", "2"]).memory == 60 * GIGABYTE
-    assert find_host("cuda", ["1", "1", "2"]).memory == 40 * GIGABYTE
-    assert find_host("cuda", [None]).memory == 1 * GIGABYTE
+    assert measure_host("cuda", ["1", "2"]).memory == 60 * GIGABYTE
+    assert measure_host("cuda", ["1", "1", "2"]).memory == 40 * GIGABYTE
+    assert measure_host("cuda", [None]).memory == 1 * GIGABYTE
 
 
 @pytest.mark.parametrize(

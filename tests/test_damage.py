@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.progress import Watcher
 from lab.records import plans, store
+from lab.sweep.progress import ProgressMonitor
 from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader, write_shards
 from lab.training.fleet import Fleet
 from small import configs
@@ -141,9 +141,9 @@ def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
     said = {"step": 1, "steps": 2, "seconds": 1.5, "rate": 1e2, "losses": [1.0, None], "notes": ["n"], "verdict": "v"}
     plans.write_progress(folder, name, 0, said)
     for _ in damages(folder / "plans" / f"{name}.progress" / "0", 300):
-        Watcher(folder, name, ["label"], [1.0], lambda text: None, lambda text: None).tell()
+        ProgressMonitor(folder, name, ["label"], [1.0], lambda text: None, lambda text: None).tell()
     plans.write_progress(folder, name, 0, {**said, "step": float("inf")})
-    assert Watcher(folder, name, ["label"], [1.0], print, print).standings() == {}
+    assert ProgressMonitor(folder, name, ["label"], [1.0], print, print).standings() == {}
 
 
 @pytest.mark.xdist_group("checkpoint")

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from lab import app
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed, student_t
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.sweep import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
+from lab.sweep import run
+from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
 from lab.training import engine
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
@@ -175,23 +175,23 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
     trees = [tree(f"out={folder}", *overrides)]
     with pytest.raises(SystemExit):  # nothing was trained
-        app.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", here=True, seats=[None])
+        run.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", here=True, seats=[None])
     return plans
 
 
 def test_a_folder_keeps_the_engine_of_its_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.sweep.WORTH_COMPILING", 1.0)
-    monkeypatch.setattr("lab.agenda.can_compile", lambda: True)
+    monkeypatch.setattr("lab.sweep.planner.WORTH_COMPILING", 1.0)
+    monkeypatch.setattr("lab.sweep.planner.can_compile", lambda: True)
     assert request(tmp_path / "a") == ["compiled"]
-    monkeypatch.setattr("lab.sweep.WORTH_COMPILING", math.inf)
+    monkeypatch.setattr("lab.sweep.planner.WORTH_COMPILING", math.inf)
     assert request(tmp_path / "a", "seed=1") == ["compiled"]
     assert request(tmp_path / "b") == ["eager"]
     assert store.check_version(tmp_path / "a") == "compiled"
 
 
 def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.sweep.WORTH_COMPILING", 1.0)
-    monkeypatch.setattr("lab.agenda.can_compile", lambda: False)
+    monkeypatch.setattr("lab.sweep.planner.WORTH_COMPILING", 1.0)
+    monkeypatch.setattr("lab.sweep.planner.can_compile", lambda: False)
     assert request(tmp_path) == ["eager"]
     with pytest.raises(RequestError, match="engine=compiled takes one process, a C"):
         request(tmp_path / "b", "engine=compiled")

@@ -126,7 +126,7 @@ def test_a_disk_that_may_not_be_written_is_refused_before_anything_trains(
     trained(a_disk.place / "there")
     before = {path: path.read_bytes() for path in a_disk.place.rglob("*") if path.is_file()}
     a_disk.become("ro")
-    monkeypatch.setattr("lab.job.train_fleet", lambda *job: pytest.fail("something is trained"))
+    monkeypatch.setattr("lab.sweep.job.train_fleet", lambda *job: pytest.fail("something is trained"))
     for folder in ("there", "new"):
         assert assert_refused(a_disk.place / folder, "Read-only file system", capsys) == 2
     assert {path: path.read_bytes() for path in a_disk.place.rglob("*") if path.is_file()} == before

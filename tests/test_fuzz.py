@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from composing import remember
-from lab import app, request
+from lab import request
 from lab.__main__ import main
-from lab.sweep import points
+from lab.sweep import run
+from lab.sweep.planner import points
 
 GROUPS = {
     "model": ["d32", "d64", "d65"],
@@ -95,7 +96,7 @@ def test_a_random_request_is_carried_out_or_refused_in_one_line(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(app, "run_sweep", lambda trees, *_, **__: points(trees))
+    monkeypatch.setattr(run, "run_sweep", lambda trees, *_, **__: points(trees))
     if count < 1000:
         remember(monkeypatch)
     chance, codes = random.Random(count), []

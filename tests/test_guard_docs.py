@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lab import app, request
+from lab import request
 from lab.commands import USAGE
-from lab.sweep import points
+from lab.sweep import run
+from lab.sweep.planner import points
 
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "guard_your_recipe.md").read_text(encoding="utf-8")
@@ -69,9 +70,9 @@ def test_the_shares_it_shows_are_those_that_were_simulated() -> None:
 def test_its_sweeps_are_understood(name: str, runs: int, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.chdir(repository)
-    monkeypatch.setattr(app, "run_sweep", lambda trees, *_, **__: asked.extend(points(trees)))
+    monkeypatch.setattr(run, "run_sweep", lambda trees, *_, **__: asked.extend(points(trees)))
     monkeypatch.setattr(sys, "argv", ["lab"])
-    request.run([], name=name, sweep=request.find_sweep(f"sweeps/{name}.yaml"))
+    request.run_hydra([], name=name, sweep=request.find_sweep(f"sweeps/{name}.yaml"))
     assert len(asked) == runs
 
 

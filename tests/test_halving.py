@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import job
 from lab.core.machine import is_out_of_memory
 from lab.records import plans, store
-from lab.sweep import points
+from lab.sweep import job
+from lab.sweep.planner import points
 from lab.training.engine import ProbeValues
 from lab.training.fleet import Fleet
 from small import tree

@@ -15,10 +15,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lab.app import run_sweep
 from lab.core import machine
-from lab.job import train_fleet
 from lab.records import store
+from lab.sweep.job import train_fleet
+from lab.sweep.run import run_sweep
 from lab.training.fleet import Fleet
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes

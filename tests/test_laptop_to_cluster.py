@@ -14,7 +14,7 @@ from hydra.core.plugins import Plugins
 
 import slurm
 from lab.__main__ import main
-from lab.trial import Trial
+from lab.sweep.dry_run import Trial
 from test_extras import RAY, needs_ray, needs_slurm
 
 PAGE = (Path(__file__).parents[1] / "docs" / "laptop_to_cluster.md").read_text(encoding="utf-8")
@@ -45,7 +45,9 @@ def test_each_command_is_understood(words: list[str], tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Plugins.instance()
     monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("lab.cost.attempt", lambda fleets, seats: [Trial(1.0, 2e9, 1e9, (2, 1)) for _ in fleets])
+    monkeypatch.setattr(
+        "lab.sweep.dry_run.attempt", lambda fleets, seats: [Trial(1.0, 2e9, 1e9, (2, 1)) for _ in fleets]
+    )
     dry = [*words, *TOY, "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["lab", *dry])
     assert main(dry) == 0

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from lab import progress
 from lab.core.machine import cores
-from lab.live import Scene, clock, scene
-from lab.progress import Sayer, Standing, Watcher
 from lab.records import plans
-from lab.sketch import places, sketch
-from lab.sweep import points
+from lab.sweep import progress
+from lab.sweep.planner import points
+from lab.sweep.progress import FleetProgress, ProgressMonitor, ProgressWriter
+from lab.sweep.terminal import Scene, cells, clock, scene, sketch
 from lab.training.loop import Moment
 from small import configs, tree
 
@@ -62,23 +61,23 @@ def test_places_are_called_what_the_report_calls_them() -> None:
         "model.width=32 intervention=[qk_layernorm,z_loss] optimizer.lr=1e-3",
         "model.width=32 intervention=[z_loss] optimizer.lr=1e-3",
     )
-    assert places(wanted) == [
+    assert cells(wanted) == [
         ("width 16  z_loss", 1e-3),
         ("width 16  z_loss", 1e-2),
         ("width 32  qk_layernorm+z_loss", 1e-3),
         ("width 32  z_loss", 1e-3),
     ]
     deep = configs("", "model.depth=3", "model.depth=3 optimizer.eps=1e-5")
-    assert [name for name, _ in places(deep)] == [
+    assert [name for name, _ in cells(deep)] == [
         "width 16 depth 2  eps=1e-08",
         "width 16 depth 3  eps=1e-08",
         "width 16 depth 3  eps=1e-05",
     ]
 
 
-def standing(step: int = 50, losses: Any = (), verdict: str | None = None, **other: Any) -> Standing:
+def standing(step: int = 50, losses: Any = (), verdict: str | None = None, **other: Any) -> FleetProgress:
     """A fleet somewhere on its hundred steps."""
-    return Standing(
+    return FleetProgress(
         **{"steps": 100, "seconds": 9.0, "rate": 4.0, "notes": (), **other}, step=step, losses=losses, verdict=verdict
     )
 
@@ -152,9 +151,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_line_per_finished_fleet_and_each_note_once(tmp_path: Path) -> None:
     said, warned, shown = Said(), Said(), Shown()
-    with Watcher(tmp_path, "plan", ["first", "second"], [1, 3], said, warned, shown):
+    with ProgressMonitor(tmp_path, "plan", ["first", "second"], [1, 3], said, warned, shown):
         for index in (1, 0):
-            sayer = Sayer(tmp_path, "plan", index, 100, 1)
+            sayer = ProgressWriter(tmp_path, "plan", index, 100, 1)
             sayer.note("lab: no network")
             sayer.end(f"val loss {index}", [2.0])
             time.sleep(0.1)
@@ -167,7 +166,7 @@ def test_a_line_per_finished_fleet_and_each_note_once(tmp_path: Path) -> None:
 
 def test_what_is_garbled_is_not_heard(tmp_path: Path) -> None:
     shown = Shown()
-    watcher = Watcher(tmp_path, "plan", ["first", "second"], [1, 1], Said(), Said(), shown)
+    watcher = ProgressMonitor(tmp_path, "plan", ["first", "second"], [1, 1], Said(), Said(), shown)
     whole = {"step": 1, "steps": 2, "seconds": 1, "rate": 0, "losses": [NAN], "notes": [], "verdict": None}
     garbled = ["", "{", json.dumps(whole)[:-9], "[]", "{}", "3", "null", '"x"']
     garbled += [json.dumps({**whole, key: value}) for key, value in (("step", "x"), ("losses", ["x"]), ("notes", 3))]
@@ -199,7 +198,7 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(Losses, "copied", 0)
-    sayer, written = Sayer(tmp_path, "plan", 0, 1000, 2), []
+    sayer, written = ProgressWriter(tmp_path, "plan", 0, 1000, 2), []
     monkeypatch.setattr(plans, "write_progress", lambda *said: written.append(said[-1]))
     for step in range(1000):
         now += 0.01
@@ -218,16 +217,16 @@ def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
     def heard(*losses: float) -> dict[tuple[str, str], Any]:
         return {("train_loss", ""): torch.tensor(losses)}
 
-    sayer = Sayer(tmp_path, "plan", 0, 100, 3)
+    sayer = ProgressWriter(tmp_path, "plan", 0, 100, 3)
     sayer.hear(Moment(50, 50, heard(1.0, 2.0, 3.0), None))
     sayer.say()
     sayer.hear(Moment(1, 1, heard(4.0, 5.0), None), 1)
     sayer.note("halved")
-    said = Standing.of(plans.read_progress(tmp_path, "plan")[0])
+    said = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
     assert list(said.losses) == [1.0, 4.0, 5.0]
     assert said.rate >= 0
     sayer.end("1 failed", [1.0, None, 2.0])
-    said = Standing.of(plans.read_progress(tmp_path, "plan")[0])
+    said = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
     assert (list(said.losses), said.diverged) == ([1.0, None, 2.0], 0)
 
 
@@ -237,7 +236,7 @@ def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None
     def told(**losses: float) -> float:
         whole = losses.pop("whole", None)
         heard = {(probe, ""): torch.tensor([loss]) for probe, loss in losses.items()}
-        sayer = Sayer(tmp_path, "plan", 0, 10, 1)
+        sayer = ProgressWriter(tmp_path, "plan", 0, 10, 1)
         sayer.hear(Moment(1, 1, heard, None if whole is None else torch.tensor([whole])))
         sayer.note("now")
         return float(plans.read_progress(tmp_path, "plan")[0]["losses"][0])

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
-from lab.app import data_folder, quoted
+from lab.app import data_folder
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.sweep import Point, pack, part, points
+from lab.sweep.planner import Point, pack, points, shard_points
+from lab.sweep.run import quoted
 from lab.training.config import columns, run_config, run_id, static_key
 from small import tree
 from trees import shuffled, trees
@@ -197,6 +198,6 @@ def test_a_fleet_holds_points_of_one_shape_and_every_point_is_in_one(
 
 @given(some_points, st.integers(1, 9), st.integers(1, 12))
 def test_shards_part_any_sweep(some: list[Point], grain: int, shards: int) -> None:
-    parts = [part(some, grain, f"{index}/{shards}") for index in range(1, shards + 1)]
+    parts = [shard_points(some, grain, f"{index}/{shards}") for index in range(1, shards + 1)]
     assert sorted(point.id for mine in parts for point in mine) == sorted(point.id for point in some)
     assert all(mine == [point for point in some if point in mine] for mine in parts)

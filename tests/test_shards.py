@@ -11,7 +11,7 @@ import pytest
 
 from lab.__main__ import main
 from lab.records import store
-from lab.sweep import Point, pack, part, points
+from lab.sweep.planner import Point, pack, points, shard_points
 from lab.training.config import static_key
 from small import tree
 from sweeping import RUNS, TIMINGS, assert_same, begin
@@ -27,7 +27,7 @@ def grid(widths: tuple[int, ...], seeds: int, rates: int) -> list[Point]:
 @pytest.mark.parametrize(("max_runs", "shards"), [(1, 2), (3, 2), (4, 3), (2, 5), (8, 4), (8, 20)])
 def test_shards_are_disjoint_cover_the_sweep_and_are_alike(max_runs: int, shards: int) -> None:
     asked = grid((16, 32), seeds=3, rates=3)
-    parts = [part(asked, max_runs, f"{index}/{shards}") for index in range(1, shards + 1)]
+    parts = [shard_points(asked, max_runs, f"{index}/{shards}") for index in range(1, shards + 1)]
     assert sorted(point.id for mine in parts for point in mine) == sorted(point.id for point in asked)
     assert all(mine == [point for point in asked if point in mine] for mine in parts)
     fleets = {frozenset(point.id for point in fleet) for fleet in pack(asked, lambda config: max_runs)}
@@ -40,7 +40,7 @@ def test_shards_are_disjoint_cover_the_sweep_and_are_alike(max_runs: int, shards
 
 def test_one_shard_is_the_sweep() -> None:
     asked = grid((16,), seeds=2, rates=2)
-    assert part(asked, 8, "1/1") == asked
+    assert shard_points(asked, 8, "1/1") == asked
 
 
 @pytest.mark.slow

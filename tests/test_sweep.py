@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.core.errors import RequestError
-from lab.sweep import Point, pack, points
+from lab.sweep.planner import Point, pack, points
 from lab.training.config import columns, static_key
 from small import configs, tree
 

@@ -19,14 +19,14 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import job
 from lab.__main__ import main
 from lab.core.registry import TRACKERS
-from lab.progress import Standing
 from lab.records import plans, store
 from lab.records.export import destinations
 from lab.records.trackers import Value, tag
-from lab.sweep import points
+from lab.sweep import job
+from lab.sweep.planner import points
+from lab.sweep.progress import FleetProgress
 from lab.training.config import columns, run_config, run_id, static_key
 from lab.training.fleet import Fleet
 from small import tree
@@ -131,7 +131,7 @@ def test_a_tracker_that_fails_costs_one_line(place: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(Heard, "breaks_at", place)
     tracked = trained("tracked", "planted")
     (name,) = (word.stem for word in Path("tracked/plans").glob("*.json"))
-    told = Standing.of(plans.read_progress(Path("tracked"), name)[0])
+    told = FleetProgress.of(plans.read_progress(Path("tracked"), name)[0])
     assert told.notes == [f"tracking ends here, training goes on: OSError: no network in {place}"]
     [final] = tracked.runs["final_val_loss"][tracked.runs["status"] == "finished"]
     assert told.verdict == f"val loss {final:.3f}..{final:.3f}, 1 diverged"

@@ -58,13 +58,13 @@ class FleetSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from lab import app  # not above: Hydra imports every plugin into every program that uses Hydra
+        from lab.sweep import run  # not above: Hydra imports every plugin into every program that uses Hydra
 
         written = [] if self.options["one"] else [f"{key}={value}" for key, value in self.params.items()]
         trees = list(self._compose(expand(self._parse([*written, *arguments]))))
         here = type(self.launcher).__name__ in ("BasicLauncher", "LocalLauncher")
         seats = getattr(self.launcher, "seats", [None])
-        return app.run_sweep(trees, self._launch, here=here, seats=seats, **self.options)
+        return run.run_sweep(trees, self._launch, here=here, seats=seats, **self.options)
 
     def _parse(self, overrides: Sequence[str]) -> list[Override]:
         parser = OverridesParser.create(config_loader=self.loader)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
 
 
-class Sayer:
+class ProgressWriter:
     """One fleet's voice; speaks at most twice a second."""
 
     def __init__(self, folder: Path, plan: str, index: int, steps: int, runs: int) -> None:
@@ -69,7 +69,7 @@ class Sayer:
             losses, self.loss_r = self.loss_r.tolist(), None
             self.losses[self.first : self.first + len(losses)] = losses
         since, first = self.timed_from or (now, self.step)
-        standing = Standing(
+        standing = FleetProgress(
             self.step,
             self.steps,
             now - self.started,
@@ -82,7 +82,7 @@ class Sayer:
             plans.write_progress(self.folder, self.plan, self.index, standing._asdict())
 
 
-class Standing(NamedTuple):
+class FleetProgress(NamedTuple):
     """How far one fleet is; a rate of 0 is not known yet, a verdict ends it."""
 
     step: int
@@ -94,7 +94,7 @@ class Standing(NamedTuple):
     verdict: str | None
 
     @classmethod
-    def of(cls, said: Any) -> Standing:
+    def of(cls, said: Any) -> FleetProgress:
         """What a fleet said, as it was meant; ``ValueError`` when it makes no sense."""
         try:
             losses = [None if loss is None else float(loss) for loss in said["losses"]]
@@ -113,14 +113,14 @@ class Standing(NamedTuple):
 class Screen(Protocol):
     """A terminal that shows where a sweep stands."""
 
-    def show(self, standings: Mapping[int, Standing], done: float, elapsed: float) -> None:
+    def show(self, standings: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
         """Draw it anew: how far each fleet is that has begun, the share that is done, and the seconds it took."""
 
     def close(self) -> None:
         """Leave a clean terminal."""
 
 
-class Watcher(threading.Thread):
+class ProgressMonitor(threading.Thread):
     """Looks at the folder twice a second while the block runs: a line per finished fleet, and all on the screen."""
 
     def __init__(
@@ -138,7 +138,7 @@ class Watcher(threading.Thread):
         self.say, self.warn, self.screen, self.over = say, warn, screen, threading.Event()
         self.started, self.told, self.noted = time.monotonic(), set[int](), set[str]()
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> ProgressMonitor:
         plans.forget_progress(self.folder, self.plan)
         self.start()
         return self
@@ -174,16 +174,16 @@ class Watcher(threading.Thread):
             shares = (self.sizes[index] * s.step / s.steps for index, s in standings.items())
             self.screen.show(standings, sum(shares) / sum(self.sizes), time.monotonic() - self.started)
 
-    def standings(self) -> dict[int, Standing]:
+    def standings(self) -> dict[int, FleetProgress]:
         """How far each fleet is that has begun; a word that makes no sense is not heard."""
         found = {}
         for index, said in plans.read_progress(self.folder, self.plan).items():
             with suppress(ValueError):
                 if index < len(self.labels):
-                    found[index] = Standing.of(said)
+                    found[index] = FleetProgress.of(said)
         return found
 
-    def ended(self, index: int, standing: Standing) -> str:
+    def ended(self, index: int, standing: FleetProgress) -> str:
         """A fleet's last line."""
         count = f"{len(self.told):>{len(str(len(self.labels)))}}/{len(self.labels)}"
         return f"{count}  {self.labels[index]}  {standing.seconds:.0f} s  {standing.verdict}"

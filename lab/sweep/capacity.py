@@ -27,7 +27,7 @@ class Host(NamedTuple):
     memory: float = math.inf
 
 
-def find_host(device: str, seats: Sequence[str | None]) -> Host:
+def measure_host(device: str, seats: Sequence[str | None]) -> Host:
     """This machine, for jobs that ask for ``device``, one at a time on each of ``seats``.
 
     Raises:

@@ -10,15 +10,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lab.agenda import folder_of
 from lab.analysis import coordinates, drawing
 from lab.analysis.sensitivity import FEWEST_SEEDS
 from lab.core import distributed, files, machine
 from lab.core.axes import per_run_rms
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
-from lab.cost import swept
-from lab.sweep import points
+from lab.sweep.dry_run import swept_keys
+from lab.sweep.planner import points, results_folder
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
 
@@ -36,7 +35,7 @@ DEFAULTS = [
 ]
 
 
-class Check:
+class CoordinateCheck:
     """Changes measured, and the rule of ``analysis.coordinates.slopes`` put to them."""
 
     def __init__(self, trees: Sequence[Mapping[str, Any]]) -> None:
@@ -46,7 +45,7 @@ class Check:
             RequestError: points differ in more than width and seed, or in too little for a slope with an interval.
         """
         configs = sorted((point.config for point in _asked(trees)), key=lambda config: config.model.width)
-        self.folder, self.name = folder_of(trees), configs[0].parametrization.name
+        self.folder, self.name = results_folder(trees), configs[0].parametrization.name
         machine.configure_torch()
         fleets = [list(some) for _, some in groupby(configs, key=lambda config: config.model.width)]
         self.changes = pd.DataFrame([row for fleet in fleets for row in changes(fleet)])
@@ -73,7 +72,7 @@ def _asked(trees: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
     asked = points(trees)
     if asked[0].config.guest:
         raise RequestError("coordcheck compares parametrizations, and none has a say in a guest")
-    for key in swept(asked):
+    for key in swept_keys(asked):
         if key not in VARIES:
             raise RequestError(f"coordcheck compares widths: give model.width and seed several values, not {key}")
     widths, seeds = {point.config.model.width for point in asked}, {point.config.seed for point in asked}

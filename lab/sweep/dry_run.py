@@ -1,14 +1,17 @@
-"""A few throwaway steps of a fleet in a process of its own: how long it would train, how much memory it would take."""
+"""Dry runs: what a sweep would cost, from a few throwaway steps of each shape."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,10 +25,12 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.probes.listener import Listener
 from lab.records import store
-from lab.training.config import RunConfig, run_id
+from lab.sweep.capacity import Host
+from lab.sweep.planner import Point, training_flops
+from lab.training.config import RunConfig, columns, run_id, static_key
 from lab.training.fleet import VALIDATION_TOKENS, Fleet, pick_device
 from lab.training.loop import Moment
-from lab.training.recorder import Recorder, run_card
+from lab.training.recorder import Recorder, fleet_label, run_card
 
 ENOUGH, TOO_LONG = 0.25, 1.0  # seconds of a kind of work that are timed, and after which no more of it is done
 # Seconds to compile a shape for the first time, as measured, and how many times faster its steps are then.
@@ -44,7 +49,7 @@ class Trial(NamedTuple):
     parameters: tuple[int, int]
 
 
-def attempt(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial | None]:
+def run_trials(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial | None]:
     """Try every fleet in a fresh process, as a launcher trains it, one at a time on each GPU or core (None).
 
     It is ``None`` where memory did not do.
@@ -56,22 +61,22 @@ def attempt(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) 
     for seat in seats:
         free.put(seat)
     with ThreadPoolExecutor(len(seats)) as pool:
-        return list(pool.map(partial(_watched, free), fleets))
+        return list(pool.map(partial(_in_free_slot, free), fleets))
 
 
-def _watched(free: SimpleQueue[str | None], configs: Sequence[RunConfig]) -> Trial | None:
+def _in_free_slot(free: SimpleQueue[str | None], configs: Sequence[RunConfig]) -> Trial | None:
     seat = free.get()
     try:
-        return _in_a_process(configs, seat)
+        return _in_process(configs, seat)
     finally:
         free.put(seat)
 
 
-def _in_a_process(configs: Sequence[RunConfig], seat: str | None) -> Trial | None:
+def _in_process(configs: Sequence[RunConfig], seat: str | None) -> Trial | None:
     processes = machine.clean_process_context()
     ours, theirs = processes.Pipe(duplex=False)
     started = time.perf_counter()
-    process = processes.Process(target=_job, args=(configs, seat, theirs), daemon=True)  # type: ignore[attr-defined]
+    process = processes.Process(target=_trial_process, args=(configs, seat, theirs), daemon=True)  # type: ignore[attr-defined]
     process.start()
     theirs.close()
     try:
@@ -88,20 +93,20 @@ def _in_a_process(configs: Sequence[RunConfig], seat: str | None) -> Trial | Non
     return trial._replace(seconds=trial.seconds + time.perf_counter() - started - spread)  # type: ignore[no-any-return]
 
 
-def _job(configs: Sequence[RunConfig], seat: str | None, answer: Connection) -> None:
+def _trial_process(configs: Sequence[RunConfig], seat: str | None, answer: Connection) -> None:
     if seat is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = seat
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asked hears it
     machine.configure_process()
     machine.configure_torch()
     try:
-        answer.send(_try(configs))
+        answer.send(_run_trial(configs))
     except Exception as fault:
         if not machine.is_out_of_memory(fault):
             answer.send(str(fault) or type(fault).__name__)
 
 
-def _try(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
+def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     """A few steps, what comes before and after them; also the seconds that stand for many."""
     kind, clock = pick_device(configs[0].device).type, _Clock()
     at_birth = machine.peak_memory(kind)
@@ -144,3 +149,73 @@ class _Clock:
             taken.append(time.perf_counter() - started)
         self.spent += sum(taken)
         return mean(taken[1:] or taken)
+
+
+def makespan(seconds: Iterable[float], processes: int) -> float:
+    """When the last of these jobs is done, each begun in its order by the first process that is free."""
+    ends = [0.0] * processes
+    for job in seconds:
+        heapq.heapreplace(ends, ends[0] + job)
+    return max(ends)
+
+
+def estimate(fleets: Sequence[Sequence[Point]], there: int, host: Host) -> Iterator[str]:
+    """Say, line by line, what training these fleets would take; nothing of it is kept."""
+    yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {there} already there"
+    if not fleets:
+        return
+    keys, at_once = swept_keys([point for fleet in fleets for point in fleet]), min(len(host.seats), len(fleets))
+    trials = _trials([[point.config for point in fleet] for fleet in fleets], host.seats[:at_once])
+    for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
+        yield f"fleet {index + 1}: {fleet_label([point.config for point in fleet])}, {_fleet_line(fleet[0].config, trial)}"
+        for point in fleet:
+            row = columns(point.config)
+            yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])
+    flops = sum(training_flops(point.config) for fleet in fleets for point in fleet)
+    yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}"
+
+
+def _trials(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial | None]:
+    """What each fleet would take; those of one shape and size take the same, and are tried together.
+
+    As many trials as will train at once keep as many processes busy, since they slow one another down.
+    """
+    shapes = [(static_key(configs[0]), len(configs)) for configs in fleets]
+    alike = dict(zip(shapes, fleets, strict=True))
+    tried = list(islice(cycle(alike), max(len(seats), len(alike))))
+    found: dict[tuple[str, int], list[Trial | None]] = {}
+    for shape, trial in zip(tried, run_trials([alike[shape] for shape in tried], seats), strict=True):
+        found.setdefault(shape, []).append(trial)
+    return [_median(found[shape]) for shape in shapes]
+
+
+def _median(trials: Sequence[Trial | None]) -> Trial | None:
+    """The trial of median wall time; none, where one ended badly."""
+    there = [trial for trial in trials if trial]
+    return sorted(there)[len(there) // 2] if len(there) == len(trials) else None
+
+
+def _fleet_line(config: RunConfig, trial: Trial | None) -> str:
+    flops = f"{training_flops(config):.2g} FLOPs each"
+    if trial is None:
+        return f"{flops}, too large for the memory there is"
+    each, bare = trial.parameters
+    size = f"{each:,} parameters each ({bare:,} without embeddings), {flops}"
+    return f"{size}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"
+
+
+def _total_line(trials: Sequence[Trial], at_once: int, host: Host) -> str:
+    seconds, own = [trial.seconds for trial in trials], sorted(trial.own for trial in trials)
+    shared = max((trial.peak - trial.own for trial in trials), default=0.0)
+    time = f"about {sum(seconds) / 60:.1f} min one fleet after another"
+    together = f", {makespan(seconds, at_once) / 60:.1f} min with {at_once} at once" if at_once > 1 else ""
+    memory = f"at most {(sum(own[-at_once:]) + shared) / 1e9:.1f} GB of memory"
+    free = f" of {host.memory * len(host.seats) / 1e9:.1f} GB free" if math.isfinite(host.memory) else ""
+    return f"{time}{together}, {memory}{free}"
+
+
+def swept_keys(points: Sequence[Point]) -> list[str]:
+    """The config columns in which points differ."""
+    rows = [columns(point.config) for point in points]
+    keys = {key: None for row in rows for key in row}
+    return [key for key in keys if len({repr(row.get(key)) for row in rows}) > 1]

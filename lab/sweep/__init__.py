@@ -1,0 +1,1 @@
+"""Many fleets: planned, costed, trained as jobs, watched, gathered."""
