@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, WIDTHS, depth, runs
 from sides import CORES, Side, compare, medians
 
-from lab.app import data_folder
+from lab.cli.hydra_app import data_folder
 from lab.core import machine
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 
-from lab.app import data_folder
+from lab.cli.hydra_app import data_folder
 from lab.core import machine
 from lab.training.config import run_config
 from lab.training.fleet import OPERANDS, Fleet

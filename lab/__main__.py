@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from lab import commands
+from lab.cli import commands
 from lab.core import distributed, machine
 from lab.core.errors import RequestError, nearest
 from lab.core.files import printable
@@ -59,10 +59,10 @@ def _coded(work: Callable[[], None]) -> int:
     except BrokenPipeError:
         return FAILED
     except Exception as fault:
-        from lab import request
+        from lab.cli import launch
 
-        if request.is_refusal(fault):
-            return _refuse(request.one_line(fault))
+        if launch.is_refusal(fault):
+            return _refuse(launch.one_line(fault))
         traceback.print_exc()
         print("\nA fault of the lab, not of your request; please report it with the lines above.", file=sys.stderr)
         return FAULT
@@ -79,9 +79,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
         raise SystemExit(DONE if arguments else REFUSED)
     word, rest = arguments[0], list(arguments[1:])
     if word in ("-sc", "--shell-completion"):
-        from lab import completion
+        from lab.cli import listing
 
-        print(*completion.answer(arguments, list(commands.COMMANDS)))
+        print(*listing.complete(arguments, list(commands.COMMANDS)))
         return
     if word not in commands.COMMANDS:
         raise RequestError(f"unknown sub-command {word!r}; {nearest(word, commands.COMMANDS)}")

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import planted
-from lab import request
 from lab.__main__ import main
+from lab.cli import launch
 from lab.records import store
 from lab.sweep import run
 
@@ -229,7 +229,7 @@ def test_a_fault_in_a_run_is_recorded_exits_1_and_is_tried_again(
 
 
 def test_a_fault_of_ours_is_owned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(request, "run_hydra", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(launch, "run_hydra", lambda *_, **__: 1 / 0)
     assert lab("train") == 70
     assert "please report" in capsys.readouterr().err
 

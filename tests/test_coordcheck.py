@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import torch
 
-from lab import request
 from lab.__main__ import main
 from lab.analysis import coordinates, drawing
+from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.model.parametrization import Factors, MuPIntermediate, Role
 from lab.sweep import coordcheck
@@ -39,7 +39,7 @@ def lab(*words: str) -> int:
 
 
 def checked(*words: str) -> coordcheck.CoordinateCheck:
-    return coordcheck.CoordinateCheck(request.points([*coordcheck.DEFAULTS, *SMALL, *words]))
+    return coordcheck.CoordinateCheck(launch.compose_points([*coordcheck.DEFAULTS, *SMALL, *words]))
 
 
 def grown(check: coordcheck.CoordinateCheck) -> set[str]:
@@ -87,7 +87,7 @@ def test_a_forgotten_learning_rate_shows(role: Role, shows: set[str], monkeypatc
 
 
 def test_a_change_is_that_of_what_reaches_the_hook_points() -> None:
-    points = request.points([*coordcheck.DEFAULTS, *SMALL, "model.width=32", "seed=0", "steps=1"])
+    points = launch.compose_points([*coordcheck.DEFAULTS, *SMALL, "model.width=32", "seed=0", "steps=1"])
     (config,) = (run_config(tree) for tree in points)
     rows = {row["coordinate"]: row["change"] for row in coordcheck.changes([config])}
     fleet = Fleet([config])

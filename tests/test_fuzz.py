@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from composing import remember
-from lab import request
 from lab.__main__ import main
+from lab.cli import launch
 from lab.sweep import run
 from lab.sweep.planner import points
 
@@ -72,7 +72,7 @@ FLAGS = split("""
 
 @cache
 def keys() -> list[str]:
-    return request.known_keys()
+    return launch.known_keys()
 
 
 def override(chance: random.Random) -> str:

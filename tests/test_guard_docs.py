@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lab import request
-from lab.commands import USAGE
+from lab.cli import launch
+from lab.cli.commands import USAGE
 from lab.sweep import run
 from lab.sweep.planner import points
 
@@ -72,7 +72,7 @@ def test_its_sweeps_are_understood(name: str, runs: int, repository: Path, monke
     monkeypatch.chdir(repository)
     monkeypatch.setattr(run, "run_sweep", lambda trees, *_, **__: asked.extend(points(trees)))
     monkeypatch.setattr(sys, "argv", ["lab"])
-    request.run_hydra([], name=name, sweep=request.find_sweep(f"sweeps/{name}.yaml"))
+    launch.run_hydra([], name=name, sweep=launch.find_sweep(f"sweeps/{name}.yaml"))
     assert len(asked) == runs
 
 

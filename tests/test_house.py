@@ -94,7 +94,7 @@ def test_every_room_has_its_place() -> None:
 def test_the_eye_sees_imports() -> None:
     """At the top, inside functions, of modules and of what is in them."""
     assert "lab.core.registry" in own_imports("lab.core.schema")
-    assert "lab.sweep.dry_run" in own_imports("lab.app")
+    assert "lab.sweep.dry_run" in own_imports("lab.cli.hydra_app")
     assert {"lab", "lab.training.config"} <= own_imports("lab.training.recorder")
     assert "lab.records.store" in own_imports("lab.training.config")
 

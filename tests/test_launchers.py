@@ -19,7 +19,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from hydra_plugins.local_launcher.local_launcher import LocalLauncher, seats
-from lab.app import data_folder
+from lab.cli.hydra_app import data_folder
 from lab.core import machine
 from lab.core.errors import RequestError
 

@@ -16,8 +16,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
-from lab.app import data_folder
+from lab.cli.compose import expand
+from lab.cli.hydra_app import data_folder
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.sweep.planner import Point, pack, points, shard_points

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import request
 from lab.analysis import load
+from lab.cli import launch
 from lab.records import store
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -17,7 +17,7 @@ FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 def row(folder: Path) -> str:
     """What the README of the results says of one folder."""
     runs = load(folder).runs
-    question = request.sweeps()[folder.name].read_text().splitlines()[0].removeprefix("# ")
+    question = launch.sweeps()[folder.name].read_text().splitlines()[0].removeprefix("# ")
     commands = "; ".join(f"`{command}`" for command in store.commands(folder))
     return f"| {folder.name} | {question} | {commands} | {len(runs)} | {runs['wall_seconds'].sum() / 60:.0f} |"
 
@@ -28,7 +28,7 @@ def test_the_readme_of_the_results_tells_of_every_folder() -> None:
 
 
 def test_every_sweep_of_the_paper_has_results() -> None:
-    assert {folder.name for folder in FOLDERS} == set(request.sweeps()) - {"smoke"}
+    assert {folder.name for folder in FOLDERS} == set(launch.sweeps()) - {"smoke"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import planted
 from composing import remember
-from lab import guard
 from lab.__main__ import main
+from lab.cli import override_rules
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader, write_shards
@@ -309,7 +309,7 @@ def test_keys_of_a_run_are_swept(
 @pytest.mark.slow
 def test_the_trap_would_spring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra itself does as it is told, so what refuses is ours."""
-    monkeypatch.setattr(guard, "_refuse_differences", lambda *_: None)
+    monkeypatch.setattr(override_rules, "_refuse_differences", lambda *_: None)
     Path("mine.yaml").write_text(f"hydra: {{callbacks: {{x: {TRAP}}}}}")
     with pytest.warns(UserWarning, match="Callback NoneType"):
         lab("sweep", "mine.yaml", *SMALL, "--dry-run")

@@ -13,13 +13,13 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
-from lab import request
 from lab.__main__ import main
-from lab.app import data_folder
+from lab.cli import launch
+from lab.cli.compose import expand
+from lab.cli.hydra_app import data_folder
 from lab.training.config import RunConfig, run_config
 
-SWEEPS = request.sweeps()
+SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
 PLACES = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
 
@@ -35,7 +35,7 @@ def test_a_sweep_opens_with_question_hypothesis_source_expectation_and_cost(name
 def composed(name: str, scale: str, which: int) -> RunConfig:
     """The first or the last point of a sweep at a scale, as types; no data is opened."""
     ConfigStore.instance().store(
-        group="sweeps", name="requested", node=request.read_sweep(SWEEPS[name]), package="_global_"
+        group="sweeps", name="requested", node=launch.read_sweep(SWEEPS[name]), package="_global_"
     )
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):

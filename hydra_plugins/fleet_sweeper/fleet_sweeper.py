@@ -1,7 +1,5 @@
 """Hydra's door to fleets: expands the points of a request and hands whole fleets to whatever launcher is chosen."""
 
-import itertools
-import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -13,13 +11,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-MOST_POINTS = 100_000  # of a sweep; more is a slip of the pen, and would take hours to compose
+from lab.cli.compose import expand
 
 
 @dataclass
@@ -93,20 +90,3 @@ class FleetSweeper(Sweeper):
             with open_dict(tree):
                 del tree["hydra"], tree["fleet"]
             yield OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)  # type: ignore[misc]
-
-
-def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """The product of all values given; a key given again replaces what stood there before."""
-    values: dict[str, list[str]] = {}
-    for override in overrides:
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            values[override.key_or_group] = [f"{key}={override.get_value_element_as_str()}"]
-        elif override.is_discrete_sweep():
-            some = itertools.islice(override.sweep_string_iterator(), MOST_POINTS + 1)
-            values[override.key_or_group] = [f"{key}={value}" for value in some]
-        else:
-            raise HydraException(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
-    if math.prod(map(len, values.values())) > MOST_POINTS:
-        raise HydraException(f"a sweep may have {MOST_POINTS} points, and this one has more")
-    return [list(point) for point in itertools.product(*values.values())]

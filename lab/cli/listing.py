@@ -1,11 +1,13 @@
-"""What can be named on the command line, one line each."""
+"""Names a user may type: lists for `lab list`, and tab completion."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from lab import app, request
+from lab.cli import hydra_app, launch
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import KINDS, first_line
 
@@ -16,20 +18,22 @@ def _comment(path: Path) -> str:
 
 
 def _sweeps() -> Iterator[tuple[str, str]]:
-    for name, path in request.sweeps().items():
+    for name, path in launch.sweeps().items():
         yield name, _comment(path)
 
 
 def _models() -> Iterator[tuple[str, str]]:
     from omegaconf import OmegaConf
 
-    for path in sorted(app.data_folder("conf").glob("model/*.yaml"), key=lambda path: (len(path.stem), path.stem)):
+    for path in sorted(
+        hydra_app.data_folder("conf").glob("model/*.yaml"), key=lambda path: (len(path.stem), path.stem)
+    ):
         values = OmegaConf.load(path)
         yield path.stem, f"width {values.width}, depth {values.depth}, head width {values.head_width}"
 
 
 def _optimizers() -> Iterator[tuple[str, str]]:
-    for path in sorted(app.data_folder("conf").glob("optimizer/*.yaml")):
+    for path in sorted(hydra_app.data_folder("conf").glob("optimizer/*.yaml")):
         yield path.stem, _comment(path)
 
 
@@ -51,7 +55,7 @@ def _figures() -> Iterator[tuple[str, str]]:
         yield name, first_line(FIGURES[name])
 
 
-SHELVES: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
     "models": _models,
     "guests": _entries("model"),
@@ -73,11 +77,30 @@ def lines(shelves: Sequence[str]) -> Iterator[str]:
         RequestError: there is no such shelf.
     """
     for shelf in shelves:
-        if shelf not in SHELVES:
-            raise RequestError(f"unknown list {shelf!r}; {nearest(shelf, SHELVES)}")
-    for shelf in shelves or SHELVES:
-        entries = list(SHELVES[shelf]())
+        if shelf not in LISTS:
+            raise RequestError(f"unknown list {shelf!r}; {nearest(shelf, LISTS)}")
+    for shelf in shelves or LISTS:
+        entries = list(LISTS[shelf]())
         if len(shelves) != 1:
             yield f"{shelf}:"
         indent, wide = "" if len(shelves) == 1 else "  ", max((len(name) for name, _ in entries), default=0)
         yield from (f"{indent}{name:{wide}}  {line}".rstrip() for name, line in entries)
+
+
+def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[str]:
+    """The words that may come next; or, where keys are asked for, let Hydra print them (``install=bash``, too)."""
+    line = os.environ.get("COMP_LINE", "")
+    words, fresh = line.split(), line.endswith(" ")
+    place = len(words) if fresh else len(words) - 1
+    if "query=" in " ".join(arguments):
+        if place == 1:
+            return sub_commands
+        if place == 2 and words[1] in ("sweep", "list"):
+            return list(launch.sweeps() if words[1] == "sweep" else LISTS)
+        if place < 1 or words[1] not in ("sweep", "train", "coordcheck"):
+            return []
+        own = 3 if words[1] == "sweep" else 2
+        os.environ["COMP_LINE"] = " ".join([words[0], *words[own:]]) + " " * fresh
+    sys.argv = ["lab", *arguments]
+    hydra_app.hydra_main()
+    return []

@@ -9,8 +9,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
-from lab.composing import composer, groups, known_keys, own_places
+from lab.cli.compose import composer, config_dir_overrides, expand, groups, known_keys
 from lab.core.errors import RequestError, nearest
 
 # All other settings of Hydra's make objects, import packages, set the environment, write elsewhere, or serve no sweep.
@@ -26,7 +25,7 @@ AWAY = re.compile(rf"{ELSEWHERE.pattern}|^[^=]*/")
 SWEPT = re.compile(r"\+{0,2}(\w[\w-]*)([./]\w[\w-]*)*")
 
 
-def check_words(words: Sequence[str]) -> list[str]:
+def check_overrides(words: Sequence[str]) -> list[str]:
     """The overrides that are of a run, or choose files; those of Hydra's settings are checked and left out.
 
     Raises:
@@ -61,7 +60,7 @@ def check_defaults(sweep: DictConfig) -> None:
 def is_ours(overrides: Sequence[str]) -> bool:
     """Whether these choose no file but ours, and add nothing to what a sweep of ours asks."""
     away = any(AWAY.search(word.removeprefix("hydra/launcher=")) for word in overrides)
-    return not away and not own_places() and not any("hydra.sweeper.params" in word for word in overrides)
+    return not away and not config_dir_overrides() and not any("hydra.sweeper.params" in word for word in overrides)
 
 
 def first_point(overrides: Sequence[str], *, one: bool) -> list[str]:

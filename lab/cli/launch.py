@@ -18,9 +18,8 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hydra_plugins.fleet_sweeper.fleet_sweeper import expand
-from lab import app, guard
-from lab.composing import PLACES, composer, heed_places, known_keys
+from lab.cli import hydra_app, override_rules
+from lab.cli.compose import CONFIG_DIR_FLAGS, composer, expand, known_keys, use_config_dir
 from lab.core.errors import RequestError, nearest
 from lab.sweep import run
 
@@ -30,12 +29,12 @@ HOW = ("--package", "-p", "--resolve")
 # Launchers that come with other packages, and the extra of ours that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 # Where we hand over to Hydra what the user wrote.
-OURS = [Path(inspect.getfile(ours)) for ours in (guard, expand)] + [Path(__file__)]
+OURS = [Path(inspect.getfile(ours)) for ours in (override_rules, expand)] + [Path(__file__)]
 
 
 def sweeps() -> dict[str, Path]:
     """The sweeps that come with the lab, by name."""
-    return {path.stem: path for path in sorted(app.data_folder("sweeps").glob("*.yaml"))}
+    return {path.stem: path for path in sorted(hydra_app.data_folder("sweeps").glob("*.yaml"))}
 
 
 def find_sweep(named: str) -> Path:
@@ -85,18 +84,18 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     overrides = [word for word in words if "=" in word and not word.startswith("-") and word not in shard]
     flags = [word for word in words if word not in [*overrides, *shard, "--dry-run"]]
     for flag in flags:
-        if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *HOW, *PLACES]:
-            raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW, *PLACES])}")
-    heed_places(flags)
+        if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *HOW, *CONFIG_DIR_FLAGS]:
+            raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW, *CONFIG_DIR_FLAGS])}")
+    use_config_dir(flags)
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
-    guard.check_words(overrides)
-    guard.check_defaults(content)
+    override_rules.check_overrides(overrides)
+    override_rules.check_defaults(content)
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
         chosen.append(f"out={run.quoted(Path('runs', name))}")
     shows = any(flag.split("=")[0] in SHOW for flag in flags)
-    if shows or sweep not in (None, *sweeps().values()) or not guard.is_ours(overrides):
-        point = guard.first_point([*chosen, *overrides], one=one)
+    if shows or sweep not in (None, *sweeps().values()) or not override_rules.is_ours(overrides):
+        point = override_rules.first_point([*chosen, *overrides], one=one)
     if shows:
         sys.argv = ["lab", *flags, *point]
     else:
@@ -104,7 +103,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
         asked = [f"hydra.sweeper.{option}" for option in [*shard, *(o for o, given in options.items() if given)]]
         sys.argv = ["lab", "--multirun", *flags, *chosen, *overrides, *asked]
     _check_flags(sys.argv[1:])
-    app.hydra_main()
+    hydra_app.hydra_main()
 
 
 def _called(program: str) -> list[str]:
@@ -124,17 +123,17 @@ def _check_flags(arguments: Sequence[str]) -> None:
     parser.parse_args(list(arguments))
 
 
-def points(words: Sequence[str]) -> list[dict[str, Any]]:
+def compose_points(words: Sequence[str]) -> list[dict[str, Any]]:
     """Resolved config trees, one for every point these overrides ask for, for whoever trains them in this process.
 
     Raises:
         RequestError: a word that is no override.
     """
-    overrides = heed_places(words)
+    overrides = use_config_dir(words)
     for word in overrides:
         if word.startswith("-") or "=" not in word:
             raise RequestError(f"unknown option {word!r}; all that can be given here is key=value, and --config-dir")
-    guard.check_words(overrides)
+    override_rules.check_overrides(overrides)
     trees = []
     with composer() as composed:
         for point in expand(OverridesParser.create().parse_overrides(overrides)):
@@ -170,7 +169,9 @@ def one_line(fault: BaseException) -> str:
         listed = re.search(r"Available options in '[^']*':\n((?:\t.*\n?)*)", text)
         if found[1] == "hydra/launcher" and found[2] in EXTRAS:
             return f"launcher {found[2]!r} needs an extra: pip install 'instability-lab[{EXTRAS[found[2]]}]'"
-        there = listed[1].split() if listed else [p.stem for p in app.data_folder("conf").glob(f"{found[1]}/*.yaml")]
+        there = (
+            listed[1].split() if listed else [p.stem for p in hydra_app.data_folder("conf").glob(f"{found[1]}/*.yaml")]
+        )
         return f"unknown {found[1]} {found[2]!r}; {nearest(found[2], there)}"
     if found := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
         key, known = found[1], known_keys()

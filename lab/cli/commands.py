@@ -34,19 +34,19 @@ def _without_m(arguments: list[str]) -> list[str]:
 
 
 def _sweep(arguments: list[str]) -> None:
-    from lab import request
+    from lab.cli import launch
 
     if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
-        raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(request.sweeps())}")
-    sweep = request.find_sweep(arguments[0])
-    request.run_hydra(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
+        raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(launch.sweeps())}")
+    sweep = launch.find_sweep(arguments[0])
+    launch.run_hydra(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
 
 
 def _train(arguments: list[str]) -> None:
-    from lab import request
+    from lab.cli import launch
 
     words = _without_m(arguments)
-    request.run_hydra(words, name="train", one=len(words) == len(arguments))
+    launch.run_hydra(words, name="train", one=len(words) == len(arguments))
 
 
 def _report(arguments: list[str]) -> None:
@@ -82,10 +82,10 @@ def _report_alone(folder: Path) -> Path:
 
 
 def _coordcheck(arguments: list[str]) -> None:
-    from lab import request
+    from lab.cli import launch
     from lab.sweep import coordcheck
 
-    check = coordcheck.CoordinateCheck(request.points([*coordcheck.DEFAULTS, *arguments]))
+    check = coordcheck.CoordinateCheck(launch.compose_points([*coordcheck.DEFAULTS, *arguments]))
     check.write()
     for line in check.lines():
         print(line)
@@ -175,9 +175,9 @@ def _options(
 
 
 def _list(arguments: list[str]) -> None:
-    from lab import catalogue
+    from lab.cli import listing
 
-    for line in catalogue.lines(arguments):
+    for line in listing.lines(arguments):
         print(line)
 
 

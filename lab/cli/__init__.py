@@ -1,0 +1,1 @@
+"""What a user types: commands, overrides, configs, and their errors in one line."""
