@@ -12,7 +12,7 @@ from lab.analysis import Records
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
 from lab.analysis.gallery import NothingToDrawError
-from lab.analysis.ladder import ways_to_grow
+from lab.analysis.grouping import ways_to_grow
 from lab.analysis.sensitivity import judge
 from lab.core import files
 from lab.records import store

@@ -17,8 +17,7 @@ from lab.analysis.curves import points
 from lab.analysis.drawing import svg
 from lab.analysis.figures import FIGURES
 from lab.analysis.gallery import NothingToDrawError
-from lab.analysis.sensitivity import all_pairs
-from lab.analysis.study import study
+from lab.analysis.sensitivity import all_pairs, study
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
 

@@ -13,7 +13,8 @@ import planted
 from lab.analysis import sensitivity
 from lab.analysis.curves import points
 from lab.analysis.outline import outlines
-from lab.analysis.sensitivity import lr_sensitivity, split, student_t
+from lab.analysis.sensitivity import lr_sensitivity, split
+from lab.analysis.statistics import student_t
 
 
 def curve(losses, lrs=planted.LRS, at_init=5.0):

@@ -13,12 +13,12 @@ import pytest
 import planted
 import planted_claims
 from lab.__main__ import main
-from lab.analysis import external, findings, optimum, scoreboard
+from lab.analysis import external, findings, scoreboard, sensitivity
 from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, decide
 from lab.analysis.evidence import Evidence
 from lab.analysis.judging import verdict
-from lab.analysis.sensitivity import student_t
-from lab.analysis.study import study
+from lab.analysis.sensitivity import study
+from lab.analysis.statistics import student_t
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -174,10 +174,10 @@ def test_the_optimum_between_grid_points_is_found() -> None:
     lrs = np.array(planted.LRS)
     losses = 2 + 0.3 * (np.log10(lrs) - np.log10(0.02)) ** 2
     curve = pd.DataFrame({"lr": lrs, "loss": losses, "loss_at_init": 5.6}).sample(frac=1, random_state=0)
-    assert optimum.best_lr_fine(curve) == pytest.approx(0.02)
-    assert optimum.best_lr_fine(curve[curve["lr"] >= 0.03]) == 0.03
-    assert optimum.spread(curve) == pytest.approx(losses.max() - losses.min())
-    assert optimum.shifted(0.02) == pytest.approx((0.02 / 1000**0.5, 0.02 * 1000**0.5))
+    assert sensitivity.best_lr_fine(curve) == pytest.approx(0.02)
+    assert sensitivity.best_lr_fine(curve[curve["lr"] >= 0.03]) == 0.03
+    assert sensitivity.spread(curve) == pytest.approx(losses.max() - losses.min())
+    assert sensitivity.shifted(0.02) == pytest.approx((0.02 / 1000**0.5, 0.02 * 1000**0.5))
 
 
 def test_where_sensitivity_misleads_the_reader_is_told(tmp_path: Path) -> None:

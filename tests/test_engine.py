@@ -13,7 +13,8 @@ import torch
 
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
-from lab.analysis.sensitivity import paired, per_seed, student_t
+from lab.analysis.sensitivity import paired, per_seed
+from lab.analysis.statistics import student_t
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.records import store

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cap import Cap
-from lab.analysis.arms import name_arms
+from lab.analysis.curves import name_arms
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.core.schema import PerRun

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import planted
 from lab.analysis import curves
-from lab.analysis.optimum import best_lr_fine, spread
-from lab.analysis.sensitivity import PARTS, by_curve, per_seed, split
+from lab.analysis.sensitivity import PARTS, best_lr_fine, by_curve, per_seed, split, spread
 from lab.records import store
 from lab.records.store import Records
 

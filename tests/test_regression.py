@@ -13,7 +13,7 @@ from scipy import stats
 
 from lab.analysis import baseline, regression
 from lab.analysis.baseline import Baseline
-from lab.analysis.differences import difference
+from lab.analysis.statistics import difference
 from planted import BOTH, LRS, cards, records
 
 Card = dict[str, Any]

@@ -2,9 +2,8 @@
 
 from lab.analysis.curves import load, points
 from lab.analysis.scoreboard import verdicts
-from lab.analysis.sensitivity import all_pairs, by_curve, judge, paired, per_seed
+from lab.analysis.sensitivity import all_pairs, by_curve, judge, paired, per_seed, study
 from lab.analysis.showing import show
-from lab.analysis.study import study
 from lab.records.store import Records
 
 __all__ = [

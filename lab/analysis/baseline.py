@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis import measured
-from lab.analysis.arms import Curve, differing, name_arms
-from lab.analysis.curves import configs, load, plain, points, same_sizes, significant
-from lab.analysis.sensitivity import FEWEST_SEEDS
+from lab.analysis import probe_values
+from lab.analysis.curves import Curve, configs, differing, load, name_arms, plain, points, same_sizes, significant
+from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
@@ -62,7 +61,7 @@ def of(records: Records, source: str, commands: Sequence[str] = ()) -> Baseline:
     runs["curve"] = pd.factorize(runs["curve"])[0]  # in the order of the arms
     first = runs.drop_duplicates("curve")
     keys, known = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
-    runs["logit_growth"] = runs["id"].map(measured.growth(records, "attention_logit_max"))
+    runs["logit_growth"] = runs["id"].map(probe_values.growth(records, "attention_logit_max"))
     facts = {name: sorted(records.runs[name].dropna().unique()) for name in ("versions", "data_notes")}
     made = {"commands": list(commands), "versions": facts["versions"], "data": facts["data_notes"]}
     curves = {int(number): known[key] for number, key in zip(first["curve"], keys, strict=True)}

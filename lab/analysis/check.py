@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from lab.analysis import baseline as baselines
 from lab.analysis import verdict
-from lab.analysis.arms import count, spell
 from lab.analysis.baseline import Baseline
 from lab.analysis.matching import runs_of, where
 from lab.analysis.regression import Check, compare, measured
-from lab.analysis.sensitivity import student_t
+from lab.analysis.statistics import student_t
+from lab.analysis.text import count, spell
 from lab.core.errors import RequestError
 
 MARGIN = 0.05

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.evidence import Arm, Config, LackingError, Setting
-from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
+from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.core.registry import Registry
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))

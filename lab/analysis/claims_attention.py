@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.claims import ON, QK, Effects, border_over_top, claim, coincide, log10, parts, size_trend, slope
 from lab.analysis.evidence import Arm, Config, LackingError, Setting
-from lab.analysis.measured import late, near, peak
+from lab.analysis.probe_values import late, near, peak
 
 WITHOUT, WITH = {QK: None}, {QK: ON}
 MODEL_WIDE, POINTWISE = "intervention.qk_layernorm_model", "intervention.pointwise_attention"

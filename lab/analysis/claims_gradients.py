@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.analysis.claims import ON, QK, Effects, claim, log10, mean, slope
 from lab.analysis.evidence import Arm, LackingError, Setting
-from lab.analysis.measured import late, places
+from lab.analysis.probe_values import late, places
 
 EPS = "optimizer.eps"
 MLP, KEY = "block0.mlp_up", "block0.attention.key"

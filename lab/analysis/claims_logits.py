@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.claims import DEPTH, ON, QK, Effects, claim, extrapolated, log10, slope
 from lab.analysis.evidence import Arm, LackingError, Setting
-from lab.analysis.measured import near
+from lab.analysis.probe_values import near
 
 KAPPA = "intervention.kappa_transplant"
 VALUE = f"{KAPPA}.kappa"

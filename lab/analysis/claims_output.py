@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.analysis.claims import ON, QK, Z_LOSS, Effects, border_over_top, claim, coincide, log10
 from lab.analysis.evidence import Arm, Config, Setting
-from lab.analysis.measured import late, near
+from lab.analysis.probe_values import late, near
 
 DECAY, LOG_Z = "optimizer.weight_decay", "log_z_square"
 PLAIN_LOSS, WITH_Z = {Z_LOSS: None, DECAY: 0.0}, {Z_LOSS: ON, DECAY: 0.0}

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-import lab.analysis.drawing as drawing
-from lab.analysis.sensitivity import Interval, student_t
+from lab.analysis import drawing
+from lab.analysis.statistics import Interval, student_t
 
 # Half of the smallest power of the width by which a forgotten factor shows: see ``slopes``.
 BOUND = 0.25

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis import measured
-from lab.analysis.arms import Curve, count
-from lab.analysis.curves import configs, points
+from lab.analysis import probe_values
+from lab.analysis.curves import Curve, configs, points
 from lab.analysis.outline import OF_A_CURVE, Outline, outlines
 from lab.analysis.sensitivity import HIGH, judge
+from lab.analysis.text import count
 from lab.records.store import Records
 
 FEWEST_LRS = 4
@@ -162,7 +162,7 @@ class Arm:
 
     def places(self, probe: str) -> list[str]:
         """Where this probe listened, in order."""
-        return measured.places(self.evidence.records, probe)
+        return probe_values.places(self.evidence.records, probe)
 
     def _square(self, value: Callable[[Outline], float]) -> pd.DataFrame:
         table = np.full((len(self.seeds), len(self.sizes)), math.nan)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lab.analysis.arms import count
 from lab.analysis.claims import ON, QK, WIDTH, Z_LOSS
 from lab.analysis.claims_output import DECAY, PLAIN_LOSS, WITH_Z
 from lab.analysis.evidence import Arm, Evidence, LackingError, extent
 from lab.analysis.sensitivity import regret
+from lab.analysis.text import count
 
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 WITHOUT = {

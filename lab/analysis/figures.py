@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from lab.analysis import drawing, figures_scaling, figures_settings, figures_steps, panels, scales
 from lab.analysis.gallery import FIGURES, fate_keys, figure
-from lab.analysis.ladder import faces
+from lab.analysis.grouping import facets
 from lab.analysis.sensitivity import by_curve, per_seed
 from lab.records.store import Records
 
@@ -28,7 +28,7 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Figure:
     learning rates above the best one, instability; the distance between the two lines is under-training. Bars are 95 %
     Student-t intervals over the n seeds; below three seeds each seed is a dash.
     """
-    shown = faces(records.runs, runs)
+    shown = facets(records.runs, runs)
     shades = drawing.shades(shown.values, drawing.SIZE_SHADES)
     columns = drawing.columns_for(len(shown.panels))
     rows = -(-len(shown.panels) // columns)

@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lab.analysis import drawing, panels, scales
-from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, fate_keys, figure
-from lab.analysis.ladder import faces
-from lab.analysis.measured import late, near
+from lab.analysis.grouping import facets
+from lab.analysis.probe_values import late, near
+from lab.analysis.text import count
 from lab.records.store import Records
 
 EPSILON = "optimizer.eps"
@@ -47,7 +47,7 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
     if heard.empty:
         raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
     peaks = runs.assign(peak=runs["id"].map(heard.groupby("id")["value"].max()))
-    shown = faces(records.runs, peaks)
+    shown = facets(records.runs, peaks)
     shades = drawing.shades(shown.values, drawing.SIZE_SHADES)
     columns = drawing.columns_for(len(shown.panels))
     sheet = drawing.Sheet(columns, [(1.9, 0.95)] * -(-len(shown.panels) // columns), headroom=0.55)

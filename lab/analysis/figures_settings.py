@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lab.analysis import drawing, panels, scales
-from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, band_key, fate_keys, figure
-from lab.analysis.ladder import ladder
-from lab.analysis.measured import late
+from lab.analysis.grouping import ladder
+from lab.analysis.probe_values import late
+from lab.analysis.text import count
 from lab.records.store import Records
 
 EPSILON, EQUAL = "optimizer.eps", "gradient = epsilon"

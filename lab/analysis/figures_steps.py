@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lab.analysis.gallery import NothingToDrawError, figure
-from lab.analysis.ladder import ladder
-from lab.analysis.measured import places
+from lab.analysis.grouping import ladder
+from lab.analysis.probe_values import places
 from lab.analysis.timelines import EPSILON, Heard, over_steps
 from lab.records.store import Records
 

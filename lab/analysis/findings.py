@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pandas as pd
 
-from lab.analysis.arms import count, spell
-from lab.analysis.sensitivity import FEWEST_SEEDS, HIGH, LOW
-from lab.analysis.study import Study
+from lab.analysis.sensitivity import HIGH, LOW, Study
+from lab.analysis.statistics import FEWEST_SEEDS
+from lab.analysis.text import count, listed, spell
 
 # With more pairs than four arms have, the headline compares with the first arm only; the table has every pair.
 MOST_PAIRS = 6
@@ -120,9 +120,3 @@ def _of_another_meaning(study: Study) -> pd.MultiIndex:
 
 def _place(arm: object, size: object) -> str:
     return f"{arm} at {count(float(str(size)))}"
-
-
-def listed(words: Iterable[str]) -> str:
-    """``a, b and c``."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last

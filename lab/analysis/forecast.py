@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis import measured, scaling
+from lab.analysis import probe_values, scaling
 from lab.analysis.curves import points
 from lab.analysis.scaling import Bend, Line
 from lab.analysis.sensitivity import judge
@@ -43,7 +43,7 @@ LOGIT = Quantity(
     "block0",
     LOOK,
     1,
-    lambda records: measured.near(records, "attention_logit_max", "block0", LOOK),
+    lambda records: probe_values.near(records, "attention_logit_max", "block0", LOOK),
 )
 GRADIENT = Quantity(
     "Gradient RMS of block0.mlp_up, mean of the last tenth of the run",
@@ -52,7 +52,7 @@ GRADIENT = Quantity(
     "block0.mlp_up",
     1.0,
     -1,
-    lambda records: measured.late(records, "grad_rms", "block0.mlp_up"),
+    lambda records: probe_values.late(records, "grad_rms", "block0.mlp_up"),
 )
 
 

@@ -15,11 +15,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from lab.analysis import drawing
-from lab.analysis.arms import count
 from lab.analysis.drawing import FATE_LOOK, FATES, INK
 from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, forecasts
 from lab.analysis.panels import DASHED
 from lab.analysis.scaling import Line
+from lab.analysis.text import count
 from lab.records.store import Records
 
 # Lines are drawn to this many times the largest size.

@@ -6,11 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-import lab.analysis.scaling as scaling
-from lab.analysis.arms import count, spell
-from lab.analysis.findings import listed
+from lab.analysis import scaling
 from lab.analysis.forecast import Forecast, Quantity, Score
 from lab.analysis.scaling import Crossing, Line
+from lab.analysis.text import count, listed, spell
 
 FARTHER = (4, 10, 100, 1000)
 # Share of held-out runs inside a 95 % interval below which the interval is called too narrow.

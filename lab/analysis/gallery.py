@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from lab.analysis import drawing
 from lab.analysis.curves import points
-from lab.analysis.ladder import ways_to_grow
+from lab.analysis.grouping import ways_to_grow
 from lab.analysis.sensitivity import judge
 from lab.core.errors import RequestError
 from lab.core.registry import Registry

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.analysis.claims import Claim, Effects, decide
 from lab.analysis.evidence import Arm, Evidence, LackingError, Setting, extent
-from lab.analysis.sensitivity import FEWEST_SEEDS, Interval, student_t
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
 
 
 class Verdict(NamedTuple):

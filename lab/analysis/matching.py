@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterator, Mapping
 
 import pandas as pd
 
-from lab.analysis.arms import count, spell, telling
 from lab.analysis.baseline import Baseline, whole
-from lab.analysis.curves import SAME_SIZE
-from lab.analysis.sensitivity import FEWEST_SEEDS
+from lab.analysis.curves import SAME_SIZE, telling
+from lab.analysis.statistics import FEWEST_SEEDS
+from lab.analysis.text import count, spell
 
 
 def where(baseline: Baseline, number: int) -> tuple[str, int]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.optimum import vertex
-from lab.analysis.sensitivity import PARTS, regret
+from lab.analysis.sensitivity import PARTS, regret, vertex
 
 # They say nothing of a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
 OF_A_CURVE = (*PARTS, "coupled", "log_best", "log_lost", "border")

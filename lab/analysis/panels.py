@@ -13,7 +13,7 @@ from matplotlib.patches import Polygon
 
 from lab.analysis import drawing, scales
 from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
-from lab.analysis.sensitivity import FEWEST_SEEDS, Interval
+from lab.analysis.statistics import FEWEST_SEEDS, Interval
 
 DASHED = (0, (4, 2))
 KEY_LETTERS = 29

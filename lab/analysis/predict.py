@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.analysis import drawing, scaling, tables
-from lab.analysis.arms import count, spell
+from lab.analysis import drawing, scaling, text
 from lab.analysis.curves import load, points
-from lab.analysis.findings import listed
 from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, Score, forecasts
 from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast_findings import BENT, SHARES, sentences, slope, span
 from lab.analysis.scaling import REACH
+from lab.analysis.text import count, listed, spell
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.store import Records
@@ -73,7 +72,7 @@ def say(records: Records) -> list[str]:
 def _about(made: Forecast, quantity: Quantity) -> Iterator[str]:
     yield f"{quantity.name}; {made.arm}"
     if made.lines:
-        yield from tables.plain_text(_table(made, quantity))
+        yield from text.plain_text(_table(made, quantity))
     for sentence in sentences(made, quantity):
         yield from textwrap.wrap(sentence, WIDE)
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.arms import count
 from lab.analysis.baseline import Baseline, whole
-from lab.analysis.differences import Difference, difference
 from lab.analysis.matching import lacking, matched, remarks, where
-from lab.analysis.sensitivity import FEWEST_SEEDS, HIGH, LOW, capped, per_seed
+from lab.analysis.sensitivity import HIGH, LOW, capped, per_seed
+from lab.analysis.statistics import FEWEST_SEEDS, Difference, difference
+from lab.analysis.text import count
 from lab.core.errors import RequestError
 
 GROWTH_MARGIN = math.log10(2)  # decades: logits may grow twice as far

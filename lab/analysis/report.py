@@ -11,12 +11,12 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from lab.analysis import drawing, page, tables
-from lab.analysis.arms import count, spell
+from lab.analysis import drawing, page, tables, text
 from lab.analysis.figures import FIGURES
-from lab.analysis.findings import headline, listed, notes
+from lab.analysis.findings import headline, notes
 from lab.analysis.gallery import NothingToDrawError
-from lab.analysis.study import Study
+from lab.analysis.sensitivity import Study
+from lab.analysis.text import count, listed, spell
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
@@ -40,7 +40,7 @@ FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setti
 
 def summary(made: Study) -> str:
     """The table of sensitivities as plain text, then a line for each thing its reader must know."""
-    return "\n".join([*tables.plain_text(tables.sensitivities(made)), *notes(made)])
+    return "\n".join([*text.plain_text(tables.sensitivities(made)), *notes(made)])
 
 
 def build(made: Study, folders: Sequence[str | Path]) -> Path:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from lab.analysis.arms import count
+from lab.analysis.text import count
 from lab.core.errors import RequestError
 
 LEVEL = 0.95

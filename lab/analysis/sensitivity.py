@@ -1,20 +1,22 @@
-"""Learning-rate sensitivity: a number per seed, its two parts, and intervals over seeds and between arms."""
+"""Learning-rate sensitivity: a number per seed, its two parts, the optimum, and intervals between arms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
-from lab.analysis.curves import significant
+from lab.analysis.curves import load, points, significant
+from lab.analysis.statistics import student_t
+from lab.core.errors import RequestError
+from lab.records.store import Records
 
 LOW, HIGH = 3e-4, 3e-1
-FEWEST_SEEDS = 3
 PARTS = ("total", "below", "above")
 
 
@@ -28,46 +30,6 @@ class Sensitivity(NamedTuple):
     total: float
     below: float
     above: float
-
-
-class Interval(NamedTuple):
-    """Mean over ``n`` seeds with its Student-t interval; ``low`` and ``high`` are NaN below three seeds."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-    values: tuple[float, ...] = ()
-
-    @property
-    def bare(self) -> str:
-        """Mean and half width, or the values themselves below three seeds; to stand beside a column ``n``."""
-        if self.n < FEWEST_SEEDS:
-            return ", ".join(f"{value:.3f}" for value in self.values) or "undefined"
-        return f"{self.mean:.3f} ± {self.high - self.mean:.3f}"
-
-    @property
-    def dz(self) -> float:
-        """Mean over standard deviation, of paired differences Cohen's d_z; NaN below three seeds or without spread."""
-        spread = float(np.std(self.values, ddof=1)) if self.n >= FEWEST_SEEDS else 0.0
-        return self.mean / spread if spread else math.nan
-
-    def __str__(self) -> str:
-        return f"{self.bare} (n = {self.n})"
-
-    def __neg__(self) -> Interval:
-        return Interval(-self.mean, -self.high, -self.low, self.n, tuple(-value for value in self.values))
-
-
-def student_t(values: Iterable[float], level: float = 0.95) -> Interval:
-    """Interval of the mean of ``values``, one per seed; NaN is no value."""
-    known = np.array([value for value in values if not math.isnan(value)], dtype=float)
-    n, shown = len(known), tuple(known.tolist())
-    mean = float(known.mean()) if n else math.nan
-    if n < FEWEST_SEEDS:
-        return Interval(mean, math.nan, math.nan, n, shown)
-    half = float(stdtrit(n - 1, (1 + level) / 2) * known.std(ddof=1) / math.sqrt(n))
-    return Interval(mean, mean - half, mean + half, n, shown)
 
 
 def lr_sensitivity(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> float:
@@ -182,3 +144,81 @@ def all_pairs(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.
     arms = points["arm"].unique()
     tables = [paired(points, first, second, low, high) for first, second in combinations(arms, 2)]
     return pd.concat(tables, ignore_index=True) if tables else paired(points, "", "", low, high)
+
+
+def best_lr_fine(curve: pd.DataFrame) -> float:
+    """Vertex of the parabola through the best learning rate and its two neighbours, over log LR.
+
+    At the edge of the grid it is the best learning rate itself; ``curve`` as in ``sensitivity.lr_sensitivity``.
+    """
+    order = np.argsort(curve["lr"].to_numpy())
+    return vertex(significant(curve["lr"])[order], capped(curve)[order])
+
+
+def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
+    """``best_lr_fine`` of rising learning rates and their losses."""
+    best = int(loss.argmin())
+    if not 0 < best < len(lr) - 1:
+        return float(lr[best])
+    x, y = np.log(lr[best - 1 : best + 2] / lr[best]), loss[best - 1 : best + 2] - loss[best]
+    # y = a x^2 + b x through the middle, which is the origin
+    a = (y[0] / x[0] - y[2] / x[2]) / (x[0] - x[2])
+    b = y[2] / x[2] - a * x[2]
+    return float(lr[best] * math.exp(-b / (2 * a))) if a > 0 else float(lr[best])
+
+
+def spread(curve: pd.DataFrame) -> float:
+    """Worst minus best final loss over the learning rates, nats per token; a lost run counts as untrained."""
+    return float(np.ptp(capped(curve)))
+
+
+def shifted(best_lr: float, low: float = LOW, high: float = HIGH) -> tuple[float, float]:
+    """A window as wide as ``[low, high]`` with the optimum in its (geometric) middle (Wortsman et al. 2023, app. B)."""
+    move = best_lr / math.sqrt(low * high)
+    return low * move, high * move
+
+
+def optima(points: pd.DataFrame) -> pd.DataFrame:
+    """One row per curve and seed.
+
+    Returns:
+        ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``, and ``window_low``, ``window_high`` and
+        ``sensitivity`` of the window shifted with the optimum, over those of its learning rates that ran.
+    """
+    rows = []
+    for _, runs in points.groupby(["curve", "seed"], sort=False):
+        where = {column: runs[column].iloc[0] for column in ("arm", "parameters", "seed")}
+        fine = best_lr_fine(runs)
+        low, high = shifted(fine)
+        found = {"window_low": low, "window_high": high, "sensitivity": split(runs, low, high).total}
+        rows.append({**where, "best_lr_fine": fine, "spread": spread(runs), **found})
+    return pd.DataFrame(rows)
+
+
+class Study(NamedTuple):
+    """Tables as made by ``judge(points)``, ``per_seed``, ``by_curve`` and ``all_pairs``."""
+
+    records: Records
+    points: pd.DataFrame
+    seeds: pd.DataFrame
+    curves: pd.DataFrame
+    pairs: pd.DataFrame
+
+    @property
+    def failed(self) -> pd.DataFrame:
+        """Runs without a result."""
+        return self.records.runs[self.records.runs["status"] == "failed"]
+
+
+def study(folders: Sequence[str | Path]) -> Study:
+    """Read the folders and reckon.
+
+    Raises:
+        RequestError: a folder cannot be read, or none of its runs ended.
+    """
+    records = load(*folders)
+    where = points(records.runs)
+    if where.empty:
+        raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
+    seeds = per_seed(where)
+    return Study(records, judge(where), seeds, by_curve(seeds), all_pairs(where))

@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.arms import count, differing, spell
-from lab.analysis.curves import LR, configs, plain
-from lab.analysis.optimum import optima
-from lab.analysis.study import Study
+from lab.analysis.curves import LR, configs, differing, plain
+from lab.analysis.sensitivity import Study, optima
+from lab.analysis.text import count, spell
 
 # Names for the reader of what the code calls total, below and above.
 PARTS = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
@@ -120,13 +119,6 @@ def files(study: Study) -> dict[str, pd.DataFrame]:
         "optima_by_seed": optima(study.points),
         "losses": points,
     }
-
-
-def plain_text(table: pd.DataFrame) -> list[str]:
-    """Lines of a table for a terminal, its columns aligned."""
-    cells = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def _effect_sizes(pairs: pd.DataFrame) -> dict[str, list[float]]:

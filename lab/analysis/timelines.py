@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.analysis import drawing, panels, scales
-from lab.analysis.arms import count
 from lab.analysis.gallery import NothingToDrawError, fate_keys
+from lab.analysis.text import count
 from lab.records.store import Records
 
 EPSILON = "optimizer.eps"

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lab.analysis import drawing, page, panels, scales
-from lab.analysis.arms import count
 from lab.analysis.baseline import Baseline
 from lab.analysis.matching import matched, runs_of, where
 from lab.analysis.regression import CANNOT_JUDGE, OK, REGRESSION, Change, Check
 from lab.analysis.sensitivity import judge
+from lab.analysis.text import count
 from lab.core.files import printable
 
 MEANING = {

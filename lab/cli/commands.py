@@ -51,7 +51,7 @@ def _train(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     from lab.analysis import report
-    from lab.analysis.study import study
+    from lab.analysis.sensitivity import study
     from lab.records import store
 
     if not arguments:
@@ -76,7 +76,7 @@ def _reports(folders: Sequence[Path]) -> Iterator[Path]:
 
 def _report_alone(folder: Path) -> Path:
     from lab.analysis import report
-    from lab.analysis.study import study
+    from lab.analysis.sensitivity import study
 
     return report.build(study([folder]), [folder])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lab.analysis import coordinates, drawing
-from lab.analysis.sensitivity import FEWEST_SEEDS
+from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import distributed, files, machine
 from lab.core.axes import per_run_rms
 from lab.core.errors import RequestError

@@ -132,7 +132,7 @@ def quoted(folder: Path) -> str:
 
 def _gather_and_report(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]) -> None:
     from lab.analysis import report
-    from lab.analysis.study import study
+    from lab.analysis.sensitivity import study
     from lab.training import checkpoint
 
     ended = store.statuses(folder)

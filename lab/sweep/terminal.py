@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, TextIO
 
-from lab.analysis.arms import name_arms
-from lab.analysis.curves import FREE, plain
+from lab.analysis.curves import FREE, name_arms, plain
 from lab.sweep.planner import Point
 from lab.sweep.progress import FleetProgress
 from lab.training.config import RunConfig, columns

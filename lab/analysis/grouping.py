@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.arms import SHAPE, count, differing, name_arms
-from lab.analysis.curves import configs
+from lab.analysis.curves import SHAPE, configs, differing, name_arms
+from lab.analysis.text import count
 
-FEWEST_RUNGS = 3
+MIN_RUNGS = 3
 # More arms than this along a setting are lines of one panel per size, no longer panels.
 MOST_ARMS = 4
 # Of settings that change together this one is the cause.
@@ -44,7 +44,7 @@ def ladder(cards: pd.DataFrame, runs: pd.DataFrame) -> Ladder | None:
 
 def _climbs(values: list[Hashable]) -> bool:
     known = set(values) - {None}
-    return len(known) >= FEWEST_RUNGS and all(isinstance(value, float) for value in known)
+    return len(known) >= MIN_RUNGS and all(isinstance(value, float) for value in known)
 
 
 def _together(one: list[Hashable], other: list[Hashable]) -> bool:
@@ -96,7 +96,7 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return grown.assign(curve=grown.groupby(["arm", "curve"], sort=False).ngroup())[runs.columns]
 
 
-class Faces(NamedTuple):
+class Facets(NamedTuple):
     """What stands in a panel of its own, with its title, and what its lines are told apart by (a column)."""
 
     panels: list[tuple[str, pd.DataFrame]]
@@ -110,11 +110,11 @@ class Faces(NamedTuple):
         return pd.concat([some for _, some in self.panels])[self.line]
 
 
-def faces(cards: pd.DataFrame, runs: pd.DataFrame) -> Faces:
+def facets(cards: pd.DataFrame, runs: pd.DataFrame) -> Facets:
     """A panel per arm, a line per size; of many arms along a setting a panel per size, a line per value."""
     found = ladder(cards, runs) if runs["arm"].nunique() > MOST_ARMS else None
     if found is None:
-        return Faces([(str(arm), some) for arm, some in runs.groupby("arm", sort=False)], "size", "parameters", count)
+        return Facets([(str(arm), some) for arm, some in runs.groupby("arm", sort=False)], "size", "parameters", count)
     rows = found.runs.groupby(["rest", "size"], sort=False)
     titled = [(f"{some['rest'].iloc[0]}, {count(some['size'].iloc[0])}", some) for _, some in rows]
-    return Faces(titled, "setting", found.key, "{:g}".format)
+    return Facets(titled, "setting", found.key, "{:g}".format)

@@ -1,0 +1,33 @@
+"""Words and plain tables that results are told in."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+import pandas as pd
+
+
+def spell(value: Hashable) -> str:
+    """A plain value as a label shows it, exact."""
+    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def count(parameters: float) -> str:
+    """``98688 -> 98.7k``."""
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if parameters >= 0.9995 * scale:
+            return f"{parameters / scale:.3g}{unit}"
+    return f"{parameters:.0f}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """``a, b and c``."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def plain_text(table: pd.DataFrame) -> list[str]:
+    """Lines of a table for a terminal, its columns aligned."""
+    cells = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
