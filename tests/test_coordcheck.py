@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from lab.__main__ import main
-from lab.analysis import coordinates, drawing
+from lab.analysis import coordinates
+from lab.analysis.rendering import style
 from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.model.parametrization import Factors, MuPIntermediate, Role
@@ -130,7 +131,7 @@ def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None
     changes.loc[changes["seed"].eq(1) & changes["width"].eq(128), "change"] = broken
     assert not coordinates.slopes(changes)["holds"].any()
     assert list(coordinates.lines(changes))[-1].endswith("GROW")
-    drawing.svg(coordinates.figure(changes), "broken")
+    style.svg(coordinates.figure(changes), "broken")
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import planted
 from lab.__main__ import main
-from lab.analysis import drawing, scaling
+from lab.analysis import scaling
 from lab.analysis.forecast import GRADIENT, LOGIT, forecasts
 from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
 from lab.analysis.predict import say
+from lab.analysis.rendering import style
 from lab.analysis.scaling import bend, fit, lr_beyond, size_beyond
 from lab.analysis.threshold import calibrate
 from lab.core.errors import RequestError
@@ -453,7 +454,7 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the class foretold" in " ".join(said.split())
     assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
-    again = drawing.svg(logit_forecast(store.read(folder)), "logit_forecast")
+    again = style.svg(logit_forecast(store.read(folder)), "logit_forecast")
     assert (folder / "figures" / "logit_forecast.svg").read_text() == again
     assert main(["predict"]) == 2
     assert main(["predict", str(tmp_path / "nowhere")]) == 2

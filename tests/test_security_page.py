@@ -19,7 +19,7 @@ import pytest
 
 import planted
 from lab.__main__ import main
-from lab.analysis import page
+from lab.analysis.rendering import html
 from lab.core.files import printable
 from lab.records import store
 
@@ -102,13 +102,13 @@ def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda text: page.document(text, []),
-        page.section,
-        page.paragraph,
-        lambda text: page.bullets([text]),
-        page.block,
-        lambda text: page.table(pd.DataFrame({text: [text]})),
-        lambda text: page.figure("<svg ></svg>", f"{text}\n\n{text}"),
+        lambda text: html.document(text, []),
+        html.section,
+        html.paragraph,
+        lambda text: html.bullets([text]),
+        html.block,
+        lambda text: html.table(pd.DataFrame({text: [text]})),
+        lambda text: html.figure("<svg ></svg>", f"{text}\n\n{text}"),
     ],
 )
 def test_every_piece_of_a_page_takes_text_for_text(make: Callable[[str], str]) -> None:
@@ -119,7 +119,7 @@ def test_every_piece_of_a_page_takes_text_for_text(make: Callable[[str], str]) -
 
 def test_what_a_drawing_is_called_is_an_attribute_and_no_more() -> None:
     name = f'5 < 6 & "7" \'8\' " onload="{SCRIPT}" {TAGS}'
-    figure = ET.fromstring(page.figure("<svg ></svg>", f"{name}\n\n{name}"))
+    figure = ET.fromstring(html.figure("<svg ></svg>", f"{name}\n\n{name}"))
     (drawing,) = figure.iter("svg")
     assert drawing.attrib == {"role": "img", "aria-label": name}
     assert [element.tag for element in figure.iter()] == ["figure", "div", "svg", "figcaption", "p"]

@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
     def page(self) -> str:
         """The check as HTML."""
-        return verdict.html(self.check, self.curves)
+        return verdict.as_html(self.check, self.curves)
 
 
 def check(folder: Path, baseline: Path, margin: float = MARGIN) -> Held:

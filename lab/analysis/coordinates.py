@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from lab.analysis import drawing
+from lab.analysis.rendering import style
 from lab.analysis.statistics import Interval, student_t
 
 # Half of the smallest power of the width by which a forgotten factor shows: see ``slopes``.
@@ -80,24 +80,24 @@ def _fault(slope: Interval) -> str:
     return "GROWS" if slope.low > BOUND else "MAY GROW"
 
 
-@drawing.styled
+@style.styled
 def figure(changes: pd.DataFrame) -> Figure:
     """Change against width, a panel per kind of coordinate, a line per block; dotted is growth at the bound."""
     table, widths = means(changes), np.unique(changes["width"])
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in table.index))
     places = list(dict.fromkeys(name.rpartition(".")[0] for name in table.index if "." in name))
-    shades = drawing.shades(range(len(places)), drawing.SIZE_SHADES)
-    columns = drawing.columns_for(len(kinds))
-    sheet = drawing.Sheet(columns, [(1.6, 0.85)] * -(-len(kinds) // columns))
+    shades = style.shades(range(len(places)), style.SIZE_SHADES)
+    columns = style.columns_for(len(kinds))
+    sheet = style.Sheet(columns, [(1.6, 0.85)] * -(-len(kinds) // columns))
     for spot, kind in enumerate(kinds):
         axes = sheet.panel(spot // columns, spot % columns)
         mine = table[[name.rpartition(".")[2] == kind for name in table.index]]
         for name, values in mine.iterrows():
             place = str(name).rpartition(".")[0]
-            colour = shades[places.index(place)] if place else drawing.INK
+            colour = shades[places.index(place)] if place else style.INK
             axes.plot(widths, values, "o-", markersize=3.5, color=colour)
         limit = (widths / widths[0]) ** BOUND * float(mine.iloc[:, 0].max())
-        axes.plot(widths, limit, ":", color=drawing.INK, linewidth=1)
+        axes.plot(widths, limit, ":", color=style.INK, linewidth=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xticks(list(widths), [str(width) for width in widths])
@@ -105,7 +105,7 @@ def figure(changes: pd.DataFrame) -> Figure:
         axes.set_xlabel("width")
         axes.set_title(kind)
         axes.set_ylabel("" if spot % columns else "RMS change\nsince initialization")
-    keys = drawing.line_keys(shades, lambda place: places[int(place)])
-    bound = Line2D([], [], linestyle=":", color=drawing.INK, label=f"slope {BOUND:g}")
+    keys = style.line_keys(shades, lambda place: places[int(place)])
+    bound = Line2D([], [], linestyle=":", color=style.INK, label=f"slope {BOUND:g}")
     sheet.keys(("", [*keys, bound]))
     return sheet.figure

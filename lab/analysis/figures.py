@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lab.analysis import drawing, figures_scaling, figures_settings, figures_steps, panels, scales
+from lab.analysis import figures_scaling, figures_settings, figures_steps
 from lab.analysis.gallery import FIGURES, fate_keys, figure
 from lab.analysis.grouping import facets
+from lab.analysis.rendering import panels, scales, style
 from lab.analysis.sensitivity import by_curve, per_seed
 from lab.records.store import Records
 
@@ -29,11 +30,11 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Figure:
     Student-t intervals over the n seeds; below three seeds each seed is a dash.
     """
     shown = facets(records.runs, runs)
-    shades = drawing.shades(shown.values, drawing.SIZE_SHADES)
-    columns = drawing.columns_for(len(shown.panels))
+    shades = style.shades(shown.values, style.SIZE_SHADES)
+    columns = style.columns_for(len(shown.panels))
     rows = -(-len(shown.panels) // columns)
-    lines = sum(1 + drawing.literal(arm, panels.KEY_LETTERS).count("\n") for arm in runs["arm"].unique())
-    sheet = drawing.Sheet(columns, [(2.3, 0.85)] * rows + [(max(2.0, 0.17 * (lines + 3)), 0.5)], headroom=0.55)
+    lines = sum(1 + style.literal(arm, panels.KEY_LETTERS).count("\n") for arm in runs["arm"].unique())
+    sheet = style.Sheet(columns, [(2.3, 0.85)] * rows + [(max(2.0, 0.17 * (lines + 3)), 0.5)], headroom=0.55)
     for place, (label, some) in enumerate(shown.panels):
         axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
         for value, curve in some.groupby(shown.line):
@@ -43,8 +44,8 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Figure:
         scales.lr_axis(axes, runs["lr"])
         scales.loss_axis(axes, runs, runs["capped"], "" if place % columns else "final held-out loss\n(nats/token)")
         axes.tick_params(labelleft=place % columns == 0)
-    references = drawing.reference_keys(sheet.figure.axes[0])
-    sheet.keys((shown.name, drawing.line_keys(shades, shown.spell)), ("", [*fate_keys(runs), *references]))
+    references = style.reference_keys(sheet.figure.axes[0])
+    sheet.keys((shown.name, style.line_keys(shades, shown.spell)), ("", [*fate_keys(runs), *references]))
     curves = by_curve(per_seed(runs))
     settings = pd.concat([some for _, some in shown.panels]).groupby("arm")[shown.line].first()
     colours = {} if shown.line == "size" else settings.map(shades).to_dict()

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lab.analysis import drawing, panels, scales
 from lab.analysis.gallery import NothingToDrawError, fate_keys, figure
 from lab.analysis.grouping import facets
 from lab.analysis.probe_values import late, near
+from lab.analysis.rendering import panels, scales, style
 from lab.analysis.text import count
 from lab.records.store import Records
 
@@ -48,9 +48,9 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
         raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
     peaks = runs.assign(peak=runs["id"].map(heard.groupby("id")["value"].max()))
     shown = facets(records.runs, peaks)
-    shades = drawing.shades(shown.values, drawing.SIZE_SHADES)
-    columns = drawing.columns_for(len(shown.panels))
-    sheet = drawing.Sheet(columns, [(1.9, 0.95)] * -(-len(shown.panels) // columns), headroom=0.55)
+    shades = style.shades(shown.values, style.SIZE_SHADES)
+    columns = style.columns_for(len(shown.panels))
+    sheet = style.Sheet(columns, [(1.9, 0.95)] * -(-len(shown.panels) // columns), headroom=0.55)
     for place, (label, some) in enumerate(shown.panels):
         axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
         for value, curve in some.groupby(shown.line):
@@ -60,7 +60,7 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
         axes.set_ylabel("" if place % columns else "peak of max\nattention logit")
         axes.tick_params(labelleft=place % columns == 0)
     scales.probe_axis(sheet.figure.axes[0])
-    sheet.keys((shown.name, drawing.line_keys(shades, shown.spell)), ("", fate_keys(runs)))
+    sheet.keys((shown.name, style.line_keys(shades, shown.spell)), ("", fate_keys(runs)))
     return sheet.figure
 
 
@@ -125,9 +125,9 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
         raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {measured.probe}")
     blocks = range(1, 1 + max(some.loc[some["size"] == some["size"].max(), "depth"].max() for _, some in arms))
     heard = {block: measured.when(records, measured.probe, measured.at(block - 1)) for block in blocks}
-    sheet = drawing.Sheet(3, [(1.5 if len(arms) > 1 else 2.2, 0.8)] * len(arms), headroom=0.45)
-    lrs = drawing.shades(runs["lr"], drawing.LR_SHADES)
-    sizes = drawing.shades(runs["size"], drawing.SIZE_SHADES)
+    sheet = style.Sheet(3, [(1.5 if len(arms) > 1 else 2.2, 0.8)] * len(arms), headroom=0.45)
+    lrs = style.shades(runs["lr"], style.LR_SHADES)
+    sizes = style.shades(runs["size"], style.SIZE_SHADES)
     for row, (arm, some) in enumerate(arms):
         largest = some[some["size"] == some["size"].max()]
         each = [largest.assign(block=block, value=largest["id"].map(heard[block])) for block in blocks]
@@ -151,6 +151,6 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
         for axes in sheet.figure.axes[3 * row : 3 * row + 3]:
             panels.epsilon(axes, float(some["eps"].max()))
     epsilons = [line for line in sheet.figure.axes[0].lines if line.get_label() == "Adam's epsilon"]
-    at_lrs, at_sizes = drawing.line_keys(lrs, "{:g}".format), drawing.line_keys(sizes, count)
+    at_lrs, at_sizes = style.line_keys(lrs, "{:g}".format), style.line_keys(sizes, count)
     sheet.keys(("peak learning rate", at_lrs), ("parameters", at_sizes), ("", [*fate_keys(runs), *epsilons]))
     return sheet.figure

@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lab.analysis import drawing, panels, scales
 from lab.analysis.gallery import NothingToDrawError, band_key, fate_keys, figure
 from lab.analysis.grouping import ladder
 from lab.analysis.probe_values import late
+from lab.analysis.rendering import panels, scales, style
 from lab.analysis.text import count
 from lab.records.store import Records
 
 EPSILON, EQUAL = "optimizer.eps", "gradient = epsilon"
 NO_BLOCKS: dict[str, Any] = {
-    "color": drawing.INK,
+    "color": style.INK,
     "linewidth": 0.9,
     "linestyle": (0, (3, 1.5, 1, 1.5)),
     "label": "model of no blocks",
@@ -41,15 +41,15 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     depth = found.runs["id"].map(records.runs.set_index("id")["model.depth"])
     some, without_blocks = found.runs[depth > 0], found.runs[depth == 0]
     line = "lr" if some["lr"].nunique() > 1 else "size"
-    shades = drawing.shades(some[line], drawing.LR_SHADES if line == "lr" else drawing.SIZE_SHADES)
+    shades = style.shades(some[line], style.LR_SHADES if line == "lr" else style.SIZE_SHADES)
     gradients = late(records, "grad_rms", "block0.mlp_up") if found.key == EPSILON else pd.Series(dtype=float)
     some = some.assign(gradient=some["id"].map(gradients).astype(float))
     values = ["capped", "gradient"] if some["gradient"].notna().any() else ["capped"]
     some["title"] = some["rest"] + (", " + some["size"].map(count) if line == "lr" else "")
     faces = list(some.groupby("title", sort=False))
-    columns = drawing.columns_for(len(faces))
+    columns = style.columns_for(len(faces))
     rows = -(-len(faces) // columns) * len(values)
-    sheet = drawing.Sheet(columns, [(2.0, 0.85)] * rows, headroom=0.5)
+    sheet = style.Sheet(columns, [(2.0, 0.85)] * rows, headroom=0.5)
     name = " with ".join([found.key, *found.others])
     first: dict[str, Axes] = {}
     for place, (_, face) in enumerate(faces):
@@ -74,10 +74,10 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
         scales.probe_axis(first["gradient"])
         for axes in sheet.figure.axes[1::2]:
             panels.diagonal(axes, some.loc[some["setting"] > 0, "setting"], EQUAL)
-    keys = drawing.line_keys(shades, "{:g}".format if line == "lr" else count)
+    keys = style.line_keys(shades, "{:g}".format if line == "lr" else count)
     named = {line.get_label(): line for axes in first.values() for line in axes.lines}
     known = [named[label] for label in (NO_BLOCKS["label"], "gradient = epsilon") if label in named]
-    references = [*drawing.reference_keys(first["capped"]), *known]
+    references = [*style.reference_keys(first["capped"]), *known]
     sheet.keys(("peak learning rate" if line == "lr" else "parameters", keys), ("", [*fate_keys(some), *references]))
     return sheet.figure
 
@@ -96,7 +96,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     arms = [(str(arm), some) for arm, some in best.groupby("arm", sort=False) if some["size"].nunique() > 1]
     if not arms or runs["lr"].nunique() == 1:
         raise NothingToDrawError("nothing to draw: no arm has several sizes and learning rates")
-    sheet = drawing.Sheet(2, [(2.6, 0.5)], headroom=0.35)
+    sheet = style.Sheet(2, [(2.6, 0.5)], headroom=0.35)
     left, right = sheet.panel(0, 0), sheet.panel(0, 1, gap=0.75)
     for place, (_, some) in enumerate(arms):
         look = panels.arm_look(place)
@@ -111,7 +111,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     scales.lr_ticks(right, runs["lr"], best["lr"])
     right.set_ylabel("best peak learning rate")
     keys = [panels.arm_key(arm, panels.arm_look(place)) for place, (arm, _) in enumerate(arms)]
-    fit = Line2D([], [], color=drawing.INK, linestyle=panels.DASHED, label="power law of the\nsmaller sizes")
+    fit = Line2D([], [], color=style.INK, linestyle=panels.DASHED, label="power law of the\nsmaller sizes")
     fits = [fit] if any(some["size"].nunique() > 2 for _, some in arms) else []
     sheet.keys(("", [*keys, *fits, *band_key(runs)]))
     return sheet.figure

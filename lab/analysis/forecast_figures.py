@@ -14,10 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
-from lab.analysis import drawing
-from lab.analysis.drawing import FATE_LOOK, FATES, INK
 from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, forecasts
-from lab.analysis.panels import DASHED
+from lab.analysis.rendering import style
+from lab.analysis.rendering.panels import DASHED
+from lab.analysis.rendering.style import INK, OUTCOME_LOOK, OUTCOMES
 from lab.analysis.scaling import Line
 from lab.analysis.text import count
 from lab.records.store import Records
@@ -29,7 +29,7 @@ FAR = 4
 LIMIT_DASHES, BENT_DASHES = (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5))
 
 
-@drawing.styled
+@style.styled
 def logit_forecast(records: Records) -> Figure:
     """Largest attention logit early in the run against size, and where it becomes too large.
 
@@ -42,7 +42,7 @@ def logit_forecast(records: Records) -> Figure:
     return _drawn(records, LOGIT, "max attention logit", "threshold")
 
 
-@drawing.styled
+@style.styled
 def gradient_forecast(records: Records) -> Figure:
     """Gradient RMS late in the run against size, and where it meets Adam's epsilon.
 
@@ -57,18 +57,18 @@ def gradient_forecast(records: Records) -> Figure:
 
 def _drawn(records: Records, quantity: Quantity, what: str, limit: str) -> Figure:
     made = forecasts(records, quantity)
-    shades = drawing.shades(pd.concat([one.runs for one in made])["lr"], drawing.LR_SHADES)
-    columns = drawing.columns_for(len(made))
+    shades = style.shades(pd.concat([one.runs for one in made])["lr"], style.LR_SHADES)
+    columns = style.columns_for(len(made))
     rows = -(-len(made) // columns)
-    sheet = drawing.Sheet(columns, [(3.0, 0.85)] * rows)
+    sheet = style.Sheet(columns, [(3.0, 0.85)] * rows)
     for place, one in enumerate(made):
         axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
         _panel(axes, one, shades)
-        axes.set_title(drawing.literal(one.arm, 30))
+        axes.set_title(style.literal(one.arm, 30))
         axes.set_ylabel("" if place % columns else what)
         axes.tick_params(labelleft=place % columns == 0)
     _value_axis(sheet.figure.axes[0], made)
-    sheet.keys(("peak learning rate", drawing.line_keys(shades, "{:g}".format)), ("", _keys(made, limit)))
+    sheet.keys(("peak learning rate", style.line_keys(shades, "{:g}".format)), ("", _keys(made, limit)))
     return sheet.figure
 
 
@@ -80,11 +80,11 @@ def _panel(axes: Axes, made: Forecast, shades: Mapping[float, str]) -> None:
         _line(axes, line, (made.sizes[0], reach, AHEAD * last), shades[lr], ahead)
     for lr, colour in shades.items():
         runs = made.runs[made.runs["lr"] == lr]
-        for fate, mark in {"": "o", **FATES}.items():
+        for fate, mark in {"": "o", **OUTCOMES}.items():
             some = runs[runs["fate"] == fate]
             held = some[some["size"] > reach]
             if fate:
-                axes.plot(some["size"], some["value"], mark, color=colour, **FATE_LOOK)
+                axes.plot(some["size"], some["value"], mark, color=colour, **OUTCOME_LOOK)
                 axes.plot(held["size"], held["value"], "o", color=colour, fillstyle="none", markersize=9)
             else:
                 fitted_to = some[some["size"] <= reach]
@@ -135,7 +135,7 @@ def _keys(made: Sequence[Forecast], limit: str) -> list[Any]:
     if any(one.score for one in made):
         keys += [Line2D([], [], linestyle="", marker="o", color=INK, markerfacecolor="white", label="held out")]
     lost = {fate for one in made for fate in one.runs["fate"]}
-    keys += [key for key in drawing.fate_keys() if key.get_label() in lost]
+    keys += [key for key in style.outcome_keys() if key.get_label() in lost]
     if any(one.way(lr) for one in made for lr in one.bends):
         keys += [Line2D([], [], color=INK, linestyle=BENT_DASHES, label="growth bends away")]
     if any(one.limit > 0 for one in made):

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from lab.analysis import drawing
 from lab.analysis.curves import points
 from lab.analysis.grouping import ways_to_grow
+from lab.analysis.rendering import style
 from lab.analysis.sensitivity import judge
 from lab.core.errors import RequestError
 from lab.core.registry import Registry
@@ -39,7 +39,7 @@ def figure(name: str) -> Callable[[Callable[[Records, pd.DataFrame], Figure]], D
 
     def file(draw: Callable[[Records, pd.DataFrame], Figure]) -> Drawing:
         @wraps(draw)
-        @drawing.styled
+        @style.styled
         def drawn(records: Records, runs: pd.DataFrame | None = None) -> Figure:
             runs = judge(points(records.runs)) if runs is None else runs
             if runs.empty:
@@ -76,9 +76,9 @@ def extent(cards: pd.DataFrame, runs: pd.DataFrame) -> tuple[int, int]:
 def band_key(runs: pd.DataFrame) -> list[Any]:
     """The entry for the bands, where there is more than one seed."""
     seeds = runs["seed"].nunique()
-    return [Patch(color=drawing.INK, alpha=0.25, linewidth=0, label=f"range of {seeds} seeds")] if seeds > 1 else []
+    return [Patch(color=style.INK, alpha=0.25, linewidth=0, label=f"range of {seeds} seeds")] if seeds > 1 else []
 
 
 def fate_keys(runs: pd.DataFrame) -> list[Any]:
     """Entries for bands and for the marks of lost runs, as far as there are any."""
-    return [*band_key(runs), *(key for key in drawing.fate_keys() if key.get_label() in set(runs["fate"]))]
+    return [*band_key(runs), *(key for key in style.outcome_keys() if key.get_label() in set(runs["fate"]))]

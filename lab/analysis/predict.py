@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.analysis import drawing, scaling, text
+from lab.analysis import scaling, text
 from lab.analysis.curves import load, points
 from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, Score, forecasts
 from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast_findings import BENT, SHARES, sentences, slope, span
+from lab.analysis.rendering import style
 from lab.analysis.scaling import REACH
 from lab.analysis.text import count, listed, spell
 from lab.core import files
@@ -41,7 +42,7 @@ def predict(folder: Path) -> list[str]:
         except RequestError:  # which has been said
             continue
         path = folder / "figures" / f"{draw.__name__}.svg"
-        files.write_text(path, drawing.svg(figure, draw.__name__))
+        files.write_text(path, style.svg(figure, draw.__name__))
         lines.append(f"figure: {path}")
     return lines
 

@@ -11,10 +11,11 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from lab.analysis import drawing, page, tables, text
+from lab.analysis import tables, text
 from lab.analysis.figures import FIGURES
 from lab.analysis.findings import headline, notes
 from lab.analysis.gallery import NothingToDrawError
+from lab.analysis.rendering import html, style
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, spell
 from lab.core import files
@@ -56,7 +57,7 @@ def build(made: Study, folders: Sequence[str | Path]) -> Path:
     figures = dict(_figures(made, places[0]))
     title = " and ".join(place.resolve().name for place in places)
     body = [*_findings(made), *figures.values(), *_details(made), *_making(made, places)]
-    files.write_text(places[0] / "report.html", page.document(title, body))
+    files.write_text(places[0] / "report.html", html.document(title, body))
     return places[0] / "report.html"
 
 
@@ -65,26 +66,26 @@ def _figures(made: Study, out: Path) -> Iterator[tuple[str, str]]:
     for name in sorted(FIGURES, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
         caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
         try:
-            svg = drawing.svg(FIGURES[name](made.records, made.points), name)
-            shown = page.figure(svg, caption)
+            svg = style.svg(FIGURES[name](made.records, made.points), name)
+            shown = html.figure(svg, caption)
         except RequestError as refusal:
             file.unlink(missing_ok=True)
             if isinstance(refusal, NothingToDrawError):
                 continue
-            shown = page.paragraph(str(refusal))
+            shown = html.paragraph(str(refusal))
         else:
             files.write_text(file, svg)
-        yield name, page.section(caption.split("\n")[0].rstrip("."), shown)
+        yield name, html.section(caption.split("\n")[0].rstrip("."), shown)
 
 
 def _findings(made: Study) -> Iterator[str]:
-    yield page.paragraph(_extent(made), "lead")
+    yield html.paragraph(_extent(made), "lead")
     if len(made.pairs):
-        yield page.section("Between the arms", page.bullets(headline(made.pairs)), page.paragraph(PAIRED))
+        yield html.section("Between the arms", html.bullets(headline(made.pairs)), html.paragraph(PAIRED))
     cautions = list(notes(made))
     if cautions:
-        yield page.section("Read with care", page.bullets(cautions))
-    yield page.section("Learning-rate sensitivity", page.paragraph(SENSITIVITY), page.table(tables.sensitivities(made)))
+        yield html.section("Read with care", html.bullets(cautions))
+    yield html.section("Learning-rate sensitivity", html.paragraph(SENSITIVITY), html.table(tables.sensitivities(made)))
 
 
 def _extent(made: Study) -> str:
@@ -101,12 +102,12 @@ def _extent(made: Study) -> str:
 
 def _details(made: Study) -> Iterator[str]:
     if len(made.pairs):
-        shown = page.table(tables.differences(made))
-        yield page.section("Differences between arms, paired by seed", page.paragraph(DIFFERENCES), shown)
-    yield page.section("Final loss by learning rate", page.paragraph(LOSSES), page.table(tables.losses(made)))
+        shown = html.table(tables.differences(made))
+        yield html.section("Differences between arms, paired by seed", html.paragraph(DIFFERENCES), shown)
+    yield html.section("Final loss by learning rate", html.paragraph(LOSSES), html.table(tables.losses(made)))
     lost = tables.lost(made)
     if len(lost):
-        yield page.section("Runs that failed or diverged", page.table(lost))
+        yield html.section("Runs that failed or diverged", html.table(lost))
 
 
 def _making(made: Study, places: list[Path]) -> Iterator[str]:
@@ -119,6 +120,6 @@ def _making(made: Study, places: list[Path]) -> Iterator[str]:
     libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
     said += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
     settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(made).items())
-    yield page.section("What sets the arms and sizes apart", page.table(tables.arms(made)))
-    yield page.section("How this was made", page.block(commands or "no command on record"), page.bullets(said))
-    yield page.section("What all runs share", page.block(settings))
+    yield html.section("What sets the arms and sizes apart", html.table(tables.arms(made)))
+    yield html.section("How this was made", html.block(commands or "no command on record"), html.bullets(said))
+    yield html.section("What all runs share", html.block(settings))

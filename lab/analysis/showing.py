@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import NamedTuple
 
-from lab.analysis import page
+from lab.analysis.rendering import html
 from lab.records.store import Records
 
 
@@ -19,7 +19,7 @@ class Shown(NamedTuple):
         return self.caption
 
     def _repr_html_(self) -> str:
-        return page.figure(self.svg, self.caption)
+        return html.figure(self.svg, self.caption)
 
 
 def show(records: Records, name: str) -> Shown:
@@ -29,10 +29,10 @@ def show(records: Records, name: str) -> Shown:
         RequestError: there is no figure of that name, or nothing to draw in these records.
     """
     # matplotlib takes longer to import than all else
-    from lab.analysis import drawing
     from lab.analysis.figures import FIGURES
     from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
+    from lab.analysis.rendering import style
 
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
     draw = forecasts[name] if name in forecasts else FIGURES[name]
-    return Shown(drawing.svg(draw(records), name), inspect.getdoc(draw) or name)
+    return Shown(style.svg(draw(records), name), inspect.getdoc(draw) or name)

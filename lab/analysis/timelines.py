@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.analysis import drawing, panels, scales
 from lab.analysis.gallery import NothingToDrawError, fate_keys
+from lab.analysis.rendering import panels, scales, style
 from lab.analysis.text import count
 from lab.records.store import Records
 
@@ -46,9 +46,9 @@ def over_steps(records: Records, runs: pd.DataFrame, rows: Sequence[Heard], line
     lines = {row: some for row in rows if len(some := _lines(records, runs, row, len(rows)))}
     if rows[0] not in lines:
         raise NothingToDrawError(f"nothing to draw: no run recorded {rows[0].probe}")
-    shades = drawing.shades(runs["lr"], drawing.LR_SHADES)
+    shades = style.shades(runs["lr"], style.LR_SHADES)
     stacks = list(_stacks(runs))
-    sheet = drawing.Sheet(drawing.columns_for(runs["arm"].nunique()), _heights(stacks, len(lines)), headroom=0.55)
+    sheet = style.Sheet(style.columns_for(runs["arm"].nunique()), _heights(stacks, len(lines)), headroom=0.55)
     shared: dict[Heard, Axes] = {}
     for at, (arms, size) in enumerate(stacks):
         top = at * len(lines)
@@ -77,15 +77,15 @@ def over_steps(records: Records, runs: pd.DataFrame, rows: Sequence[Heard], line
             scales.probe_axis(axes, row.scale)
         if row.probe == "grad_rms":
             _epsilons(axes, records, runs, shades if line == EPSILON else {})
-    references = drawing.reference_keys(shared[rows[0]])
-    sheet.keys((line, drawing.line_keys(shades, "{:g}".format)), ("", [*fate_keys(runs), *references]))
+    references = style.reference_keys(shared[rows[0]])
+    sheet.keys((line, style.line_keys(shades, "{:g}".format)), ("", [*fate_keys(runs), *references]))
     return sheet.figure
 
 
 def _stacks(runs: pd.DataFrame) -> Iterator[tuple[list[str], int]]:
     """Arms that stand side by side, with each of their sizes."""
     arms = list(dict.fromkeys(runs["arm"]))
-    columns = drawing.columns_for(len(arms))
+    columns = style.columns_for(len(arms))
     for at in range(0, len(arms), columns):
         some = arms[at : at + columns]
         for size in sorted(runs.loc[runs["arm"].isin(some), "size"].unique()):
@@ -133,4 +133,4 @@ def _epsilons(first: Axes, records: Records, runs: pd.DataFrame, shades: Mapping
     """Adam's epsilons in all panels of a row, each in the colour of its line if it has one of its own."""
     for eps in records.runs.loc[records.runs["id"].isin(runs["id"]), EPSILON].unique():
         for axes in first.get_shared_y_axes().get_siblings(first):
-            panels.epsilon(axes, eps, shades.get(eps, drawing.INK))
+            panels.epsilon(axes, eps, shades.get(eps, style.INK))

@@ -14,10 +14,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lab.analysis import drawing, page, panels, scales
 from lab.analysis.baseline import Baseline
 from lab.analysis.matching import matched, runs_of, where
 from lab.analysis.regression import CANNOT_JUDGE, OK, REGRESSION, Change, Check
+from lab.analysis.rendering import html, panels, scales, style
 from lab.analysis.sensitivity import judge
 from lab.analysis.text import count
 from lab.core.files import printable
@@ -139,31 +139,31 @@ def junit(check: Check) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def html(check: Check, curves: tuple[Baseline, Baseline] | None) -> str:
+def as_html(check: Check, curves: tuple[Baseline, Baseline] | None) -> str:
     """The page: verdict, curves, table, remarks, and how baseline and runs were made, as far as they could be read."""
-    body = [page.paragraph(headline(check), "lead"), page.paragraph(f"{check.folder} against {check.baseline}")]
+    body = [html.paragraph(headline(check), "lead"), html.paragraph(f"{check.folder} against {check.baseline}")]
     if check.reasons:
-        body.append(page.section("Why it cannot be judged", page.bullets(check.reasons)))
+        body.append(html.section("Why it cannot be judged", html.bullets(check.reasons)))
     if check.changes and curves:
-        drawn = page.figure(drawing.svg(overlay(*curves), "overlay"), OVERLAY)
-        body.append(page.section("Before and now", drawn))
-        body.append(page.section("Changes", page.paragraph(HOW), page.table(table(check))))
+        drawn = html.figure(style.svg(overlay(*curves), "overlay"), OVERLAY)
+        body.append(html.section("Before and now", drawn))
+        body.append(html.section("Changes", html.paragraph(HOW), html.table(table(check))))
     if check.remarks:
-        body.append(page.section("What else differs", page.bullets(check.remarks)))
+        body.append(html.section("What else differs", html.bullets(check.remarks)))
     for name, some in zip(("baseline", "runs"), curves or (), strict=False):
         body.append(
-            page.section(f"How the {name} came to be", *(page.block("\n".join(lines)) for lines in some.made.values()))
+            html.section(f"How the {name} came to be", *(html.block("\n".join(lines)) for lines in some.made.values()))
         )
-    return page.document(f"Check: {check.verdict}", body)
+    return html.document(f"Check: {check.verdict}", body)
 
 
-@drawing.styled
+@style.styled
 def overlay(old: Baseline, new: Baseline) -> Figure:
     """Every curve of a baseline with its like over it: a column per arm, a row per size."""
     pairs, _ = matched(old, new)
     places = {number: where(old, number) for number in pairs}
     arms, sizes = (list(dict.fromkeys(place[part] for place in places.values())) for part in (0, 1))
-    sheet = drawing.Sheet(len(arms), [(2.3, 0.85)] * len(sizes), headroom=0.55)
+    sheet = style.Sheet(len(arms), [(2.3, 0.85)] * len(sizes), headroom=0.55)
     curves = {number: (judge(runs_of(old, number)), judge(runs_of(new, other))) for number, other in pairs.items()}
     every = pd.concat([runs for both in curves.values() for runs in both])
     for number, (before, now) in curves.items():
@@ -184,5 +184,5 @@ def overlay(old: Baseline, new: Baseline) -> Figure:
         Line2D([], [], color=BEFORE, linestyle=panels.DASHED, label="baseline"),
         Line2D([], [], color=NOW, label="now"),
     ]
-    sheet.keys(("", [*keys, *drawing.fate_keys()]))
+    sheet.keys(("", [*keys, *style.outcome_keys()]))
     return sheet.figure

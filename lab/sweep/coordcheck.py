@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lab.analysis import coordinates, drawing
+from lab.analysis import coordinates
+from lab.analysis.rendering import style
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import distributed, files, machine
 from lab.core.axes import per_run_rms
@@ -62,7 +63,7 @@ class CoordinateCheck:
     def write(self) -> None:
         """Leave ``coordcheck.csv`` and ``coordcheck.svg`` in the folder."""
         files.write_text(self.folder / "coordcheck.csv", self.changes.to_csv(index=False))
-        drawn = drawing.svg(coordinates.figure(self.changes), "coordcheck")
+        drawn = style.svg(coordinates.figure(self.changes), "coordcheck")
         files.write_text(self.folder / "coordcheck.svg", drawn)
 
 

@@ -42,8 +42,8 @@ styled = matplotlib.rc_context(STYLE)
 ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 ARM_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 SIZE_SHADES, LR_SHADES = "viridis", "plasma"
-FATES = {"unstable": "x", "diverged": "^"}
-FATE_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillstyle": "none"}
+OUTCOMES = {"unstable": "x", "diverged": "^"}
+OUTCOME_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillstyle": "none"}
 REFERENCES = {"loss_at_init": ("at initialization", (0, (1, 1.5))), "loss_bigram": ("bigram model", (0, (5, 2)))}
 INK = "#444444"
 MOST_KEYS = 9
@@ -128,10 +128,11 @@ def line_keys(shades: Mapping[float, str], spell: Callable[[float], str]) -> lis
     return [Line2D([], [], color=shades[values[place]], label=spell(values[place])) for place in shown]
 
 
-def fate_keys() -> list[Line2D]:
+def outcome_keys() -> list[Line2D]:
     """Entries for the marks of lost runs."""
     return [
-        Line2D([], [], linestyle="", color=INK, marker=mark, label=fate, **FATE_LOOK) for fate, mark in FATES.items()
+        Line2D([], [], linestyle="", color=INK, marker=mark, label=fate, **OUTCOME_LOOK)
+        for fate, mark in OUTCOMES.items()
     ]
 
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 
-from lab.analysis import drawing, scales
-from lab.analysis.drawing import FATE_LOOK, FATES, INK, REFERENCES
+from lab.analysis.rendering import scales, style
+from lab.analysis.rendering.style import INK, OUTCOME_LOOK, OUTCOMES, REFERENCES
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 
 DASHED = (0, (4, 2))
@@ -21,7 +21,7 @@ KEY_LETTERS = 29
 
 def title(axes: Axes, label: str) -> None:
     """A label as the title of a panel, in as many lines as its width takes."""
-    axes.set_title(drawing.literal(label, int(scales.inches(axes) * 18)), size=7.5)
+    axes.set_title(style.literal(label, int(scales.inches(axes) * 18)), size=7.5)
 
 
 def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: Any = np.mean) -> None:
@@ -37,8 +37,8 @@ def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: 
     band(axes, places, [min(some) for some in seeds], [max(some) for some in seeds], colour)
     axes.plot(places, means, color=colour)
     lost = np.array([worst(fates[at == place]) for place in places])
-    for fate, mark in {"": "o", **FATES}.items():
-        look = FATE_LOOK if fate else {"markersize": 3.5}
+    for fate, mark in {"": "o", **OUTCOMES}.items():
+        look = OUTCOME_LOOK if fate else {"markersize": 3.5}
         if (lost == fate).any():
             axes.plot(places[lost == fate], means[lost == fate], mark, color=colour, **look)
 
@@ -56,7 +56,7 @@ def band(axes: Axes, x: Any, low: Any, high: Any, colour: str) -> None:
 
 def worst(fates: Iterable[str]) -> str:
     """The worst of what became of several seeds."""
-    return max(fates, key=["", *FATES].index)
+    return max(fates, key=["", *OUTCOMES].index)
 
 
 def geometric(values: Iterable[float]) -> float:
@@ -66,13 +66,13 @@ def geometric(values: Iterable[float]) -> float:
 
 def arm_look(place: int) -> dict[str, Any]:
     """Colour and mark of the arm at this place; the first 49 differ in one of the two."""
-    arms = len(drawing.ARM_COLOURS)
-    return {"color": drawing.ARM_COLOURS[place % arms], "marker": drawing.ARM_MARKS[(place + place // arms) % arms]}
+    arms = len(style.ARM_COLOURS)
+    return {"color": style.ARM_COLOURS[place % arms], "marker": style.ARM_MARKS[(place + place // arms) % arms]}
 
 
 def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
     """The entry of an arm."""
-    return Line2D([], [], markersize=5, label=drawing.literal(arm, KEY_LETTERS), **look)
+    return Line2D([], [], markersize=5, label=style.literal(arm, KEY_LETTERS), **look)
 
 
 def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
@@ -103,7 +103,9 @@ def over_steps(axes: Axes, lines: pd.DataFrame, colour: str) -> None:
     axes.plot(lines["step"], lines["mean"], color=colour, linewidth=1)
     end, fate = lines[np.isfinite(lines["mean"])].tail(1), worst(lines["fate"])
     if fate:
-        axes.plot(end["step"], end["mean"], FATES[fate], color=colour, clip_on=False, **{**FATE_LOOK, "markersize": 5})
+        axes.plot(
+            end["step"], end["mean"], OUTCOMES[fate], color=colour, clip_on=False, **{**OUTCOME_LOOK, "markersize": 5}
+        )
 
 
 def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[Any, str]) -> list[Line2D]:

@@ -1,0 +1,1 @@
+"""How results look: style, axes, panels and pages."""
