@@ -11,7 +11,7 @@ import planted
 from lab.analysis import Records
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
-from lab.analysis.gallery import NothingToDrawError
+from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.grouping import ways_to_grow
 from lab.analysis.sensitivity import judge
 from lab.core import files

@@ -15,7 +15,7 @@ from lab.__main__ import main
 from lab.analysis import Records, findings, report
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
-from lab.analysis.gallery import NothingToDrawError
+from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering.style import svg
 from lab.analysis.sensitivity import all_pairs, study
 from lab.core.errors import RequestError

@@ -13,8 +13,8 @@ import pandas as pd
 
 from lab.analysis import tables, text
 from lab.analysis.figures import FIGURES
+from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.findings import headline, notes
-from lab.analysis.gallery import NothingToDrawError
 from lab.analysis.rendering import html, style
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, spell

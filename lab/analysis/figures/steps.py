@@ -1,4 +1,4 @@
-"""Rows of panels over the steps of a run, one row per probe, for every arm and size."""
+"""Figures over the steps of training: losses, logits, norms and updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.analysis.gallery import NothingToDrawError, fate_keys
+from lab.analysis.figures.registry import NothingToDrawError, figure, outcome_keys
+from lab.analysis.grouping import ladder
+from lab.analysis.probe_values import places
 from lab.analysis.rendering import panels, scales, style
 from lab.analysis.text import count
 from lab.records.store import Records
@@ -23,7 +25,7 @@ MOST_PANELS = 8  # to a row; of more only the largest size of each arm is shown
 HIGH, CLOSE, APART = 1.25, 0.1, 0.2
 
 
-class Heard(NamedTuple):
+class ProbeSeries(NamedTuple):
     """A probe as a row of panels: where it listens (None: its largest value over all places), its name for readers."""
 
     probe: str
@@ -32,7 +34,9 @@ class Heard(NamedTuple):
     scale: str = "log"
 
 
-def over_steps(records: Records, runs: pd.DataFrame, rows: Sequence[Heard], line: str = "peak learning rate") -> Figure:
+def over_steps(
+    records: Records, runs: pd.DataFrame, rows: Sequence[ProbeSeries], line: str = "peak learning rate"
+) -> Figure:
     """For each size and up to four arms a stack of these rows, one line per ``lr``; where nothing was heard, no row.
 
     Raises:
@@ -49,7 +53,7 @@ def over_steps(records: Records, runs: pd.DataFrame, rows: Sequence[Heard], line
     shades = style.shades(runs["lr"], style.LR_SHADES)
     stacks = list(_stacks(runs))
     sheet = style.Sheet(style.columns_for(runs["arm"].nunique()), _heights(stacks, len(lines)), headroom=0.55)
-    shared: dict[Heard, Axes] = {}
+    shared: dict[ProbeSeries, Axes] = {}
     for at, (arms, size) in enumerate(stacks):
         top = at * len(lines)
         if not alone:
@@ -78,7 +82,7 @@ def over_steps(records: Records, runs: pd.DataFrame, rows: Sequence[Heard], line
         if row.probe == "grad_rms":
             _epsilons(axes, records, runs, shades if line == EPSILON else {})
     references = style.reference_keys(shared[rows[0]])
-    sheet.keys((line, style.line_keys(shades, "{:g}".format)), ("", [*fate_keys(runs), *references]))
+    sheet.keys((line, style.line_keys(shades, "{:g}".format)), ("", [*outcome_keys(runs), *references]))
     return sheet.figure
 
 
@@ -98,7 +102,7 @@ def _heights(stacks: Sequence[tuple[list[str], int]], rows: int) -> list[tuple[f
     return [(HIGH, CLOSE if row + 1 < rows else gap) for gap in [*below, 0.5] for row in range(rows)]
 
 
-def _lines(records: Records, runs: pd.DataFrame, row: Heard, rows: int) -> pd.DataFrame:
+def _lines(records: Records, runs: pd.DataFrame, row: ProbeSeries, rows: int) -> pd.DataFrame:
     """Columns ``arm``, ``size``, ``lr``, ``step``, ``mean``, ``min``, ``max`` over seeds, and the worst ``fate``."""
     metrics = records.metrics[records.metrics["probe"] == row.probe]
     if row.where is not None:
@@ -134,3 +138,79 @@ def _epsilons(first: Axes, records: Records, runs: pd.DataFrame, shades: Mapping
     for eps in records.runs.loc[records.runs["id"].isin(runs["id"]), EPSILON].unique():
         for axes in first.get_shared_y_axes().get_siblings(first):
             panels.epsilon(axes, eps, shades.get(eps, style.INK))
+
+
+@figure("loss_over_steps")
+def loss_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
+    """Training loss against step, one line per learning rate, with the largest attention logit below it.
+
+    Lines are means over seeds (of logits geometric ones) at some of the recorded steps, bands reach from the lowest to
+    the highest seed; darker is a lower learning rate. Good learning rates end lowest; unstable ones rise, or stay near
+    the loss of the bigram model. A loss above that at initialization, or one that is no number, is drawn at
+    initialization; a line of logits ends where some seed's is no number any more. A cross or triangle at a line's end
+    says that some seed was unstable or diverged.
+    """
+    loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
+    return over_steps(records, runs, [loss, ProbeSeries("attention_logit_max", None, "max attention\nlogit")])
+
+
+@figure("output_logits_over_steps")
+def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
+    """Output logits against step: their mean, and the mean square of the log of the softmax normalizer.
+
+    One line per learning rate, a mean over seeds, the band from the lowest to the highest seed. Where the output logits
+    drift away from zero, late in training, z-loss holds them. A cross or triangle at the end of a line says that some
+    seed was unstable or diverged.
+    """
+    mean = ProbeSeries("output_logit_mean", "", "mean output logit", "symlog")
+    return over_steps(records, runs, [mean, ProbeSeries("log_z_square", "", "mean of log² Z")])
+
+
+@figure("updates_over_steps")
+def updates_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
+    """Gradient and update of the first MLP layer against step.
+
+    Root mean squares over the layer's elements, geometric means over seeds, bands from the lowest to the highest seed,
+    one line per learning rate. The update is Adam's, before learning rate and decay: near one, unless the gradient
+    comes down to Adam's epsilon, the dashed line. A cross or triangle at the end of a line says that some seed was
+    unstable or diverged.
+    """
+    gradient = ProbeSeries("grad_rms", "block0.mlp_up", "gradient RMS")
+    return over_steps(records, runs, [gradient, ProbeSeries("update_rms", "block0.mlp_up", "update RMS")])
+
+
+@figure("queries_and_keys_over_steps")
+def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
+    """Norms of queries and keys, and the cosine between them, against step, in the first block.
+
+    Attention logits grow with the norms, with the cosine, or both: the panels tell which. Norms are geometric means
+    over heads' vectors and seeds, the cosine the mean of its absolute value; bands reach from the lowest to the highest
+    seed. A cross or triangle at the end of a line says that some seed was unstable or diverged.
+    """
+    norms = [ProbeSeries(f"{part}_norm", "block0", f"{part} norm") for part in ("query", "key")]
+    return over_steps(records, runs, [*norms, ProbeSeries("query_key_cosine", "block0", "|cosine|", "linear")])
+
+
+@figure("updates_by_epsilon")
+def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Figure:
+    """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest learning rates.
+
+    Root mean squares over a layer's elements, in the first and the last block of the largest model; geometric means
+    over seeds, bands from the lowest to the highest seed. Dashed lines are the epsilons: where a gradient comes down to
+    its epsilon, the update, before learning rate and decay, shrinks. A cross or triangle at the end of a line says that
+    some seed was unstable or diverged.
+    """
+    found = ladder(records.runs, runs)
+    if found is None or found.key != EPSILON:
+        raise NothingToDrawError(f"nothing to draw: fewer than three values of {EPSILON}, or other settings differ too")
+    some = found.runs[found.runs["size"] == found.runs["size"].max()]
+    some = some[some["lr"].isin(sorted(some["lr"].unique())[-3:])]
+    labels = some["lr"].map("LR {:g}".format)
+    labels = labels if some["rest"].nunique() == 1 else some["rest"] + ", " + labels
+    blocks = [place for place in places(records, "grad_rms") if place.endswith(".mlp_up")]
+    ends = dict.fromkeys([blocks[0], blocks[-1]]) if blocks else {}
+    names = {"grad_rms": "gradient RMS", "update_rms": "update RMS"}
+    rows = [
+        ProbeSeries(probe, end, f"{name}\n{end.partition('.')[0]}") for end in ends for probe, name in names.items()
+    ]
+    return over_steps(records, some.assign(arm=labels, lr=some["setting"]), rows, EPSILON)

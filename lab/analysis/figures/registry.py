@@ -79,6 +79,6 @@ def band_key(runs: pd.DataFrame) -> list[Any]:
     return [Patch(color=style.INK, alpha=0.25, linewidth=0, label=f"range of {seeds} seeds")] if seeds > 1 else []
 
 
-def fate_keys(runs: pd.DataFrame) -> list[Any]:
+def outcome_keys(runs: pd.DataFrame) -> list[Any]:
     """Entries for bands and for the marks of lost runs, as far as there are any."""
     return [*band_key(runs), *(key for key in style.outcome_keys() if key.get_label() in set(runs["fate"]))]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lab.analysis.gallery import NothingToDrawError, fate_keys, figure
+from lab.analysis.figures.registry import NothingToDrawError, figure, outcome_keys
 from lab.analysis.grouping import facets
 from lab.analysis.probe_values import late, near
 from lab.analysis.rendering import panels, scales, style
@@ -21,7 +21,7 @@ EPSILON = "optimizer.eps"
 MOST_ARMS = 4
 
 
-class Measured(NamedTuple):
+class SizeSeries(NamedTuple):
     """A probe as one number per run: its name for readers, where it listens in block 0, and when."""
 
     probe: str
@@ -60,7 +60,7 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
         axes.set_ylabel("" if place % columns else "peak of max\nattention logit")
         axes.tick_params(labelleft=place % columns == 0)
     scales.probe_axis(sheet.figure.axes[0])
-    sheet.keys((shown.name, style.line_keys(shades, shown.spell)), ("", fate_keys(runs)))
+    sheet.keys((shown.name, style.line_keys(shades, shown.spell)), ("", outcome_keys(runs)))
     return sheet.figure
 
 
@@ -73,7 +73,7 @@ def gradient_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     crosses and triangles as in the first figure. The dashed line is Adam's epsilon: a gradient that comes down to it no
     longer moves the weights as it should.
     """
-    return _growth(records, runs, Measured("grad_rms", "block0.mlp_up", "gradient RMS"))
+    return _growth(records, runs, SizeSeries("grad_rms", "block0.mlp_up", "gradient RMS"))
 
 
 @figure("key_gradient_with_size")
@@ -83,7 +83,7 @@ def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     As for the first MLP layer: mean over the last tenth of the run; left and middle the first block, right every block
     of the largest model; the dashed line is Adam's epsilon.
     """
-    return _growth(records, runs, Measured("grad_rms", "block0.attention.key", "gradient RMS"))
+    return _growth(records, runs, SizeSeries("grad_rms", "block0.attention.key", "gradient RMS"))
 
 
 @figure("block_output_with_size")
@@ -94,7 +94,7 @@ def block_output_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     first block; right: every block of the largest model. Geometric means over seeds, bands from the lowest to the
     highest seed; crosses and triangles as in the first figure.
     """
-    return _growth(records, runs, Measured("block_rms", "block0", "block output RMS"))
+    return _growth(records, runs, SizeSeries("block_rms", "block0", "block output RMS"))
 
 
 @figure("attention_logit_with_size")
@@ -105,14 +105,14 @@ def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     middle: the first block; right: every block of the largest model. Geometric means over seeds, bands from the lowest
     to the highest seed; crosses and triangles as in the first figure.
     """
-    return _growth(records, runs, Measured("attention_logit_max", "block0", "max attention\nlogit", _at_a_tenth))
+    return _growth(records, runs, SizeSeries("attention_logit_max", "block0", "max attention\nlogit", _at_a_tenth))
 
 
 def _at_a_tenth(records: Records, probe: str, where: str) -> pd.Series:
     return near(records, probe, where, 0.1)
 
 
-def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
+def _growth(records: Records, runs: pd.DataFrame, measured: SizeSeries) -> Figure:
     """A row of three panels per arm that has more than one size, unless there are very many."""
     depth = records.runs.set_index("id")["model.depth"]
     eps = runs["id"].map(records.runs.set_index("id")[EPSILON])
@@ -152,5 +152,5 @@ def _growth(records: Records, runs: pd.DataFrame, measured: Measured) -> Figure:
             panels.epsilon(axes, float(some["eps"].max()))
     epsilons = [line for line in sheet.figure.axes[0].lines if line.get_label() == "Adam's epsilon"]
     at_lrs, at_sizes = style.line_keys(lrs, "{:g}".format), style.line_keys(sizes, count)
-    sheet.keys(("peak learning rate", at_lrs), ("parameters", at_sizes), ("", [*fate_keys(runs), *epsilons]))
+    sheet.keys(("peak learning rate", at_lrs), ("parameters", at_sizes), ("", [*outcome_keys(runs), *epsilons]))
     return sheet.figure
