@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 import planted
 from lab.__main__ import main
-from lab.analysis import scaling
-from lab.analysis.forecast import GRADIENT, LOGIT, forecasts
-from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
-from lab.analysis.predict import say
+from lab.analysis.forecast import fits
+from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
+from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, forecasts
+from lab.analysis.forecast.report import say
 from lab.analysis.rendering import style
-from lab.analysis.scaling import bend, fit, lr_beyond, size_beyond
-from lab.analysis.threshold import calibrate
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.records.store import Records
@@ -120,7 +119,7 @@ def test_intervals_cover_what_they_say():
         said = line.predict(1e6)
         hits.append((said.low <= new <= said.high, abs(line.slope - 0.7) <= line.slope_error))
     # three standard errors of a share of 2000 are .015
-    assert np.mean(hits, axis=0) == pytest.approx([scaling.LEVEL] * 2, abs=0.015)
+    assert np.mean(hits, axis=0) == pytest.approx([fits.LEVEL] * 2, abs=0.015)
 
 
 def test_two_points_make_a_line_without_an_interval():
@@ -159,7 +158,7 @@ def test_saturation_is_seen_and_a_power_law_is_not_taken_for_it():
 def test_a_straight_line_is_seldom_called_bent():
     draw, sizes = np.random.default_rng(3), np.repeat([1e4, 3e4, 1e5], 3)
     bent = [bend(sizes, sizes * 10 ** draw.normal(0, 0.1, len(sizes))).sign for _ in range(1000)]
-    assert np.mean(np.array(bent) != 0) == pytest.approx(1 - scaling.LEVEL, abs=0.021)  # three standard errors
+    assert np.mean(np.array(bent) != 0) == pytest.approx(1 - fits.LEVEL, abs=0.021)  # three standard errors
 
 
 # Where a limit is met.
@@ -187,7 +186,7 @@ def test_limits_that_are_never_or_always_met():
     assert size_beyond(falling, 5, 1, 1e4, 1e5) == (math.inf,) * 3  # above it only where small
     assert size_beyond(falling, 0, -1, 1e4, 1e5) == (math.inf,) * 3  # an epsilon of zero
     assert size_beyond(falling, 10, -1, 1e4, 1e5) == pytest.approx([1e4] * 3)
-    far = 1e5 * scaling.REACH
+    far = 1e5 * fits.REACH
     assert size_beyond(falling, 9e4 / (1.01 * far), -1, 1e4, 1e5).middle == math.inf
     assert size_beyond(falling, 9e4 / (0.99 * far), -1, 1e4, 1e5).middle == pytest.approx(0.99 * far)
 

@@ -30,7 +30,7 @@ def show(records: Records, name: str) -> Shown:
     """
     # matplotlib takes longer to import than all else
     from lab.analysis.figures import FIGURES
-    from lab.analysis.forecast_figures import gradient_forecast, logit_forecast
+    from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
     from lab.analysis.rendering import style
 
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}

@@ -94,11 +94,11 @@ def _coordcheck(arguments: list[str]) -> None:
 
 
 def _predict(arguments: list[str]) -> None:
-    from lab.analysis import predict
+    from lab.analysis.forecast import report
 
     if len(arguments) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
-    for line in predict.predict(Path(arguments[0])):
+    for line in report.predict(Path(arguments[0])):
         print(printable(line))
 
 

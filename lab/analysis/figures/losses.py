@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lab.analysis.figures.registry import FIGURES, NothingToDrawError, band_key, figure, outcome_keys
+from lab.analysis.figures.registry import NothingToDrawError, band_key, figure, outcome_keys
 from lab.analysis.grouping import facets, ladder
 from lab.analysis.probe_values import late
 from lab.analysis.rendering import panels, scales, style

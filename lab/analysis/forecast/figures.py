@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
-from lab.analysis.forecast import GRADIENT, LOGIT, Forecast, Quantity, forecasts
+from lab.analysis.forecast.fits import Line
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, forecasts
 from lab.analysis.rendering import style
 from lab.analysis.rendering.panels import DASHED
 from lab.analysis.rendering.style import INK, OUTCOME_LOOK, OUTCOMES
-from lab.analysis.scaling import Line
 from lab.analysis.text import count
 from lab.records.store import Records
 
@@ -55,7 +55,7 @@ def gradient_forecast(records: Records) -> Figure:
     return _drawn(records, GRADIENT, "gradient RMS", "Adam's epsilon")
 
 
-def _drawn(records: Records, quantity: Quantity, what: str, limit: str) -> Figure:
+def _drawn(records: Records, quantity: ForecastQuantity, what: str, limit: str) -> Figure:
     made = forecasts(records, quantity)
     shades = style.shades(pd.concat([one.runs for one in made])["lr"], style.LR_SHADES)
     columns = style.columns_for(len(made))

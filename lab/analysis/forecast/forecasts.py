@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis import probe_values, scaling
+from lab.analysis import probe_values
 from lab.analysis.curves import points
-from lab.analysis.scaling import Bend, Line
+from lab.analysis.forecast import fits
+from lab.analysis.forecast.fits import Bend, Line, Threshold, calibrate
 from lab.analysis.sensitivity import judge
-from lab.analysis.threshold import Threshold, calibrate
 from lab.core.errors import RequestError
 from lab.records.store import Records
 
 
-class Quantity(NamedTuple):
+class ForecastQuantity(NamedTuple):
     """One number per run whose growth with size is fitted.
 
     Trouble, called ``trouble``, lies above its limit for ``sign`` 1 and below it for -1; ``look`` is the part of the
@@ -36,7 +36,7 @@ class Quantity(NamedTuple):
 
 # A tenth into a run: earlier the learning rates do not differ yet, later the unstable ones have saturated.
 LOOK = 0.1
-LOGIT = Quantity(
+LOGIT = ForecastQuantity(
     "Max attention logit of block 0, a tenth into the run",
     "unstable",
     "attention_logit_max",
@@ -45,7 +45,7 @@ LOGIT = Quantity(
     1,
     lambda records: probe_values.near(records, "attention_logit_max", "block0", LOOK),
 )
-GRADIENT = Quantity(
+GRADIENT = ForecastQuantity(
     "Gradient RMS of block0.mlp_up, mean of the last tenth of the run",
     "meets epsilon",
     "grad_rms",
@@ -97,7 +97,7 @@ class Forecast(NamedTuple):
         return bend.sign if bend else 0
 
 
-def observe(records: Records, quantity: Quantity) -> pd.DataFrame:
+def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
     """``judge(points)`` with ``value``: NaN where it is no positive number, or the run had diverged by then.
 
     Raises:
@@ -118,7 +118,7 @@ def observe(records: Records, quantity: Quantity) -> pd.DataFrame:
     return runs.assign(value=np.where(usable, value, np.nan), eps=about["optimizer.eps"].to_numpy(dtype=float))
 
 
-def forecasts(records: Records, quantity: Quantity) -> list[Forecast]:
+def forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecast]:
     """A forecast for every arm with two sizes or more.
 
     Raises:
@@ -128,14 +128,14 @@ def forecasts(records: Records, quantity: Quantity) -> list[Forecast]:
     largest = runs.groupby("arm")["size"].transform("max")
     arms = [arm for arm in runs["arm"].unique() if runs.loc[runs["arm"] == arm, "size"].nunique() > 1]
     if not arms:
-        scaling.check_sizes(runs["size"][:1])
+        fits.check_sizes(runs["size"][:1])
     return [_forecast(runs, runs[runs["size"] < largest], arm, quantity) for arm in arms]
 
 
-def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: Quantity) -> Forecast:
+def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> Forecast:
     own = runs[runs["arm"] == arm]
     limit, threshold, borrowed = _limit(runs, arm, quantity)
-    bends = {lr: scaling.bend(some["size"], some["value"]) for lr, some in _by_lr(own).items()}
+    bends = {lr: fits.bend(some["size"], some["value"]) for lr, some in _by_lr(own).items()}
     own = own.assign(beyond=_trouble(own, limit, quantity))
     score = None
     if own["size"].nunique() > 2:
@@ -144,7 +144,7 @@ def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: Quant
     return Forecast(arm, own, limit, threshold, borrowed, _lines(own), bends, score)
 
 
-def _limit(runs: pd.DataFrame, arm: str, quantity: Quantity) -> tuple[float, Threshold | None, bool]:
+def _limit(runs: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> tuple[float, Threshold | None, bool]:
     """Adam's epsilon, or the threshold: of the arm's own runs, and where these are of one kind, of all runs."""
     own = runs[runs["arm"] == arm]
     if quantity.sign < 0:
@@ -154,7 +154,7 @@ def _limit(runs: pd.DataFrame, arm: str, quantity: Quantity) -> tuple[float, Thr
     return found.value if found else math.nan, found, mine is None and found is not None
 
 
-def _trouble(runs: pd.DataFrame, limit: float, quantity: Quantity) -> pd.Series:
+def _trouble(runs: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> pd.Series:
     return runs["fate"] != "" if quantity.sign > 0 else runs["value"] <= limit
 
 
@@ -164,10 +164,10 @@ def _by_lr(runs: pd.DataFrame) -> dict[float, pd.DataFrame]:
 
 def _lines(runs: pd.DataFrame) -> dict[float, Line]:
     by_lr = _by_lr(runs[runs["value"].notna()])
-    return {lr: scaling.fit(some["size"], some["value"]) for lr, some in by_lr.items() if some["size"].nunique() > 1}
+    return {lr: fits.fit(some["size"], some["value"]) for lr, some in by_lr.items() if some["size"].nunique() > 1}
 
 
-def _score(runs: pd.DataFrame, small: pd.DataFrame, limit: float, quantity: Quantity) -> Score:
+def _score(runs: pd.DataFrame, small: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> Score:
     size = int(runs["size"].max())
     lines, rows = _lines(small), {}
     for lr, some in _by_lr(runs[runs["size"] == size]).items():

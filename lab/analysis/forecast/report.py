@@ -1,15 +1,26 @@
-"""Forecasts in sentences: the limit, the score on the largest size, what is to come, and what to mind."""
+"""What `lab predict` says: forecasts with their scores, limits and cautions, in words, tables and figures."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from lab.analysis import scaling
-from lab.analysis.forecast import Forecast, Quantity, Score
-from lab.analysis.scaling import Crossing, Line
+import pandas as pd
+
+from lab.analysis import text
+from lab.analysis.curves import load, points
+from lab.analysis.forecast import fits
+from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
+from lab.analysis.forecast.fits import REACH, Crossing, Line
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, forecasts
+from lab.analysis.rendering import style
 from lab.analysis.text import count, listed, spell
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.records.store import Records
 
 FARTHER = (4, 10, 100, 1000)
 # Share of held-out runs inside a 95 % interval below which the interval is called too narrow.
@@ -20,7 +31,7 @@ BENT = " ~"
 DUMB = "logits do not tell unstable runs from stable ones"
 
 
-def sentences(made: Forecast, quantity: Quantity) -> Iterator[str]:
+def sentences(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     """What there is to say of one arm beside its table."""
     yield from _limit(made, quantity)
     if made.lines:
@@ -29,7 +40,7 @@ def sentences(made: Forecast, quantity: Quantity) -> Iterator[str]:
     yield from _left_out(made)
 
 
-def _limit(made: Forecast, quantity: Quantity) -> Iterator[str]:
+def _limit(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     runs, found = made.runs, made.threshold
     lost = int((runs["fate"] != "").sum())
     if quantity.sign < 0:
@@ -74,13 +85,13 @@ def _score(score: Score | None, sizes: list[int], sign: int) -> Iterator[str]:
         yield "The intervals are too narrow here: growth is not quite a power law. Take them for the least uncertainty."
 
 
-def _ahead(made: Forecast, quantity: Quantity) -> Iterator[str]:
+def _ahead(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     if math.isnan(made.limit) or not made.limit:
         return
     lrs, largest = sorted(made.lines), made.sizes[-1]
     at: dict[str, list[str]] = {}
     for times in FARTHER:
-        found = scaling.lr_beyond(made.lines, made.limit, quantity.sign, times * largest)
+        found = fits.lr_beyond(made.lines, made.limit, quantity.sign, times * largest)
         words = span(found, "{:.2g}".format, lrs[0], lrs[-1])
         at.setdefault(words, []).append(f"{count(times * largest)} ({times}x)")
     said = "; ".join(f"{words} at {listed(sizes)}" for words, sizes in at.items())
@@ -91,11 +102,11 @@ def _along(made: Forecast) -> Iterator[str]:
     largest = made.sizes[-1]
     top = made.runs[made.runs["size"] == largest].dropna(subset="value")
     if top["lr"].nunique() > 1:
-        against = slope(scaling.fit(top["lr"], top["value"]))
+        against = slope(fits.fit(top["lr"], top["value"]))
         yield f"Along the learning rates at {count(largest)} the slope is {against}."
 
 
-def _cautions(made: Forecast, quantity: Quantity) -> Iterator[str]:
+def _cautions(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     ways = {-1: ("downward" + " (saturation)" * (quantity.sign > 0), "much"), 1: ("upward", "little")}
     for sign, (way, amount) in ways.items():
         bent = [spell(lr) for lr in made.lines if made.way(lr) == sign]
@@ -136,3 +147,83 @@ def span(crossing: Crossing, say: Callable[[float], str], first: float, last: fl
 
     middle, *ends = (place(at) if not math.isnan(at) else "" for at in crossing)
     return middle if {*ends} <= {middle, ""} else f"{middle} ({ends[0]} to {ends[1]})"
+
+
+SCORED = ("held-out error", "inside", "class right")
+WIDE = 120
+LEGEND = """Slopes are in log10 per decade; errors in log10, predicted minus measured (geometric mean over seeds). In
+brackets: where the ends of the 95 % interval for one new run would have it. ≤ already at the smallest run, > not up to
+the largest looked at."""
+
+
+def predict(folder: Path) -> list[str]:
+    """What ``say`` says of a results folder; writes ``figures/*_forecast.svg`` into it.
+
+    Raises:
+        RequestError: the folder cannot be read, has one size only, or recorded neither quantity.
+    """
+    records = load(folder)
+    lines = say(records)
+    for draw in (logit_forecast, gradient_forecast):
+        try:
+            figure = draw(records)
+        except RequestError:  # which has been said
+            continue
+        path = folder / "figures" / f"{draw.__name__}.svg"
+        files.write_text(path, style.svg(figure, draw.__name__))
+        lines.append(f"figure: {path}")
+    return lines
+
+
+def say(records: Records) -> list[str]:
+    """Lines of text on both quantities in every arm.
+
+    Raises:
+        RequestError: no arm has two sizes, or neither quantity was recorded.
+    """
+    lines, refused, told = [], [], set()
+    for quantity in (LOGIT, GRADIENT):
+        try:
+            made = forecasts(records, quantity)
+            lines += [line for one in made for line in [*_about(one, quantity), ""]]
+            told |= {one.arm for one in made}
+        except RequestError as refusal:
+            refused.append(refusal)
+            lines += [f"{quantity.name}: {refusal}", ""]
+    if len(refused) == 2:
+        raise refused[0]
+    alone = [arm for arm in points(records.runs)["arm"].unique() if arm not in told]
+    if alone:
+        lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(alone)}.", WIDE), ""]
+    return [*lines, *textwrap.wrap(LEGEND, WIDE)]
+
+
+def _about(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
+    yield f"{quantity.name}; {made.arm}"
+    if made.lines:
+        yield from text.plain_text(_table(made, quantity))
+    for sentence in sentences(made, quantity):
+        yield from textwrap.wrap(sentence, WIDE)
+
+
+def _table(made: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
+    """A row per learning rate; the slope is in log10 per decade of parameters."""
+    rows = []
+    for lr, line in made.lines.items():
+        row = {"learning rate": spell(lr) + BENT * bool(made.way(lr)), "slope in size": slope(line)}
+        if made.score is not None:
+            row |= _scored(made.score, lr)
+        if not math.isnan(made.limit):
+            crossing = fits.size_beyond(line, made.limit, quantity.sign, made.sizes[0], made.sizes[-1])
+            row[f"{quantity.trouble} at"] = span(crossing, count, made.sizes[0], REACH * made.sizes[-1])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _scored(score: Score, lr: float) -> dict[str, str]:
+    if lr not in score.table.index:
+        return dict.fromkeys(SCORED, "")
+    row = score.table.loc[lr].to_dict()
+    error = "" if math.isnan(row["error"]) else f"{row['error']:+.2f}"
+    shares = [f"{row[part]:.0f} of {row[of]:.0f}" if row[of] else "" for part, of in SHARES.values()]
+    return dict(zip(SCORED, [error, *shares], strict=True))

@@ -1,0 +1,1 @@
+"""Forecasts from small models: at which size or learning rate runs will be unstable."""
