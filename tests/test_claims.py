@@ -13,10 +13,10 @@ import pytest
 import planted
 import planted_claims
 from lab.__main__ import main
-from lab.analysis import external, findings, scoreboard, sensitivity
-from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, decide
-from lab.analysis.evidence import Evidence
-from lab.analysis.judging import verdict
+from lab.analysis import findings, sensitivity
+from lab.analysis.claims import replication, scoreboard
+from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, decide, judge_claim
 from lab.analysis.sensitivity import study
 from lab.analysis.statistics import student_t
 
@@ -57,8 +57,8 @@ def test_the_interval_shown_is_that_of_the_weakest_part() -> None:
 def test_an_arm_in_which_more_changes_than_the_claim_says_is_no_arm() -> None:
     """The arm with qk-layernorm has another batch size as well."""
     off, on = planted.cards(arms=["z_loss"]), planted.cards(arms=["qk_layernorm+z_loss"], batch_size=32)
-    assert verdict(LOWERS, [evidence([*off, *on])]).verdict == "not run"
-    assert verdict(LOWERS, [evidence(planted.cards())]).verdict == "reproduced"
+    assert judge_claim(LOWERS, [evidence([*off, *on])]).verdict == "not run"
+    assert judge_claim(LOWERS, [evidence(planted.cards())]).verdict == "reproduced"
 
 
 def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
@@ -67,28 +67,28 @@ def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
     for card, change in zip(off, changes, strict=True):
         change["final_val_loss"] -= 1e-12 * (card["optimizer.lr"] == 0.3)
     on = [planted.card(**{**card, **change, "id": None}) for card, change in zip(off, changes, strict=True)]
-    found = verdict(LOWERS, [evidence([*off, *on])])
+    found = judge_claim(LOWERS, [evidence([*off, *on])])
     assert (found.verdict, found.seeds, found.effect) == ("inconclusive", 3, 0.0)
 
 
 def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
     small, large = evidence(planted.cards(widths=[32]), "small"), evidence(planted.cards(), "large")
-    assert verdict(LOWERS, [small, large]).folder == "large"
-    assert verdict(LOWERS, [large, evidence(planted.cards(), "as large")]).folder == "large"
+    assert judge_claim(LOWERS, [small, large]).folder == "large"
+    assert judge_claim(LOWERS, [large, evidence(planted.cards(), "as large")]).folder == "large"
 
 
 def test_a_trend_of_an_undertrained_arm_settles_nothing_but_its_instability_part_does() -> None:
     """Tiny runs on bytes: S falls with size, since more and more learning rates train in time."""
     runs = evidence(planted.cards(widths=[32, 64, 128]))
-    whole = verdict(CLAIMS["sensitivity_rises_without"], [runs])
+    whole = judge_claim(CLAIMS["sensitivity_rises_without"], [runs])
     assert whole.verdict == "inconclusive"
     assert whole.reason.startswith("undertrained")
-    assert verdict(CLAIMS["instability_rises_without"], [runs]).verdict == "reproduced"
+    assert judge_claim(CLAIMS["instability_rises_without"], [runs]).verdict == "reproduced"
 
 
 def test_a_curve_stuck_at_chance_is_no_stable_curve() -> None:
     stuck = planted.cards(arms=["qk_layernorm+z_loss"], final_val_loss=planted.BIGRAM + 1)
-    found = verdict(LOWERS, [evidence([*planted.cards(arms=["z_loss"]), *stuck])])
+    found = judge_claim(LOWERS, [evidence([*planted.cards(arms=["z_loss"]), *stuck])])
     assert found.verdict == "inconclusive"
     assert "never fell below the bigram" in found.reason
 
@@ -96,7 +96,7 @@ def test_a_curve_stuck_at_chance_is_no_stable_curve() -> None:
 def test_a_folder_of_failed_runs_proves_nothing(tmp_path: Path) -> None:
     failed = [{**card, "status": "failed", "final_val_loss": None} for card in planted.cards(widths=[32], seeds=[0])]
     planted.write(tmp_path / "failed", failed)
-    assert {line.verdict.verdict for line in scoreboard.judged(scoreboard.read([tmp_path]))} == {"not run"}
+    assert {line.verdict.verdict for line in scoreboard.judge_all(scoreboard.read([tmp_path]))} == {"not run"}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_the_readme_shows_what_the_committed_results_say() -> None:
     if start not in README:
         pytest.skip("the README has no scoreboard")
     shown = README[README.index(start) : README.index(end) + len(end)]
-    assert shown == scoreboard.written([HOME / "results"], "--markdown")
+    assert shown == scoreboard.render([HOME / "results"], "--markdown")
 
 
 def test_every_figure_named_is_ours() -> None:
@@ -159,7 +159,7 @@ def test_every_figure_named_is_ours() -> None:
 
 def test_the_replication_by_others_is_held_against_our_curves() -> None:
     runs = planted_claims.cards("output_logits", {0: True, 1: True, 2: True})
-    calm, starts, shares, set_up = list(external.compare([Evidence("ours", planted_claims.records(runs))]))[1:]
+    calm, starts, shares, set_up = list(replication.compare([Evidence("ours", planted_claims.records(runs))]))[1:]
     assert "theirs 0.007; ours 0.000" in calm
     assert starts.endswith("0.03 at 221M; ours 0.03 at 24.6k, 0.03 at 98.3k")
     # planted rises of 0.1 and 0.5 per decade above 1e-2, beside an under-training part of 0.02 * log10(10/3) / 5
@@ -167,7 +167,7 @@ def test_the_replication_by_others_is_held_against_our_curves() -> None:
     share = (low + 0.1 * rise) / (low + 0.5 * rise)
     assert f"0.27 at 221M; ours {share:.2f} at 24.6k" in shares
     assert "SwiGLU" in set_up
-    assert "not run" in "".join(external.compare([]))
+    assert "not run" in "".join(replication.compare([]))
 
 
 def test_the_optimum_between_grid_points_is_found() -> None:

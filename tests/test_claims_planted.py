@@ -8,10 +8,9 @@ from functools import cache
 import pytest
 
 import planted_claims
-from lab.analysis import scoreboard
-from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, Claim
-from lab.analysis.evidence import Arm, Evidence
-from lab.analysis.judging import Verdict, verdict
+from lab.analysis.claims import scoreboard
+from lab.analysis.claims.evidence import ArmTables, Evidence
+from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, Claim, Verdict, judge_claim
 
 NAMES = list(CLAIMS)
 HOLDS, FAILS = dict.fromkeys(range(3), True), dict.fromkeys(range(3), False)
@@ -31,10 +30,10 @@ def evidence(sweep: str, good: tuple[tuple[int, bool], ...], without: frozenset[
 
 
 def came(claim: Claim, good: dict[int, bool], without: frozenset[str] = frozenset(), nan: bool = False) -> Verdict:
-    return verdict(claim, evidence(claim.sweep, tuple(good.items()), without, nan))
+    return judge_claim(claim, evidence(claim.sweep, tuple(good.items()), without, nan))
 
 
-def used(claim: Claim) -> list[Arm]:
+def used(claim: Claim) -> list[ArmTables]:
     """The arms that a claim looks at."""
     (one,) = evidence(claim.sweep, tuple(HOLDS.items()), frozenset(), False)
     (some,) = [setting for setting in one.settings(claim.frees) if setting.holds(claim.holds)]
@@ -85,8 +84,8 @@ def test_two_seeds_are_too_few(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_without_runs_there_is_no_verdict(name: str) -> None:
     claim = CLAIMS[name]
-    assert verdict(claim, []).verdict == "not run"
-    assert f"lab sweep {claim.sweep}" in verdict(claim, []).reason
+    assert judge_claim(claim, []).verdict == "not run"
+    assert f"lab sweep {claim.sweep}" in judge_claim(claim, []).reason
     first, *others = used(claim)
     found = came(claim, HOLDS, frozenset().union(*(arm.ids for arm in others or [first])))
     assert (found.verdict, found.seeds) == ("not run", 0), found

@@ -12,7 +12,8 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from traitlets.config import Config
 
-from lab.analysis import load, scoreboard, show, verdicts
+from lab.analysis import load, show, verdicts
+from lab.analysis.claims import scoreboard
 from lab.core.errors import RequestError
 
 HOME = Path(__file__).parents[1]
@@ -101,7 +102,7 @@ def test_a_figure_is_shown_with_its_caption(name: str) -> None:
 
 
 def test_verdicts_are_those_of_the_scoreboard() -> None:
-    lines = [line for line in scoreboard.judged(scoreboard.read([QUICKSTART])) if line.claim.figure in ("1", "E.2")]
+    lines = [line for line in scoreboard.judge_all(scoreboard.read([QUICKSTART])) if line.claim.figure in ("1", "E.2")]
     table = verdicts(QUICKSTART, "E.2", "1")
     assert table["claim"].tolist() == [line.claim.sentence for line in lines]
     assert table["verdict"].tolist() == [line.verdict.verdict for line in lines]

@@ -1,7 +1,7 @@
 """From records to curves, sensitivity, figures and a page; pandas and matplotlib only, never torch."""
 
+from lab.analysis.claims.scoreboard import verdicts
 from lab.analysis.curves import load, points
-from lab.analysis.scoreboard import verdicts
 from lab.analysis.sensitivity import all_pairs, by_curve, judge, paired, per_seed, study
 from lab.analysis.showing import show
 from lab.records.store import Records

@@ -103,10 +103,10 @@ def _predict(arguments: list[str]) -> None:
 
 
 def _claims(arguments: list[str]) -> None:
-    from lab.analysis import scoreboard
+    from lab.analysis.claims import scoreboard
 
     folders, given = _options(arguments, switches=["--json", "--markdown"])
-    print(printable(scoreboard.written([Path(folder) for folder in folders or ["results"]], *given)))
+    print(printable(scoreboard.render([Path(folder) for folder in folders or ["results"]], *given)))
 
 
 def _export(arguments: list[str]) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lab.analysis.claims import ON, QK, WIDTH, Z_LOSS
-from lab.analysis.claims_output import DECAY, PLAIN_LOSS, WITH_Z
-from lab.analysis.evidence import Arm, Evidence, LackingError, extent
+from lab.analysis.claims.evidence import ArmTables, Evidence, MissingRunsError, extent
+from lab.analysis.claims.judging import ON, QK, WIDTH, Z_LOSS
+from lab.analysis.claims.output import DECAY, PLAIN_LOSS, WITH_Z
 from lab.analysis.sensitivity import regret
 from lab.analysis.text import count
 
@@ -82,13 +82,13 @@ def _ours(folders: Sequence[Evidence]) -> Iterator[tuple[Sequence[float], Curves
         if some.holds({QK: ON}):
             try:
                 off, on = some.arms(PLAIN_LOSS, WITH_Z)
-            except LackingError:
+            except MissingRunsError:
                 continue
             if off.sizes == on.sizes and min(off.lrs) <= CALM and off.whole and on.whole:
                 yield off.lrs, _means(off), _means(on), _set_up(off)
 
 
-def _set_up(arm: Arm) -> str:
+def _set_up(arm: ArmTables) -> str:
     runs = arm.evidence.records.runs
     run = runs[runs["id"].isin(arm.ids)].iloc[0]
     return (
@@ -97,6 +97,6 @@ def _set_up(arm: Arm) -> str:
     )
 
 
-def _means(arm: Arm) -> Curves:
+def _means(arm: ArmTables) -> Curves:
     table = pd.DataFrame({lr: arm.loss(lr).mean() for lr in arm.lrs})
     return {count(size): list(losses) for size, losses in zip(table.index, table.to_numpy(), strict=True)}

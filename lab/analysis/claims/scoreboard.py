@@ -10,18 +10,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-import lab.analysis.claims_attention
-import lab.analysis.claims_epsilon
-import lab.analysis.claims_gradients
-import lab.analysis.claims_logits
-import lab.analysis.claims_output
-import lab.analysis.claims_recipe
-import lab.analysis.claims_shape
-import lab.analysis.claims_width  # noqa: F401  (these eight fill the registry)
-from lab.analysis.claims import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim
-from lab.analysis.evidence import Evidence
-from lab.analysis.external import compare
-from lab.analysis.judging import Verdict, verdict
+from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim, Verdict, judge_claim
+from lab.analysis.claims.replication import compare
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 
@@ -48,7 +39,7 @@ OURS = {
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 
 
-class Line(NamedTuple):
+class ScoreboardRow(NamedTuple):
     """A claim and how it came out."""
 
     claim: Claim
@@ -84,10 +75,10 @@ def read(places: Sequence[Path]) -> list[Evidence]:
     return [Evidence(str(folder), records) for folder, records in found.items() if records]
 
 
-def judged(folders: Sequence[Evidence], figures: Collection[str] = FIGURES_OF_THE_PAPER) -> list[Line]:
+def judge_all(folders: Sequence[Evidence], figures: Collection[str] = FIGURES_OF_THE_PAPER) -> list[ScoreboardRow]:
     """Every claim of these figures of the paper, in their order, judged on these folders."""
     known = sorted((CLAIMS[name] for name in CLAIMS), key=lambda one: (_order(one), one.place))
-    return [Line(claim, verdict(claim, folders)) for claim in known if claim.figure in figures]
+    return [ScoreboardRow(claim, judge_claim(claim, folders)) for claim in known if claim.figure in figures]
 
 
 def verdicts(place: str | Path, *figures: str) -> pd.DataFrame:
@@ -99,7 +90,7 @@ def verdicts(place: str | Path, *figures: str) -> pd.DataFrame:
     for figure in figures:
         if figure not in FIGURES_OF_THE_PAPER:
             raise RequestError(f"the paper has no figure {figure!r}; {nearest(figure, FIGURES_OF_THE_PAPER)}")
-    lines = judged(read([Path(place)]), figures or FIGURES_OF_THE_PAPER)
+    lines = judge_all(read([Path(place)]), figures or FIGURES_OF_THE_PAPER)
     return pd.DataFrame(
         {
             "figure": [one.claim.figure for one in lines],
@@ -116,16 +107,16 @@ def _order(claim: Claim) -> int:
     return FIGURES_OF_THE_PAPER.index(claim.figure)
 
 
-def written(places: Sequence[Path], *style: str) -> str:
+def render(places: Sequence[Path], *style: str) -> str:
     """All of it for ``lab claims``: for the eye, or as ``--json`` or ``--markdown``."""
     folders = read(places)
-    lines = judged(folders)
+    lines = judge_all(folders)
     if style:
         return {"--json": as_json, "--markdown": markdown}[style[-1]](lines)
     return "\n".join([*text(lines), "", *compare(folders)])
 
 
-def text(lines: Sequence[Line]) -> Iterator[str]:
+def text(lines: Sequence[ScoreboardRow]) -> Iterator[str]:
     """A line per claim, the reason of one that did not come out below it; a count at the end."""
     rows = [(f"fig {one.claim.figure}", one.verdict.verdict, one.effect, str(one.verdict.seeds)) for one in lines]
     rows = [("paper", "verdict", "effect [95 % interval]", "seeds"), *rows]
@@ -139,18 +130,18 @@ def text(lines: Sequence[Line]) -> Iterator[str]:
     yield tally(lines)
 
 
-def tally(lines: Sequence[Line]) -> str:
+def tally(lines: Sequence[ScoreboardRow]) -> str:
     """``60 claims: 30 reproduced, ...``."""
     came = [one.verdict.verdict for one in lines]
     return f"{len(lines)} claims: {', '.join(f'{came.count(name)} {name}' for name in VERDICTS)}"
 
 
-def as_json(lines: Sequence[Line]) -> str:
+def as_json(lines: Sequence[ScoreboardRow]) -> str:
     """A list of objects with ``claim, figure, verdict, effect, low, high, seeds, reason``; null where unknown."""
     return json.dumps([_plain(one) for one in lines], indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def _plain(line: Line) -> dict[str, str | float | int | None]:
+def _plain(line: ScoreboardRow) -> dict[str, str | float | int | None]:
     found = line.verdict
     numbers = {name: getattr(found, name) for name in ("effect", "low", "high")}
     known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
@@ -158,7 +149,7 @@ def _plain(line: Line) -> dict[str, str | float | int | None]:
     return {**said, **known, "seeds": found.seeds, "reason": found.reason}
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[ScoreboardRow]) -> str:
     """The table of the README, between its marks."""
     head = ["| figure | claim | verdict | effect [95 % interval] | seeds | why not |", "|---|---|---|---|---|---|"]
     cells = [

@@ -1,0 +1,1 @@
+"""Claims of papers, judged by the records."""
