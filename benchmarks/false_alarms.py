@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab.analysis.baseline import Baseline, read
-from lab.analysis.regression import REGRESSION, compare
+from lab.analysis.guard.baseline import Baseline, read
+from lab.analysis.guard.compare import REGRESSION, compare_baselines
 
 HERE = Path(__file__).parent
 SMOKE = HERE.parent / "results" / "baselines" / "smoke.json"
@@ -95,7 +95,7 @@ def rates(world: Baseline, old: int, new: int, first: int, change: Change) -> tu
     for _ in range(DRAWS):
         before = world._replace(runs=drawn(world, old, 0, chance))
         now = world._replace(runs=change(drawn(world, new, first, chance), world))
-        check = compare(before, now, 0.05)
+        check = compare_baselines(before, now, 0.05)
         assert not check.reasons
         found += check.verdict == REGRESSION
         plain += any(one.low > 0 for one in check.changes if one.unit == "nats/token" and not np.isnan(one.equivalence))

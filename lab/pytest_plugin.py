@@ -24,7 +24,7 @@ import pytest
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lab.analysis.regression import Check
+    from lab.analysis.guard.compare import Comparison
 
 
 # What came of training a sweep in this session, by sweep and overrides: its folder, or why there is none.
@@ -62,14 +62,14 @@ class SensitivityCurve:
         return analysis.study([self.folder]).curves
 
     @cached_property
-    def checked(self) -> Check:
+    def checked(self) -> Comparison:
         """What ``lab check`` finds."""
-        from lab.analysis import check
+        from lab.analysis.guard import check
         from lab.core import files
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
-        held = check.check(self.folder, Path(self.baseline), self.margin)
+        held = check.check_folder(self.folder, Path(self.baseline), self.margin)
         files.write_text(self.folder / "check.html", held.page())
         return held.check
 
@@ -79,11 +79,11 @@ class SensitivityCurve:
         Raises:
             RegressionError: the verdict is not ``ok``.
         """
-        from lab.analysis import verdict
+        from lab.analysis.guard import render
 
         __tracebackhide__ = True  # the verdict says it all
         if self.checked.verdict != "ok":
-            raise RegressionError("\n".join(verdict.text(self.checked)))
+            raise RegressionError("\n".join(render.text(self.checked)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -120,7 +120,7 @@ def _curve(
     overrides: Sequence[str] = (),
 ) -> SensitivityCurve:
     """What is not said here, the options say; a sweep is trained once per session, whoever asks for it."""
-    from lab.analysis.check import margin_of
+    from lab.analysis.guard.check import margin_of
 
     sweep, baseline = sweep or config.getoption("--lab-sweep"), baseline or config.getoption("--lab-baseline")
     if not sweep:

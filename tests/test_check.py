@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lab.__main__ import main
-from lab.analysis import baseline, regression
+from lab.analysis.guard import baseline, compare
 from lab.core.errors import RequestError
 from planted import BOTH, card, cards, write
 
@@ -48,14 +48,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def saved(folders: dict[str, Path], tmp_path: Path) -> Path:
-    baseline.save(baseline.taken(folders["good"]), tmp_path / "saved.json")
+    baseline.save(baseline.from_folder(folders["good"]), tmp_path / "saved.json")
     return tmp_path / "saved.json"
 
 
 def test_a_baseline_file_says_what_its_folder_says(folders: dict[str, Path], saved: Path) -> None:
     old = baseline.read(saved)
-    for new in (baseline.taken(folders["good"]), baseline.read(folders["good"])):
-        found = regression.compare(old, new, 0.05)
+    for new in (baseline.from_folder(folders["good"]), baseline.read(folders["good"])):
+        found = compare.compare_baselines(old, new, 0.05)
         assert found.verdict == "ok"
         assert found.remarks == []
         assert all(abs(change.change) < 1e-5 for change in found.changes if change.margin != change.before)
@@ -74,7 +74,7 @@ def test_a_baseline_is_small_has_a_line_per_run_and_no_path(folders: dict[str, P
 def test_one_changed_run_changes_one_line(folders: dict[str, Path], saved: Path, tmp_path: Path) -> None:
     made = list(cards())
     made[7] = {**made[7], "final_val_loss": 2.5}
-    baseline.save(baseline.taken(write(tmp_path / "good", made)), tmp_path / "other.json")
+    baseline.save(baseline.from_folder(write(tmp_path / "good", made)), tmp_path / "other.json")
     before, after = saved.read_text().splitlines(), (tmp_path / "other.json").read_text().splitlines()
     assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
 
@@ -83,10 +83,10 @@ def test_losses_that_are_no_numbers_survive(tmp_path: Path) -> None:
     made = [
         {**one, **({"final_val_loss": math.nan, "status": "diverged"} if one["seed"] == 1 else {})} for one in cards()
     ]
-    old = baseline.taken(write(tmp_path / "nan", made))
+    old = baseline.from_folder(write(tmp_path / "nan", made))
     baseline.save(old, tmp_path / "nan.json")
     assert "NaN" not in (tmp_path / "nan.json").read_text()
-    found = regression.compare(baseline.read(tmp_path / "nan.json"), old, 0.05)
+    found = compare.compare_baselines(baseline.read(tmp_path / "nan.json"), old, 0.05)
     assert found.verdict == "ok"
     assert all(change.verdict == "same" for change in found.changes if change.margin != change.before)
 
@@ -97,9 +97,9 @@ def test_infinite_settings_and_data_that_differ_survive(tmp_path: Path) -> None:
         for key, value in (("optimizer.clip", math.inf), ("data_fingerprint", "b"))
         for one in cards()
     ]
-    old = baseline.taken(write(tmp_path / "inf", [*runs, *cards()]))
+    old = baseline.from_folder(write(tmp_path / "inf", [*runs, *cards()]))
     baseline.save(old, tmp_path / "inf.json")
-    found = regression.compare(baseline.read(tmp_path / "inf.json"), old, 0.05)
+    found = compare.compare_baselines(baseline.read(tmp_path / "inf.json"), old, 0.05)
     assert (found.verdict, found.remarks) == ("ok", [])
 
 
@@ -126,9 +126,9 @@ def test_a_baseline_edited_by_hand_is_refused(saved: Path) -> None:
 
 
 def test_a_single_arm_makes_a_baseline(tmp_path: Path) -> None:
-    old = baseline.taken(write(tmp_path / "one", list(cards(arms=BOTH[:1], widths=(32,)))))
+    old = baseline.from_folder(write(tmp_path / "one", list(cards(arms=BOTH[:1], widths=(32,)))))
     baseline.save(old, tmp_path / "one.json")
-    assert regression.compare(baseline.read(tmp_path / "one.json"), old, 0.05).verdict == "ok"
+    assert compare.compare_baselines(baseline.read(tmp_path / "one.json"), old, 0.05).verdict == "ok"
 
 
 def test_too_few_seeds_make_none(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from lab.analysis import check as gate
-from lab.analysis import load, regression, verdict
+from lab.analysis import load
 from lab.analysis.curves import points
-from lab.analysis.regression import Check
+from lab.analysis.guard import check as gate
+from lab.analysis.guard import compare, render
+from lab.analysis.guard.compare import Comparison
 from lab.analysis.sensitivity import paired
 from lab.interventions.attention import QKLayerNorm
 from lab.interventions.loss_terms import ZLoss
@@ -51,12 +52,12 @@ def test_qk_layernorm_lowers_sensitivity_beyond_the_spread_of_seeds(smoke: Path)
 
 def test_the_smoke_sweep_is_what_it_was(smoke: Path) -> None:
     found = check(smoke, SMOKE)
-    assert found.verdict == "ok", "\n".join(verdict.text(found))
-    assert len(found.changes) == 2 * len(regression.QUANTITIES) + 1
+    assert found.verdict == "ok", "\n".join(render.text(found))
+    assert len(found.changes) == 2 * len(compare.QUANTITIES) + 1
 
 
-def check(folder: Path, baseline: Path, margin: float = 0.05) -> Check:
-    return gate.check(folder, baseline, margin).check
+def check(folder: Path, baseline: Path, margin: float = 0.05) -> Comparison:
+    return gate.check_folder(folder, baseline, margin).check
 
 
 def qk_layernorm_off(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def broken(fault: Fault, folder: Path, *words: str) -> Path:
     return folder
 
 
-def told(found: Check) -> set[str]:
+def told(found: Comparison) -> set[str]:
     return {f"{change.arm}: {change.quantity}" for change in found.changes if change.verdict == "regression"}
 
 
@@ -168,4 +169,4 @@ def test_what_the_smoke_sweep_cannot_see_another_sweep_does(name: str, tmp_path:
     assert check(broken(fault, tmp_path / "smoke", "smoke"), SMOKE).verdict == "ok"
     finished(tmp_path / "whole", "sweep", *words, "hydra/launcher=basic")
     found = check(broken(fault, tmp_path / "broken", *words), tmp_path / "whole", margin)
-    assert found.verdict == "regression", "\n".join(verdict.text(found))
+    assert found.verdict == "regression", "\n".join(render.text(found))

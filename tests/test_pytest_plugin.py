@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab import pytest_plugin
-from lab.analysis import baseline
+from lab.analysis.guard import baseline
 from planted import cards, write
 from sweeping import finished
 
@@ -63,7 +63,7 @@ def run(outside: pytest.Pytester, *words: str | Path) -> pytest.RunResult:
 def test_a_test_trains_its_sweep_and_compares(outside: pytest.Pytester) -> None:
     (outside.path / "tiny.yaml").write_text(TINY)
     finished(outside.path / "before", "sweep", "tiny.yaml", "hydra/launcher=basic")
-    baseline.save(baseline.taken(outside.path / "before"), outside.path / "good.json")
+    baseline.save(baseline.from_folder(outside.path / "before"), outside.path / "good.json")
     told = json.loads((outside.path / "good.json").read_text())
     for one in told["curves"][0]["runs"]:
         one["loss"] -= 1
@@ -78,7 +78,7 @@ def test_a_test_trains_its_sweep_and_compares(outside: pytest.Pytester) -> None:
 
 def test_the_options_alone_are_a_test(folder: Path, outside: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest_plugin, "train", lambda sweep, overrides, out: folder)
-    baseline.save(baseline.taken(folder), outside.path / "b.json")
+    baseline.save(baseline.from_folder(folder), outside.path / "b.json")
     words = ("--lab-sweep", "smoke", "--lab-baseline")
     run(outside, *words, "b.json").assert_outcomes(passed=1)
     ended = run(outside, *words, "none.json")

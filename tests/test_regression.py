@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lab.analysis import baseline, regression
-from lab.analysis.baseline import Baseline
+from lab.analysis.guard import baseline, compare
+from lab.analysis.guard.baseline import Baseline
 from lab.analysis.statistics import difference
 from planted import BOTH, LRS, cards, records
 
@@ -23,17 +23,17 @@ WORSE, BETTER = "regression", "better"
 def curves(change: Callable[[Card], dict[str, Any]] = lambda card: {}, name: str = "now", **more: Any) -> Baseline:
     """Planted curves of two arms and two sizes, each card changed, in the form of a baseline."""
     made = [{**card, **change(card)} for card in cards(**more)]
-    return baseline.of(records(made), name)
+    return baseline.from_records(records(made), name)
 
 
 OLD = curves(name="then")
 
 
 def check(change: Callable[[Card], dict[str, Any]] = lambda card: {}, margin: float = 0.05, **more: Any) -> Any:
-    return regression.compare(OLD, curves(change, **more), margin)
+    return compare.compare_baselines(OLD, curves(change, **more), margin)
 
 
-def verdicts(found: regression.Check) -> dict[str, set[str]]:
+def verdicts(found: compare.Comparison) -> dict[str, set[str]]:
     """Every verdict but `same`, by quantity."""
     told: dict[str, set[str]] = {}
     for change in found.changes:
@@ -138,7 +138,7 @@ def test_an_arm_that_gets_better_and_so_turns_the_order_is_none_the_worse() -> N
         return {"final_val_loss": 2.0 + 0.001 * card["seed"]} if card["intervention"] == BOTH[0] else {}
 
     old = curves(shifted(0.6, arm=BOTH[0], above=3e-2), "then")
-    found = regression.compare(old, curves(cured), 0.05)
+    found = compare.compare_baselines(old, curves(cured), 0.05)
     order = [change for change in found.changes if change.quantity.startswith("sensitivity of")]
     assert [change.verdict for change in order] == [BETTER] * 2
 
@@ -151,7 +151,7 @@ def test_infinite_attention_logits_have_grown() -> None:
     heard = records(list(cards()))
     loud = heard.metrics["probe"].eq("attention_logit_max") & heard.metrics["step"].gt(0)
     heard.metrics.loc[loud, "value"] = math.inf
-    found = regression.compare(OLD, baseline.of(heard, "now"), 0.05)
+    found = compare.compare_baselines(OLD, baseline.from_records(heard, "now"), 0.05)
     assert verdicts(found) == {"growth of the attention logits": {f"{WORSE} {arm}" for arm in BOTH}}
 
 
@@ -161,7 +161,7 @@ def test_attention_logits_that_grow_further_are_found() -> None:
         heard = records(made)
         loud = heard.metrics["probe"].eq("attention_logit_max") & heard.metrics["step"].gt(0)
         heard.metrics.loc[loud, "value"] *= times
-        found = regression.compare(OLD, baseline.of(heard, "now"), 0.05)
+        found = compare.compare_baselines(OLD, baseline.from_records(heard, "now"), 0.05)
         assert found.verdict == verdict
         assert set(verdicts(found)) <= {"growth of the attention logits"}
 
@@ -169,7 +169,7 @@ def test_attention_logits_that_grow_further_are_found() -> None:
 def test_without_that_probe_the_rest_is_judged_and_it_is_said() -> None:
     heard = records(list(cards()))
     deaf = heard._replace(metrics=heard.metrics[heard.metrics["probe"] != "attention_logit_max"])
-    found = regression.compare(OLD, baseline.of(deaf, "now"), 0.05)
+    found = compare.compare_baselines(OLD, baseline.from_records(deaf, "now"), 0.05)
     assert found.verdict == "ok"
     assert len(found.changes) == 6 * 4 + 1
     why = "growth of the attention logits was not compared, attention_logit_max was not recorded on both sides"
@@ -212,7 +212,7 @@ def test_a_loss_at_initialization_that_is_no_number_cannot_be_judged() -> None:
 
 def test_learning_rates_outside_the_window_leave_sensitivity_out_and_say_so() -> None:
     high = curves(lambda card: {"optimizer.lr": 1e4 * card["optimizer.lr"]}, "then")
-    found = regression.compare(high, high, 0.05)
+    found = compare.compare_baselines(high, high, 0.05)
     assert found.verdict == "ok"
     assert any("LR sensitivity was not compared, fewer than two learning rates lie" in one for one in found.remarks)
 
@@ -222,30 +222,30 @@ def test_sizes_may_differ_by_what_gains_add() -> None:
         of = dict(zip(BOTH, counts, strict=True))
         return curves(lambda card: {"parameters_without_embeddings": of[card["intervention"]]}, "x", widths=(32,))
 
-    assert regression.compare(sized(1000, 1049), sized(953, 1049), 0.05).verdict == "ok"
-    assert regression.compare(sized(1000, 1000), sized(1050, 1000), 0.05).verdict == "ok"
-    assert regression.compare(sized(1000, 1000), sized(1060, 1000), 0.05).verdict == "cannot judge"
+    assert compare.compare_baselines(sized(1000, 1049), sized(953, 1049), 0.05).verdict == "ok"
+    assert compare.compare_baselines(sized(1000, 1000), sized(1050, 1000), 0.05).verdict == "ok"
+    assert compare.compare_baselines(sized(1000, 1000), sized(1060, 1000), 0.05).verdict == "cannot judge"
 
 
 def test_two_curves_that_fit_one_are_not_judged() -> None:
     both = [*cards(), *cards(**{"optimizer.eps": 1e-6})]
-    found = regression.compare(OLD, baseline.of(records(both), "now"), 0.05)
+    found = compare.compare_baselines(OLD, baseline.from_records(records(both), "now"), 0.05)
     assert found.verdict == "cannot judge"
     assert any(reason.startswith("2 curves are") for reason in found.reasons)
 
 
 def test_a_seed_that_lacks_a_learning_rate_does_not_count() -> None:
     some = [card for card in cards(seeds=(0, 1, 2, 3)) if (card["seed"], card["optimizer.lr"]) != (1, LRS[2])]
-    found = regression.compare(OLD, baseline.of(records(some), "now"), 0.05)
+    found = compare.compare_baselines(OLD, baseline.from_records(records(some), "now"), 0.05)
     assert found.verdict == "ok"
     assert f"{BOTH[0]} at 24.7k parameters: of now seed 1 is left out, not whole" in found.remarks
     fewer = [card for card in some if card["seed"] != 3]
-    assert regression.compare(OLD, baseline.of(records(fewer), "now"), 0.05).verdict == "cannot judge"
+    assert compare.compare_baselines(OLD, baseline.from_records(records(fewer), "now"), 0.05).verdict == "cannot judge"
 
 
 def test_other_config_and_other_arms_are_listed_not_refused() -> None:
     more = [*cards(**{"optimizer.eps": 1e-6, "batch_size": 32}), *cards(arms=["none"])]
-    found = regression.compare(OLD, baseline.of(records(more), "now"), 0.05)
+    found = compare.compare_baselines(OLD, baseline.from_records(records(more), "now"), 0.05)
     assert found.verdict == "ok"
     assert "optimizer.eps: 1e-08 in the baseline, 1e-06 now" in found.remarks
     assert "batch_size: 16 in the baseline, 32 now" in found.remarks
@@ -255,10 +255,10 @@ def test_other_config_and_other_arms_are_listed_not_refused() -> None:
 def test_arms_are_matched_by_what_varies_in_the_baseline() -> None:
     def two(name: str, second: float) -> Baseline:
         both = [*cards(widths=(32,)), *cards(widths=(32,), **{"optimizer.weight_decay": second})]
-        return baseline.of(records(both), name)
+        return baseline.from_records(records(both), name)
 
-    assert regression.compare(two("then", 0.1), two("now", 0.1), 0.05).verdict == "ok"
-    assert regression.compare(two("then", 0.1), two("now", 0.2), 0.05).verdict == "cannot judge"
+    assert compare.compare_baselines(two("then", 0.1), two("now", 0.1), 0.05).verdict == "ok"
+    assert compare.compare_baselines(two("then", 0.1), two("now", 0.2), 0.05).verdict == "cannot judge"
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])
@@ -306,7 +306,7 @@ def test_the_same_within_the_margin_is_what_the_equivalence_test_says() -> None:
     seen: set[str] = set()
     for shift in np.linspace(0, 0.3, 40):
         moved = difference(pd.Series(chance.normal(2, 0.05, 5)), pd.Series(chance.normal(2 + shift, 0.05, 5)))
-        verdict = regression._verdict(moved, 0.15, 1)
+        verdict = compare._verdict(moved, 0.15, 1)
         assert (verdict == "same") == (moved.equivalence(0.15) < 0.05)
         assert (verdict == WORSE) == (moved.low > 0.15)
         seen.add(verdict)

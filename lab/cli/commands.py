@@ -120,28 +120,28 @@ def _export(arguments: list[str]) -> None:
 
 
 def _check(arguments: list[str]) -> None:
-    from lab.analysis import check, verdict
+    from lab.analysis.guard import check, render
     from lab.core import files
 
-    writers = {"--junit": verdict.junit, "--markdown": verdict.markdown}
+    writers = {"--junit": render.junit, "--markdown": render.markdown}
     known = ["--baseline", "--margin", "--html", *writers]
     folders, given = _options(arguments, known, ["--json"])
     if len(folders) != 1 or not given.get("--baseline"):
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
     folder, margin = Path(folders[0]), check.margin_of(given.get("--margin", "5%"))
-    held = check.check(folder, Path(given["--baseline"]), margin)
+    held = check.check_folder(folder, Path(given["--baseline"]), margin)
     found = held.check
-    print(printable(verdict.as_json(found) if "--json" in given else "\n".join(verdict.text(found))), flush=True)
+    print(printable(render.as_json(found) if "--json" in given else "\n".join(render.text(found))), flush=True)
     for option, write in writers.items():
         if option in given:
             files.write_text(Path(given[option]), write(found))
     if "--html" in given or folder.is_dir():
         files.write_text(Path(given.get("--html", folder / "check.html")), held.page())
-    raise SystemExit(verdict.EXIT_CODES[found.verdict])
+    raise SystemExit(render.EXIT_CODES[found.verdict])
 
 
 def _baseline(arguments: list[str]) -> None:
-    from lab.analysis import baseline, check
+    from lab.analysis.guard import baseline, check
 
     match list(map(Path, arguments[1:])), arguments[:1]:
         case [folder, file], ["save"]:

@@ -1,20 +1,107 @@
-"""Regression: whether a recipe's curves are still what they were, judged by intervals and margins."""
+"""Comparing: which curves are matched, what moved how far, and whether that is a regression."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.baseline import Baseline, whole
-from lab.analysis.matching import lacking, matched, remarks, where
+from lab.analysis.curves import SAME_SIZE, telling
+from lab.analysis.guard.baseline import Baseline, whole
 from lab.analysis.sensitivity import HIGH, LOW, capped, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS, Difference, difference
-from lab.analysis.text import count
+from lab.analysis.text import count, spell
 from lab.core.errors import RequestError
+
+
+def where(baseline: Baseline, number: int) -> tuple[str, int]:
+    """Arm and size (parameters without embeddings) of a curve."""
+    first = runs_of(baseline, number).iloc[0]
+    return str(first["arm"]), int(first["size"])
+
+
+def runs_of(baseline: Baseline, number: int) -> pd.DataFrame:
+    """The runs of a curve."""
+    return baseline.runs[baseline.runs["curve"] == number]
+
+
+def _place(baseline: Baseline, number: int) -> str:
+    arm, size = where(baseline, number)
+    return f"{arm} at {count(size)} parameters"
+
+
+def match_curves(old: Baseline, new: Baseline) -> tuple[dict[int, int], list[str]]:
+    """To each curve of the baseline its like; for the others a reason why there is none, or more than one."""
+    curves, sizes = list(old.curves.values()), [where(old, number)[1] for number in old.curves]
+    keys = {"intervention", *telling(curves, sizes)}
+    pairs, reasons = {}, []
+    for number in old.curves:
+        wanted, count = {key: old.curves[number][key] for key in keys}, _parameters(old, number)
+        like = [other for other, curve in new.curves.items() if _agrees(curve, wanted)]
+        like = [other for other in like if 1 / SAME_SIZE <= _parameters(new, other) / count <= SAME_SIZE]
+        if len(like) == 1:
+            pairs[number] = like[0]
+        else:
+            found = f"{len(like)} curves are" if like else "no curve is"
+            reasons.append(f"{found} {_place(old, number)} in {new.source}")
+    return pairs, reasons
+
+
+def _parameters(baseline: Baseline, number: int) -> int:
+    return int(runs_of(baseline, number)["parameters"].iloc[0])
+
+
+def _agrees(curve: Mapping[str, Hashable], wanted: Mapping[str, Hashable]) -> bool:
+    return all(curve.get(key) == value for key, value in wanted.items())
+
+
+def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) -> Iterator[str]:
+    """Why two curves cannot be held against each other: other data, another grid, too few seeds."""
+    place = _place(old, number)
+    data = [str(old.curves[number]["data_fingerprint"]), str(new.curves[other]["data_fingerprint"])]
+    if data[0] != data[1]:
+        yield f"{place}: other data, fingerprint {data[0]} in the baseline and {data[1]} now"
+    grids = [sorted(set(runs_of(old, number)["lr"])), sorted(set(runs_of(new, other)["lr"]))]
+    if grids[0] != grids[1]:
+        said = [", ".join(map(spell, grid)) for grid in grids]
+        yield f"{place}: another grid of learning rates, {said[0]} in the baseline and {said[1]} now"
+    for baseline, curve in ((old, number), (new, other)):
+        counted = whole(runs_of(baseline, curve))
+        seeds = counted["seed"].nunique()
+        if seeds < FEWEST_SEEDS:
+            yield f"{place}: too few seeds, {seeds} whole in {baseline.source}, an interval takes {FEWEST_SEEDS}"
+        if counted["loss_at_init"].isna().any():
+            yield f"{place}: a loss at initialization is no number in {baseline.source}"
+
+
+def remarks(old: Baseline, new: Baseline, pairs: Mapping[int, int]) -> Iterator[str]:
+    """What else differs: keys of the config, seeds that do not count, and arms that only the folder has."""
+    told: dict[str, list[str]] = {}
+    for number, other in pairs.items():
+        before, now = old.curves[number], new.curves[other]
+        for key in sorted({*before, *now} - {"data_fingerprint"}):
+            if before.get(key) != now.get(key):
+                said = f"{key}: {_spelled(before.get(key))} in the baseline, {_spelled(now.get(key))} now"
+                told.setdefault(said, []).append(_place(old, number))
+    for said, places in told.items():
+        yield said if len(places) == len(pairs) else f"{said} ({', '.join(places)})"
+    for baseline, numbers in ((old, pairs), (new, pairs.values())):
+        for number in numbers:
+            runs = runs_of(baseline, number)
+            lame = sorted(set(runs["seed"]) - set(whole(runs)["seed"]))
+            if lame:
+                yield f"{_place(baseline, number)}: of {baseline.source} seed {', '.join(lame)} is left out, not whole"
+    for number in new.curves:
+        if number not in pairs.values():
+            yield f"not in the baseline: {_place(new, number)}"
+
+
+def _spelled(value: Hashable) -> str:
+    return "absent" if value is None else spell(value)
+
 
 GROWTH_MARGIN = math.log10(2)  # decades: logits may grow twice as far
 GRID_MARGIN = 1.0  # steps of the grid of learning rates
@@ -22,7 +109,7 @@ OK, REGRESSION, CANNOT_JUDGE = "ok", "regression", "cannot judge"
 NATS, STEPS, DECADES = "nats/token", "grid steps", "decades"
 
 
-class Quantity(NamedTuple):
+class GuardedQuantity(NamedTuple):
     """What is held against its margin: its name and unit, and which way it gets worse (+1, -1; 0 is either)."""
 
     name: str
@@ -31,13 +118,13 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = {
-    "total": Quantity("LR sensitivity", NATS, +1),
-    "below": Quantity("its under-training part", NATS, +1),
-    "above": Quantity("its instability part", NATS, +1),
-    "best": Quantity("best loss", NATS, +1),
-    "best_place": Quantity("best learning rate, place in the grid", STEPS, 0),
-    "lost_place": Quantity("smallest unstable one, place in the grid", STEPS, -1),
-    "logit_growth": Quantity("growth of the attention logits", DECADES, +1),
+    "total": GuardedQuantity("LR sensitivity", NATS, +1),
+    "below": GuardedQuantity("its under-training part", NATS, +1),
+    "above": GuardedQuantity("its instability part", NATS, +1),
+    "best": GuardedQuantity("best loss", NATS, +1),
+    "best_place": GuardedQuantity("best learning rate, place in the grid", STEPS, 0),
+    "lost_place": GuardedQuantity("smallest unstable one, place in the grid", STEPS, -1),
+    "logit_growth": GuardedQuantity("growth of the attention logits", DECADES, +1),
 }
 
 
@@ -74,7 +161,7 @@ class Change(NamedTuple):
     verdict: str
 
 
-class Check(NamedTuple):
+class Comparison(NamedTuple):
     """A baseline held against a results folder.
 
     ``reasons`` say why it cannot be judged; ``remarks`` what else differs, which is nothing against it.
@@ -95,7 +182,7 @@ class Check(NamedTuple):
         return REGRESSION if any(change.verdict == REGRESSION for change in self.changes) else OK
 
 
-def compare(old: Baseline, new: Baseline, margin: float) -> Check:
+def compare_baselines(old: Baseline, new: Baseline, margin: float) -> Comparison:
     """Hold curves against a baseline: each of its arms and sizes, matched by intervention, size and what varies in it.
 
     It is a regression when the 90 % interval of a change lies wholly outside its margin, on the worse side.  Losses
@@ -104,8 +191,8 @@ def compare(old: Baseline, new: Baseline, margin: float) -> Check:
     grid.  Two arms that are further apart in the baseline than the margin must not certainly turn about, unless it is
     the more sensitive one that got better.
     """
-    pairs, reasons = matched(old, new)
-    reasons += [reason for pair in pairs.items() for reason in lacking(old, new, *pair)]
+    pairs, reasons = match_curves(old, new)
+    reasons += [reason for pair in pairs.items() for reason in reasons_not_to_judge(old, new, *pair)]
     changes: list[Change] = []
     if not reasons:
         before, others = measured(old), measured(new)
@@ -114,7 +201,7 @@ def compare(old: Baseline, new: Baseline, margin: float) -> Check:
         for number, place in places.items():
             changes += _changes(place, before[number], now[number], margin)
         changes += _orders(places, before, now, margin)
-    return Check(old.source, new.source, margin, changes, reasons, [*remarks(old, new, pairs), *_unheard(changes)])
+    return Comparison(old.source, new.source, margin, changes, reasons, [*remarks(old, new, pairs), *_unheard(changes)])
 
 
 def _unheard(changes: Sequence[Change]) -> Iterator[str]:

@@ -14,9 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lab.analysis.baseline import Baseline
-from lab.analysis.matching import matched, runs_of, where
-from lab.analysis.regression import CANNOT_JUDGE, OK, REGRESSION, Change, Check
+from lab.analysis.guard.baseline import Baseline
+from lab.analysis.guard.compare import CANNOT_JUDGE, OK, REGRESSION, Change, Comparison, match_curves, runs_of, where
 from lab.analysis.rendering import html, panels, scales, style
 from lab.analysis.sensitivity import judge
 from lab.analysis.text import count
@@ -39,7 +38,7 @@ seed ended worse than a bigram model of the text, a triangle those at which some
 BEFORE, NOW = "#888888", "#D55E00"
 
 
-def headline(check: Check) -> str:
+def headline(check: Comparison) -> str:
     """``regression: the 90 % interval ... (2 of 14 changes; margin 5 % of the best loss)``."""
     bad, n = sum(change.verdict == REGRESSION for change in check.changes), len(check.changes)
     tally = f"{bad} of {n} changes" if bad else f"{n} changes" if n else ""
@@ -47,7 +46,7 @@ def headline(check: Check) -> str:
     return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(said)})"
 
 
-def table(check: Check) -> pd.DataFrame:
+def table(check: Comparison) -> pd.DataFrame:
     """A row per change, for the eye."""
     return pd.DataFrame(
         {
@@ -78,7 +77,7 @@ def _probability(value: float) -> str:
     return "" if math.isnan(value) else "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
-def text(check: Check) -> Iterator[str]:
+def text(check: Comparison) -> Iterator[str]:
     """The verdict, what it is about, every change, and what else is to be known."""
     yield headline(check)
     yield f"{check.folder} against {check.baseline}"
@@ -93,7 +92,7 @@ def text(check: Check) -> Iterator[str]:
         yield from (f"- {remark}" for remark in check.remarks)
 
 
-def as_json(check: Check) -> str:
+def as_json(check: Comparison) -> str:
     """An object with ``verdict`` (``ok | regression | cannot judge``), ``reasons``, ``changes``; null where unknown."""
     changes = [{key: _known(value) for key, value in change._asdict().items()} for change in check.changes]
     told = {"verdict": check.verdict, **check._asdict(), "changes": changes}
@@ -104,7 +103,7 @@ def _known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(check: Check) -> str:
+def markdown(check: Comparison) -> str:
     """For the summary of a step on GitHub."""
     head = list(map(str, table(check)))
     rows: list[list[str]] = [head, ["---"] * len(head), *table(check).to_numpy().tolist()]
@@ -119,7 +118,7 @@ def _literal(text: str) -> str:
     return escape(re.sub(r"([\\`*\[\]|_~])", r"\\\1", printable(text).replace("\n", " ")))
 
 
-def junit(check: Check) -> str:
+def junit(check: Comparison) -> str:
     """JUnit XML: a test case per change, one that is in error for each reason why it cannot be judged."""
     bad = sum(change.verdict == REGRESSION for change in check.changes)
     counts = {"tests": len(check.changes) + len(check.reasons), "failures": bad, "errors": len(check.reasons)}
@@ -139,7 +138,7 @@ def junit(check: Check) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def as_html(check: Check, curves: tuple[Baseline, Baseline] | None) -> str:
+def as_html(check: Comparison, curves: tuple[Baseline, Baseline] | None) -> str:
     """The page: verdict, curves, table, remarks, and how baseline and runs were made, as far as they could be read."""
     body = [html.paragraph(headline(check), "lead"), html.paragraph(f"{check.folder} against {check.baseline}")]
     if check.reasons:
@@ -160,7 +159,7 @@ def as_html(check: Check, curves: tuple[Baseline, Baseline] | None) -> str:
 @style.styled
 def overlay(old: Baseline, new: Baseline) -> Figure:
     """Every curve of a baseline with its like over it: a column per arm, a row per size."""
-    pairs, _ = matched(old, new)
+    pairs, _ = match_curves(old, new)
     places = {number: where(old, number) for number in pairs}
     arms, sizes = (list(dict.fromkeys(place[part] for place in places.values())) for part in (0, 1))
     sheet = style.Sheet(len(arms), [(2.3, 0.85)] * len(sizes), headroom=0.55)

@@ -40,16 +40,16 @@ class Baseline(NamedTuple):
     made: dict[str, list[str]]
 
 
-def taken(folder: Path) -> Baseline:
+def from_folder(folder: Path) -> Baseline:
     """The curves of a results folder.
 
     Raises:
         RequestError: it cannot be read, or none of its runs ended.
     """
-    return of(load(folder), str(folder), store.commands(folder))
+    return from_records(load(folder), str(folder), store.commands(folder))
 
 
-def of(records: Records, source: str, commands: Sequence[str] = ()) -> Baseline:
+def from_records(records: Records, source: str, commands: Sequence[str] = ()) -> Baseline:
     """The curves of some records.
 
     Raises:
@@ -77,7 +77,7 @@ def read(place: Path) -> Baseline:
         RequestError: there is none, or it is of another version.
     """
     if place.is_dir():
-        return taken(place)
+        return from_folder(place)
     try:
         told = json.loads(place.read_text(encoding="utf-8-sig"))
         version = told["baseline_version"]

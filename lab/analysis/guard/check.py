@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.analysis import baseline as baselines
-from lab.analysis import verdict
-from lab.analysis.baseline import Baseline
-from lab.analysis.matching import runs_of, where
-from lab.analysis.regression import Check, compare, measured
+from lab.analysis.guard import baseline as baselines
+from lab.analysis.guard import render
+from lab.analysis.guard.baseline import Baseline
+from lab.analysis.guard.compare import Comparison, compare_baselines, measured, runs_of, where
 from lab.analysis.statistics import student_t
 from lab.analysis.text import count, spell
 from lab.core.errors import RequestError
@@ -33,32 +32,32 @@ def margin_of(text: str) -> float:
     return fraction
 
 
-class Held(NamedTuple):
+class CheckedFolder(NamedTuple):
     """A check and what was held against each other, as far as it could be read."""
 
-    check: Check
+    check: Comparison
     curves: tuple[Baseline, Baseline] | None
 
     def page(self) -> str:
         """The check as HTML."""
-        return verdict.as_html(self.check, self.curves)
+        return render.as_html(self.check, self.curves)
 
 
-def check(folder: Path, baseline: Path, margin: float = MARGIN) -> Held:
+def check_folder(folder: Path, baseline: Path, margin: float = MARGIN) -> CheckedFolder:
     """Hold a results folder against a baseline file or another results folder (``regression.compare``).
 
     What cannot be read is a reason for which nothing can be judged, not an error.
     """
     try:
-        old, new = baselines.read(baseline), baselines.taken(folder)
+        old, new = baselines.read(baseline), baselines.from_folder(folder)
     except RequestError as refusal:
-        return Held(Check(str(baseline), str(folder), margin, [], [str(refusal)], []), None)
-    return Held(compare(old, new, margin), (old, new))
+        return CheckedFolder(Comparison(str(baseline), str(folder), margin, [], [str(refusal)], []), None)
+    return CheckedFolder(compare_baselines(old, new, margin), (old, new))
 
 
 def save(folder: Path, place: Path) -> Iterator[str]:
     """Write the baseline of a results folder, and say what it holds, or how it differs from what stood there."""
-    new = baselines.taken(folder)
+    new = baselines.from_folder(folder)
     before = baselines.read(place) if place.exists() else None
     baselines.save(new, place)
     yield f"{place}: {len(new.runs)} runs of {folder}"
@@ -86,8 +85,8 @@ def _rows(baseline: Baseline) -> Iterator[list[str]]:
 
 def diff(old: Baseline, new: Baseline) -> Iterator[str]:
     """How one baseline differs from another."""
-    found = compare(old, new, MARGIN)
+    found = compare_baselines(old, new, MARGIN)
     for name in ("commands", "versions", "data"):
         if old.made.get(name) != new.made.get(name):
             yield f"{name}: {'; '.join(old.made.get(name, []))} -> {'; '.join(new.made.get(name, []))}"
-    yield from verdict.text(found)
+    yield from render.text(found)

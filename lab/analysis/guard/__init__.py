@@ -1,0 +1,1 @@
+"""Baselines of a recipe's curves, and whether new curves are worse."""
