@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of this process without figures, which take longer than a small command takes to train."""
-    monkeypatch.setattr("lab.analysis.report.FIGURES", {})
+    monkeypatch.setattr("lab.analysis.report.build.FIGURES", {})
 
 
 @pytest.fixture

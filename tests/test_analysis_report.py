@@ -12,11 +12,12 @@ import pytest
 
 import planted
 from lab.__main__ import main
-from lab.analysis import Records, findings, report
+from lab.analysis import Records
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering.style import svg
+from lab.analysis.report import build, findings
 from lab.analysis.sensitivity import all_pairs, study
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
@@ -34,7 +35,7 @@ def folder(tmp_path_factory):
     cards[20] |= {"status": "diverged", "diverged_at": 200, "final_val_loss": math.nan, "reason": "loss is NaN"}
     cards[4] |= {"status": "failed", "final_val_loss": None, "reason": "<b>out of memory</b>"}
     folder = planted.write(tmp_path_factory.mktemp("runs") / "a <i>study", cards)
-    report.build(study([folder]), [folder])
+    build.write_report(study([folder]), [folder])
     return folder
 
 
@@ -121,7 +122,7 @@ def test_other_records_give_other_bytes():
 
 def test_the_summary_warns_where_the_number_misleads(tmp_path):
     cards = list(planted.cards(arms=("qk_layernorm+z_loss",), widths=(32,), seeds=(0, 1)))
-    text = report.summary(study([planted.write(tmp_path / "slow", cards)]))
+    text = build.summary(study([planted.write(tmp_path / "slow", cards)]))
     assert "24,800" in text
     assert "More than half of the sensitivity is under-training" in text
     assert "Fewer than 3 seeds" in text
@@ -129,14 +130,14 @@ def test_the_summary_warns_where_the_number_misleads(tmp_path):
     steep = [
         card | {"final_val_loss": 2 + card["optimizer.lr"]} for card in planted.cards(("none",), (32,), seeds=range(3))
     ]
-    text = report.summary(study([planted.write(tmp_path / "fast", steep)]))
+    text = build.summary(study([planted.write(tmp_path / "fast", steep)]))
     assert "More than half" not in text
     assert "±" in text
 
 
 def test_the_summary_says_why_there_is_no_number(tmp_path):
     cards = list(planted.cards(arms=("none",), widths=(32,), lrs=(1e-2,)))
-    text = report.summary(study([planted.write(tmp_path / "one", cards)]))
+    text = build.summary(study([planted.write(tmp_path / "one", cards)]))
     assert "No sensitivity, for want of two learning rates" in text
     assert "undefined" in text
 
@@ -218,7 +219,7 @@ def test_a_report_clears_away_figures_that_no_longer_apply(tmp_path):
     stale.parent.mkdir()
     for file in (stale, other):
         file.write_text("<svg/>")
-    report.build(study([folder]), [folder])
+    build.write_report(study([folder]), [folder])
     assert not stale.exists()
     assert other.exists()
     assert "Best loss over the learning rates" not in (folder / "report.html").read_text()
@@ -258,7 +259,7 @@ def test_a_figure_without_its_probe_says_so():
 
 def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
     alone = planted.write(tmp_path / "alone", list(planted.cards(**LONE)))
-    report.build(study([alone]), [alone])
+    build.write_report(study([alone]), [alone])
     names = ("first", "second")
     several = [planted.write(tmp_path / "all" / name, list(planted.cards(**LONE))) for name in names]
     (tmp_path / "all" / "no results").mkdir()

@@ -13,10 +13,11 @@ import pytest
 import planted
 import planted_claims
 from lab.__main__ import main
-from lab.analysis import findings, sensitivity
+from lab.analysis import sensitivity
 from lab.analysis.claims import replication, scoreboard
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, decide, judge_claim
+from lab.analysis.report import findings
 from lab.analysis.sensitivity import study
 from lab.analysis.statistics import student_t
 

@@ -47,7 +47,7 @@ def test_the_lab_commands_work_in_their_order(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["lab", *smaller])
             if words[0] in ("sweep", "train"):
-                patch.setattr("lab.analysis.report.FIGURES", {})
+                patch.setattr("lab.analysis.report.build.FIGURES", {})
             code, said = main(smaller), capsys.readouterr()
             assert code == (2 if words[0] == "check" else 0), said.err
             assert words[0] != "check" or said.out.startswith("cannot judge: ")

@@ -2,8 +2,8 @@
 
 from lab.analysis.claims.scoreboard import verdicts
 from lab.analysis.curves import load, points
+from lab.analysis.report.notebook import show
 from lab.analysis.sensitivity import all_pairs, by_curve, judge, paired, per_seed, study
-from lab.analysis.showing import show
 from lab.records.store import Records
 
 __all__ = [

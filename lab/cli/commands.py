@@ -50,7 +50,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    from lab.analysis import report
+    from lab.analysis.report import build
     from lab.analysis.sensitivity import study
     from lab.records import store
 
@@ -62,23 +62,23 @@ def _report(arguments: list[str]) -> None:
             print(printable(f"report: {page}"))
         return
     made = study(folders)
-    page = report.build(made, folders)
-    print(printable(report.summary(made)))
+    page = build.write_report(made, folders)
+    print(printable(build.summary(made)))
     print(printable(f"report: {page}"))
 
 
 def _reports(folders: Sequence[Path]) -> Iterator[Path]:
     """A report of each, as many at once as there are cores."""
-    processes = machine.clean_process_context(["lab.analysis.report"])
+    processes = machine.clean_process_context(["lab.analysis.report.build"])
     with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
         yield from pool.map(_report_alone, folders)
 
 
 def _report_alone(folder: Path) -> Path:
-    from lab.analysis import report
+    from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 
-    return report.build(study([folder]), [folder])
+    return build.write_report(study([folder]), [folder])
 
 
 def _coordcheck(arguments: list[str]) -> None:

@@ -131,7 +131,7 @@ def quoted(folder: Path) -> str:
 
 
 def _gather_and_report(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]) -> None:
-    from lab.analysis import report
+    from lab.analysis.report import build
     from lab.analysis.sensitivity import study
     from lab.training import checkpoint
 
@@ -143,8 +143,8 @@ def _gather_and_report(folder: Path, asked: Sequence[Point], mine: Sequence[Poin
     if not elsewhere and {"finished", "diverged"} & set(ended.values()):
         store.gather(folder)
         made = study([folder])
-        end = f"report: {report.build(made, [folder])}"
-        print(printable(report.summary(made)))
+        end = f"report: {build.write_report(made, [folder])}"
+        print(printable(build.summary(made)))
     failed, diverged = (status.count(word) for word in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
     print(printable(f"{counts}, {diverged} diverged, {failed} failed; {end}"))

@@ -11,11 +11,12 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from lab.analysis import tables, text
+from lab.analysis import text
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
-from lab.analysis.findings import headline, notes
 from lab.analysis.rendering import html, style
+from lab.analysis.report import tables
+from lab.analysis.report.findings import headline, notes
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, spell
 from lab.core import files
@@ -44,7 +45,7 @@ def summary(made: Study) -> str:
     return "\n".join([*text.plain_text(tables.sensitivities(made)), *notes(made)])
 
 
-def build(made: Study, folders: Sequence[str | Path]) -> Path:
+def write_report(made: Study, folders: Sequence[str | Path]) -> Path:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
     Returns:

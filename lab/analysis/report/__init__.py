@@ -1,0 +1,1 @@
+"""The report of a results folder: one page, its tables and its findings."""
