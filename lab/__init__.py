@@ -1,18 +1,60 @@
 """Small Transformers that show the training instabilities of large ones.
 
-``lab.register`` files an entry of a user's own, ``lab.main`` runs a command line from a user's own script.
+The names of this module are what a recipe, a script or another package needs; ``lab.analysis`` reads the records.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # "as" says that the name is public
+    from lab.__main__ import main as main
+    from lab.core.axes import over as over
+    from lab.core.axes import per_run_max as per_run_max
+    from lab.core.axes import per_run_mean as per_run_mean
+    from lab.core.axes import per_run_norm as per_run_norm
+    from lab.core.axes import per_run_rms as per_run_rms
+    from lab.core.hooks import Probe as Probe
+    from lab.core.registry import register as register
+    from lab.core.schema import PerRun as PerRun
+    from lab.core.schema import PerRunSeed as PerRunSeed
+    from lab.core.schema import bounded as bounded
+    from lab.core.schema import one_of as one_of
+    from lab.core.schema import seed as seed
+    from lab.data.corpus import Corpus as Corpus
+    from lab.data.corpus import fingerprint as fingerprint
+    from lab.data.corpus import once as once
+    from lab.data.packing import PackedCorpus as PackedCorpus
+    from lab.model.parametrization import Factors as Factors
+    from lab.model.parametrization import Role as Role
+    from lab.model.parametrization import Standard as Standard
+    from lab.optim.transforms import Link as Link
+    from lab.training.config import RunConfig as RunConfig
+    from lab.training.config import run_config as run_config
+    from lab.training.fleet import Fleet as Fleet
+    from lab.training.loop import train as train
 
 __version__ = "0.1.0"
 
-_ROOM_OF = {"register": "lab.core.registry", "main": "lab.__main__"}
+# Imported when first asked for, since importing the lab must load no torch.
+_MODULES = {
+    "lab.__main__": ("main",),
+    "lab.core.axes": ("over", "per_run_max", "per_run_mean", "per_run_norm", "per_run_rms"),
+    "lab.core.hooks": ("Probe",),
+    "lab.core.registry": ("register",),
+    "lab.core.schema": ("PerRun", "PerRunSeed", "bounded", "one_of", "seed"),
+    "lab.data.corpus": ("Corpus", "fingerprint", "once"),
+    "lab.data.packing": ("PackedCorpus",),
+    "lab.model.parametrization": ("Factors", "Role", "Standard"),
+    "lab.optim.transforms": ("Link",),
+    "lab.training.config": ("RunConfig", "run_config"),
+    "lab.training.fleet": ("Fleet",),
+    "lab.training.loop": ("train",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    """What users call by the name of the lab; looked up when they do, since importing the lab must load no torch."""
-    if name not in _ROOM_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    return getattr(import_module(_ROOM_OF[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)

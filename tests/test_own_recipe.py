@@ -233,7 +233,7 @@ def test_a_bad_request_gets_one_line(words: list[str], said: str, capsys: pytest
         (
             "import lab, dataclasses as d\n"
             "@lab.register('intervention', 'z_loss')\n@d.dataclass\nclass Z: attaches_to = ()",
-            "intervention 'z_loss' is already registered, by lab.model.loss, so not by theirs",
+            "intervention 'z_loss' is already registered, by lab.interventions.loss_terms, so not by theirs",
         ),
         (None, "fails: ModuleNotFoundError: No module named 'theirs'"),
     ],

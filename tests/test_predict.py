@@ -17,7 +17,7 @@ from lab.__main__ import main
 from lab.analysis.forecast import fits
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
-from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, forecasts
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.forecast.report import say
 from lab.analysis.rendering import style
 from lab.core.errors import RequestError
@@ -244,7 +244,7 @@ def test_no_cut_is_better(runs):
 def test_both_laws_are_found_in_records_and_told_ahead():
     records = gathered(*runs_of())
     for quantity, law, exponent in ((LOGIT, logit, 0.8), (GRADIENT, gradient, -0.9)):
-        (made,) = forecasts(records, quantity)
+        (made,) = make_forecasts(records, quantity)
         assert list(made.lines) == list(LRS)
         for lr, line in made.lines.items():
             assert abs(line.slope - exponent) < 2 * line.slope_error
@@ -253,7 +253,7 @@ def test_both_laws_are_found_in_records_and_told_ahead():
         assert made.score.size == 400_000
         assert made.score.table["error"].abs().max() < 0.15
         assert made.score.table[["inside", "runs"]].sum().tolist() == [9, 9]
-    (made,) = forecasts(records, LOGIT)
+    (made,) = make_forecasts(records, LOGIT)
     stable, unstable = (made.runs.loc[(made.runs["fate"] != "") == lost, "value"] for lost in (False, True))
     assert stable.max() < made.limit < unstable.min()
 
@@ -261,7 +261,9 @@ def test_both_laws_are_found_in_records_and_told_ahead():
 def test_what_is_held_out_is_not_looked_at():
     runs = list(runs_of())
     largest = [(run, [(step, p, w, 0.2 * value) for step, p, w, value in rows]) for run, rows in runs_of(widths=[128])]
-    (one,), (other,) = (forecasts(gathered(*some), LOGIT) for some in (runs, [*runs_of(widths=[16, 32, 64]), *largest]))
+    (one,), (other,) = (
+        make_forecasts(gathered(*some), LOGIT) for some in (runs, [*runs_of(widths=[16, 32, 64]), *largest])
+    )
     assert one.score.lines == other.score.lines
     assert one.score.limit == other.score.limit
     assert one.lines != other.lines
@@ -272,28 +274,28 @@ def test_what_is_held_out_is_not_looked_at():
 
 
 def test_the_class_is_scored_run_by_run():
-    (made,) = forecasts(gathered(*runs_of()), LOGIT)
+    (made,) = make_forecasts(gathered(*runs_of()), LOGIT)
     assert made.score.table["right"].tolist() == made.score.table["judged"].tolist() == [3, 3, 3]
     healed = changed(
         runs_of(),
         lambda run: run["model.width"] == 128 and run["optimizer.lr"] == 0.1 and run["seed"],
         final_val_loss=2.2,  # above its best, below the bigram model
     )
-    (made,) = forecasts(gathered(*healed), LOGIT)
+    (made,) = make_forecasts(gathered(*healed), LOGIT)
     assert made.score.table["right"].tolist() == [3, 3, 1]
 
 
 def test_epsilon_is_met_where_the_law_says():
     eps = gradient(4e6, 1e-2)
-    (made,) = forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": eps})), GRADIENT)
+    (made,) = make_forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": eps})), GRADIENT)
     assert made.limit == eps
     assert size_beyond(made.lines[1e-2], eps, -1, *made.sizes[::3]).middle == pytest.approx(4e6, rel=1e-3)
     assert not made.runs["beyond"].any()
     eps = gradient(2.5e5, 1e-1)
-    (made,) = forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": eps})), GRADIENT)
+    (made,) = make_forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": eps})), GRADIENT)
     assert made.runs.loc[made.runs["beyond"], ["size", "lr"]].drop_duplicates().to_numpy().tolist() == [[4e5, 1e-1]]
     assert made.score.table["right"].tolist() == [3, 3, 3]
-    (made,) = forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": 0.0})), GRADIENT)
+    (made,) = make_forecasts(gathered(*runs_of(noise=0, **{"optimizer.eps": 0.0})), GRADIENT)
     assert not made.runs["beyond"].any()
 
 
@@ -303,13 +305,13 @@ def test_diverged_runs_are_left_out_and_said_so():
 
     lost = {"status": "diverged", "final_val_loss": math.nan}
     whole, gone = list(runs_of()), changed(runs_of(), early, **lost, diverged_at=20)
-    (made,) = forecasts(gathered(*gone), LOGIT)
-    (without,) = forecasts(gathered(*[one for one in whole if not early(one[0])]), LOGIT)
+    (made,) = make_forecasts(gathered(*gone), LOGIT)
+    (without,) = make_forecasts(gathered(*[one for one in whole if not early(one[0])]), LOGIT)
     assert made.runs["value"].isna().sum() == 3
     assert made.lines == without.lines
-    (later,) = forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), LOGIT)
+    (later,) = make_forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), LOGIT)
     assert later.runs["value"].notna().all()  # the logit was seen before
-    (gradients,) = forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), GRADIENT)
+    (gradients,) = make_forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), GRADIENT)
     assert gradients.runs["value"].isna().sum() == 3
     text = " ".join(say(gathered(*gone)))
     assert "Left out of the fits, as diverged by then or with a value that has no logarithm: 3 of 36 runs" in text
@@ -320,7 +322,7 @@ def test_diverged_runs_that_were_held_out_still_count_for_the_class():
     lost = changed(
         runs_of(), lambda run: run["model.width"] == 128, status="diverged", diverged_at=1, final_val_loss=math.nan
     )
-    (made,) = forecasts(gathered(*lost), LOGIT)
+    (made,) = make_forecasts(gathered(*lost), LOGIT)
     assert made.score.table["error"].isna().all()
     assert made.score.table["runs"].tolist() == [0, 0, 0]
     assert made.score.table["right"].tolist() == [0, 3, 3]
@@ -355,7 +357,7 @@ def test_values_that_are_no_number_change_nothing():
             runs_of(seeds=[3, 4, 5]), itertools.cycle([math.nan, math.inf, 0.0, -1.0]), strict=False
         )
     ]
-    (made,), (alone,) = (forecasts(gathered(*some), LOGIT) for some in (runs + odd, runs))
+    (made,), (alone,) = (make_forecasts(gathered(*some), LOGIT) for some in (runs + odd, runs))
     assert made.lines == alone.lines
     assert made.limit == alone.limit
 
@@ -375,7 +377,7 @@ def test_saturation_is_said():
 def test_arms_are_told_apart_and_a_calm_one_borrows_the_threshold():
     calm = "qk_layernorm+z_loss"
     records = gathered(*runs_of(), *runs_of(arm=calm, logit=lambda size, lr: 5 * (size / 1e4) ** 0.01))
-    wild, tame = forecasts(records, LOGIT)
+    wild, tame = make_forecasts(records, LOGIT)
     assert (wild.arm, wild.borrowed, tame.arm, tame.borrowed) == ("z_loss", False, calm, True)
     assert tame.limit == pytest.approx(wild.limit)
     assert size_beyond(tame.lines[0.1], tame.limit, 1, *tame.sizes[::3]).middle == math.inf
@@ -403,7 +405,7 @@ def test_one_size_is_refused_in_a_line(tmp_path, capsys):
 def test_arms_of_one_size_each_are_refused():
     records = gathered(*runs_of(widths=[32]), *runs_of(widths=[64], arm="none"))
     with pytest.raises(RequestError, match="needs at least two sizes"):
-        forecasts(records, LOGIT)
+        make_forecasts(records, LOGIT)
 
 
 def test_an_arm_of_one_size_among_others_is_named():
@@ -435,7 +437,7 @@ def test_what_was_not_recorded_is_said():
 def test_figures_show_lines_limit_and_what_was_held_out():
     records = gathered(*runs_of())
     for draw, quantity in ((logit_forecast, LOGIT), (gradient_forecast, GRADIENT)):
-        (made,) = forecasts(records, quantity)
+        (made,) = make_forecasts(records, quantity)
         (axes,) = draw(records).axes
         shown = [(line.get_marker(), np.asarray(line.get_xdata()), np.asarray(line.get_ydata())) for line in axes.lines]
         dots = sorted(y for mark, _, ys in shown if mark in ("o", "x") for y in ys)
@@ -460,7 +462,7 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
 
 
 def test_real_records_of_two_sizes():
-    (off, on) = forecasts(store.read(QUICKSTART), LOGIT)
+    (off, on) = make_forecasts(store.read(QUICKSTART), LOGIT)
     assert off.score is on.score is None
     assert off.threshold.unstable[0] / off.threshold.unstable[1] > 0.9
     growth = [size_beyond(arm.lines[1e-1], off.limit, 1, *arm.sizes).middle for arm in (off, on)]

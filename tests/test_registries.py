@@ -128,7 +128,9 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
 
 def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text(
-        "from lab.core.registry import INTERVENTIONS\n@INTERVENTIONS.register('theirs')\nclass Theirs: 'What it does.'\n"
+        "from lab.core.registry import INTERVENTIONS\n"
+        "@INTERVENTIONS.register('theirs')\n"
+        "class Theirs: 'What it does.'\n"
     )
     (tmp_path / "theirs-1.0.dist-info").mkdir()
     (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

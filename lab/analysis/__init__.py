@@ -1,21 +1,53 @@
-"""From records to curves, sensitivity, figures and a page; pandas and matplotlib only, never torch."""
+"""From records to curves, sensitivity, figures and pages: tables in, tables out, and neither torch nor Hydra.
 
-from lab.analysis.claims.scoreboard import verdicts
-from lab.analysis.curves import load, points
-from lab.analysis.report.notebook import show
-from lab.analysis.sensitivity import all_pairs, by_curve, judge, paired, per_seed, study
-from lab.records.store import Records
+The names of this module are what notebooks, scripts and other packages need.
+"""
 
-__all__ = [
-    "Records",
-    "all_pairs",
-    "by_curve",
-    "judge",
-    "load",
-    "paired",
-    "per_seed",
-    "points",
-    "show",
-    "study",
-    "verdicts",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # "as" says that the name is public
+    from lab.analysis import forecast as forecast
+    from lab.analysis import guard as guard
+    from lab.analysis import probe_values as probe_values
+    from lab.analysis.claims.scoreboard import verdicts as verdicts
+    from lab.analysis.curves import load as load
+    from lab.analysis.curves import points as points
+    from lab.analysis.report import findings as findings
+    from lab.analysis.report import tables as tables
+    from lab.analysis.report.notebook import show as show
+    from lab.analysis.sensitivity import Study as Study
+    from lab.analysis.sensitivity import all_pairs as all_pairs
+    from lab.analysis.sensitivity import by_curve as by_curve
+    from lab.analysis.sensitivity import judge as judge
+    from lab.analysis.sensitivity import paired as paired
+    from lab.analysis.sensitivity import per_seed as per_seed
+    from lab.analysis.sensitivity import study as study
+    from lab.records.store import Records as Records
+
+# Imported when first asked for, since matplotlib and scipy take longer to load than most of what is asked.
+_MODULES = {
+    "lab.analysis.claims.scoreboard": ("verdicts",),
+    "lab.analysis.curves": ("load", "points"),
+    "lab.analysis.report.notebook": ("show",),
+    "lab.analysis.sensitivity": ("Study", "all_pairs", "by_curve", "judge", "paired", "per_seed", "study"),
+    "lab.records.store": ("Records",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+# Modules that are themselves names of this one.
+_PUBLIC_MODULES = {
+    "findings": "lab.analysis.report.findings",
+    "forecast": "lab.analysis.forecast",
+    "guard": "lab.analysis.guard",
+    "probe_values": "lab.analysis.probe_values",
+    "tables": "lab.analysis.report.tables",
+}
+__all__ = [*_MODULE_OF, *_PUBLIC_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC_MODULES:
+        return import_module(_PUBLIC_MODULES[name])
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'lab.analysis' has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)

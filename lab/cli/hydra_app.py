@@ -23,9 +23,10 @@ OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_
 
 
 def data_folder(name: str) -> Path:
-    """``conf`` or ``sweeps``: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent / name
-    return inside if inside.is_dir() else Path(__file__).parent.parent / name
+    """``conf`` or ``sweeps``: in ``lab/yaml`` of an installed package, beside ``lab`` in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "yaml" / name
+    return installed if installed.is_dir() else package.parent / name
 
 
 def hydra_task(config: DictConfig) -> None:

@@ -2,4 +2,4 @@
 
 from lab.data import huggingface, synthetic, text
 
-__all__ = ["huggingface", "synthetic", "tables", "text"]
+__all__ = ["huggingface", "synthetic", "text"]

@@ -9,11 +9,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+import lab.data.text as text
 from lab.core import schema
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data import text
 from lab.data.corpus import Corpus, once
 from lab.data.packing import HELD_OUT_EVERY, LEARNED_FROM, Notes, fill, packed
 from lab.data.text import text_of

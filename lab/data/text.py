@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import lab.data.packing as packing
 from lab.core import schema
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data import packing
 from lab.data.corpus import Corpus, once
 from lab.data.packing import Notes
 from lab.data.tokenizer import BYTES

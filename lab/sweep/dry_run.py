@@ -167,7 +167,8 @@ def estimate(fleets: Sequence[Sequence[Point]], there: int, host: Host) -> Itera
     keys, at_once = swept_keys([point for fleet in fleets for point in fleet]), min(len(host.seats), len(fleets))
     trials = _trials([[point.config for point in fleet] for fleet in fleets], host.seats[:at_once])
     for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
-        yield f"fleet {index + 1}: {fleet_label([point.config for point in fleet])}, {_fleet_line(fleet[0].config, trial)}"
+        configs = [point.config for point in fleet]
+        yield f"fleet {index + 1}: {fleet_label(configs)}, {_fleet_line(configs[0], trial)}"
         for point in fleet:
             row = columns(point.config)
             yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])

@@ -9,13 +9,20 @@ import torch
 from torch import nn
 
 import lab
-from lab.core import schema
-from lab.core.axes import over, per_run_max
-from lab.core.schema import PerRun, PerRunSeed, bounded
-from lab.data.corpus import fingerprint
-from lab.data.packing import PackedCorpus
-from lab.model.parametrization import Factors, Role, Standard
-from lab.optim.transforms import Link
+from lab import (
+    Factors,
+    Link,
+    PackedCorpus,
+    PerRun,
+    PerRunSeed,
+    Role,
+    Standard,
+    bounded,
+    fingerprint,
+    over,
+    per_run_max,
+    seed,
+)
 
 
 @lab.register("intervention", "score_cap")
@@ -89,7 +96,7 @@ class Counting:
     """The numbers 0, 1, 2, ... written out, one after the other: three bytes in four are easy."""
 
     upto: int = bounded(above=0)
-    seed: PerRunSeed = schema.seed(0)
+    seed: PerRunSeed = seed(0)
 
     def open(self):
         return count(self.upto)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import lab
-from lab.core.axes import over
-from lab.core.schema import PerRun, bounded
+from lab import PerRun, bounded, over
 
 
 @lab.register("intervention", "z_hinge")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis import probe_values
+import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, points
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
 from lab.analysis.text import count

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from lab.analysis.forecast.fits import Line
-from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, forecasts
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.analysis.rendering import style
 from lab.analysis.rendering.panels import DASHED
 from lab.analysis.rendering.style import INK, OUTCOME_LOOK, OUTCOMES
@@ -56,7 +56,7 @@ def gradient_forecast(records: Records) -> Figure:
 
 
 def _drawn(records: Records, quantity: ForecastQuantity, what: str, limit: str) -> Figure:
-    made = forecasts(records, quantity)
+    made = make_forecasts(records, quantity)
     shades = style.shades(pd.concat([one.runs for one in made])["lr"], style.LR_SHADES)
     columns = style.columns_for(len(made))
     rows = -(-len(made) // columns)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis import probe_values
+import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import points
 from lab.analysis.forecast import fits
 from lab.analysis.forecast.fits import Bend, Line, Threshold, calibrate
@@ -118,7 +118,7 @@ def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
     return runs.assign(value=np.where(usable, value, np.nan), eps=about["optimizer.eps"].to_numpy(dtype=float))
 
 
-def forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecast]:
+def make_forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecast]:
     """A forecast for every arm with two sizes or more.
 
     Raises:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.analysis import text
+import lab.analysis.text as text
 from lab.analysis.curves import load, points
 from lab.analysis.forecast import fits
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, Crossing, Line
-from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, forecasts
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, make_forecasts
 from lab.analysis.rendering import style
 from lab.analysis.text import count, listed, spell
 from lab.core import files
@@ -184,7 +184,7 @@ def say(records: Records) -> list[str]:
     lines, refused, told = [], [], set()
     for quantity in (LOGIT, GRADIENT):
         try:
-            made = forecasts(records, quantity)
+            made = make_forecasts(records, quantity)
             lines += [line for one in made for line in [*_about(one, quantity), ""]]
             told |= {one.arm for one in made}
         except RequestError as refusal:

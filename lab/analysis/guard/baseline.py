@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis import probe_values
+import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, differing, load, name_arms, plain, points, same_sizes, significant
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import files

@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from lab.analysis import text
+import lab.analysis.text as text
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering import html, style
