@@ -33,8 +33,6 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.training.fleet import Fleet as Fleet
     from lab.training.loop import train as train
 
-__version__ = "0.1.0"
-
 # Imported when first asked for, since importing the lab must load no torch.
 _MODULES = {
     "lab.__main__": ("main",),

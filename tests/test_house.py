@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -224,6 +225,23 @@ def test_no_name_is_both_a_module_and_something_in_it() -> None:
     for module, source in SOURCES.items():
         names = {node.name for node in tree(source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         assert module.rpartition(".")[2] not in names, module
+
+
+@pytest.mark.parametrize("face", sorted(FACES))
+def test_a_public_name_is_one_thing_and_known_to_type_checkers(face: str) -> None:
+    """Each name resolves; none is both a module beside it and something else."""
+    package = importlib.import_module(face)
+    typed = [name for node in tree(SOURCES[face]).body if isinstance(node, ast.If) for name in aliases(node)]
+    assert sorted(typed) == sorted(package.__all__)
+    for name in package.__all__:
+        module = f"{face}.{name}"
+        assert module not in MODULES or getattr(package, name) is importlib.import_module(module), name
+
+
+def aliases(block: ast.If) -> Iterator[str]:
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        yield from (name.asname or name.name for name in node.names)
 
 
 DOCUMENTS = [

@@ -6,11 +6,11 @@ import math
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from lab import __version__
 from lab.core import distributed, machine
 from lab.records.trackers import tag
 from lab.training.config import RunConfig, columns
@@ -114,8 +114,8 @@ def run_card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[s
         **columns(config),
         **outcome,
         "loss_bigram": corpus.loss_bigram(config.seq_len),
-        "versions": f"instability-lab {__version__}, python {platform.python_version()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread, fp32 products by {machine.matmul_library()}"
+        "versions": f"instability-lab {version('instability-lab')}, python {platform.python_version()}, "
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread, fp32 products by {machine.matmul_library()}"
         + (f", {distributed.world_size()} ranks, {config.ranks}" if distributed.is_joined() else ""),
         "data_fingerprint": corpus.fingerprint,
         "data_notes": ", ".join(f"{key} {value}" for key, value in corpus.notes.items()),
