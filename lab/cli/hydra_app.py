@@ -1,11 +1,10 @@
-"""The Hydra task and the sweep around it: freeze the points, train one fleet per job, gather, report."""
+"""The Hydra application: where its configs lie, and the task that trains one fleet of a plan."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -13,10 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from lab.core import machine
 from lab.sweep.run import train_planned_fleet
-
-if TYPE_CHECKING:
-    pass
-
 
 # Numbers of a config that follow from others: ``${divide:${scale.steps},2}``; a whole number where it comes out as one.
 OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)
