@@ -100,7 +100,7 @@ def python(code, *arguments, **environment):
 def test_the_same_records_give_the_same_bytes_without_torch(folder):
     made = [folder / "report.html", *folder.glob("figures/*.svg"), *folder.glob("tables/*.csv")]
     before = {path: path.read_bytes() for path in made}
-    again = "import sys; from lab import commands; commands._report(sys.argv[1:]); assert 'torch' not in sys.modules"
+    again = "import sys; from lab.cli.commands import _report; _report(sys.argv[1:]); assert 'torch' not in sys.modules"
     python(again, str(folder), PYTHONHASHSEED="7")
     assert {path: path.read_bytes() for path in made} == before
     assert {path.stem for path in folder.glob("figures/*")} == DRAWN

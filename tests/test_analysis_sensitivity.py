@@ -134,7 +134,7 @@ def test_pairs_share_seeds_and_learning_rates():
 def test_unstable_is_worse_than_bigrams_above_the_best_learning_rate():
     losses = dict(zip(planted.LRS, (3.0, 2.2, 2.0, 2.1, 2.2, 2.5, 2.2), strict=True))
     cards = [{**c, "final_val_loss": losses[c["optimizer.lr"]]} for c in planted.cards(["none"], [32], seeds=[0])]
-    judged = sensitivity.judge(study(cards)).set_index("lr")["fate"]
+    judged = sensitivity.judge(study(cards)).set_index("lr")["outcome"]
     assert judged[judged != ""].to_dict() == {0.1: "unstable"}  # not 3e-4: that one is under-trained
     assert sensitivity.per_seed(study(cards))["eta_div"].item() == 0.1
 

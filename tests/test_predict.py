@@ -119,7 +119,7 @@ def test_intervals_cover_what_they_say():
         said = line.predict(1e6)
         hits.append((said.low <= new <= said.high, abs(line.slope - 0.7) <= line.slope_error))
     # three standard errors of a share of 2000 are .015
-    assert np.mean(hits, axis=0) == pytest.approx([fits.LEVEL] * 2, abs=0.015)
+    assert np.mean(hits, axis=0) == pytest.approx([fits.PREDICTION_LEVEL] * 2, abs=0.015)
 
 
 def test_two_points_make_a_line_without_an_interval():
@@ -158,7 +158,7 @@ def test_saturation_is_seen_and_a_power_law_is_not_taken_for_it():
 def test_a_straight_line_is_seldom_called_bent():
     draw, sizes = np.random.default_rng(3), np.repeat([1e4, 3e4, 1e5], 3)
     bent = [bend(sizes, sizes * 10 ** draw.normal(0, 0.1, len(sizes))).sign for _ in range(1000)]
-    assert np.mean(np.array(bent) != 0) == pytest.approx(1 - fits.LEVEL, abs=0.021)  # three standard errors
+    assert np.mean(np.array(bent) != 0) == pytest.approx(1 - fits.PREDICTION_LEVEL, abs=0.021)  # three standard errors
 
 
 # Where a limit is met.
@@ -254,7 +254,7 @@ def test_both_laws_are_found_in_records_and_told_ahead():
         assert made.score.table["error"].abs().max() < 0.15
         assert made.score.table[["inside", "runs"]].sum().tolist() == [9, 9]
     (made,) = make_forecasts(records, LOGIT)
-    stable, unstable = (made.runs.loc[(made.runs["fate"] != "") == lost, "value"] for lost in (False, True))
+    stable, unstable = (made.runs.loc[(made.runs["outcome"] != "") == lost, "value"] for lost in (False, True))
     assert stable.max() < made.limit < unstable.min()
 
 
