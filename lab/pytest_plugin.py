@@ -71,7 +71,7 @@ class SensitivityCurve:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
         held = check.check_folder(self.folder, Path(self.baseline), self.margin)
         files.write_text(self.folder / "check.html", held.page())
-        return held.check
+        return held.comparison
 
     def check(self) -> None:
         """Compare with the baseline.

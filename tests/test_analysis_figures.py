@@ -1,4 +1,4 @@
-"""Figures carry the planted numbers, mark what was lost, say what is missing, and are drawn only where they apply."""
+"""Figures show the planted numbers, mark outcomes and missing runs, and are drawn only where they apply."""
 
 import itertools
 import math
@@ -52,20 +52,22 @@ def everything(card, step):
 
 def drawn(records, names):
     """Which of these figures apply."""
-    found = set()
+    names_drawn = set()
     for name in names:
         try:
             FIGURES[name](records)
         except NothingToDrawError:
             continue
-        found.add(name)
-    return found
+        names_drawn.add(name)
+    return names_drawn
 
 
 def line(axes):
     """Every line of a panel that has more than one point and is no reference, as (x, y)."""
     lines = [line for line in axes.get_lines() if line.get_marker() in ("None", "") and len(line.get_xdata()) > 1]
-    return [(list(one.get_xdata()), list(one.get_ydata())) for one in lines if one.get_transform() == axes.transData]
+    return [
+        (list(line.get_xdata()), list(line.get_ydata())) for line in lines if line.get_transform() == axes.transData
+    ]
 
 
 SIZES = {"best_loss_with_size", "gradient_with_size", "key_gradient_with_size", "block_output_with_size"}
@@ -86,24 +88,24 @@ WARMUP = "schedule.warmup"
     ids=["sizes", "epsilon", "warmup and sizes", "two values", "two settings"],
 )
 def test_a_figure_is_there_where_its_data_are(axes, names):
-    asked = {"best_loss_with_size"} | SETTINGS if len(names) == 2 else SIZES | SETTINGS
-    assert drawn(records(cards(seeds=(0,), **axes), everything), asked) == names
+    candidates = {"best_loss_with_size"} | SETTINGS if len(names) == 2 else SIZES | SETTINGS
+    assert drawn(records(cards(seeds=(0,), **axes), everything), candidates) == names
 
 
 def test_every_figure_but_those_of_settings_shows_probes_or_sizes():
-    whole = records(cards(seeds=(0,), **{WIDTH: (16, 32)}), everything)
-    assert drawn(whole, set(FIGURES) - SIZES) == set(FIGURES) - SIZES - SETTINGS
-    silent = Records(whole.runs, whole.metrics.head(0))
-    assert drawn(silent, FIGURES) == {"learning_rate_sensitivity", "best_loss_with_size"}
+    complete = records(cards(seeds=(0,), **{WIDTH: (16, 32)}), everything)
+    assert drawn(complete, set(FIGURES) - SIZES) == set(FIGURES) - SIZES - SETTINGS
+    without_probes = Records(complete.runs, complete.metrics.head(0))
+    assert drawn(without_probes, FIGURES) == {"learning_rate_sensitivity", "best_loss_with_size"}
 
 
 def test_the_loss_against_a_setting_carries_the_planted_values():
     loss = lambda card: 2.0 + card[EPS] * 100 + card[LR] + 0.1 * card["seed"]  # noqa: E731
     figure = FIGURES["loss_against_setting"](records(cards(loss=loss, **{EPS: (0.0, 1e-4, 1e-3, 1e-2)}), everything))
     above, below = figure.axes
-    known = line(above)
-    assert [x for x, _ in known] == [[1e-4, 1e-3, 1e-2]] * 2, "zero is joined to nothing"
-    assert [y for _, y in known] == [
+    lines = line(above)
+    assert [x for x, _ in lines] == [[1e-4, 1e-3, 1e-2]] * 2, "zero is joined to nothing"
+    assert [y for _, y in lines] == [
         pytest.approx([2.05 + lr + eps * 100 for eps in (1e-4, 1e-3, 1e-2)]) for lr in (0.01, 0.1)
     ]
     at_zero = [mark for mark in above.get_lines() if mark.get_marker() == "o" and len(mark.get_xdata()) == 1]
@@ -176,9 +178,9 @@ def test_lines_over_the_steps_carry_the_planted_values_and_their_fate():
     losses, logits = FIGURES["loss_over_steps"](records(made, hears)).axes
     steps = list(range(0, 41, 4))
     assert [(x, y[0]) for x, y in line(losses)] == [(steps, pytest.approx(3.51)), (steps, pytest.approx(3.6))]
-    calm, wild = (y for _, y in line(logits))
-    assert calm == pytest.approx([10**1.5] * 11), "geometric mean of the largest over blocks"
-    assert np.isfinite(wild).tolist() == [step <= 20 for step in steps], "no mean over some of the seeds"
+    stable, diverged = (y for _, y in line(logits))
+    assert stable == pytest.approx([10**1.5] * 11), "geometric mean of the largest over blocks"
+    assert np.isfinite(diverged).tolist() == [step <= 20 for step in steps], "no mean over some of the seeds"
     marks = {mark.get_marker(): float(mark.get_xdata()[0]) for mark in logits.get_lines() if mark.get_marker() in "x^"}
     assert marks == {"x": 20.0}
 

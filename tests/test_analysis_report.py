@@ -8,6 +8,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
 import planted
@@ -19,6 +20,7 @@ from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering.style import svg
 from lab.analysis.report import build, findings
 from lab.analysis.sensitivity import all_pairs, study
+from lab.analysis.text import plain_text
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
 
@@ -59,11 +61,11 @@ class Links(HTMLParser):
 
 
 def test_the_page_needs_nothing_but_itself(page):
-    found = Links(page)
-    assert not {"script", "link", "img", "iframe", "object", "b", "i"} & set(found.tags)
-    assert found.tags.count("svg") == len(DRAWN)
-    assert found.links
-    assert all(link.startswith("#") for link in found.links)
+    links = Links(page)
+    assert not {"script", "link", "img", "iframe", "object", "b", "i"} & set(links.tags)
+    assert links.tags.count("svg") == len(DRAWN)
+    assert links.links
+    assert all(link.startswith("#") for link in links.links)
     assert "url(http" not in page
     assert "@import" not in page
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", page))
@@ -72,9 +74,9 @@ def test_the_page_needs_nothing_but_itself(page):
 
 
 def test_drawings_on_one_page_share_no_ids(page):
-    found = Links(page)
-    assert len(found.ids) == len(set(found.ids))
-    assert {link[1:] for link in found.links} <= set(found.ids)
+    links = Links(page)
+    assert len(links.ids) == len(set(links.ids))
+    assert {link[1:] for link in links.links} <= set(links.ids)
 
 
 def test_names_from_outside_are_shown_as_text(page):
@@ -100,7 +102,7 @@ def python(code, *arguments, **environment):
 def test_the_same_records_give_the_same_bytes_without_torch(folder):
     made = [folder / "report.html", *folder.glob("figures/*.svg"), *folder.glob("tables/*.csv")]
     before = {path: path.read_bytes() for path in made}
-    again = "import sys; from lab import commands; commands._report(sys.argv[1:]); assert 'torch' not in sys.modules"
+    again = "import sys; from lab.cli.commands import _report; _report(sys.argv[1:]); assert 'torch' not in sys.modules"
     python(again, str(folder), PYTHONHASHSEED="7")
     assert {path: path.read_bytes() for path in made} == before
     assert {path.stem for path in folder.glob("figures/*")} == DRAWN
@@ -118,6 +120,11 @@ def test_other_records_give_other_bytes():
 
     assert drawn() == drawn()
     assert drawn() != drawn(final_val_loss=2.2)
+
+
+def test_text_tables_align_their_columns_and_end_without_spaces():
+    table = pd.DataFrame({"arm": ["none", "z_loss"], "n": [3, 12], "note": ["", "worse"]})
+    assert plain_text(table) == ["arm     n   note", "none    3", "z_loss  12  worse"]
 
 
 def test_the_summary_warns_where_the_number_misleads(tmp_path):
@@ -144,8 +151,8 @@ def test_the_summary_says_why_there_is_no_number(tmp_path):
 
 def gaps(folder, missing):
     """What is noted of learning rates without runs, in a study of two arms, all but the ``missing`` runs."""
-    there = [card for card in planted.cards(("none", "z_loss"), (32,)) if not missing(card)]
-    return [note for note in findings.notes(study([planted.write(folder, there)])) if "at learning rate" in note]
+    present = [card for card in planted.cards(("none", "z_loss"), (32,)) if not missing(card)]
+    return [note for note in findings.notes(study([planted.write(folder, present)])) if "at learning rate" in note]
 
 
 def test_learning_rates_that_no_seed_of_an_arm_ran_are_named(tmp_path):
@@ -174,7 +181,7 @@ def test_a_folder_of_failures_is_refused_with_its_reason(tmp_path):
 
 
 def test_the_headline_follows_the_paired_intervals():
-    def said(second, losses):
+    def sentences(second, losses):
         cards = list(planted.cards(arms=("none", "z_loss"), widths=(32, 64)))
         for card in cards:
             high = card["optimizer.lr"] == 0.3
@@ -182,14 +189,14 @@ def test_the_headline_follows_the_paired_intervals():
         return findings.headline(all_pairs(points(planted.table(cards))))
 
     worse, better = lambda card: 1 + 0.01 * card["seed"], lambda card: 0.5
-    first = said("z_loss", {"none": worse, "z_loss": better})
+    first = sentences("z_loss", {"none": worse, "z_loss": better})
     assert first[0].startswith("LR sensitivity is lower with z_loss than with none at every size, by 0.073")
     assert first[1].startswith("The instability part is lower with z_loss")
-    assert said("none", {"none": better, "z_loss": worse})[0].startswith("LR sensitivity is lower with none")
-    noisy = said("none", {"none": lambda card: card["seed"], "z_loss": lambda card: 1 + 0.1 * card["seed"]})
+    assert sentences("none", {"none": better, "z_loss": worse})[0].startswith("LR sensitivity is lower with none")
+    noisy = sentences("none", {"none": lambda card: card["seed"], "z_loss": lambda card: 1 + 0.1 * card["seed"]})
     assert "differs from zero at no size" in noisy[0]
     mixed = {"none": worse, "z_loss": lambda card: 0.5 if card["model.width"] == 32 else card["seed"]}
-    assert "differs from zero at 1 of 2 sizes" in said("none", mixed)[0]
+    assert "differs from zero at 1 of 2 sizes" in sentences("none", mixed)[0]
 
 
 LONE = {"arms": ("none",), "widths": (32,), "seeds": (0,), "lrs": (1e-2,)}
@@ -258,15 +265,15 @@ def test_a_figure_without_its_probe_says_so():
 
 
 def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
-    alone = planted.write(tmp_path / "alone", list(planted.cards(**LONE)))
-    build.write_report(study([alone]), [alone])
+    single = planted.write(tmp_path / "alone", list(planted.cards(**LONE)))
+    build.write_report(study([single]), [single])
     names = ("first", "second")
     several = [planted.write(tmp_path / "all" / name, list(planted.cards(**LONE))) for name in names]
     (tmp_path / "all" / "no results").mkdir()
     assert main(["report", str(tmp_path / "all")]) == 0
     assert capsys.readouterr().out.splitlines() == [f"report: {folder / 'report.html'}" for folder in several]
     figure = "figures/learning_rate_sensitivity.svg"
-    assert (several[1] / figure).read_bytes() == (alone / figure).read_bytes()
+    assert (several[1] / figure).read_bytes() == (single / figure).read_bytes()
     shutil.rmtree(several[0] / "runs")
     (several[0] / "runs.parquet").write_bytes(b"damaged")
     assert main(["report", str(tmp_path / "all")]) == 2

@@ -27,10 +27,10 @@ def study(cards):
 
 def test_sensitivity_is_the_mean_regret_with_a_diverged_run_counted_as_untrained():
     # regrets 1.0 0.5 0 0.25 3.0 (capped), 3.0 (NaN), 3.0 (inf)
-    found = split(curve([3.0, 2.5, 2.0, 2.25, 9.0, math.nan, math.inf]))
-    assert found.total == pytest.approx((1.0 + 0.5 + 0.25 + 3 * 3.0) / 7)
-    assert found.below == pytest.approx(1.5 / 7)
-    assert found.above == pytest.approx(9.25 / 7)
+    parts = split(curve([3.0, 2.5, 2.0, 2.25, 9.0, math.nan, math.inf]))
+    assert parts.total == pytest.approx((1.0 + 0.5 + 0.25 + 3 * 3.0) / 7)
+    assert parts.below == pytest.approx(1.5 / 7)
+    assert parts.above == pytest.approx(9.25 / 7)
 
 
 def test_rows_may_come_in_any_order():
@@ -55,8 +55,8 @@ def test_two_losses_at_one_learning_rate_are_refused():
 
 
 def test_among_equals_the_smallest_learning_rate_is_the_best():
-    found = split(curve([3.0, 2.0, 2.5, 2.0]))  # what lies between two bests counts as instability
-    assert (found.below, found.above) == (0.25, 0.125)
+    parts = split(curve([3.0, 2.0, 2.5, 2.0]))  # what lies between two bests counts as instability
+    assert (parts.below, parts.above) == (0.25, 0.125)
     runs = study(planted.cards(arms=["none"], widths=[32], seeds=[0], final_val_loss=2.0))
     assert set(sensitivity.per_seed(runs)["best_lr"]) == {3e-4}
 
@@ -78,28 +78,28 @@ losses = st.floats(-30, 30) | st.sampled_from([math.nan, math.inf, -math.inf])
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(losses, min_size=2, max_size=7), st.floats(0.1, 20), st.randoms())
-def test_the_parts_add_up_and_no_regret_is_negative(some, at_init, order):
-    table = curve(some, at_init=at_init)
-    found = split(table.iloc[order.sample(range(len(some)), len(some))])
-    counted = [min(loss, at_init) if math.isfinite(loss) else at_init for loss in some]
-    assert found.total == found.below + found.above
-    assert found.total == pytest.approx(sum(counted) / len(some) - min(counted), rel=1e-6, abs=1e-9)
-    assert min(found) >= 0
+def test_the_parts_add_up_and_no_regret_is_negative(losses, at_init, order):
+    table = curve(losses, at_init=at_init)
+    parts = split(table.iloc[order.sample(range(len(losses)), len(losses))])
+    counted = [min(loss, at_init) if math.isfinite(loss) else at_init for loss in losses]
+    assert parts.total == parts.below + parts.above
+    assert parts.total == pytest.approx(sum(counted) / len(losses) - min(counted), rel=1e-6, abs=1e-9)
+    assert min(parts) >= 0
 
 
 def test_intervals_are_student_t():
     values = [0.148, 0.161, 0.200, 0.172]
     low, high = stats.t.interval(0.95, df=3, loc=np.mean(values), scale=stats.sem(values))
-    found = student_t([*values, math.nan])
-    assert found[:4] == pytest.approx((np.mean(values), low, high, 4))
-    assert str(found) == "0.170 ± 0.035 (n = 4)"
+    interval = student_t([*values, math.nan])
+    assert interval[:4] == pytest.approx((np.mean(values), low, high, 4))
+    assert str(interval) == "0.170 ± 0.035 (n = 4)"
 
 
 def test_below_three_seeds_there_are_values_and_no_interval():
-    found = student_t([0.1, 0.2])
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
-    assert str(found) == "0.100, 0.200 (n = 2)"
+    interval = student_t([0.1, 0.2])
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert str(interval) == "0.100, 0.200 (n = 2)"
     assert not math.isnan(student_t([0.1, 0.2, 0.3]).low)
 
 
@@ -114,27 +114,27 @@ def test_arms_are_compared_seed_by_seed():
     paired = sensitivity.paired(runs, "none", "z_loss").iloc[0]
     assert paired["total"].mean == pytest.approx(0.1)
     assert paired["total"].high - paired["total"].low < 1e-9
-    alone = sensitivity.by_curve(sensitivity.per_seed(runs))["total"].iloc[0]
-    assert alone.high - alone.low > 0.5
+    unpaired = sensitivity.by_curve(sensitivity.per_seed(runs))["total"].iloc[0]
+    assert unpaired.high - unpaired.low > 0.5
     assert sensitivity.paired(runs, "z_loss", "none").iloc[0]["above"].mean == pytest.approx(-0.1)
 
 
 def test_pairs_share_seeds_and_learning_rates():
     cards = list(planted.cards(widths=[32], seeds=range(4)))
-    whole = sensitivity.all_pairs(study(cards)).iloc[0]["total"]
+    complete = sensitivity.all_pairs(study(cards)).iloc[0]["total"]
     # one arm's last seed is absent, and another of its seeds lacks the learning rate that tells the arms apart
     normed = [card for card in cards if card["intervention"] != "z_loss"]
-    gone = [card for card in normed if card["seed"] == 3 or (card["seed"] == 2 and card["optimizer.lr"] == 0.3)]
-    some = sensitivity.all_pairs(study(card for card in cards if card not in gone)).iloc[0]["total"]
-    assert (whole.n, some.n) == (4, 3)
-    assert some.values[:2] == whole.values[:2]
-    assert some.values[2] < 0.6 * whole.values[2]
+    missing = [card for card in normed if card["seed"] == 3 or (card["seed"] == 2 and card["optimizer.lr"] == 0.3)]
+    partial = sensitivity.all_pairs(study(card for card in cards if card not in missing)).iloc[0]["total"]
+    assert (complete.n, partial.n) == (4, 3)
+    assert partial.values[:2] == complete.values[:2]
+    assert partial.values[2] < 0.6 * complete.values[2]
 
 
 def test_unstable_is_worse_than_bigrams_above_the_best_learning_rate():
     losses = dict(zip(planted.LRS, (3.0, 2.2, 2.0, 2.1, 2.2, 2.5, 2.2), strict=True))
     cards = [{**c, "final_val_loss": losses[c["optimizer.lr"]]} for c in planted.cards(["none"], [32], seeds=[0])]
-    judged = sensitivity.judge(study(cards)).set_index("lr")["fate"]
+    judged = sensitivity.judge(study(cards)).set_index("lr")["outcome"]
     assert judged[judged != ""].to_dict() == {0.1: "unstable"}  # not 3e-4: that one is under-trained
     assert sensitivity.per_seed(study(cards))["eta_div"].item() == 0.1
 

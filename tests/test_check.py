@@ -1,4 +1,4 @@
-"""`lab check` and `lab baseline`: files to commit, exit codes, and what people and machines read."""
+"""`lab check` and `lab baseline`: baseline files, exit codes, and output for people and machines."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("folders")
     bad = [
         {
-            **one,
-            "final_val_loss": one["final_val_loss"] + (one["intervention"] == BOTH[1]) * (one["optimizer.lr"] >= 0.1),
+            **good,
+            "final_val_loss": good["final_val_loss"]
+            + (good["intervention"] == BOTH[1] and good["optimizer.lr"] >= 0.1),
         }
-        for one in cards()
+        for good in cards()
     ]
     few = list(cards(seeds=(0, 1)))
     made = {"good": list(cards()), "bad": bad, "few": few}
@@ -40,8 +41,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
     def run(*words: object) -> tuple[int, str, str]:
         code = main([str(word) for word in words])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -55,10 +56,10 @@ def saved(folders: dict[str, Path], tmp_path: Path) -> Path:
 def test_a_baseline_file_says_what_its_folder_says(folders: dict[str, Path], saved: Path) -> None:
     old = baseline.read(saved)
     for new in (baseline.from_folder(folders["good"]), baseline.read(folders["good"])):
-        found = compare.compare_baselines(old, new, 0.05)
-        assert found.verdict == "ok"
-        assert found.remarks == []
-        assert all(abs(change.change) < 1e-5 for change in found.changes if change.margin != change.before)
+        comparison = compare.compare_baselines(old, new, 0.05)
+        assert comparison.verdict == "ok"
+        assert comparison.remarks == []
+        assert all(abs(change.change) < 1e-5 for change in comparison.changes if change.margin != change.before)
     assert baseline.as_text(old) == saved.read_text()
 
 
@@ -80,42 +81,41 @@ def test_one_changed_run_changes_one_line(folders: dict[str, Path], saved: Path,
 
 
 def test_losses_that_are_no_numbers_survive(tmp_path: Path) -> None:
-    made = [
-        {**one, **({"final_val_loss": math.nan, "status": "diverged"} if one["seed"] == 1 else {})} for one in cards()
-    ]
+    diverged = {"final_val_loss": math.nan, "status": "diverged"}
+    made = [{**values, **(diverged if values["seed"] == 1 else {})} for values in cards()]
     old = baseline.from_folder(write(tmp_path / "nan", made))
     baseline.save(old, tmp_path / "nan.json")
     assert "NaN" not in (tmp_path / "nan.json").read_text()
-    found = compare.compare_baselines(baseline.read(tmp_path / "nan.json"), old, 0.05)
-    assert found.verdict == "ok"
-    assert all(change.verdict == "same" for change in found.changes if change.margin != change.before)
+    comparison = compare.compare_baselines(baseline.read(tmp_path / "nan.json"), old, 0.05)
+    assert comparison.verdict == "ok"
+    assert all(change.verdict == "same" for change in comparison.changes if change.margin != change.before)
 
 
 def test_infinite_settings_and_data_that_differ_survive(tmp_path: Path) -> None:
     runs = [
-        card(**{**one, key: value, "id": None})
+        card(**{**values, key: value, "id": None})
         for key, value in (("optimizer.clip", math.inf), ("data_fingerprint", "b"))
-        for one in cards()
+        for values in cards()
     ]
     old = baseline.from_folder(write(tmp_path / "inf", [*runs, *cards()]))
     baseline.save(old, tmp_path / "inf.json")
-    found = compare.compare_baselines(baseline.read(tmp_path / "inf.json"), old, 0.05)
-    assert (found.verdict, found.remarks) == ("ok", [])
+    comparison = compare.compare_baselines(baseline.read(tmp_path / "inf.json"), old, 0.05)
+    assert (comparison.verdict, comparison.remarks) == ("ok", [])
 
 
 def test_a_baseline_edited_by_hand_is_refused(saved: Path) -> None:
     lines = saved.read_text().splitlines(keepends=True)
-    (first, *_) = [place for place, line in enumerate(lines) if '"loss":' in line]
-    told = json.loads("".join(lines))
-    gone = json.loads("".join(lines))
-    gone["curves"][0]["runs"] = []
-    edits = ["".join([*lines[:first], lines[first], *lines[first:]]), json.dumps(gone)]
+    (first, *_) = [index for index, line in enumerate(lines) if '"loss":' in line]
+    content = json.loads("".join(lines))
+    emptied = json.loads("".join(lines))
+    emptied["curves"][0]["runs"] = []
+    edits = ["".join([*lines[:first], lines[first], *lines[first:]]), json.dumps(emptied)]
     for old, new in (('"status": "finished"', '"status": "fine"'), ('"parameters": 24736', '"parameters": 0')):
         edits.append("".join(lines).replace(old, new, 1))
     for key in ("status", "loss_at_init", "lr"):
         edits.append("".join([*lines[:first], lines[first].replace(f'"{key}"', '"x"'), *lines[first + 1 :]]))
     edits.append(
-        json.dumps({**told, "config": {**told["config"], "data_fingerprint": None}}).replace(": null", ": NaN")
+        json.dumps({**content, "config": {**content["config"], "data_fingerprint": None}}).replace(": null", ": NaN")
     )
     for text in edits[:-1]:
         saved.write_text(text)
@@ -139,7 +139,7 @@ def test_too_few_seeds_make_none(folders: dict[str, Path], tmp_path: Path, run: 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "is no baseline; lab baseline save DIR FILE writes one"),
         ("[]", "is no baseline"),
@@ -148,9 +148,9 @@ def test_too_few_seeds_make_none(folders: dict[str, Path], tmp_path: Path, run: 
         ('{"baseline_version": 1, "made": {}, "config": {}, "curves": []}', "is a damaged baseline"),
     ],
 )
-def test_what_is_no_baseline_is_refused_in_one_line(text: str, said: str, tmp_path: Path, run: Run) -> None:
+def test_what_is_no_baseline_is_refused_in_one_line(text: str, message: str, tmp_path: Path, run: Run) -> None:
     (tmp_path / "b.json").write_text(text)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         baseline.read(tmp_path / "b.json")
     code, out, err = run("baseline", "show", tmp_path / "b.json")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -174,9 +174,9 @@ def test_the_exit_code_is_the_verdict(
     assert f"Check: {verdict}" in page
     assert ("<svg" in page) == (code != 2)
     ended, out, err = run("check", folders[name], "--json", f"--baseline={saved}", "--html", files["html"])
-    told = json.loads(out)
-    assert (ended, err, told["verdict"]) == (code, "", verdict)
-    assert bool(told["reasons"]) == (code == 2)
+    printed = json.loads(out)
+    assert (ended, err, printed["verdict"]) == (code, "", verdict)
+    assert bool(printed["reasons"]) == (code == 2)
 
 
 def test_the_page_lies_in_the_folder_unless_told_otherwise(saved: Path, tmp_path: Path, run: Run) -> None:
@@ -211,7 +211,7 @@ def test_what_is_not_there_cannot_be_judged(saved: Path, tmp_path: Path, run: Ru
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "lab check DIR --baseline FILE|DIR"),
         (["a", "b", "--baseline", "c"], "lab check DIR --baseline FILE|DIR"),
@@ -225,23 +225,23 @@ def test_what_is_not_there_cannot_be_judged(saved: Path, tmp_path: Path, run: Ru
         (["a", "--baseline", "c", "--junit"], "--junit wants a value"),
     ],
 )
-def test_bad_words_are_refused_in_one_line(words: list[str], said: str, run: Run) -> None:
+def test_bad_words_are_refused_in_one_line(words: list[str], message: str, run: Run) -> None:
     code, out, err = run("check", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
 
 
 def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:
-    place = tmp_path / "b.json"
-    code, out, _ = run("baseline", "save", folders["good"], place)
+    path = tmp_path / "b.json"
+    code, out, _ = run("baseline", "save", folders["good"], path)
     assert code == 0
     assert "0.0003 to 0.3" in out  # the table of what it holds
-    code, out, _ = run("baseline", "save", folders["bad"], place)
+    code, out, _ = run("baseline", "save", folders["bad"], path)
     assert code == 0
     assert "regression: " in out
-    code, out, _ = run("baseline", "show", place)
+    code, out, _ = run("baseline", "show", path)
     assert (code, out.count(BOTH[1])) == (0, 2)
-    code, out, _ = run("baseline", "diff", folders["good"], place)
+    code, out, _ = run("baseline", "diff", folders["good"], path)
     assert code == 0
     assert "out=good -> lab sweep qk_layernorm out=bad" in out
     for words in ([], ["save", "x"], ["show"], ["diff", "x"], ["drop", "x"]):
@@ -250,13 +250,13 @@ def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_
 
 def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
     evil = "<script>alert(1)</script>|x `y` [z](http://e)\n# t\x1b[2J\x01"
-    runs = [card(**{**one, "schedule.name": evil, "id": None}) for one in cards(widths=(32,))]
-    folder, place = write(tmp_path / "evil", runs), tmp_path / "b.json"
-    assert run("baseline", "save", folder, place)[0] == 0
-    place.write_text(place.read_text().replace("alert(1)", "other(1)"))
+    runs = [card(**{**values, "schedule.name": evil, "id": None}) for values in cards(widths=(32,))]
+    folder, path = write(tmp_path / "evil", runs), tmp_path / "b.json"
+    assert run("baseline", "save", folder, path)[0] == 0
+    path.write_text(path.read_text().replace("alert(1)", "other(1)"))
     page, summary, suite = tmp_path / "page.html", tmp_path / "summary.md", tmp_path / "suite.xml"
     files = ["--html", page, "--markdown", summary, "--junit", suite]
-    code, out, _ = run("check", folder, "--baseline", place, *files)
+    code, out, _ = run("check", folder, "--baseline", path, *files)
     assert code == 0
     assert "\x1b" not in out
     assert "\x01" not in out

@@ -57,7 +57,7 @@ def test_the_smoke_sweep_is_what_it_was(smoke: Path) -> None:
 
 
 def check(folder: Path, baseline: Path, margin: float = 0.05) -> Comparison:
-    return gate.check_folder(folder, baseline, margin).check
+    return gate.check_folder(folder, baseline, margin).comparison
 
 
 def qk_layernorm_off(patch: pytest.MonkeyPatch) -> None:

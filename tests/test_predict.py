@@ -1,4 +1,4 @@
-"""Growth with size: planted power laws are found again, and what is no power law is said to be none."""
+"""Forecasts: planted power laws are recovered, and growth that is no power law is reported as such."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def runs_of(widths=tuple(WIDTHS), lrs=LRS, seeds=(0, 1, 2), arm="z_loss", logit=
 
 
 def gathered(*runs):
-    rows = [(run["id"], *row) for run, heard in runs for row in heard]
+    rows = [(run["id"], *row) for run, probe_rows in runs for row in probe_rows]
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     return Records(planted.table(run for run, _ in runs), metrics)
 
@@ -78,9 +78,9 @@ def written(folder, *runs):
     return folder
 
 
-def changed(runs, at, **changes):
-    """The runs, with the card of those ``at`` holds for changed."""
-    return [({**run, **changes}, rows) if at(run) else (run, rows) for run, rows in runs]
+def changed(runs, selected, **changes):
+    """The runs, with the card of those ``selected`` holds for changed."""
+    return [({**run, **changes}, rows) if selected(run) else (run, rows) for run, rows in runs]
 
 
 # Lines.
@@ -91,9 +91,9 @@ def test_known_exponents_are_found_and_followed(exponent, factor, step):
     sizes = np.array([1e4, 1e4 * step, 1e4 * step**2])
     line = fit(sizes, factor * sizes**exponent)
     assert line.slope == pytest.approx(exponent, abs=1e-6)
-    said = line.predict(1e8)
-    assert said.middle == pytest.approx(math.log10(factor) + 8 * exponent, abs=1e-4)
-    assert said.high - said.low == pytest.approx(0, abs=1e-3)
+    prediction = line.predict(1e8)
+    assert prediction.middle == pytest.approx(math.log10(factor) + 8 * exponent, abs=1e-4)
+    assert prediction.high - prediction.low == pytest.approx(0, abs=1e-3)
 
 
 def test_the_line_is_that_of_the_textbook():
@@ -102,12 +102,13 @@ def test_the_line_is_that_of_the_textbook():
     slope, height = np.polyfit(x, y, 1)
     design = np.column_stack([np.ones(4), x])
     scatter = math.sqrt(((y - height - slope * x) ** 2).sum() / 2)
-    at = np.array([1.0, 6.0])
-    half = 4.302653 * scatter * math.sqrt(1 + at @ np.linalg.inv(design.T @ design) @ at)  # t of two degrees, 97.5 %
-    said = line.predict(1e6)
-    assert said.middle == pytest.approx(height + 6 * slope)
-    assert said.high - said.middle == pytest.approx(half, rel=1e-6)
-    assert said.middle - said.low == pytest.approx(half, rel=1e-6)
+    point = np.array([1.0, 6.0])
+    t = 4.302653  # two degrees of freedom, 97.5 %
+    half = t * scatter * math.sqrt(1 + point @ np.linalg.inv(design.T @ design) @ point)
+    prediction = line.predict(1e6)
+    assert prediction.middle == pytest.approx(height + 6 * slope)
+    assert prediction.high - prediction.middle == pytest.approx(half, rel=1e-6)
+    assert prediction.middle - prediction.low == pytest.approx(half, rel=1e-6)
 
 
 def test_intervals_cover_what_they_say():
@@ -116,10 +117,10 @@ def test_intervals_cover_what_they_say():
     for _ in range(2000):
         line = fit(sizes, 2 * sizes**0.7 * 10 ** draw.normal(0, 0.1, len(sizes)))
         new = math.log10(2 * 1e6**0.7) + draw.normal(0, 0.1)
-        said = line.predict(1e6)
-        hits.append((said.low <= new <= said.high, abs(line.slope - 0.7) <= line.slope_error))
+        prediction = line.predict(1e6)
+        hits.append((prediction.low <= new <= prediction.high, abs(line.slope - 0.7) <= line.slope_error))
     # three standard errors of a share of 2000 are .015
-    assert np.mean(hits, axis=0) == pytest.approx([fits.LEVEL] * 2, abs=0.015)
+    assert np.mean(hits, axis=0) == pytest.approx([fits.PREDICTION_LEVEL] * 2, abs=0.015)
 
 
 def test_two_points_make_a_line_without_an_interval():
@@ -158,7 +159,7 @@ def test_saturation_is_seen_and_a_power_law_is_not_taken_for_it():
 def test_a_straight_line_is_seldom_called_bent():
     draw, sizes = np.random.default_rng(3), np.repeat([1e4, 3e4, 1e5], 3)
     bent = [bend(sizes, sizes * 10 ** draw.normal(0, 0.1, len(sizes))).sign for _ in range(1000)]
-    assert np.mean(np.array(bent) != 0) == pytest.approx(1 - fits.LEVEL, abs=0.021)  # three standard errors
+    assert np.mean(np.array(bent) != 0) == pytest.approx(1 - fits.PREDICTION_LEVEL, abs=0.021)  # three standard errors
 
 
 # Where a limit is met.
@@ -167,17 +168,17 @@ def test_a_straight_line_is_seldom_called_bent():
 @pytest.mark.parametrize(("slope", "sign", "limit"), [(0.8, 1, 300), (-0.8, -1, 0.01)])
 def test_a_limit_is_met_where_the_law_says(slope, sign, limit):
     line = fit([1e4, 3e4, 1e5], [1, 3**slope, 10**slope])
-    found = size_beyond(line, limit, sign, 1e4, 1e5)
-    assert found == pytest.approx([1e4 * limit ** (1 / slope)] * 3, rel=1e-6)
+    crossing = size_beyond(line, limit, sign, 1e4, 1e5)
+    assert crossing == pytest.approx([1e4 * limit ** (1 / slope)] * 3, rel=1e-6)
 
 
 def test_the_interval_meets_a_limit_earlier_and_later():
     sizes = np.repeat([1e4, 3e4, 1e5], 3)
     line = fit(sizes, sizes**0.8 * 10 ** np.random.default_rng(0).normal(0, 0.1, 9))
-    found = size_beyond(line, 1e6**0.8, 1, 1e4, 1e5)
-    assert found.earliest < found.middle < found.latest
-    assert float(line.predict(found.earliest).high) == pytest.approx(math.log10(1e6**0.8), abs=1e-4)
-    assert float(line.predict(found.latest).low) == pytest.approx(math.log10(1e6**0.8), abs=1e-4)
+    crossing = size_beyond(line, 1e6**0.8, 1, 1e4, 1e5)
+    assert crossing.earliest < crossing.middle < crossing.latest
+    assert float(line.predict(crossing.earliest).high) == pytest.approx(math.log10(1e6**0.8), abs=1e-4)
+    assert float(line.predict(crossing.latest).low) == pytest.approx(math.log10(1e6**0.8), abs=1e-4)
 
 
 def test_limits_that_are_never_or_always_met():
@@ -194,9 +195,9 @@ def test_limits_that_are_never_or_always_met():
 def test_between_learning_rates_a_limit_is_met_by_a_power_law():
     sizes = np.array([1e4, 3e4, 1e5])
     lines = {lr: fit(sizes, logit(sizes, lr)) for lr in LRS}
-    at = 1e-2 * (UNSTABLE_FROM / logit(1e6, 1e-2)) ** (1 / 1.2)
-    assert LRS[0] < at < LRS[-1]
-    assert lr_beyond(lines, UNSTABLE_FROM, 1, 1e6) == pytest.approx([at] * 3)
+    expected = 1e-2 * (UNSTABLE_FROM / logit(1e6, 1e-2)) ** (1 / 1.2)
+    assert LRS[0] < expected < LRS[-1]
+    assert lr_beyond(lines, UNSTABLE_FROM, 1, 1e6) == pytest.approx([expected] * 3)
     assert lr_beyond(lines, 1e9, 1, 1e6) == (math.inf,) * 3
     assert lr_beyond(lines, 1e-3, 1, 1e6) == pytest.approx([LRS[0]] * 3)
 
@@ -205,15 +206,15 @@ def test_between_learning_rates_a_limit_is_met_by_a_power_law():
 
 
 def test_the_threshold_is_half_way_between_the_classes():
-    found = calibrate([1, 10, 30, 300, 1000], [False, False, False, True, True])
-    assert found == (pytest.approx(math.sqrt(30 * 300)), 30, 300, (2, 2), (3, 3))
+    threshold = calibrate([1, 10, 30, 300, 1000], [False, False, False, True, True])
+    assert threshold == (pytest.approx(math.sqrt(30 * 300)), 30, 300, (2, 2), (3, 3))
     assert calibrate([math.nan, 30, 300], [True, False, True]).unstable == (1, 1)
 
 
 def test_classes_weigh_the_same_however_many_runs_they_have():
     values = [20, 1, 2, 3, 4, 5, 6, 7, 8, 25, 30]
-    found = calibrate(values, [True] + [False] * 10)
-    assert (found.low, found.high) == (8, 20)
+    threshold = calibrate(values, [True] + [False] * 10)
+    assert (threshold.low, threshold.high) == (8, 20)
 
 
 @pytest.mark.parametrize(
@@ -234,8 +235,8 @@ def test_no_cut_is_better(runs):
 
     if unstable.any() and not unstable.all():
         best = max(accuracy(cut) for cut in np.arange(0.5, 10))
-        found = calibrate(values, unstable)
-        assert best <= 0.5 if found is None else accuracy(found.value) == pytest.approx(best)
+        threshold = calibrate(values, unstable)
+        assert best <= 0.5 if threshold is None else accuracy(threshold.value) == pytest.approx(best)
 
 
 # Whole sweeps.
@@ -254,34 +255,35 @@ def test_both_laws_are_found_in_records_and_told_ahead():
         assert made.score.table["error"].abs().max() < 0.15
         assert made.score.table[["inside", "runs"]].sum().tolist() == [9, 9]
     (made,) = make_forecasts(records, LOGIT)
-    stable, unstable = (made.runs.loc[(made.runs["fate"] != "") == lost, "value"] for lost in (False, True))
+    stable, unstable = (made.runs.loc[(made.runs["outcome"] != "") == lost, "value"] for lost in (False, True))
     assert stable.max() < made.limit < unstable.min()
 
 
 def test_what_is_held_out_is_not_looked_at():
     runs = list(runs_of())
     largest = [(run, [(step, p, w, 0.2 * value) for step, p, w, value in rows]) for run, rows in runs_of(widths=[128])]
-    (one,), (other,) = (
-        make_forecasts(gathered(*some), LOGIT) for some in (runs, [*runs_of(widths=[16, 32, 64]), *largest])
+    (original,), (moved,) = (
+        make_forecasts(gathered(*runs_of_arm), LOGIT)
+        for runs_of_arm in (runs, [*runs_of(widths=[16, 32, 64]), *largest])
     )
-    assert one.score.lines == other.score.lines
-    assert one.score.limit == other.score.limit
-    assert one.lines != other.lines
-    assert other.limit < other.score.limit  # unstable runs with low logits were added
-    shift = other.score.table["error"] - one.score.table["error"]
+    assert original.score.lines == moved.score.lines
+    assert original.score.limit == moved.score.limit
+    assert original.lines != moved.lines
+    assert moved.limit < moved.score.limit  # unstable runs with low logits were added
+    shift = moved.score.table["error"] - original.score.table["error"]
     assert shift.tolist() == pytest.approx([math.log10(5)] * 3)
-    assert other.score.table["inside"].sum() == 0
+    assert moved.score.table["inside"].sum() == 0
 
 
 def test_the_class_is_scored_run_by_run():
     (made,) = make_forecasts(gathered(*runs_of()), LOGIT)
     assert made.score.table["right"].tolist() == made.score.table["judged"].tolist() == [3, 3, 3]
-    healed = changed(
+    stable = changed(
         runs_of(),
         lambda run: run["model.width"] == 128 and run["optimizer.lr"] == 0.1 and run["seed"],
         final_val_loss=2.2,  # above its best, below the bigram model
     )
-    (made,) = make_forecasts(gathered(*healed), LOGIT)
+    (made,) = make_forecasts(gathered(*stable), LOGIT)
     assert made.score.table["right"].tolist() == [3, 3, 1]
 
 
@@ -304,16 +306,16 @@ def test_diverged_runs_are_left_out_and_said_so():
         return run["optimizer.lr"] == 0.1 and run["model.width"] == 64
 
     lost = {"status": "diverged", "final_val_loss": math.nan}
-    whole, gone = list(runs_of()), changed(runs_of(), early, **lost, diverged_at=20)
-    (made,) = make_forecasts(gathered(*gone), LOGIT)
-    (without,) = make_forecasts(gathered(*[one for one in whole if not early(one[0])]), LOGIT)
+    runs, diverged = list(runs_of()), changed(runs_of(), early, **lost, diverged_at=20)
+    (made,) = make_forecasts(gathered(*diverged), LOGIT)
+    (without,) = make_forecasts(gathered(*[run for run in runs if not early(run[0])]), LOGIT)
     assert made.runs["value"].isna().sum() == 3
     assert made.lines == without.lines
-    (later,) = make_forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), LOGIT)
+    (later,) = make_forecasts(gathered(*changed(runs, early, **lost, diverged_at=300)), LOGIT)
     assert later.runs["value"].notna().all()  # the logit was seen before
-    (gradients,) = make_forecasts(gathered(*changed(whole, early, **lost, diverged_at=300)), GRADIENT)
+    (gradients,) = make_forecasts(gathered(*changed(runs, early, **lost, diverged_at=300)), GRADIENT)
     assert gradients.runs["value"].isna().sum() == 3
-    text = " ".join(say(gathered(*gone)))
+    text = " ".join(say(gathered(*diverged)))
     assert "Left out of the fits, as diverged by then or with a value that has no logarithm: 3 of 36 runs" in text
     assert "(3 at 0.1 and 100k parameters)" in text
 
@@ -330,9 +332,9 @@ def test_diverged_runs_that_were_held_out_still_count_for_the_class():
 
 
 def test_nothing_but_lost_runs_is_refused():
-    gone = {"status": "diverged", "diverged_at": 1, "final_val_loss": math.nan}
+    diverged = {"status": "diverged", "diverged_at": 1, "final_val_loss": math.nan}
     with pytest.raises(RequestError, match="no positive number in any run"):
-        say(gathered(*changed(runs_of(), lambda run: True, **gone)))
+        say(gathered(*changed(runs_of(), lambda run: True, **diverged)))
 
 
 def test_logits_that_tell_nothing_are_said_to():
@@ -345,7 +347,7 @@ def test_logits_that_tell_nothing_are_said_to():
 
 def test_values_that_are_no_number_change_nothing():
     runs = list(runs_of())
-    odd = [
+    unusable = [
         (
             run,
             [
@@ -357,9 +359,9 @@ def test_values_that_are_no_number_change_nothing():
             runs_of(seeds=[3, 4, 5]), itertools.cycle([math.nan, math.inf, 0.0, -1.0]), strict=False
         )
     ]
-    (made,), (alone,) = (make_forecasts(gathered(*some), LOGIT) for some in (runs + odd, runs))
-    assert made.lines == alone.lines
-    assert made.limit == alone.limit
+    (made,), (without,) = (make_forecasts(gathered(*chosen), LOGIT) for chosen in (runs + unusable, runs))
+    assert made.lines == without.lines
+    assert made.limit == without.limit
 
 
 def test_saturation_is_said():
@@ -377,28 +379,28 @@ def test_saturation_is_said():
 def test_arms_are_told_apart_and_a_calm_one_borrows_the_threshold():
     calm = "qk_layernorm+z_loss"
     records = gathered(*runs_of(), *runs_of(arm=calm, logit=lambda size, lr: 5 * (size / 1e4) ** 0.01))
-    wild, tame = make_forecasts(records, LOGIT)
-    assert (wild.arm, wild.borrowed, tame.arm, tame.borrowed) == ("z_loss", False, calm, True)
-    assert tame.limit == pytest.approx(wild.limit)
-    assert size_beyond(tame.lines[0.1], tame.limit, 1, *tame.sizes[::3]).middle == math.inf
-    assert wild.lines[0.1].slope == pytest.approx(0.8, abs=0.1)
-    assert tame.score.table["right"].tolist() == [3, 3, 3]
+    growing, flat = make_forecasts(records, LOGIT)
+    assert (growing.arm, growing.borrowed, flat.arm, flat.borrowed) == ("z_loss", False, calm, True)
+    assert flat.limit == pytest.approx(growing.limit)
+    assert size_beyond(flat.lines[0.1], flat.limit, 1, *flat.sizes[::3]).middle == math.inf
+    assert growing.lines[0.1].slope == pytest.approx(0.8, abs=0.1)
+    assert flat.score.table["right"].tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("always", "said"), [(5.0, "all 36 runs are stable"), (None, "all 12 runs are unstable")])
-def test_without_both_classes_there_is_no_threshold(always, said):
+@pytest.mark.parametrize(("always", "reason"), [(5.0, "all 36 runs are stable"), (None, "all 12 runs are unstable")])
+def test_without_both_classes_there_is_no_threshold(always, reason):
     runs = list(runs_of(logit=lambda size, lr: 5 * size / 1e4 * lr)) if always else None
     runs = runs or changed(runs_of(lrs=[1e-2]), lambda run: True, status="diverged")
     text = " ".join(say(gathered(*runs)))
-    assert f"No threshold can be calibrated: {said}." in text
+    assert f"No threshold can be calibrated: {reason}." in text
     assert "nan" not in text
 
 
 def test_one_size_is_refused_in_a_line(tmp_path, capsys):
     assert main(["predict", str(written(tmp_path, *runs_of(widths=[32])))]) == 2
-    said = capsys.readouterr().err
-    assert "1 size (30k parameters); needs at least two sizes to fit" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "1 size (30k parameters); needs at least two sizes to fit" in message
+    assert message.count("\n") == 1
     assert not (tmp_path / "figures").exists()
 
 
@@ -452,8 +454,8 @@ def test_figures_show_lines_limit_and_what_was_held_out():
 def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     folder = written(tmp_path, *runs_of())
     assert main(["predict", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the class foretold" in " ".join(said.split())
+    output = capsys.readouterr().out
+    assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the class foretold" in " ".join(output.split())
     assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
     again = style.svg(logit_forecast(store.read(folder)), "logit_forecast")
     assert (folder / "figures" / "logit_forecast.svg").read_text() == again

@@ -1,4 +1,4 @@
-"""A recipe that got worse is told from one that did not, and from one that cannot be judged."""
+"""Comparisons with a baseline: worse recipes are regressions, others are not, and some cannot be judged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORSE, BETTER = "regression", "better"
 
 
 def curves(change: Callable[[Card], dict[str, Any]] = lambda card: {}, name: str = "now", **more: Any) -> Baseline:
-    """Planted curves of two arms and two sizes, each card changed, in the form of a baseline."""
+    """The baseline of planted curves of two arms and two sizes, with each card changed."""
     made = [{**card, **change(card)} for card in cards(**more)]
     return baseline.from_records(records(made), name)
 
@@ -33,13 +33,13 @@ def check(change: Callable[[Card], dict[str, Any]] = lambda card: {}, margin: fl
     return compare.compare_baselines(OLD, curves(change, **more), margin)
 
 
-def verdicts(found: compare.Comparison) -> dict[str, set[str]]:
+def verdicts(comparison: compare.Comparison) -> dict[str, set[str]]:
     """Every verdict but `same`, by quantity."""
-    told: dict[str, set[str]] = {}
-    for change in found.changes:
+    by_quantity: dict[str, set[str]] = {}
+    for change in comparison.changes:
         if change.verdict != "same":
-            told.setdefault(change.quantity, set()).add(f"{change.verdict} {change.arm}")
-    return told
+            by_quantity.setdefault(change.quantity, set()).add(f"{change.verdict} {change.arm}")
+    return by_quantity
 
 
 def shifted(nats: float, arm: str = BOTH[1], above: float = 0.0) -> Callable[[Card], dict[str, Any]]:
@@ -53,13 +53,13 @@ def shifted(nats: float, arm: str = BOTH[1], above: float = 0.0) -> Callable[[Ca
 
 
 def test_the_same_curves_are_the_same() -> None:
-    found = check()
-    assert found.verdict == "ok"
-    assert found.remarks == []
-    assert not verdicts(found)
+    comparison = check()
+    assert comparison.verdict == "ok"
+    assert comparison.remarks == []
+    assert not verdicts(comparison)
     # seven quantities of two arms and two sizes, and at the larger one an order of arms
-    assert len(found.changes) == 7 * 4 + 1
-    assert all(change.change == 0 for change in found.changes)
+    assert len(comparison.changes) == 7 * 4 + 1
+    assert all(change.change == 0 for change in comparison.changes)
 
 
 def test_other_seeds_of_the_same_recipe_are_the_same() -> None:
@@ -68,11 +68,11 @@ def test_other_seeds_of_the_same_recipe_are_the_same() -> None:
 
 @pytest.mark.parametrize(("nats", "verdict"), [(0.05, "ok"), (0.2, WORSE), (-0.2, "ok")])
 def test_losses_may_rise_by_the_margin_and_fall_by_any(nats: float, verdict: str) -> None:
-    found = check(shifted(nats))
-    assert found.verdict == verdict
+    comparison = check(shifted(nats))
+    assert comparison.verdict == verdict
     expected = {0.05: set(), 0.2: {f"{WORSE} {BOTH[1]}"}, -0.2: {f"{BETTER} {BOTH[1]}"}}[nats]
-    assert verdicts(found).get("best loss", set()) == expected
-    assert "LR sensitivity" not in verdicts(found)  # it does not see a shift of all losses
+    assert verdicts(comparison).get("best loss", set()) == expected
+    assert "LR sensitivity" not in verdicts(comparison)  # it does not see a shift of all losses
 
 
 def test_the_margin_is_the_users() -> None:
@@ -83,13 +83,13 @@ def test_the_margin_is_the_users() -> None:
 
 
 def test_instability_alone_is_found_and_told_from_under_training() -> None:
-    found = check(shifted(1.0, above=3e-2))
-    told = verdicts(found)
-    assert found.verdict == WORSE
-    assert told["its instability part"] == {f"{WORSE} {BOTH[1]}"}
-    assert told["smallest unstable one, place in the grid"] == {f"{WORSE} {BOTH[1]}"}
-    assert "its under-training part" not in told
-    assert "best loss" not in told
+    comparison = check(shifted(1.0, above=3e-2))
+    by_quantity = verdicts(comparison)
+    assert comparison.verdict == WORSE
+    assert by_quantity["its instability part"] == {f"{WORSE} {BOTH[1]}"}
+    assert by_quantity["smallest unstable one, place in the grid"] == {f"{WORSE} {BOTH[1]}"}
+    assert "its under-training part" not in by_quantity
+    assert "best loss" not in by_quantity
 
 
 def test_an_arm_that_loses_its_intervention_is_found() -> None:
@@ -99,36 +99,40 @@ def test_an_arm_that_loses_its_intervention_is_found() -> None:
         twin = lost[card["model.width"], card["optimizer.lr"], card["seed"]]
         return {"final_val_loss": twin["final_val_loss"]}
 
-    found = check(off)
-    assert found.verdict == WORSE
-    assert f"{WORSE} {BOTH[1]}" in verdicts(found)["LR sensitivity"]
-    assert not any(BOTH[0] in said for said in verdicts(found).values())
+    comparison = check(off)
+    assert comparison.verdict == WORSE
+    assert f"{WORSE} {BOTH[1]}" in verdicts(comparison)["LR sensitivity"]
+    assert not any(BOTH[0] in arms for arms in verdicts(comparison).values())
 
 
 def test_the_best_learning_rate_may_move_by_one_step_of_the_grid() -> None:
     def moved(steps: int) -> Callable[[Card], dict[str, Any]]:
-        at = {(card["intervention"], card["model.width"], card["optimizer.lr"], card["seed"]): card for card in cards()}
+        by_point = {
+            (card["intervention"], card["model.width"], card["optimizer.lr"], card["seed"]): card for card in cards()
+        }
 
         def change(card: Card) -> dict[str, Any]:
-            place = min(max(LRS.index(card["optimizer.lr"]) + steps, 0), len(LRS) - 1)
-            twin = at[card["intervention"], card["model.width"], LRS[place], card["seed"]]
+            index = min(max(LRS.index(card["optimizer.lr"]) + steps, 0), len(LRS) - 1)
+            twin = by_point[card["intervention"], card["model.width"], LRS[index], card["seed"]]
             return {"final_val_loss": twin["final_val_loss"]}
 
         return change
 
     for steps in (1, -1):
-        assert not any(WORSE in one for one in verdicts(check(moved(steps)))["best learning rate, place in the grid"])
+        assert not any(
+            WORSE in verdict for verdict in verdicts(check(moved(steps)))["best learning rate, place in the grid"]
+        )
     for steps in (2, -2):
-        told = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
-        assert told == {f"{WORSE} {arm}" for arm in BOTH}
+        by_quantity = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
+        assert by_quantity == {f"{WORSE} {arm}" for arm in BOTH}
 
 
 def test_arms_whose_order_turns_are_found() -> None:
     def swapped(card: Card) -> dict[str, Any]:
         return {"intervention": BOTH[1 - BOTH.index(card["intervention"])]}
 
-    found = check(swapped)
-    order = [change for change in found.changes if change.quantity.startswith("sensitivity of")]
+    comparison = check(swapped)
+    order = [change for change in comparison.changes if change.quantity.startswith("sensitivity of")]
     assert [change.verdict for change in order] == [WORSE]
     assert {(change.arm, change.quantity) for change in order} == {(BOTH[1], f"sensitivity of {BOTH[0]} above it")}
 
@@ -138,8 +142,8 @@ def test_an_arm_that_gets_better_and_so_turns_the_order_is_none_the_worse() -> N
         return {"final_val_loss": 2.0 + 0.001 * card["seed"]} if card["intervention"] == BOTH[0] else {}
 
     old = curves(shifted(0.6, arm=BOTH[0], above=3e-2), "then")
-    found = compare.compare_baselines(old, curves(cured), 0.05)
-    order = [change for change in found.changes if change.quantity.startswith("sensitivity of")]
+    comparison = compare.compare_baselines(old, curves(cured), 0.05)
+    order = [change for change in comparison.changes if change.quantity.startswith("sensitivity of")]
     assert [change.verdict for change in order] == [BETTER] * 2
 
 
@@ -148,32 +152,34 @@ def test_a_gap_below_the_margin_is_no_order() -> None:
 
 
 def test_infinite_attention_logits_have_grown() -> None:
-    heard = records(list(cards()))
-    loud = heard.metrics["probe"].eq("attention_logit_max") & heard.metrics["step"].gt(0)
-    heard.metrics.loc[loud, "value"] = math.inf
-    found = compare.compare_baselines(OLD, baseline.from_records(heard, "now"), 0.05)
-    assert verdicts(found) == {"growth of the attention logits": {f"{WORSE} {arm}" for arm in BOTH}}
+    planted_records = records(list(cards()))
+    late_logits = planted_records.metrics["probe"].eq("attention_logit_max") & planted_records.metrics["step"].gt(0)
+    planted_records.metrics.loc[late_logits, "value"] = math.inf
+    comparison = compare.compare_baselines(OLD, baseline.from_records(planted_records, "now"), 0.05)
+    assert verdicts(comparison) == {"growth of the attention logits": {f"{WORSE} {arm}" for arm in BOTH}}
 
 
 def test_attention_logits_that_grow_further_are_found() -> None:
     made = list(cards())
     for times, verdict in ((1.5, "ok"), (3.0, WORSE), (0.1, "ok")):
-        heard = records(made)
-        loud = heard.metrics["probe"].eq("attention_logit_max") & heard.metrics["step"].gt(0)
-        heard.metrics.loc[loud, "value"] *= times
-        found = compare.compare_baselines(OLD, baseline.from_records(heard, "now"), 0.05)
-        assert found.verdict == verdict
-        assert set(verdicts(found)) <= {"growth of the attention logits"}
+        planted_records = records(made)
+        late_logits = planted_records.metrics["probe"].eq("attention_logit_max") & planted_records.metrics["step"].gt(0)
+        planted_records.metrics.loc[late_logits, "value"] *= times
+        comparison = compare.compare_baselines(OLD, baseline.from_records(planted_records, "now"), 0.05)
+        assert comparison.verdict == verdict
+        assert set(verdicts(comparison)) <= {"growth of the attention logits"}
 
 
 def test_without_that_probe_the_rest_is_judged_and_it_is_said() -> None:
-    heard = records(list(cards()))
-    deaf = heard._replace(metrics=heard.metrics[heard.metrics["probe"] != "attention_logit_max"])
-    found = compare.compare_baselines(OLD, baseline.from_records(deaf, "now"), 0.05)
-    assert found.verdict == "ok"
-    assert len(found.changes) == 6 * 4 + 1
+    planted_records = records(list(cards()))
+    without_logits = planted_records._replace(
+        metrics=planted_records.metrics[planted_records.metrics["probe"] != "attention_logit_max"]
+    )
+    comparison = compare.compare_baselines(OLD, baseline.from_records(without_logits, "now"), 0.05)
+    assert comparison.verdict == "ok"
+    assert len(comparison.changes) == 6 * 4 + 1
     why = "growth of the attention logits was not compared, attention_logit_max was not recorded on both sides"
-    assert found.remarks == [f"{arm} at {size} parameters: {why}" for arm in BOTH for size in ("24.7k", "98.6k")]
+    assert comparison.remarks == [f"{arm} at {size} parameters: {why}" for arm in BOTH for size in ("24.7k", "98.6k")]
 
 
 def test_runs_that_diverge_are_judged_as_untrained() -> None:
@@ -181,14 +187,16 @@ def test_runs_that_diverge_are_judged_as_untrained() -> None:
         dies = card["intervention"] == BOTH[1] and card["optimizer.lr"] >= 1e-1
         return {"final_val_loss": math.nan, "status": "diverged", "diverged_at": 7} if dies else {}
 
-    found = check(dead)
-    assert found.verdict == WORSE
-    told = [change for change in found.changes if change.quantity == "its instability part" and change.arm == BOTH[1]]
-    assert all(change.change == pytest.approx(2 / 7 * 3.55, abs=0.2) for change in told)
+    comparison = check(dead)
+    assert comparison.verdict == WORSE
+    changes = [
+        change for change in comparison.changes if change.quantity == "its instability part" and change.arm == BOTH[1]
+    ]
+    assert all(change.change == pytest.approx(2 / 7 * 3.55, abs=0.2) for change in changes)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "reason_part"),
     [
         ({"lrs": LRS[1:]}, "another grid of learning rates, 0.0003, 0.001"),
         ({"seeds": (0, 1)}, "too few seeds, 2 whole in now, an interval takes 3"),
@@ -197,30 +205,34 @@ def test_runs_that_diverge_are_judged_as_untrained() -> None:
         ({"widths": (32,)}, f"no curve is {BOTH[0]} at 98.6k parameters in now"),
     ],
 )
-def test_what_cannot_be_judged_is_not(more: dict[str, Any], said: str) -> None:
-    found = check(**more)
-    assert found.verdict == "cannot judge"
-    assert found.changes == []
-    assert any(said in reason for reason in found.reasons)
+def test_what_cannot_be_judged_is_not(more: dict[str, Any], reason_part: str) -> None:
+    comparison = check(**more)
+    assert comparison.verdict == "cannot judge"
+    assert comparison.changes == []
+    assert any(reason_part in reason for reason in comparison.reasons)
 
 
 def test_a_loss_at_initialization_that_is_no_number_cannot_be_judged() -> None:
-    found = check(lambda card: {"loss_at_init": math.nan} if card["seed"] == 1 else {})
-    assert found.verdict == "cannot judge"
-    assert f"{BOTH[0]} at 24.7k parameters: a loss at initialization is no number in now" in found.reasons
+    comparison = check(lambda card: {"loss_at_init": math.nan} if card["seed"] == 1 else {})
+    assert comparison.verdict == "cannot judge"
+    assert f"{BOTH[0]} at 24.7k parameters: a loss at initialization is no number in now" in comparison.reasons
 
 
 def test_learning_rates_outside_the_window_leave_sensitivity_out_and_say_so() -> None:
     high = curves(lambda card: {"optimizer.lr": 1e4 * card["optimizer.lr"]}, "then")
-    found = compare.compare_baselines(high, high, 0.05)
-    assert found.verdict == "ok"
-    assert any("LR sensitivity was not compared, fewer than two learning rates lie" in one for one in found.remarks)
+    comparison = compare.compare_baselines(high, high, 0.05)
+    assert comparison.verdict == "ok"
+    assert any(
+        "LR sensitivity was not compared, fewer than two learning rates lie" in remark for remark in comparison.remarks
+    )
 
 
 def test_sizes_may_differ_by_what_gains_add() -> None:
     def sized(*counts: int) -> Baseline:
-        of = dict(zip(BOTH, counts, strict=True))
-        return curves(lambda card: {"parameters_without_embeddings": of[card["intervention"]]}, "x", widths=(32,))
+        parameters = dict(zip(BOTH, counts, strict=True))
+        return curves(
+            lambda card: {"parameters_without_embeddings": parameters[card["intervention"]]}, "x", widths=(32,)
+        )
 
     assert compare.compare_baselines(sized(1000, 1049), sized(953, 1049), 0.05).verdict == "ok"
     assert compare.compare_baselines(sized(1000, 1000), sized(1050, 1000), 0.05).verdict == "ok"
@@ -229,27 +241,27 @@ def test_sizes_may_differ_by_what_gains_add() -> None:
 
 def test_two_curves_that_fit_one_are_not_judged() -> None:
     both = [*cards(), *cards(**{"optimizer.eps": 1e-6})]
-    found = compare.compare_baselines(OLD, baseline.from_records(records(both), "now"), 0.05)
-    assert found.verdict == "cannot judge"
-    assert any(reason.startswith("2 curves are") for reason in found.reasons)
+    comparison = compare.compare_baselines(OLD, baseline.from_records(records(both), "now"), 0.05)
+    assert comparison.verdict == "cannot judge"
+    assert any(reason.startswith("2 curves are") for reason in comparison.reasons)
 
 
 def test_a_seed_that_lacks_a_learning_rate_does_not_count() -> None:
-    some = [card for card in cards(seeds=(0, 1, 2, 3)) if (card["seed"], card["optimizer.lr"]) != (1, LRS[2])]
-    found = compare.compare_baselines(OLD, baseline.from_records(records(some), "now"), 0.05)
-    assert found.verdict == "ok"
-    assert f"{BOTH[0]} at 24.7k parameters: of now seed 1 is left out, not whole" in found.remarks
-    fewer = [card for card in some if card["seed"] != 3]
+    partial = [card for card in cards(seeds=(0, 1, 2, 3)) if (card["seed"], card["optimizer.lr"]) != (1, LRS[2])]
+    comparison = compare.compare_baselines(OLD, baseline.from_records(records(partial), "now"), 0.05)
+    assert comparison.verdict == "ok"
+    assert f"{BOTH[0]} at 24.7k parameters: of now seed 1 is left out, not whole" in comparison.remarks
+    fewer = [card for card in partial if card["seed"] != 3]
     assert compare.compare_baselines(OLD, baseline.from_records(records(fewer), "now"), 0.05).verdict == "cannot judge"
 
 
 def test_other_config_and_other_arms_are_listed_not_refused() -> None:
     more = [*cards(**{"optimizer.eps": 1e-6, "batch_size": 32}), *cards(arms=["none"])]
-    found = compare.compare_baselines(OLD, baseline.from_records(records(more), "now"), 0.05)
-    assert found.verdict == "ok"
-    assert "optimizer.eps: 1e-08 in the baseline, 1e-06 now" in found.remarks
-    assert "batch_size: 16 in the baseline, 32 now" in found.remarks
-    assert sum(remark.startswith("not in the baseline: ") for remark in found.remarks) == 2
+    comparison = compare.compare_baselines(OLD, baseline.from_records(records(more), "now"), 0.05)
+    assert comparison.verdict == "ok"
+    assert "optimizer.eps: 1e-08 in the baseline, 1e-06 now" in comparison.remarks
+    assert "batch_size: 16 in the baseline, 32 now" in comparison.remarks
+    assert sum(remark.startswith("not in the baseline: ") for remark in comparison.remarks) == 2
 
 
 def test_arms_are_matched_by_what_varies_in_the_baseline() -> None:
@@ -295,20 +307,20 @@ def test_seeds_are_paired_by_name() -> None:
 
 
 def test_places_in_a_grid_are_never_certain_to_less_than_the_grid() -> None:
-    still = pd.Series([3.0, 3.0, 3.0])
-    assert difference(still, still + 1).low == 1
-    assert difference(still, still + 1, grain=1.0).low < 0.5
-    assert difference(still, still + 2, grain=1.0).low > 1
+    unchanged = pd.Series([3.0, 3.0, 3.0])
+    assert difference(unchanged, unchanged + 1).low == 1
+    assert difference(unchanged, unchanged + 1, grain=1.0).low < 0.5
+    assert difference(unchanged, unchanged + 2, grain=1.0).low > 1
 
 
 def test_the_same_within_the_margin_is_what_the_equivalence_test_says() -> None:
     chance = np.random.default_rng(0)
     seen: set[str] = set()
     for shift in np.linspace(0, 0.3, 40):
-        moved = difference(pd.Series(chance.normal(2, 0.05, 5)), pd.Series(chance.normal(2 + shift, 0.05, 5)))
-        verdict = compare._verdict(moved, 0.15, 1)
-        assert (verdict == "same") == (moved.equivalence(0.15) < 0.05)
-        assert (verdict == WORSE) == (moved.low > 0.15)
+        changed = difference(pd.Series(chance.normal(2, 0.05, 5)), pd.Series(chance.normal(2 + shift, 0.05, 5)))
+        verdict = compare._verdict(changed, 0.15, 1)
+        assert (verdict == "same") == (changed.equivalence(0.15) < 0.05)
+        assert (verdict == WORSE) == (changed.low > 0.15)
         seen.add(verdict)
     assert seen == {"same", "unclear", WORSE}
 
@@ -316,7 +328,7 @@ def test_the_same_within_the_margin_is_what_the_equivalence_test_says() -> None:
 def test_seeds_without_spread_are_judged_by_their_mean() -> None:
     same = pd.Series([1.0, 1.0, 1.0])
     for other in (same, pd.Series([1.0, 1.0, 1.0, 1.0])):
-        still, moved = difference(same, other), difference(same, other + 1)
-        assert (still.low, still.high, still.equivalence(0.1)) == (0, 0, 0)
-        assert (moved.low, moved.high, moved.equivalence(0.1)) == (1, 1, 1)
-        assert math.isnan(moved.effect)
+        unchanged, changed = difference(same, other), difference(same, other + 1)
+        assert (unchanged.low, unchanged.high, unchanged.equivalence(0.1)) == (0, 0, 0)
+        assert (changed.low, changed.high, changed.equivalence(0.1)) == (1, 1, 1)
+        assert math.isnan(changed.effect)

@@ -53,13 +53,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.note_command(folder, f"lab sweep {HOSTILE}")
     for run in cards:
         rows = [] if run["status"] == "failed" else planted.heard(run)
-        heard = [(step, probe, where and HOSTILE, value) for step, probe, where, value in rows]
-        store.write_run(folder, run, [*heard, (0, HOSTILE, HOSTILE, 1.0)])
+        probe_rows = [(step, probe, where and HOSTILE, value) for step, probe, where, value in rows]
+        store.write_run(folder, run, [*probe_rows, (0, HOSTILE, HOSTILE, 1.0)])
     return folder
 
 
 @pytest.fixture(scope="module")
-def said(folder: Path) -> str:
+def summary(folder: Path) -> str:
     """What the terminal shows of it."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
         assert main(["report", str(folder)]) == 0
@@ -74,23 +74,23 @@ class Tags(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.names: set[str] = set()
         self.feed(page)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.found |= {tag, *(name for name, _ in attributes)}
+        self.names |= {tag, *(name for name, _ in attributes)}
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("summary")
 def test_the_page_holds_what_we_wrote_and_no_more(folder: Path) -> None:
     page = (folder / "report.html").read_text()
-    found = Tags(page).found
-    assert not {"script", "img", "onerror", "iframe", "object", "link"} & found
-    assert {"svg", "table", "pre"} <= found
+    names = Tags(page).names
+    assert not {"script", "img", "onerror", "iframe", "object", "link"} & names
+    assert {"svg", "table", "pre"} <= names
     assert page.count("&lt;script&gt;") > 10
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("summary")
 def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
     """Whoever shows the file in a terminal sees what a terminal shows of the study."""
     for written in (folder / "report.html", *folder.glob("figures/*.svg")):
@@ -113,7 +113,7 @@ def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
 )
 def test_every_piece_of_a_page_takes_text_for_text(make: Callable[[str], str]) -> None:
     plain, hostile = Tags(make("calm")), Tags(make(HOSTILE))
-    assert hostile.found == plain.found
+    assert hostile.names == plain.names
     assert make(HOSTILE).replace("\n", "").isprintable()
 
 
@@ -125,7 +125,7 @@ def test_what_a_drawing_is_called_is_an_attribute_and_no_more() -> None:
     assert [element.tag for element in figure.iter()] == ["figure", "div", "svg", "figcaption", "p"]
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("summary")
 def test_drawings_are_whole_and_run_nothing(folder: Path) -> None:
     drawings = list(folder.glob("figures/*.svg"))
     assert drawings
@@ -134,7 +134,7 @@ def test_drawings_are_whole_and_run_nothing(folder: Path) -> None:
         assert not {"script", "img", "image", "a", "foreignObject"} & tags
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("summary")
 def test_tables_have_a_row_per_row_and_give_names_back(folder: Path) -> None:
     tables = {
         path.stem: list(csv.DictReader(io.StringIO(path.read_bytes().decode()))) for path in folder.glob("tables/*.csv")
@@ -144,9 +144,9 @@ def test_tables_have_a_row_per_row_and_give_names_back(folder: Path) -> None:
     assert all(None not in row and None not in row.values() for rows in tables.values() for row in rows)
 
 
-def test_a_terminal_gets_nothing_to_obey(said: str) -> None:
-    assert "\\x1b[2J" in said
-    assert all(letter.isprintable() or letter == "\n" for letter in said)
+def test_a_terminal_gets_nothing_to_obey(summary: str) -> None:
+    assert "\\x1b[2J" in summary
+    assert all(letter.isprintable() or letter == "\n" for letter in summary)
 
 
 def test_what_is_readable_stays_as_it_is() -> None:
@@ -156,10 +156,10 @@ def test_what_is_readable_stays_as_it_is() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = [name for name in BROWSERS if shutil.which(name)]
-    if not found:
+    browsers = [name for name in BROWSERS if shutil.which(name)]
+    if not browsers:
         pytest.skip("no Chromium here")
-    return found[0]
+    return browsers[0]
 
 
 def shown(browser: str, page: Path, profile: Path) -> str:
@@ -169,7 +169,7 @@ def shown(browser: str, page: Path, profile: Path) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("summary")
 def test_a_browser_runs_nothing_of_it(browser: str, folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "report.html", tmp_path / "page.html")
     (tmp_path / "raw.html").write_text(f"<title>calm</title>{HOSTILE}")

@@ -1,4 +1,4 @@
-"""Coordinate checks judged and drawn: how the change of each hook point's tensor follows the width of the model."""
+"""Judge and draw coordinate checks: how the change of the tensor at each hook point grows with the width."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from matplotlib.ticker import NullLocator
 from lab.analysis.rendering import style
 from lab.analysis.statistics import Interval, student_t
 
-# Half of the smallest power of the width by which a forgotten factor shows: see ``slopes``.
+# Half the smallest power of the width that a forgotten factor causes: see ``slopes``.
 BOUND = 0.25
 
 
 def slopes(changes: pd.DataFrame) -> pd.DataFrame:
-    """How fast every coordinate grows with width, and whether that is too fast.
+    """Measure how fast every coordinate grows with width, and judge whether that is too fast.
 
-    A coordinate is the tensor at one hook point; its change is the root mean square of what the last update left
-    minus what it was at initialization.  Its slope is that of log change against log width, by least squares, one per
-    seed.  Under muP no change depends on the width, once that is large: slope 0.  A factor that is forgotten shows as
-    a power of the width: 1 for a learning rate (updates of one sign add up over the fan-in), 1/2 for the standard
-    deviation of the head (its starting weights meet a change that is aligned with them).  So the bound lies halfway
-    between 0 and 1/2, and a coordinate ``holds`` where the whole 95 % interval of its slope over seeds lies at or below
-    it: that nobody saw it grow is not enough.  A change that is nought or no number has no slope, and does not hold.
-    Falling coordinates hold: whoever goes wider loses speed by them, but not stability.
+    A coordinate is the tensor at one hook point; its change is the RMS of its difference between initialization and
+    the last update. Its slope, one per seed, is that of log change against log width by least squares. Under muP and
+    at large width no change depends on the width: slope 0. A forgotten factor adds a power of the width: 1 for a
+    learning rate (updates of one sign add up over the fan-in), 1/2 for the standard deviation of the head (its initial
+    weights meet a change aligned with them). The bound lies halfway between 0 and 1/2. A coordinate ``holds`` if the
+    whole 95 % interval of its slope over seeds lies at or below the bound; a wide interval is no proof, so it does not
+    hold. A change of zero or NaN has no slope and does not hold. Falling coordinates hold: they slow wide models down
+    but do not destabilize them.
 
     Args:
         changes: columns ``width``, ``seed``, ``step`` (updates made), ``coordinate``, ``change``.
@@ -37,10 +37,10 @@ def slopes(changes: pd.DataFrame) -> pd.DataFrame:
     """
     last = changes[changes["step"] == changes["step"].max()]
     rows = []
-    for coordinate, some in last.groupby("coordinate", sort=False):
-        found = [_slope(run["width"].to_numpy(), run["change"].to_numpy()) for _, run in some.groupby("seed")]
-        slope = student_t(found)
-        rows.append({"coordinate": coordinate, "slope": slope, "holds": _holds(slope, len(found))})
+    for coordinate, runs in last.groupby("coordinate", sort=False):
+        of_seeds = [_slope(seed["width"].to_numpy(), seed["change"].to_numpy()) for _, seed in runs.groupby("seed")]
+        slope = student_t(of_seeds)
+        rows.append({"coordinate": coordinate, "slope": slope, "holds": _holds(slope, len(of_seeds))})
     return pd.DataFrame(rows)
 
 
@@ -56,22 +56,22 @@ def _holds(slope: Interval, seeds: int) -> bool:
 
 
 def means(changes: pd.DataFrame) -> pd.DataFrame:
-    """Change after the last update, geometric mean over seeds: a row per coordinate, a column per width."""
+    """Change after the last update as geometric mean over seeds: a row per coordinate, a column per width."""
     last = changes[changes["step"] == changes["step"].max()]
-    with np.errstate(divide="ignore"):  # a change of nought has logarithm -inf, and mean nought
+    with np.errstate(divide="ignore"):  # log 0 is -inf, and exp of that 0 again
         logs = last.assign(change=np.log(last["change"]))
     table: pd.DataFrame = logs.pivot_table("change", "coordinate", "width", "mean", dropna=False, sort=False)
     return table.map(np.exp).sort_index(axis="columns")
 
 
 def lines(changes: pd.DataFrame) -> Iterator[str]:
-    """The table, line by line: change at every width, slope, verdict."""
+    """Lines of a table for a terminal: change at every width, slope, and a verdict where the bound does not hold."""
     table, judged = means(changes), slopes(changes)
-    wide = max(map(len, judged["coordinate"]))
-    yield f"{'change of':{wide}}" + "".join(f"{width:>10}" for width in table) + "  slope in width"
+    longest = max(map(len, judged["coordinate"]))
+    yield f"{'change of':{longest}}" + "".join(f"{width:>10}" for width in table) + "  slope in width"
     for coordinate, slope, holds in judged.itertuples(index=False):
         values = "".join(f"{value:10.3g}" for value in table.loc[coordinate])
-        yield f"{coordinate:{wide}}{values}  {slope.bare}{'' if holds else f'  {_fault(slope)}'}"
+        yield f"{coordinate:{longest}}{values}  {slope.bare}{'' if holds else f'  {_fault(slope)}'}"
 
 
 def _fault(slope: Interval) -> str:
@@ -82,21 +82,21 @@ def _fault(slope: Interval) -> str:
 
 @style.styled
 def figure(changes: pd.DataFrame) -> Figure:
-    """Change against width, a panel per kind of coordinate, a line per block; dotted is growth at the bound."""
+    """Draw change against width: a panel per kind of coordinate, a line per block; dotted is growth at the bound."""
     table, widths = means(changes), np.unique(changes["width"])
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in table.index))
-    places = list(dict.fromkeys(name.rpartition(".")[0] for name in table.index if "." in name))
-    shades = style.shades(range(len(places)), style.SIZE_SHADES)
+    blocks = list(dict.fromkeys(name.rpartition(".")[0] for name in table.index if "." in name))
+    shades = style.shades(range(len(blocks)), style.SIZE_SHADES)
     columns = style.columns_for(len(kinds))
     sheet = style.Sheet(columns, [(1.6, 0.85)] * -(-len(kinds) // columns))
-    for spot, kind in enumerate(kinds):
-        axes = sheet.panel(spot // columns, spot % columns)
-        mine = table[[name.rpartition(".")[2] == kind for name in table.index]]
-        for name, values in mine.iterrows():
-            place = str(name).rpartition(".")[0]
-            colour = shades[places.index(place)] if place else style.INK
+    for index, kind in enumerate(kinds):
+        axes = sheet.panel(index // columns, index % columns)
+        coordinates = table[[name.rpartition(".")[2] == kind for name in table.index]]
+        for name, values in coordinates.iterrows():
+            block = str(name).rpartition(".")[0]
+            colour = shades[blocks.index(block)] if block else style.INK
             axes.plot(widths, values, "o-", markersize=3.5, color=colour)
-        limit = (widths / widths[0]) ** BOUND * float(mine.iloc[:, 0].max())
+        limit = (widths / widths[0]) ** BOUND * float(coordinates.iloc[:, 0].max())
         axes.plot(widths, limit, ":", color=style.INK, linewidth=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -104,8 +104,8 @@ def figure(changes: pd.DataFrame) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("width")
         axes.set_title(kind)
-        axes.set_ylabel("" if spot % columns else "RMS change\nsince initialization")
-    keys = style.line_keys(shades, lambda place: places[int(place)])
+        axes.set_ylabel("" if index % columns else "RMS change\nsince initialization")
+    keys = style.line_keys(shades, lambda index: blocks[int(index)])
     bound = Line2D([], [], linestyle=":", color=style.INK, label=f"slope {BOUND:g}")
     sheet.keys(("", [*keys, bound]))
     return sheet.figure

@@ -1,4 +1,4 @@
-"""Other ways to sort runs than by arm: along a numeric setting, and by the way their models grow."""
+"""Group runs otherwise than by arm: along a numeric setting, by the way their models grow, into facets of a figure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import pandas as pd
 from lab.analysis.curves import SHAPE, configs, differing, name_arms
 from lab.analysis.text import count
 
-MIN_RUNGS = 3
-# More arms than this along a setting are lines of one panel per size, no longer panels.
-MOST_ARMS = 4
-# Of settings that change together this one is the cause.
+MIN_VALUES = 3
+# With more arms than this along a setting, each value is a line in the panel of its size instead of a panel.
+MOST_ARM_FACETS = 4
+# Of settings that change together, the first of these is the one that was swept.
 CAUSES = ("batch_size", "steps")
 
 
-class Ladder(NamedTuple):
-    """A numeric setting with at least three values: its dotted key, the keys that change with it, and the runs.
+class SweptSetting(NamedTuple):
+    """A numeric setting with at least three values.
 
-    ``runs`` has, beside its columns, ``setting`` (a number) and ``rest`` (label of the arm but for the setting).
+    Attributes:
+        key: its dotted key.
+        others: keys that change together with it.
+        runs: runs with the columns ``setting`` (its value) and ``rest`` (label of the arm without the setting).
     """
 
     key: str
@@ -28,60 +31,60 @@ class Ladder(NamedTuple):
     runs: pd.DataFrame
 
 
-def ladder(cards: pd.DataFrame, runs: pd.DataFrame) -> Ladder | None:
-    """The ladder in these runs (``judge(points)`` of the ``cards``); None where no setting, or more than one, is."""
+def swept_setting(cards: pd.DataFrame, runs: pd.DataFrame) -> SweptSetting | None:
+    """The numeric setting that runs (``judge(points)`` of the ``cards``) vary; None if there is none, or several."""
     ended = cards[cards["id"].isin(runs["id"])]
-    keys, curves = configs(ended)
+    curve_of_run, curves = configs(ended)
     settings = {key: [curve[key] for curve in curves.values()] for key in differing(list(curves.values()))}
-    found = [key for key, values in settings.items() if key not in SHAPE and _climbs(values)]
-    found.sort(key=lambda key: (*(key != cause for cause in CAUSES), key))
-    if not found or any(not _together(settings[found[0]], settings[key]) for key in found):
+    keys = [key for key, values in settings.items() if key not in SHAPE and _is_swept(values)]
+    keys.sort(key=lambda key: (*(key != cause for cause in CAUSES), key))
+    if not keys or any(not _one_to_one(settings[keys[0]], settings[key]) for key in keys):
         return None
-    at = {run: curves[key][found[0]] for run, key in zip(ended["id"], keys, strict=True)}
-    runs = runs.assign(setting=pd.to_numeric(runs["id"].map(at)), rest=runs["id"].map(regrouped(cards, found)))
-    return Ladder(found[0], found[1:], runs[runs["setting"].notna()])
+    value_of_run = {run: curves[curve][keys[0]] for run, curve in zip(ended["id"], curve_of_run, strict=True)}
+    setting, rest = pd.to_numeric(runs["id"].map(value_of_run)), runs["id"].map(arm_labels(cards, keys))
+    runs = runs.assign(setting=setting, rest=rest)
+    return SweptSetting(keys[0], keys[1:], runs[runs["setting"].notna()])
 
 
-def _climbs(values: list[Hashable]) -> bool:
-    known = set(values) - {None}
-    return len(known) >= MIN_RUNGS and all(isinstance(value, float) for value in known)
+def _is_swept(values: list[Hashable]) -> bool:
+    present = set(values) - {None}
+    return len(present) >= MIN_VALUES and all(isinstance(value, float) for value in present)
 
 
-def _together(one: list[Hashable], other: list[Hashable]) -> bool:
-    pairs = set(zip(one, other, strict=True))
-    return len(pairs) == len(set(one)) == len(set(other))
+def _one_to_one(values: list[Hashable], other_values: list[Hashable]) -> bool:
+    pairs = set(zip(values, other_values, strict=True))
+    return len(pairs) == len(set(values)) == len(set(other_values))
 
 
-def regrouped(cards: pd.DataFrame, without: Collection[str]) -> dict[str, str]:
-    """Label of each run's arm, by id, if neither its shape nor these keys were part of what sets arms apart."""
+def arm_labels(cards: pd.DataFrame, without: Collection[str]) -> dict[str, str]:
+    """Label of each run's arm, by id, when neither the shape nor the keys ``without`` set arms apart."""
     ended = cards[cards["status"] != "failed"]
-    keys, curves = configs(ended)
+    curve_of_run, curves = configs(ended)
     reduced = {
         key: tuple((name, value) for name, value in curve.items() if name not in {*SHAPE, *without})
         for key, curve in curves.items()
     }
-    kinds = list(dict.fromkeys(reduced.values()))
-    labels = dict(
-        zip(kinds, (arm.label for arm in name_arms([dict(kind) for kind in kinds], [0] * len(kinds))), strict=True)
-    )
-    return {run: labels[reduced[key]] for run, key in zip(ended["id"], keys, strict=True)}
+    arms = list(dict.fromkeys(reduced.values()))
+    named = name_arms([dict(arm) for arm in arms], [0] * len(arms))
+    labels = {arm: name.label for arm, name in zip(arms, named, strict=True)}
+    return {run: labels[reduced[curve]] for run, curve in zip(ended["id"], curve_of_run, strict=True)}
 
 
 def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with ``deeper``, ``wider`` and both as arms, each from the smallest model on, where shapes cross.
+    """Regroup runs whose shapes cross: growing wider, deeper, and both become arms that start at the smallest model.
 
-    Shapes that grow along one line are left as they are.  Elsewhere the smallest model takes part in every way, so its
-    runs are there more than once (Wortsman et al. 2023, figs. 7 and E.3).
+    Runs of one line of shapes are returned unchanged. Otherwise the smallest model belongs to every arm, so its runs
+    appear more than once (Wortsman et al. 2023, figs. 7 and E.3).
     """
     shape = cards.set_index("id").reindex(runs["id"])
     width, depth = shape["model.width"].to_numpy(), shape["model.depth"].to_numpy()
-    frame = runs.assign(width=width, depth=depth, rest=runs["id"].map(regrouped(cards, ())))
+    frame = runs.assign(width=width, depth=depth, rest=runs["id"].map(arm_labels(cards, ())))
     if frame.groupby("rest")["arm"].nunique().max() == 1:
         return runs
     ways = []
-    for rest, some in frame.groupby("rest", sort=False):
-        first = some[some["size"] == some["size"].min()].head(1)
-        wider, deeper = (some[key] != first[key].item() for key in ("width", "depth"))
+    for rest, group in frame.groupby("rest", sort=False):
+        smallest = group[group["size"] == group["size"].min()].head(1)
+        wider, deeper = (group[key] != smallest[key].item() for key in ("width", "depth"))
         least = ~wider & ~deeper
         for way, grown in {
             "wider": wider & ~deeper,
@@ -89,7 +92,7 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "wider and deeper": wider & deeper,
         }.items():
             if grown.any():
-                ways.append(some[least | grown].assign(arm=f"{rest}, {way}"))
+                ways.append(group[least | grown].assign(arm=f"{rest}, {way}"))
     grown = pd.concat(ways, ignore_index=True) if ways else runs
     if not ways or (grown.groupby(["arm", "size"])["curve"].nunique() > 1).any():
         return runs
@@ -97,7 +100,14 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 class Facets(NamedTuple):
-    """What stands in a panel of its own, with its title, and what its lines are told apart by (a column)."""
+    """How a figure splits its runs.
+
+    Attributes:
+        panels: title and runs of each panel.
+        line: the column whose values are the lines of a panel.
+        name: its name in the key.
+        spell: how the key shows its values.
+    """
 
     panels: list[tuple[str, pd.DataFrame]]
     line: str
@@ -106,15 +116,16 @@ class Facets(NamedTuple):
 
     @property
     def values(self) -> Any:
-        """Of all lines of all panels."""
-        return pd.concat([some for _, some in self.panels])[self.line]
+        """Values of ``line`` in all panels."""
+        return pd.concat([panel_runs for _, panel_runs in self.panels])[self.line]
 
 
 def facets(cards: pd.DataFrame, runs: pd.DataFrame) -> Facets:
-    """A panel per arm, a line per size; of many arms along a setting a panel per size, a line per value."""
-    found = ladder(cards, runs) if runs["arm"].nunique() > MOST_ARMS else None
-    if found is None:
-        return Facets([(str(arm), some) for arm, some in runs.groupby("arm", sort=False)], "size", "parameters", count)
-    rows = found.runs.groupby(["rest", "size"], sort=False)
-    titled = [(f"{some['rest'].iloc[0]}, {count(some['size'].iloc[0])}", some) for _, some in rows]
-    return Facets(titled, "setting", found.key, "{:g}".format)
+    """A panel per arm and a line per size; with many arms along a setting, a panel per size and a line per value."""
+    swept = swept_setting(cards, runs) if runs["arm"].nunique() > MOST_ARM_FACETS else None
+    if swept is None:
+        arms = [(str(arm), group) for arm, group in runs.groupby("arm", sort=False)]
+        return Facets(arms, "size", "parameters", count)
+    groups = swept.runs.groupby(["rest", "size"], sort=False)
+    titled = [(f"{group['rest'].iloc[0]}, {count(group['size'].iloc[0])}", group) for _, group in groups]
+    return Facets(titled, "setting", swept.key, "{:g}".format)

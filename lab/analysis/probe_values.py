@@ -1,4 +1,4 @@
-"""What a probe heard, as one number per run."""
+"""Probe records as one number per run."""
 
 from __future__ import annotations
 
@@ -11,45 +11,47 @@ from lab.records.store import Records
 
 
 def near(records: Records, probe: str, where: str, part: float) -> pd.Series:
-    """The value at the recorded step nearest to this part of the run (0 its start, 1 its end); indexed by run id."""
-    heard = _heard(records, probe, where)
-    heard["off"] = (heard["step"] - part * (heard["steps"] - 1)).abs()
-    return heard.sort_values(["id", "off", "step"]).drop_duplicates("id").set_index("id")["value"]
+    """Value at the recorded step nearest to a part of the run (0 its start, 1 its end); indexed by run id."""
+    values = _recorded(records, probe, where)
+    values["distance"] = (values["step"] - part * (values["steps"] - 1)).abs()
+    return values.sort_values(["id", "distance", "step"]).drop_duplicates("id").set_index("id")["value"]
 
 
 def late(records: Records, probe: str, where: str, part: float = 0.1) -> pd.Series:
     """Mean over the recorded steps in the last part of the run, NaN where one of them is; indexed by run id.
 
-    The paper takes the last 500 of 1e5 steps (Wortsman et al. 2023, sec. 3.4); so short runs record but a few.
+    The paper averages the last 500 of 1e5 steps (Wortsman et al. 2023, sec. 3.4). Runs here are short and record few
+    steps, so the part is larger.
     """
-    heard = _heard(records, probe, where)
-    heard = heard[heard["step"] >= (1 - part) * (heard["steps"] - 1)]
-    return heard.groupby("id")["value"].agg(lambda values: float(np.mean(values.to_numpy())))
+    values = _recorded(records, probe, where)
+    values = values[values["step"] >= (1 - part) * (values["steps"] - 1)]
+    return values.groupby("id")["value"].agg(lambda late_values: float(np.mean(late_values.to_numpy())))
 
 
 def peak(records: Records, probe: str, where: str) -> pd.Series:
-    """The largest value over the recorded steps, what is no number left out; indexed by run id."""
-    return _heard(records, probe, where).groupby("id")["value"].max()
+    """Largest value over the recorded steps, NaN left out; indexed by run id."""
+    return _recorded(records, probe, where).groupby("id")["value"].max()
 
 
 def growth(records: Records, probe: str) -> pd.Series:
-    """Log10 of the largest value anywhere over that at the first recorded step; indexed by run id.
+    """Log10 of the largest value anywhere in a run over that at its first recorded step; indexed by run id.
 
-    What is no number, or none above zero, is left out; infinity counts as the largest number of 32 bits.
+    NaN and values not above zero are left out; infinity counts as the largest number of 32 bits.
     """
-    heard = records.metrics[(records.metrics["probe"] == probe) & (records.metrics["value"] > 0)]
-    heard = heard.assign(value=heard["value"].clip(upper=float(np.finfo(np.float32).max)))
-    steps = heard.groupby(["id", "step"])["value"].max().groupby("id")
-    return pd.Series(np.log10(steps.max() / steps.first()))
+    values = records.metrics[(records.metrics["probe"] == probe) & (records.metrics["value"] > 0)]
+    values = values.assign(value=values["value"].clip(upper=float(np.finfo(np.float32).max)))
+    largest = values.groupby(["id", "step"])["value"].max().groupby("id")
+    return pd.Series(np.log10(largest.max() / largest.first()))
 
 
 def places(records: Records, probe: str) -> list[str]:
-    """Where it was heard, in the order of blocks (``block2`` before ``block10``)."""
-    known = records.metrics.loc[records.metrics["probe"] == probe, "where"].unique()
-    return sorted(known, key=lambda name: [int(bit) if bit.isdigit() else bit for bit in re.split(r"(\d+)", name)])
+    """Parts of the model where a probe was recorded, blocks in order (``block2`` before ``block10``)."""
+    names = records.metrics.loc[records.metrics["probe"] == probe, "where"].unique()
+    return sorted(names, key=lambda name: [int(bit) if bit.isdigit() else bit for bit in re.split(r"(\d+)", name)])
 
 
-def _heard(records: Records, probe: str, where: str) -> pd.DataFrame:
+def _recorded(records: Records, probe: str, where: str) -> pd.DataFrame:
+    """Columns ``id``, ``step``, ``value`` and ``steps`` (how many the run has)."""
     metrics = records.metrics
-    some = metrics.loc[(metrics["probe"] == probe) & (metrics["where"] == where), ["id", "step", "value"]]
-    return some.merge(records.runs[["id", "steps"]], on="id")
+    values = metrics.loc[(metrics["probe"] == probe) & (metrics["where"] == where), ["id", "step", "value"]]
+    return values.merge(records.runs[["id", "steps"]], on="id")

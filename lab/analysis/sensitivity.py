@@ -1,4 +1,4 @@
-"""Learning-rate sensitivity: a number per seed, its two parts, the optimum, and intervals between arms."""
+"""Learning-rate sensitivity: per seed and in two parts, the optimum, differences between arms, all of it at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from lab.analysis.statistics import student_t
 from lab.core.errors import RequestError
 from lab.records.store import Records
 
+# The window of learning rates (Wortsman et al. 2023, sec. 2.2).
 LOW, HIGH = 3e-4, 3e-1
 PARTS = ("total", "below", "above")
 
@@ -23,8 +24,9 @@ PARTS = ("total", "below", "above")
 class Sensitivity(NamedTuple):
     """LR sensitivity in nats per token; ``total = below + above``.
 
-    ``below`` comes from learning rates below the best one (too slow for the steps given: under-training), ``above``
-    from those above it (instability).
+    Attributes:
+        below: the part from learning rates below the best one, too slow for the steps given (under-training).
+        above: the part from learning rates above the best one (instability).
     """
 
     total: float
@@ -42,18 +44,18 @@ def lr_sensitivity(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) ->
         NaN with fewer than two learning rates inside.
 
     Raises:
-        ValueError: a second row for a learning rate.
+        ValueError: a learning rate has two rows.
     """
     return split(curve, low, high).total
 
 
 def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitivity:
-    """``lr_sensitivity`` and its two parts; among equally good learning rates the smallest is the best."""
+    """``lr_sensitivity`` with its two parts; of equally good learning rates the smallest counts as the best."""
     return regret(significant(curve["lr"]), capped(curve), low, high)
 
 
 def regret(lr: np.ndarray, loss: np.ndarray, low: float = LOW, high: float = HIGH) -> Sensitivity:
-    """``split`` of learning rates, as ``significant`` has them, and their losses, as ``capped`` has them."""
+    """``split`` of learning rates as rounded by ``significant`` and their losses as made by ``capped``."""
     if len(set(lr)) < len(lr):
         raise ValueError(f"a learning rate has more than one row in {sorted(lr)}")
     floor, ceiling = significant([low, high])
@@ -61,142 +63,154 @@ def regret(lr: np.ndarray, loss: np.ndarray, low: float = LOW, high: float = HIG
     if len(inside) < 2:
         return Sensitivity(math.nan, math.nan, math.nan)
     loss = loss[inside[np.argsort(lr[inside])]]
-    each, best = (loss - loss.min()) / len(loss), int(loss.argmin())
-    below, above = float(each[:best].sum()), float(each[best:].sum())
+    share, best = (loss - loss.min()) / len(loss), int(loss.argmin())
+    below, above = float(share[:best].sum()), float(share[best:].sum())
     return Sensitivity(below + above, below, above)
 
 
 def capped(runs: pd.DataFrame) -> np.ndarray:
-    """Final loss, at most the loss at initialization; a loss that is no number counts as that (sec. 2.2)."""
+    """Final loss, at most the loss at initialization, which replaces NaN (Wortsman et al. 2023, sec. 2.2)."""
     loss, at_init = runs["loss"].to_numpy(dtype=float), runs["loss_at_init"].to_numpy(dtype=float)
     return np.where(np.isfinite(loss), np.fmin(loss, at_init), at_init)
 
 
 def judge(points: pd.DataFrame) -> pd.DataFrame:
-    """``points`` with ``capped`` (loss) and ``fate``: ``diverged``, ``unstable`` or nothing.
+    """Add to ``points`` the columns ``capped`` (loss), ``best_lr`` (of the seed's curve) and ``outcome``.
 
-    A run is unstable when its learning rate is above the best of its seed's curve and it ended worse than a bigram
-    model of the text: on the small scale divergence is a plateau, seldom a NaN.
+    The outcome is ``diverged``, ``unstable`` or empty. A run is unstable when its learning rate is above the best one
+    of its seed's curve and it ended worse than a bigram model of the text: small models seldom reach NaN, they plateau.
     """
     frame = points.assign(capped=capped(points))
     frame["best_lr"] = frame.sort_values(["capped", "lr"]).groupby(["curve", "seed"])["lr"].transform("first")
     unstable = (frame["lr"] > frame["best_lr"]) & (frame["loss"] > frame["loss_bigram"])
     diverged = (frame["status"] == "diverged").to_numpy(dtype=bool) | ~np.isfinite(frame["loss"])
-    return frame.assign(fate=np.select([diverged, unstable], ["diverged", "unstable"], ""))
+    return frame.assign(outcome=np.select([diverged, unstable], ["diverged", "unstable"], ""))
 
 
 def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
-    """One row per curve and seed: ``total``, ``below``, ``above``, ``best_lr``, ``eta_div`` and ``lrs``.
+    """Sensitivity, one row per curve and seed.
 
-    ``eta_div`` is the smallest learning rate that diverged or was unstable, NaN when none was; ``lrs`` says how many
-    learning rates lie inside the window.
+    Returns:
+        Columns ``arm``, ``size``, ``parameters``, ``curve``, ``seed``; ``total``, ``below``, ``above``; ``best_lr``;
+        ``eta_div``, the smallest learning rate that diverged or was unstable, NaN if none was; and ``lrs``, how many
+        learning rates lie inside the window.
     """
     floor, ceiling = significant([low, high])
     frame = judge(points)
-    same = [frame[column].tolist() for column in ("arm", "size", "parameters", "curve", "seed", "best_lr")]
-    lr, loss, lost = significant(frame["lr"]), frame["capped"].to_numpy(), (frame["fate"] != "").to_numpy()
+    columns = {name: frame[name].tolist() for name in ("arm", "size", "parameters", "curve", "seed")}
+    best_lr, lr, loss = frame["best_lr"].tolist(), significant(frame["lr"]), frame["capped"].to_numpy()
+    lost = (frame["outcome"] != "").to_numpy()
     rows = []
-    for at in frame.groupby(["curve", "seed"], sort=False).indices.values():
-        here = lr[at]
-        arm, size, parameters, curve, seed, best = (column[at[0]] for column in same)
-        known = {"arm": arm, "size": size, "parameters": parameters, "curve": curve, "seed": seed}
-        found = {"best_lr": best, "eta_div": min(here[lost[at]], default=math.nan)}
-        lrs = int(((here >= floor) & (here <= ceiling)).sum())
-        rows.append({**known, **regret(here, loss[at], low, high)._asdict(), **found, "lrs": lrs})
+    for indices in frame.groupby(["curve", "seed"], sort=False).indices.values():
+        lrs, first = lr[indices], indices[0]
+        row: dict[str, Any] = {name: values[first] for name, values in columns.items()}
+        row |= regret(lrs, loss[indices], low, high)._asdict()
+        row |= {"best_lr": best_lr[first], "eta_div": min(lrs[lost[indices]], default=math.nan)}
+        rows.append({**row, "lrs": int(((lrs >= floor) & (lrs <= ceiling)).sum())})
     return pd.DataFrame(rows)
 
 
 def by_curve(seeds: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm and size: an ``Interval`` for each part, and the seeds' ``best_lr`` and ``eta_div`` as lists."""
+    """A row per arm and size of ``per_seed``: an ``Interval`` per part; ``best_lr`` and ``eta_div`` as lists."""
     rows = []
-    for _, some in seeds.groupby("curve", sort=False):
-        known = {column: some[column].iloc[0] for column in ("arm", "size", "parameters")}
-        parts = {part: student_t(some[part]) for part in PARTS}
-        rows.append({**known, **parts, "best_lr": some["best_lr"].tolist(), "eta_div": some["eta_div"].tolist()})
+    for _, curve in seeds.groupby("curve", sort=False):
+        row = {column: curve[column].iloc[0] for column in ("arm", "size", "parameters")}
+        row |= {part: student_t(curve[part]) for part in PARTS}
+        rows.append({**row, "best_lr": curve["best_lr"].tolist(), "eta_div": curve["eta_div"].tolist()})
     return pd.DataFrame(rows)
 
 
 def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
-    """Sensitivity of arm ``first`` minus that of arm ``second``, one row per size both have.
+    """Sensitivity of arm ``first`` minus that of arm ``second``, one row per size that both have.
 
-    Differences are taken per seed (same data order, same shared initial weights) over the learning rates both ran.
+    Differences are taken per seed (same data order, same initial values of the weights both arms have), over the
+    learning rates that both arms ran.
 
     Returns:
         Columns ``first``, ``second``, ``size``, and an ``Interval`` over seeds for ``total``, ``below``, ``above``.
     """
     arms = [points[points["arm"] == arm] for arm in (first, second)]
-    where = [list(zip(some["size"], some["seed"], some["lr"], strict=True)) for some in arms]
-    shared = set(where[0]) & set(where[1])
+    keys_of_arms = [list(zip(arm["size"], arm["seed"], arm["lr"], strict=True)) for arm in arms]
+    shared = set(keys_of_arms[0]) & set(keys_of_arms[1])
     rows = []
     if shared:
         left, right = (
-            per_seed(some[[key in shared for key in keys]], low, high) for some, keys in zip(arms, where, strict=True)
+            per_seed(arm[[key in shared for key in keys]], low, high)
+            for arm, keys in zip(arms, keys_of_arms, strict=True)
         )
         both = left.merge(right, on=["size", "seed"], suffixes=("", "_other"))
-        for size, some in both.groupby("size"):
-            parts = {part: student_t(some[part] - some[f"{part}_other"]) for part in PARTS}
+        for size, seeds in both.groupby("size"):
+            parts = {part: student_t(seeds[part] - seeds[f"{part}_other"]) for part in PARTS}
             rows.append({"first": first, "second": second, "size": size, **parts})
     return pd.DataFrame(rows, columns=["first", "second", "size", *PARTS])
 
 
 def all_pairs(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
-    """``paired`` for every two arms, in the order of the arms."""
+    """``paired`` for every pair of arms, in the order of the arms."""
     arms = points["arm"].unique()
     tables = [paired(points, first, second, low, high) for first, second in combinations(arms, 2)]
     return pd.concat(tables, ignore_index=True) if tables else paired(points, "", "", low, high)
 
 
 def best_lr_fine(curve: pd.DataFrame) -> float:
-    """Vertex of the parabola through the best learning rate and its two neighbours, over log LR.
+    """Best learning rate between grid points: vertex of the parabola through the best and its neighbours, in log LR.
 
-    At the edge of the grid it is the best learning rate itself; ``curve`` as in ``sensitivity.lr_sensitivity``.
+    At the edge of the grid it is the best learning rate itself; ``curve`` as in ``lr_sensitivity``.
     """
     order = np.argsort(curve["lr"].to_numpy())
     return vertex(significant(curve["lr"])[order], capped(curve)[order])
 
 
 def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
-    """``best_lr_fine`` of rising learning rates and their losses."""
+    """``best_lr_fine`` of sorted learning rates and their losses."""
     best = int(loss.argmin())
     if not 0 < best < len(lr) - 1:
         return float(lr[best])
     x, y = np.log(lr[best - 1 : best + 2] / lr[best]), loss[best - 1 : best + 2] - loss[best]
-    # y = a x^2 + b x through the middle, which is the origin
+    # y = a x^2 + b x, with the middle point as the origin
     a = (y[0] / x[0] - y[2] / x[2]) / (x[0] - x[2])
     b = y[2] / x[2] - a * x[2]
     return float(lr[best] * math.exp(-b / (2 * a))) if a > 0 else float(lr[best])
 
 
 def spread(curve: pd.DataFrame) -> float:
-    """Worst minus best final loss over the learning rates, nats per token; a lost run counts as untrained."""
+    """Worst minus best final loss over the learning rates, nats per token; losses are ``capped``."""
     return float(np.ptp(capped(curve)))
 
 
 def shifted(best_lr: float, low: float = LOW, high: float = HIGH) -> tuple[float, float]:
-    """A window as wide as ``[low, high]`` with the optimum in its (geometric) middle (Wortsman et al. 2023, app. B)."""
-    move = best_lr / math.sqrt(low * high)
-    return low * move, high * move
+    """The window ``[low, high]`` moved so that its geometric middle is ``best_lr`` (Wortsman et al. 2023, app. B)."""
+    factor = best_lr / math.sqrt(low * high)
+    return low * factor, high * factor
 
 
 def optima(points: pd.DataFrame) -> pd.DataFrame:
-    """One row per curve and seed.
+    """Optimum and shifted sensitivity, one row per curve and seed.
 
     Returns:
-        ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``, and ``window_low``, ``window_high`` and
-        ``sensitivity`` of the window shifted with the optimum, over those of its learning rates that ran.
+        Columns ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``; ``window_low`` and ``window_high``,
+        the window ``shifted`` to the optimum; ``sensitivity`` in that window, over its learning rates that ran.
     """
     rows = []
     for _, runs in points.groupby(["curve", "seed"], sort=False):
-        where = {column: runs[column].iloc[0] for column in ("arm", "parameters", "seed")}
+        row = {column: runs[column].iloc[0] for column in ("arm", "parameters", "seed")}
         fine = best_lr_fine(runs)
         low, high = shifted(fine)
-        found = {"window_low": low, "window_high": high, "sensitivity": split(runs, low, high).total}
-        rows.append({**where, "best_lr_fine": fine, "spread": spread(runs), **found})
+        window = {"window_low": low, "window_high": high, "sensitivity": split(runs, low, high).total}
+        rows.append({**row, "best_lr_fine": fine, "spread": spread(runs), **window})
     return pd.DataFrame(rows)
 
 
 class Study(NamedTuple):
-    """Tables as made by ``judge(points)``, ``per_seed``, ``by_curve`` and ``all_pairs``."""
+    """All tables of one or more results folders.
+
+    Attributes:
+        records: run cards and probe records.
+        points: ``judge(points(records.runs))``.
+        seeds: ``per_seed(points)``.
+        curves: ``by_curve(seeds)``.
+        pairs: ``all_pairs(points)``.
+    """
 
     records: Records
     points: pd.DataFrame
@@ -206,19 +220,19 @@ class Study(NamedTuple):
 
     @property
     def failed(self) -> pd.DataFrame:
-        """Runs without a result."""
+        """Cards of runs that failed, and so have no result."""
         return self.records.runs[self.records.runs["status"] == "failed"]
 
 
 def study(folders: Sequence[str | Path]) -> Study:
-    """Read the folders and reckon.
+    """Read results folders and compute all tables.
 
     Raises:
-        RequestError: a folder cannot be read, or none of its runs ended.
+        RequestError: a folder cannot be read, or all runs failed.
     """
     records = load(*folders)
-    where = points(records.runs)
-    if where.empty:
+    ended = points(records.runs)
+    if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
-    seeds = per_seed(where)
-    return Study(records, judge(where), seeds, by_curve(seeds), all_pairs(where))
+    seeds = per_seed(ended)
+    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(ended))

@@ -1,4 +1,4 @@
-"""Statistics over seeds: intervals of a mean, differences of two samples, equivalence."""
+"""Statistics over seeds: intervals of a mean, differences between two samples, equivalence tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
+# Fewer seeds get no interval.
 FEWEST_SEEDS = 3
+# Of the intervals of a difference; an equivalence test at 5 % goes with it.
+DIFFERENCE_LEVEL = 0.90
 
 
 class Interval(NamedTuple):
@@ -24,14 +27,17 @@ class Interval(NamedTuple):
 
     @property
     def bare(self) -> str:
-        """Mean and half width, or the values themselves below three seeds; to stand beside a column ``n``."""
+        """Mean and half width, or the values themselves below three seeds; without ``n``, for tables that have it."""
         if self.n < FEWEST_SEEDS:
             return ", ".join(f"{value:.3f}" for value in self.values) or "undefined"
         return f"{self.mean:.3f} ± {self.high - self.mean:.3f}"
 
     @property
     def dz(self) -> float:
-        """Mean over standard deviation, of paired differences Cohen's d_z; NaN below three seeds or without spread."""
+        """Mean over standard deviation; NaN below three seeds or without spread.
+
+        For paired differences this is Cohen's d_z.
+        """
         spread = float(np.std(self.values, ddof=1)) if self.n >= FEWEST_SEEDS else 0.0
         return self.mean / spread if spread else math.nan
 
@@ -53,11 +59,15 @@ def student_t(values: Iterable[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n, shown)
 
 
-LEVEL = 0.90
-
-
 class Difference(NamedTuple):
-    """Mean of a second sample minus that of a first: its standard error, degrees of freedom, Cohen's d."""
+    """Mean of a second sample minus the mean of a first.
+
+    Attributes:
+        mean: the difference.
+        error: its standard error.
+        freedom: degrees of freedom.
+        effect: Cohen's d, NaN where nothing spreads.
+    """
 
     mean: float
     error: float
@@ -66,42 +76,50 @@ class Difference(NamedTuple):
 
     @property
     def low(self) -> float:
-        """Lower end of the 90 % interval."""
+        """Lower end of the 90 % Student-t interval."""
         return self.mean - self._half
 
     @property
     def high(self) -> float:
-        """Upper end of the 90 % interval."""
+        """Upper end of the 90 % Student-t interval."""
         return self.mean + self._half
 
     @property
     def _half(self) -> float:
-        return float(stdtrit(self.freedom, (1 + LEVEL) / 2)) * self.error if self.error else 0.0
+        return float(stdtrit(self.freedom, (1 + DIFFERENCE_LEVEL) / 2)) * self.error if self.error else 0.0
 
     def equivalence(self, margin: float) -> float:
-        """The larger p of two one-sided t-tests against a change of ``margin`` up or down (Schuirmann 1987)."""
+        """Test whether the difference lies within ``margin`` of zero.
+
+        Returns:
+            The larger p of two one-sided t-tests, against a change of ``margin`` up and down (Schuirmann 1987).
+        """
         if not self.error:
             return 0.0 if abs(self.mean) < margin else 1.0
         return float(stdtr(self.freedom, (abs(self.mean) - margin) / self.error))
 
 
 def difference(old: pd.Series, new: pd.Series, grain: float = 0.0) -> Difference:
-    """Paired by seed where both have the same ones; else Welch's.
+    """Difference of two samples: paired where both have the same seeds, else Welch's.
 
-    Values that are known to steps of ``grain`` only spread by as much as that leaves open, even where all are equal.
+    Args:
+        old: first sample, one value per seed, indexed by seed.
+        new: second sample, likewise.
+        grain: step to which the values are known, in their unit. The variance of that rounding is added, so values on
+            a grid have an interval even where all are equal.
     """
     if set(old.index) == set(new.index):
-        moved = (new - old).to_numpy(dtype=float)
-        spread, count = math.sqrt(float(moved.var(ddof=1)) + grain**2 / 6), len(moved)
-        return Difference(
-            float(moved.mean()), spread / math.sqrt(count), count - 1, _ratio(float(moved.mean()), spread)
-        )
+        changes = (new - old).to_numpy(dtype=float)
+        mean, count = float(changes.mean()), len(changes)
+        deviation = math.sqrt(float(changes.var(ddof=1)) + grain**2 / 6)
+        return Difference(mean, deviation / math.sqrt(count), count - 1, _effect_size(mean, deviation))
     counts, variances = np.array([len(old), len(new)]), np.array([old.var(), new.var()]) + grain**2 / 12
-    mean, errors, free = float(new.mean() - old.mean()), variances / counts, counts - 1
-    spread = math.sqrt(float((free * variances).sum() / free.sum()))
-    freedom = float(errors.sum() ** 2 / (errors**2 / free).sum()) if errors.any() else float(free.sum())
-    return Difference(mean, math.sqrt(float(errors.sum())), freedom, _ratio(mean, spread))
+    mean, errors, freedoms = float(new.mean() - old.mean()), variances / counts, counts - 1
+    pooled = math.sqrt(float((freedoms * variances).sum() / freedoms.sum()))
+    freedom = float(errors.sum() ** 2 / (errors**2 / freedoms).sum()) if errors.any() else float(freedoms.sum())
+    return Difference(mean, math.sqrt(float(errors.sum())), freedom, _effect_size(mean, pooled))
 
 
-def _ratio(mean: float, spread: float) -> float:
-    return mean / spread if spread > 1e-9 * abs(mean) else math.nan  # of rounding alone there is no effect size
+def _effect_size(mean: float, deviation: float) -> float:
+    """Cohen's d; NaN where values spread by rounding only."""
+    return mean / deviation if deviation > 1e-9 * abs(mean) else math.nan

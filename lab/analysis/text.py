@@ -1,4 +1,4 @@
-"""Words and plain tables that results are told in."""
+"""Numbers, lists and tables as plain text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pandas as pd
 
 
 def spell(value: Hashable) -> str:
-    """A plain value as a label shows it, exact."""
+    """A config value in full precision, as labels show it: ``1.0 -> 1``."""
     return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def count(parameters: float) -> str:
-    """``98688 -> 98.7k``."""
+    """A parameter count to three digits: ``98688 -> 98.7k``."""
     for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if parameters >= 0.9995 * scale:
             return f"{parameters / scale:.3g}{unit}"
@@ -21,13 +21,13 @@ def count(parameters: float) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """``a, b and c``."""
+    """Words as a list in a sentence: ``a, b and c``."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def plain_text(table: pd.DataFrame) -> list[str]:
-    """Lines of a table for a terminal, its columns aligned."""
+    """Lines of a table for a terminal: the column names, then the rows, columns aligned at the left."""
     cells = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]

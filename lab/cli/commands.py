@@ -130,7 +130,7 @@ def _check(arguments: list[str]) -> None:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
     folder, margin = Path(folders[0]), check.margin_of(given.get("--margin", "5%"))
     held = check.check_folder(folder, Path(given["--baseline"]), margin)
-    found = held.check
+    found = held.comparison
     print(printable(render.as_json(found) if "--json" in given else "\n".join(render.text(found))), flush=True)
     for option, write in writers.items():
         if option in given:
@@ -145,11 +145,11 @@ def _baseline(arguments: list[str]) -> None:
 
     match list(map(Path, arguments[1:])), arguments[:1]:
         case [folder, file], ["save"]:
-            lines = check.save(folder, file)
+            lines = check.save_baseline(folder, file)
         case [place], ["show"]:
-            lines = check.show(baseline.read(place))
+            lines = check.describe_baseline(baseline.read(place))
         case [old, new], ["diff"]:
-            lines = check.diff(baseline.read(old), baseline.read(new))
+            lines = check.diff_baselines(baseline.read(old), baseline.read(new))
         case _:
             raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
     for line in lines:

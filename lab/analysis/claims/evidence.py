@@ -61,7 +61,7 @@ def curve_summaries(runs: pd.DataFrame) -> list[CurveSummary]:
 
 def _summarize(rows: list[Any]) -> CurveSummary:
     lr, loss = np.array([row.lr for row in rows]), np.array([row.capped for row in rows])
-    runs = {row.lr: RunSummary(row.id, row.capped, row.capped - row.loss_bigram, row.fate != "") for row in rows}
+    runs = {row.lr: RunSummary(row.id, row.capped, row.capped - row.loss_bigram, row.outcome != "") for row in rows}
     alive = any(math.isfinite(row.loss) for row in rows)
     learned = bool(loss.min() < np.fmin(rows[0].loss_at_init, rows[0].loss_bigram))
     known = {"best": float(loss.min()) if alive else math.nan, **dict.fromkeys(OF_A_CURVE, math.nan)}

@@ -140,7 +140,7 @@ def inverse_scale_needs_qk_layernorm(some: ComparisonGroup) -> Effects:
     return -border_over_top(inverse).iloc[:, -1]
 
 
-SAME_SIZE = 1.3
+COMPARABLE_SIZES = 1.3
 
 shape = partial(claim, frees=[DEPTH], holds={QK: ON}, sweep="depth_width")
 shape_without = partial(claim, frees=[DEPTH], holds={QK: None}, sweep="depth_width")
@@ -160,7 +160,7 @@ def _grown(some: ComparisonGroup, *ways: str) -> list[ArmTables]:
     if min(len(arm.sizes) for arm in arms) < 2:
         raise MissingRunsError("no models that grow in depth and others that grow in width", near=False)
     largest = [arm.sizes[-1] for arm in arms]
-    if max(largest) > SAME_SIZE * min(largest):
+    if max(largest) > COMPARABLE_SIZES * min(largest):
         raise MissingRunsError("models that grow in depth and in width end at unlike sizes")
     return arms
 

@@ -10,15 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from lab.analysis.curves import EPSILON
 from lab.analysis.figures.registry import NothingToDrawError, band_key, figure, outcome_keys
-from lab.analysis.grouping import facets, ladder
+from lab.analysis.grouping import facets, swept_setting
 from lab.analysis.probe_values import late
 from lab.analysis.rendering import panels, scales, style
 from lab.analysis.sensitivity import by_curve, per_seed
 from lab.analysis.text import count
 from lab.records.store import Records
 
-EPSILON, EQUAL = "optimizer.eps", "gradient = epsilon"
+GRADIENT_EQUALS_EPSILON = "gradient = epsilon"
 NO_BLOCKS: dict[str, Any] = {
     "color": style.INK,
     "linewidth": 0.9,
@@ -36,34 +37,34 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
     setting is Adam's epsilon, the gradient of the first MLP layer stands below (root mean square, mean over the last
     tenth of the run, geometric mean over seeds); the dotted line is where it equals epsilon.
     """
-    found = ladder(records.runs, runs)
-    if found is None:
+    swept = swept_setting(records.runs, runs)
+    if swept is None:
         raise NothingToDrawError("nothing to draw: no numeric setting, or more than one, has three values or more")
-    depth = found.runs["id"].map(records.runs.set_index("id")["model.depth"])
-    some, without_blocks = found.runs[depth > 0], found.runs[depth == 0]
-    line = "lr" if some["lr"].nunique() > 1 else "size"
-    shades = style.shades(some[line], style.LR_SHADES if line == "lr" else style.SIZE_SHADES)
-    gradients = late(records, "grad_rms", "block0.mlp_up") if found.key == EPSILON else pd.Series(dtype=float)
-    some = some.assign(gradient=some["id"].map(gradients).astype(float))
-    values = ["capped", "gradient"] if some["gradient"].notna().any() else ["capped"]
-    some["title"] = some["rest"] + (", " + some["size"].map(count) if line == "lr" else "")
-    faces = list(some.groupby("title", sort=False))
-    columns = style.columns_for(len(faces))
-    rows = -(-len(faces) // columns) * len(values)
+    depth = swept.runs["id"].map(records.runs.set_index("id")["model.depth"])
+    shown, without_blocks = swept.runs[depth > 0], swept.runs[depth == 0]
+    line = "lr" if shown["lr"].nunique() > 1 else "size"
+    shades = style.shades(shown[line], style.LR_SHADES if line == "lr" else style.SIZE_SHADES)
+    gradients = late(records, "grad_rms", "block0.mlp_up") if swept.key == EPSILON else pd.Series(dtype=float)
+    shown = shown.assign(gradient=shown["id"].map(gradients).astype(float))
+    values = ["capped", "gradient"] if shown["gradient"].notna().any() else ["capped"]
+    shown["title"] = shown["rest"] + (", " + shown["size"].map(count) if line == "lr" else "")
+    facet_runs = list(shown.groupby("title", sort=False))
+    columns = style.columns_for(len(facet_runs))
+    rows = -(-len(facet_runs) // columns) * len(values)
     sheet = style.Sheet(columns, [(2.0, 0.85)] * rows, headroom=0.5)
-    name = " with ".join([found.key, *found.others])
+    name = " with ".join([swept.key, *swept.others])
     first: dict[str, Axes] = {}
-    for place, (_, face) in enumerate(faces):
+    for index, (title, facet) in enumerate(facet_runs):
         for below, value in enumerate(values):
-            axes = sheet.panel(place // columns * len(values) + below, place % columns, sharey=first.get(value))
+            axes = sheet.panel(index // columns * len(values) + below, index % columns, sharey=first.get(value))
             first.setdefault(value, axes)
-            at = scales.setting_axis(axes, some["setting"], name)
+            position = scales.setting_axis(axes, shown["setting"], name)
             mean = panels.geometric if value == "gradient" else np.mean
-            for key, curve in face.assign(at=at(face["setting"])).groupby(line):
+            for key, curve in facet.assign(position=position(facet["setting"])).groupby(line):
                 for part in (curve[curve["setting"] == 0], curve[curve["setting"] > 0]):
-                    panels.over(axes, part, "at", value, shades[key], mean)
-            axes.tick_params(labelleft=place % columns == 0)
-        panels.title(sheet.figure.axes[-len(values)], face["title"].iloc[0])
+                    panels.over(axes, part, "position", value, shades[key], mean)
+            axes.tick_params(labelleft=index % columns == 0)
+        panels.title(sheet.figure.axes[-len(values)], str(title))
     for axes in sheet.figure.axes[:: len(values)]:
         panels.references(axes, runs)
         if len(without_blocks):
@@ -74,12 +75,12 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Figure:
         first["gradient"].set_ylabel("gradient RMS")
         scales.probe_axis(first["gradient"])
         for axes in sheet.figure.axes[1::2]:
-            panels.diagonal(axes, some.loc[some["setting"] > 0, "setting"], EQUAL)
+            panels.diagonal(axes, shown.loc[shown["setting"] > 0, "setting"], GRADIENT_EQUALS_EPSILON)
     keys = style.line_keys(shades, "{:g}".format if line == "lr" else count)
-    named = {line.get_label(): line for axes in first.values() for line in axes.lines}
-    known = [named[label] for label in (NO_BLOCKS["label"], "gradient = epsilon") if label in named]
-    references = [*style.reference_keys(first["capped"]), *known]
-    sheet.keys(("peak learning rate" if line == "lr" else "parameters", keys), ("", [*outcome_keys(some), *references]))
+    lines = {line.get_label(): line for axes in first.values() for line in axes.lines}
+    others = [*outcome_keys(shown), *style.reference_keys(first["capped"])]
+    others += [lines[label] for label in (NO_BLOCKS["label"], GRADIENT_EQUALS_EPSILON) if label in lines]
+    sheet.keys(("peak learning rate" if line == "lr" else "parameters", keys), ("", others))
     return sheet.figure
 
 
@@ -94,37 +95,38 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Figure:
     """
     blocks = runs["id"].map(records.runs.set_index("id")["model.depth"])
     best = runs[(blocks > 0) & (runs["lr"] == runs["best_lr"])]
-    arms = [(str(arm), some) for arm, some in best.groupby("arm", sort=False) if some["size"].nunique() > 1]
+    arms = [(str(arm), group) for arm, group in best.groupby("arm", sort=False) if group["size"].nunique() > 1]
     if not arms or runs["lr"].nunique() == 1:
         raise NothingToDrawError("nothing to draw: no arm has several sizes and learning rates")
     sheet = style.Sheet(2, [(2.6, 0.5)], headroom=0.35)
     left, right = sheet.panel(0, 0), sheet.panel(0, 1, gap=0.75)
-    for place, (_, some) in enumerate(arms):
-        look = panels.arm_look(place)
+    for position, (_, best_of_arm) in enumerate(arms):
+        look = panels.arm_look(position)
         for axes, value, mean in ((left, "capped", np.mean), (right, "lr", panels.geometric)):
-            line = some.groupby("size")[value].agg(["min", "max"]).assign(mean=some.groupby("size")[value].agg(mean))
+            by_size = best_of_arm.groupby("size")[value]
+            line = by_size.agg(["min", "max"]).assign(mean=by_size.agg(mean))
             panels.band(axes, line.index, line["min"], line["max"], look["color"])
             axes.plot(line.index, line["mean"], markersize=5, **look)
-        _foretell(left, some, look)
+        _extrapolate(left, best_of_arm, look)
     for axes in (left, right):
         scales.size_axis(axes, best["size"])
     scales.loss_axis(left, runs, best["capped"], "best held-out loss (nats/token)", bigram=False)
     scales.lr_ticks(right, runs["lr"], best["lr"])
     right.set_ylabel("best peak learning rate")
-    keys = [panels.arm_key(arm, panels.arm_look(place)) for place, (arm, _) in enumerate(arms)]
+    keys = [panels.arm_key(arm, panels.arm_look(position)) for position, (arm, _) in enumerate(arms)]
     fit = Line2D([], [], color=style.INK, linestyle=panels.DASHED, label="power law of the\nsmaller sizes")
-    fits = [fit] if any(some["size"].nunique() > 2 for _, some in arms) else []
+    fits = [fit] if any(best_of_arm["size"].nunique() > 2 for _, best_of_arm in arms) else []
     sheet.keys(("", [*keys, *fits, *band_key(runs)]))
     return sheet.figure
 
 
-def _foretell(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
-    """The power law of all sizes but the largest, on to that one; nothing for fewer than three sizes."""
+def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
+    """Fit a power law to all sizes but the largest and draw it up to that one; needs three sizes."""
     losses = best.groupby("size")["capped"].mean()
     if len(losses) < 3:
         return
-    slope, start = np.polyfit(np.log(losses.index[:-1]), np.log(losses.iloc[:-1]), 1)
-    fitted = np.exp(start + slope * np.log(losses.index.to_numpy(dtype=float)))
+    slope, intercept = np.polyfit(np.log(losses.index[:-1]), np.log(losses.iloc[:-1]), 1)
+    fitted = np.exp(intercept + slope * np.log(losses.index.to_numpy(dtype=float)))
     axes.plot(losses.index, fitted, color=look["color"], linestyle=panels.DASHED, linewidth=1)
     axes.plot(
         losses.index[-1:], fitted[-1:], color=look["color"], marker=look["marker"], fillstyle="none", markersize=7
@@ -151,19 +153,19 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Figure:
     rows = -(-len(shown.panels) // columns)
     lines = sum(1 + style.literal(arm, panels.KEY_LETTERS).count("\n") for arm in runs["arm"].unique())
     sheet = style.Sheet(columns, [(2.3, 0.85)] * rows + [(max(2.0, 0.17 * (lines + 3)), 0.5)], headroom=0.55)
-    for place, (label, some) in enumerate(shown.panels):
-        axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
-        for value, curve in some.groupby(shown.line):
+    for index, (label, panel_runs) in enumerate(shown.panels):
+        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+        for value, curve in panel_runs.groupby(shown.line):
             panels.over(axes, curve, "lr", "capped", shades[value])
         panels.references(axes, runs)
         panels.title(axes, label)
         scales.lr_axis(axes, runs["lr"])
-        scales.loss_axis(axes, runs, runs["capped"], "" if place % columns else "final held-out loss\n(nats/token)")
-        axes.tick_params(labelleft=place % columns == 0)
+        scales.loss_axis(axes, runs, runs["capped"], "" if index % columns else "final held-out loss\n(nats/token)")
+        axes.tick_params(labelleft=index % columns == 0)
     references = style.reference_keys(sheet.figure.axes[0])
     sheet.keys((shown.name, style.line_keys(shades, shown.spell)), ("", [*outcome_keys(runs), *references]))
     curves = by_curve(per_seed(runs))
-    settings = pd.concat([some for _, some in shown.panels]).groupby("arm")[shown.line].first()
+    settings = pd.concat([panel_runs for _, panel_runs in shown.panels]).groupby("arm")[shown.line].first()
     colours = {} if shown.line == "size" else settings.map(shades).to_dict()
     sheet.keys(("", panels.sensitivities(sheet.panel(rows, 0, columns), curves, colours)), row=rows)
     return sheet.figure

@@ -1,4 +1,4 @@
-"""Figures of growth: what a probe heard against the size of a model, the learning rate and the block."""
+"""Figures of probe values against model size, learning rate and block."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lab.analysis.curves import EPSILON
 from lab.analysis.figures.registry import NothingToDrawError, figure, outcome_keys
 from lab.analysis.grouping import facets
 from lab.analysis.probe_values import late, near
@@ -16,20 +17,26 @@ from lab.analysis.rendering import panels, scales, style
 from lab.analysis.text import count
 from lab.records.store import Records
 
-EPSILON = "optimizer.eps"
-# A row each; of more arms the page would show nothing but gradients.
-MOST_ARMS = 4
+# One row of panels per arm; with more arms there is no figure, since it would fill the page.
+MOST_ARM_ROWS = 4
 
 
 class SizeSeries(NamedTuple):
-    """A probe as one number per run: its name for readers, where it listens in block 0, and when."""
+    """A probe as one number per run.
+
+    Attributes:
+        probe: its name.
+        where: where it listens in block 0.
+        label: its name for readers.
+        measure: makes one number per run of its records.
+    """
 
     probe: str
     where: str
     label: str
-    when: Callable[[Records, str, str], pd.Series] = late
+    measure: Callable[[Records, str, str], pd.Series] = late
 
-    def at(self, block: int) -> str:
+    def where_in(self, block: int) -> str:
         """Where it listens in another block."""
         return self.where.replace("block0", f"block{block}", 1)
 
@@ -42,23 +49,23 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
     seeds, bands from the lowest to the highest seed; crosses and triangles as in the first figure: where the logit runs
     away, training is lost.
     """
-    heard = records.metrics[records.metrics["probe"] == "attention_logit_max"]
-    heard = heard[np.isfinite(heard["value"]) & (heard["value"] > 0)]
-    if heard.empty:
+    logits = records.metrics[records.metrics["probe"] == "attention_logit_max"]
+    logits = logits[np.isfinite(logits["value"]) & (logits["value"] > 0)]
+    if logits.empty:
         raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
-    peaks = runs.assign(peak=runs["id"].map(heard.groupby("id")["value"].max()))
+    peaks = runs.assign(peak=runs["id"].map(logits.groupby("id")["value"].max()))
     shown = facets(records.runs, peaks)
     shades = style.shades(shown.values, style.SIZE_SHADES)
     columns = style.columns_for(len(shown.panels))
     sheet = style.Sheet(columns, [(1.9, 0.95)] * -(-len(shown.panels) // columns), headroom=0.55)
-    for place, (label, some) in enumerate(shown.panels):
-        axes = sheet.panel(place // columns, place % columns, sharey=sheet.first)
-        for value, curve in some.groupby(shown.line):
+    for index, (label, panel_runs) in enumerate(shown.panels):
+        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+        for value, curve in panel_runs.groupby(shown.line):
             panels.over(axes, curve, "lr", "peak", shades[value], panels.geometric)
         scales.lr_axis(axes, runs["lr"])
         panels.title(axes, label)
-        axes.set_ylabel("" if place % columns else "peak of max\nattention logit")
-        axes.tick_params(labelleft=place % columns == 0)
+        axes.set_ylabel("" if index % columns else "peak of max\nattention logit")
+        axes.tick_params(labelleft=index % columns == 0)
     scales.probe_axis(sheet.figure.axes[0])
     sheet.keys((shown.name, style.line_keys(shades, shown.spell)), ("", outcome_keys(runs)))
     return sheet.figure
@@ -112,45 +119,50 @@ def _at_a_tenth(records: Records, probe: str, where: str) -> pd.Series:
     return near(records, probe, where, 0.1)
 
 
-def _growth(records: Records, runs: pd.DataFrame, measured: SizeSeries) -> Figure:
-    """A row of three panels per arm that has more than one size, unless there are very many."""
+def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Figure:
+    """A row of three panels per arm that has more than one size: against size, learning rate and block.
+
+    Raises:
+        NothingToDrawError: no arm has, or more than four have.
+    """
     depth = records.runs.set_index("id")["model.depth"]
     eps = runs["id"].map(records.runs.set_index("id")[EPSILON])
     runs = runs.assign(depth=runs["id"].map(depth).astype(int), eps=eps)
-    runs = runs.assign(value=runs["id"].map(measured.when(records, measured.probe, measured.where)), block=1)
+    runs = runs.assign(value=runs["id"].map(series.measure(records, series.probe, series.where)), block=1)
     runs["value"] = runs["value"].where(np.isfinite(runs["value"]) & (runs["value"] > 0))
     runs = runs[runs.groupby(["arm", "size", "lr"])["value"].transform("count") > 0]
-    arms = [(str(arm), some) for arm, some in runs.groupby("arm", sort=False) if some["size"].nunique() > 1]
-    if not 0 < len(arms) <= MOST_ARMS:
-        raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {measured.probe}")
-    blocks = range(1, 1 + max(some.loc[some["size"] == some["size"].max(), "depth"].max() for _, some in arms))
-    heard = {block: measured.when(records, measured.probe, measured.at(block - 1)) for block in blocks}
+    arms = [(str(arm), group) for arm, group in runs.groupby("arm", sort=False) if group["size"].nunique() > 1]
+    if not 0 < len(arms) <= MOST_ARM_ROWS:
+        raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {series.probe}")
+    blocks = range(1, 1 + max(group.loc[group["size"] == group["size"].max(), "depth"].max() for _, group in arms))
+    values_by_block = {block: series.measure(records, series.probe, series.where_in(block - 1)) for block in blocks}
     sheet = style.Sheet(3, [(1.5 if len(arms) > 1 else 2.2, 0.8)] * len(arms), headroom=0.45)
     lrs = style.shades(runs["lr"], style.LR_SHADES)
     sizes = style.shades(runs["size"], style.SIZE_SHADES)
-    for row, (arm, some) in enumerate(arms):
-        largest = some[some["size"] == some["size"].max()]
-        each = [largest.assign(block=block, value=largest["id"].map(heard[block])) for block in blocks]
-        across = pd.concat(each)
-        across["value"] = across["value"].where(across["value"] > 0)
-        panes = [("size", "lr", some, lrs), ("lr", "size", some, sizes), ("block", "lr", across, lrs)]
-        for column, (x, line, table, shades) in enumerate(panes):
+    for row, (arm, group) in enumerate(arms):
+        largest = group[group["size"] == group["size"].max()]
+        by_block = pd.concat(
+            [largest.assign(block=block, value=largest["id"].map(values)) for block, values in values_by_block.items()]
+        )
+        by_block["value"] = by_block["value"].where(by_block["value"] > 0)
+        views = [("size", "lr", group, lrs), ("lr", "size", group, sizes), ("block", "lr", by_block, lrs)]
+        for column, (x, line, table, shades) in enumerate(views):
             axes = sheet.panel(row, column, sharey=sheet.first)
             for value, runs_of_line in table.groupby(line):
                 panels.over(axes, runs_of_line, x, "value", shades[value], panels.geometric)
             axes.tick_params(labelleft=column == 0)
         left, middle, right = sheet.figure.axes[-3:]
-        left.set_ylabel(measured.label)
-        scales.size_axis(left, some["size"])
-        scales.lr_axis(middle, some["lr"])
+        left.set_ylabel(series.label)
+        scales.size_axis(left, group["size"])
+        scales.lr_axis(middle, group["lr"])
         panels.title(middle, arm)
         right.set_xticks(list(blocks))
         right.set_xlabel(f"block, at {count(largest['size'].iloc[0])} parameters")
     scales.probe_axis(sheet.figure.axes[0])
-    for row, (_, some) in enumerate(arms if measured.probe == "grad_rms" else []):
+    for row, (_, group) in enumerate(arms if series.probe == "grad_rms" else []):
         for axes in sheet.figure.axes[3 * row : 3 * row + 3]:
-            panels.epsilon(axes, float(some["eps"].max()))
+            panels.epsilon(axes, float(group["eps"].max()))
     epsilons = [line for line in sheet.figure.axes[0].lines if line.get_label() == "Adam's epsilon"]
-    at_lrs, at_sizes = style.line_keys(lrs, "{:g}".format), style.line_keys(sizes, count)
-    sheet.keys(("peak learning rate", at_lrs), ("parameters", at_sizes), ("", [*outcome_keys(runs), *epsilons]))
+    lr_keys, size_keys = style.line_keys(lrs, "{:g}".format), style.line_keys(sizes, count)
+    sheet.keys(("peak learning rate", lr_keys), ("parameters", size_keys), ("", [*outcome_keys(runs), *epsilons]))
     return sheet.figure

@@ -1,4 +1,4 @@
-"""Where figures are filed, and what all of them do: judge the runs, say what is missing, or that nothing applies."""
+"""The registry of figures, and what all of them do: judge the runs, and mark a figure of incomplete sweeps."""
 
 from __future__ import annotations
 
@@ -23,62 +23,57 @@ FIGURES: Registry[Drawing] = Registry("figure", "figures")
 
 
 class NothingToDrawError(RequestError):
-    """These records hold nothing of what a figure shows; a report passes over the figure."""
+    """Raised where records hold nothing that a figure shows; a report leaves the figure out."""
 
 
 def figure(name: str) -> Callable[[Callable[[Records, pd.DataFrame], Figure]], Drawing]:
-    """Decorator: file under ``name`` a drawing of the records and of their runs.
+    """Decorator: register a function that draws records as the figure ``name``; its docstring is the caption.
 
-    The runs are ``judge(points)`` of the records, which a caller that draws many figures need not have made anew.
-    Runs of shapes that no arm of growing size holds have the ways to grow as arms (``ladder.ways_to_grow``).  A figure
-    of runs of which some are missing says so above its panels.  Its docstring is its caption.
+    The function gets the records and their runs, ``judge(points)`` regrouped by ``ways_to_grow``. The registered
+    drawing takes the runs as an optional second argument, so that a caller of many figures judges them once. If runs
+    are missing, it says so above the panels.
 
     Raises:
-        NothingToDrawError: no run ended, or whatever else the drawing finds missing.
+        NothingToDrawError: no run ended, or the function finds nothing to draw.
     """
 
-    def file(draw: Callable[[Records, pd.DataFrame], Figure]) -> Drawing:
+    def register(draw: Callable[[Records, pd.DataFrame], Figure]) -> Drawing:
         @wraps(draw)
         @style.styled
-        def drawn(records: Records, runs: pd.DataFrame | None = None) -> Figure:
+        def drawing(records: Records, runs: pd.DataFrame | None = None) -> Figure:
             runs = judge(points(records.runs)) if runs is None else runs
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             made = draw(records, ways_to_grow(records.runs, runs))
-            there, asked = extent(records.runs, runs)
-            if there < asked:
-                made.text(
-                    0.1 / made.get_figwidth(),
-                    1 - 0.05 / made.get_figheight(),
-                    f"partial: {there} of {asked} runs",
-                    va="top",
-                    weight="bold",
-                )
+            ended, expected = run_counts(records.runs, runs)
+            if ended < expected:
+                x, y = 0.1 / made.get_figwidth(), 1 - 0.05 / made.get_figheight()
+                made.text(x, y, f"partial: {ended} of {expected} runs", va="top", weight="bold")
             return made
 
-        FIGURES.register(name)(drawn)
-        return drawn
+        FIGURES.register(name)(drawing)
+        return drawing
 
-    return file
+    return register
 
 
-def extent(cards: pd.DataFrame, runs: pd.DataFrame) -> tuple[int, int]:
-    """How many runs there are, and how many there would be if none was missing.
+def run_counts(cards: pd.DataFrame, runs: pd.DataFrame) -> tuple[int, int]:
+    """How many runs ended, and how many would have, had none failed and every curve the full grid of its arm.
 
-    None is missing when each curve has a run at every learning rate of its arm for every seed, and none failed.
+    The full grid is every learning rate of the arm, for every seed.
     """
     lrs = runs.groupby("arm")["lr"].nunique()
     curves = runs.groupby("arm")["curve"].nunique()
-    whole = int((lrs * curves).sum()) * runs["seed"].nunique()
-    return len(runs), max(whole, len(runs) + int((cards["status"] == "failed").sum()))
+    full_grid = int((lrs * curves).sum()) * runs["seed"].nunique()
+    return len(runs), max(full_grid, len(runs) + int((cards["status"] == "failed").sum()))
 
 
 def band_key(runs: pd.DataFrame) -> list[Any]:
-    """The entry for the bands, where there is more than one seed."""
+    """Key entry for the bands; none for a single seed."""
     seeds = runs["seed"].nunique()
     return [Patch(color=style.INK, alpha=0.25, linewidth=0, label=f"range of {seeds} seeds")] if seeds > 1 else []
 
 
 def outcome_keys(runs: pd.DataFrame) -> list[Any]:
-    """Entries for bands and for the marks of lost runs, as far as there are any."""
-    return [*band_key(runs), *(key for key in style.outcome_keys() if key.get_label() in set(runs["fate"]))]
+    """Key entries for bands and for those outcome marks that occur."""
+    return [*band_key(runs), *(key for key in style.outcome_keys() if key.get_label() in set(runs["outcome"]))]

@@ -11,22 +11,29 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lab.analysis.curves import EPSILON
 from lab.analysis.figures.registry import NothingToDrawError, figure, outcome_keys
-from lab.analysis.grouping import ladder
+from lab.analysis.grouping import swept_setting
 from lab.analysis.probe_values import places
 from lab.analysis.rendering import panels, scales, style
 from lab.analysis.text import count
 from lab.records.store import Records
 
-EPSILON = "optimizer.eps"
-FEWEST_STEPS, MOST_STEPS = 20, 150
-MOST_POINTS = 2600  # of all lines of a figure, or a page would weigh more than its reader's patience
-MOST_PANELS = 8  # to a row; of more only the largest size of each arm is shown
-HIGH, CLOSE, APART = 1.25, 0.1, 0.2
+FEWEST_STEPS, MOST_STEPS = 20, 150  # drawn per line
+MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
+MOST_PANELS = 8  # per row of panels; with more arms and sizes only the largest size of each arm is shown
+ROW_HEIGHT, ROW_GAP, STACK_GAP, TITLE_GAP = 1.25, 0.1, 0.2, 0.85  # inches
 
 
 class ProbeSeries(NamedTuple):
-    """A probe as a row of panels: where it listens (None: its largest value over all places), its name for readers."""
+    """A probe as a row of panels.
+
+    Attributes:
+        probe: its name.
+        where: where it listens; None takes the largest value over the whole model.
+        label: its name for readers.
+        scale: of its axis: ``log``, ``symlog``, ``linear`` or ``loss``.
+    """
 
     probe: str
     where: str | None
@@ -37,44 +44,47 @@ class ProbeSeries(NamedTuple):
 def over_steps(
     records: Records, runs: pd.DataFrame, rows: Sequence[ProbeSeries], line: str = "peak learning rate"
 ) -> Figure:
-    """For each size and up to four arms a stack of these rows, one line per ``lr``; where nothing was heard, no row.
+    """Draw probe values over steps: a stack of ``rows`` for each size and up to four arms, one line per ``lr``.
+
+    A row that no run recorded is left out; ``line`` names what distinguishes the lines.
 
     Raises:
-        NothingToDrawError: nothing was heard of the first row.
+        NothingToDrawError: no run recorded the first row.
     """
     if runs.groupby(["arm", "size"]).ngroups > MOST_PANELS:
         runs = runs[runs["size"] == runs.groupby("arm")["size"].transform("max")]
-    alone = runs["arm"].nunique() == 1
-    if alone:  # its sizes stand side by side
+    single_arm = runs["arm"].nunique() == 1
+    if single_arm:  # show its sizes side by side, as if they were arms
         runs = runs.assign(arm=runs["size"].map(lambda size: f"{count(size)} parameters"), size=0)
-    lines = {row: some for row in rows if len(some := _lines(records, runs, row, len(rows)))}
+    lines = {row: table for row in rows if len(table := _lines(records, runs, row, len(rows)))}
     if rows[0] not in lines:
         raise NothingToDrawError(f"nothing to draw: no run recorded {rows[0].probe}")
     shades = style.shades(runs["lr"], style.LR_SHADES)
     stacks = list(_stacks(runs))
     sheet = style.Sheet(style.columns_for(runs["arm"].nunique()), _heights(stacks, len(lines)), headroom=0.55)
     shared: dict[ProbeSeries, Axes] = {}
-    for at, (arms, size) in enumerate(stacks):
-        top = at * len(lines)
-        if not alone:
+    for index, (arms, size) in enumerate(stacks):
+        top = index * len(lines)
+        if not single_arm:
             sheet.beside(top, top + len(lines) - 1, f"{count(size)} parameters")
-        lowest = top + len(lines) - 1 if at + 1 == len(stacks) or stacks[at + 1][0] != arms else -1
-        for place, (row, table) in enumerate(lines.items(), start=top):
-            known = table[(table["size"] == size) & table["arm"].isin(arms)]
-            left = min(map(arms.index, known["arm"]), default=0)
-            for arm, some in known.groupby("arm"):
+        bottom = top + len(lines) - 1 if index + 1 == len(stacks) or stacks[index + 1][0] != arms else -1
+        is_first = index == 0 or stacks[index - 1][0] != arms
+        for sheet_row, (row, table) in enumerate(lines.items(), start=top):
+            row_lines = table[(table["size"] == size) & table["arm"].isin(arms)]
+            left = min(map(arms.index, row_lines["arm"]), default=0)
+            for arm, panel_lines in row_lines.groupby("arm"):
                 column = arms.index(str(arm))
-                axes = sheet.panel(place, column, sharey=shared.get(row), sharex=sheet.first)
+                axes = sheet.panel(sheet_row, column, sharey=shared.get(row), sharex=sheet.first)
                 shared.setdefault(row, axes)
-                for value, one in some.groupby("lr"):
-                    panels.over_steps(axes, one, shades[value])
+                for lr, lr_line in panel_lines.groupby("lr"):
+                    panels.over_steps(axes, lr_line, shades[lr])
                 if row.scale == "loss":
                     panels.references(axes, runs)
-                    scales.loss_axis(axes, runs, known["mean"], row.label)
+                    scales.loss_axis(axes, runs, row_lines["mean"], row.label)
                 axes.set_ylabel(row.label if column == left else "")
-                axes.set_xlabel("step" if place == lowest else "")
-                axes.tick_params(labelleft=column == left, labelbottom=place == lowest)
-                if place == min(at for at, (beside, _) in enumerate(stacks) if beside == arms) * len(lines):
+                axes.set_xlabel("step" if sheet_row == bottom else "")
+                axes.tick_params(labelleft=column == left, labelbottom=sheet_row == bottom)
+                if is_first and sheet_row == top:
                     panels.title(axes, str(arm))
     for row, axes in shared.items():
         if row.scale != "loss":
@@ -87,54 +97,55 @@ def over_steps(
 
 
 def _stacks(runs: pd.DataFrame) -> Iterator[tuple[list[str], int]]:
-    """Arms that stand side by side, with each of their sizes."""
+    """Groups of arms that stand side by side, with each of their sizes."""
     arms = list(dict.fromkeys(runs["arm"]))
     columns = style.columns_for(len(arms))
-    for at in range(0, len(arms), columns):
-        some = arms[at : at + columns]
-        for size in sorted(runs.loc[runs["arm"].isin(some), "size"].unique()):
-            yield some, int(size)
+    for start in range(0, len(arms), columns):
+        group = arms[start : start + columns]
+        for size in sorted(runs.loc[runs["arm"].isin(group), "size"].unique()):
+            yield group, int(size)
 
 
 def _heights(stacks: Sequence[tuple[list[str], int]], rows: int) -> list[tuple[float, float]]:
-    """Of each row its height and the space below it: wide where titles of other arms follow."""
-    below = [APART if one[0] == other[0] else 0.85 for one, other in pairwise(stacks)]
-    return [(HIGH, CLOSE if row + 1 < rows else gap) for gap in [*below, 0.5] for row in range(rows)]
+    """Height of each row and the space below it, which is wide where titles of other arms follow."""
+    gaps = [STACK_GAP if arms == next_arms else TITLE_GAP for (arms, _), (next_arms, _) in pairwise(stacks)]
+    return [(ROW_HEIGHT, ROW_GAP if row + 1 < rows else gap) for gap in [*gaps, 0.5] for row in range(rows)]
 
 
 def _lines(records: Records, runs: pd.DataFrame, row: ProbeSeries, rows: int) -> pd.DataFrame:
-    """Columns ``arm``, ``size``, ``lr``, ``step``, ``mean``, ``min``, ``max`` over seeds, and the worst ``fate``."""
+    """Columns ``arm``, ``size``, ``lr``, ``step``; ``mean``, ``min``, ``max`` over seeds; and the worst ``outcome``."""
     metrics = records.metrics[records.metrics["probe"] == row.probe]
     if row.where is not None:
         metrics = metrics[metrics["where"] == row.where]
-    heard = metrics.groupby(["id", "step"])["value"].max().reset_index().merge(runs, on="id")
+    values = metrics.groupby(["id", "step"])["value"].max().reset_index().merge(runs, on="id")
     if row.scale == "loss":
-        init = heard["loss_at_init"]
-        heard["value"] = np.where(np.isfinite(heard["value"]), np.fmin(heard["value"], init), init)
+        init = values["loss_at_init"]
+        values["value"] = np.where(np.isfinite(values["value"]), np.fmin(values["value"], init), init)
     keys = ["arm", "size", "lr"]
     most = int(np.clip(MOST_POINTS // (rows * runs.groupby(keys).ngroups), FEWEST_STEPS, MOST_STEPS))
-    some = [
-        table[table["step"].isin(_spread(table["step"], most))]
-        for _, table in heard.groupby(["arm", "size"], sort=False)
+    thinned = [
+        table[table["step"].isin(_evenly(table["step"], most))]
+        for _, table in values.groupby(["arm", "size"], sort=False)
     ]
-    kept = pd.concat([heard.head(0), *some])
+    kept = pd.concat([values.head(0), *thinned])
     kept["value"] = kept["value"].where(np.isfinite(kept["value"]) & ((kept["value"] > 0) | (row.scale != "log")))
     kept["mean"] = np.log(kept["value"]) if row.scale == "log" else kept["value"]
-    by = kept.groupby([*keys, "step"], sort=False)
-    lines = by.agg(mean=("mean", "mean"), min=("value", "min"), max=("value", "max"))
+    by_step = kept.groupby([*keys, "step"], sort=False)
+    lines = by_step.agg(mean=("mean", "mean"), min=("value", "min"), max=("value", "max"))
     lines["mean"] = np.exp(lines["mean"]) if row.scale == "log" else lines["mean"]
-    # what the other seeds go on to do would be no mean over the seeds
-    lines = lines.where(by["value"].count() == by.size()).reset_index()
-    return lines.merge(runs.groupby(keys)["fate"].agg(panels.worst).reset_index(), on=keys)
+    # end a line where any seed ends, since the mean over the seeds that remain would jump
+    lines = lines.where(by_step["value"].count() == by_step.size()).reset_index()
+    return lines.merge(runs.groupby(keys)["outcome"].agg(panels.worst_outcome).reset_index(), on=keys)
 
 
-def _spread(steps: pd.Series, most: int) -> Any:
-    known = np.unique(steps)
-    return known[np.unique(np.linspace(0, len(known) - 1, min(len(known), most)).round().astype(int))]
+def _evenly(steps: pd.Series, most: int) -> Any:
+    """At most so many of the steps, evenly spaced from first to last."""
+    recorded = np.unique(steps)
+    return recorded[np.unique(np.linspace(0, len(recorded) - 1, min(len(recorded), most)).round().astype(int))]
 
 
 def _epsilons(first: Axes, records: Records, runs: pd.DataFrame, shades: Mapping[float, str]) -> None:
-    """Adam's epsilons in all panels of a row, each in the colour of its line if it has one of its own."""
+    """Draw Adam's epsilons in all panels of a row, each in the colour of its line if ``shades`` has one."""
     for eps in records.runs.loc[records.runs["id"].isin(runs["id"]), EPSILON].unique():
         for axes in first.get_shared_y_axes().get_siblings(first):
             panels.epsilon(axes, eps, shades.get(eps, style.INK))
@@ -200,17 +211,17 @@ def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Figure:
     its epsilon, the update, before learning rate and decay, shrinks. A cross or triangle at the end of a line says that
     some seed was unstable or diverged.
     """
-    found = ladder(records.runs, runs)
-    if found is None or found.key != EPSILON:
+    swept = swept_setting(records.runs, runs)
+    if swept is None or swept.key != EPSILON:
         raise NothingToDrawError(f"nothing to draw: fewer than three values of {EPSILON}, or other settings differ too")
-    some = found.runs[found.runs["size"] == found.runs["size"].max()]
-    some = some[some["lr"].isin(sorted(some["lr"].unique())[-3:])]
-    labels = some["lr"].map("LR {:g}".format)
-    labels = labels if some["rest"].nunique() == 1 else some["rest"] + ", " + labels
-    blocks = [place for place in places(records, "grad_rms") if place.endswith(".mlp_up")]
+    largest = swept.runs[swept.runs["size"] == swept.runs["size"].max()]
+    shown = largest[largest["lr"].isin(sorted(largest["lr"].unique())[-3:])]
+    labels = shown["lr"].map("LR {:g}".format)
+    labels = labels if shown["rest"].nunique() == 1 else shown["rest"] + ", " + labels
+    blocks = [where for where in places(records, "grad_rms") if where.endswith(".mlp_up")]
     ends = dict.fromkeys([blocks[0], blocks[-1]]) if blocks else {}
     names = {"grad_rms": "gradient RMS", "update_rms": "update RMS"}
     rows = [
         ProbeSeries(probe, end, f"{name}\n{end.partition('.')[0]}") for end in ends for probe, name in names.items()
     ]
-    return over_steps(records, some.assign(arm=labels, lr=some["setting"]), rows, EPSILON)
+    return over_steps(records, shown.assign(arm=labels, lr=shown["setting"]), rows, EPSILON)

@@ -1,4 +1,4 @@
-"""Forecasts from small models: at which larger size or learning rate runs will be unstable."""
+"""Forecasts from small models: the larger size or learning rate at which runs become unstable."""
 
 from lab.analysis.forecast.report import predict, say
 

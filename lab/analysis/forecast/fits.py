@@ -1,4 +1,4 @@
-"""Lines through sizes, their bends and crossings, and the threshold at which runs are lost."""
+"""Power laws in model size: fits, bends, crossings of a limit; and the threshold above which runs are unstable."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from lab.core.errors import RequestError
 
 
 class Threshold(NamedTuple):
-    """The limit that best tells unstable runs from the rest.
+    """The value that best separates unstable runs from stable ones.
 
-    ``low`` and ``high`` are the nearest runs on its two sides; ``unstable`` and ``stable`` say how many of each kind
-    lie on their own side, of how many.
+    Attributes:
+        value: the threshold.
+        low: the nearest value of a run below it.
+        high: the nearest value of a run above it.
+        unstable: how many unstable runs lie above it, and how many there are.
+        stable: how many stable runs lie below it, and how many there are.
     """
 
     value: float
@@ -30,34 +34,40 @@ class Threshold(NamedTuple):
 
 
 def calibrate(values: Iterable[float], unstable: Iterable[bool]) -> Threshold | None:
-    """The cut, half-way in log between two neighbouring values, with the best mean of the two classes' shares.
+    """Find the threshold with the best balanced accuracy: the mean share of the two classes on their right side.
 
-    Of equally good cuts the one in the widest gap.  None where one class has no runs, or where no cut does better than
-    chance.
+    Candidates lie half-way in log between neighbouring values; of equally good ones the widest gap wins.
+
+    Args:
+        values: one per run, positive; NaN is left out.
+        unstable: whether each run was unstable.
+
+    Returns:
+        None where one class has no runs, or where no threshold does better than chance.
     """
     table = pd.DataFrame({"value": [*values], "unstable": [*unstable]}).dropna()
-    known = np.unique(table["value"])
-    bad, good = (table.loc[table["unstable"] == lost, "value"].to_numpy() for lost in (True, False))
-    if not len(bad) or not len(good) or len(known) < 2:
+    ordered = np.unique(table["value"])
+    bad, good = (table.loc[table["unstable"] == is_bad, "value"].to_numpy() for is_bad in (True, False))
+    if not len(bad) or not len(good) or len(ordered) < 2:
         return None
     best, *_ = sorted(
-        (-((bad >= high).mean() + (good <= low).mean()), low / high, low, high) for low, high in pairwise(known)
+        (-((bad >= high).mean() + (good <= low).mean()), low / high, low, high) for low, high in pairwise(ordered)
     )
     low, high = float(best[2]), float(best[3])
     above, below = (int((bad >= high).sum()), len(bad)), (int((good <= low).sum()), len(good))
     return Threshold(math.sqrt(low * high), low, high, above, below) if best[0] < -1 else None
 
 
-LEVEL = 0.95
-# A line is followed to this many times the largest size; beyond it nothing is said.
+PREDICTION_LEVEL = 0.95
+# Crossings are searched up to this many times the largest size.
 REACH = 1000
-# A bend below this is rounding, where the points lie on the line exactly.
+SEARCHED_SIZES = 500
+# Smaller bends are rounding error of points that lie on the line exactly.
 STRAIGHT = 1e-6
-FINE = 500
 
 
 class Prediction(NamedTuple):
-    """log10 of the value of one new run, and its interval; the ends are NaN where no freedom is left."""
+    """log10 of the value of one new run with its 95 % interval, NaN where no degree of freedom is left."""
 
     middle: np.ndarray
     low: np.ndarray
@@ -65,10 +75,15 @@ class Prediction(NamedTuple):
 
 
 class Line(NamedTuple):
-    """``log10 value = height + slope * (log10 size - centre)``, by least squares.
+    """A power law, ``log10 value = height + slope * (log10 size - centre)``, fitted by least squares.
 
-    ``scatter`` is the residual standard deviation in log10, NaN with two points; ``spread`` the sum of squared
-    distances from the centre.
+    Attributes:
+        centre: mean of log10 size.
+        height: mean of log10 value.
+        slope: in decades of value per decade of size.
+        points: how many were fitted.
+        spread: sum of squared distances of log10 size from the centre.
+        scatter: residual standard deviation in log10, NaN with two points.
     """
 
     centre: float
@@ -80,24 +95,24 @@ class Line(NamedTuple):
 
     @property
     def slope_error(self) -> float:
-        """Half width of the Student-t interval of the slope; NaN with two points."""
+        """Half width of the 95 % Student-t interval of the slope; NaN with two points."""
         return _quantile(self.points - 2) * self.scatter / math.sqrt(self.spread)
 
     def predict(self, size: float | np.ndarray) -> Prediction:
-        """One new run at each size (parameters), with its Student-t prediction interval.
+        """Predict one new run at each size (parameters), with its Student-t prediction interval.
 
-        The interval knows the scatter of runs about a straight line, and nothing of a bend (see ``bend``).
+        The interval covers the scatter of runs about a straight line, but no bend (see ``bend``).
         """
-        off = np.log10(size) - self.centre
-        middle = self.height + self.slope * off
-        half = _quantile(self.points - 2) * self.scatter * np.sqrt(1 + 1 / self.points + off**2 / self.spread)
+        distance = np.log10(size) - self.centre
+        middle = self.height + self.slope * distance
+        half = _quantile(self.points - 2) * self.scatter * np.sqrt(1 + 1 / self.points + distance**2 / self.spread)
         return Prediction(middle, middle - half, middle + half)
 
 
 class Crossing(NamedTuple):
-    """From where a line, and the sooner and later ends of its interval, stay beyond a limit.
+    """Where a line stays beyond a limit from then on, and where the two ends of its interval do.
 
-    inf where they do not within reach, NaN where there is no interval.
+    inf where that is not within reach, NaN where there is no interval.
     """
 
     middle: float
@@ -106,7 +121,7 @@ class Crossing(NamedTuple):
 
 
 class Bend(NamedTuple):
-    """Second-order coefficient of log10 value in log10 size, and half its Student-t interval."""
+    """Quadratic coefficient of log10 value in log10 size, and half its 95 % Student-t interval."""
 
     value: float
     half: float
@@ -118,11 +133,11 @@ class Bend(NamedTuple):
 
 
 def fit(sizes: Iterable[float], values: Iterable[float]) -> Line:
-    """The line through the points; one whose value has no logarithm is left out.
+    """Fit a line; points whose value has no logarithm are left out.
 
     Args:
         sizes: parameters of each run.
-        values: what each run shows, positive.
+        values: one per run, positive.
 
     Raises:
         RequestError: fewer than two sizes are left.
@@ -138,10 +153,14 @@ def fit(sizes: Iterable[float], values: Iterable[float]) -> Line:
 
 
 def check_sizes(sizes: Iterable[float]) -> None:
-    """Refuse fewer than two sizes, through which there is no line."""
-    known = sorted({f"{size:.6g}" for size in sizes}, key=float)
-    if len(known) < 2:
-        have = f"1 size ({count(float(known[0]))} parameters)" if known else "no size with a usable value"
+    """Refuse fewer than two sizes, since no line can be fitted to them.
+
+    Raises:
+        RequestError: there are fewer than two.
+    """
+    distinct = sorted({f"{size:.6g}" for size in sizes}, key=float)
+    if len(distinct) < 2:
+        have = f"1 size ({count(float(distinct[0]))} parameters)" if distinct else "no size with a usable value"
         raise RequestError(
             f"cannot tell how anything grows with size: {have}; needs at least two sizes to fit (three with one seed, "
             "for an interval) and one more to hold out; add them with model=d32,d64,d128"
@@ -149,58 +168,61 @@ def check_sizes(sizes: Iterable[float]) -> None:
 
 
 def bend(sizes: Iterable[float], values: Iterable[float]) -> Bend | None:
-    """How far the points bend away from their line, by the quadratic through them; None where it cannot be told.
+    """Fit a quadratic to measure how far the points bend away from their line.
 
-    It takes three sizes and a fourth point.
+    Returns:
+        None with fewer than three sizes or four points.
     """
     x, y = _logarithms(sizes, values)
     if len(set(x)) < 3 or len(x) < 4:
         return None
     powers = np.vander(x - x.mean(), 3)
-    found = np.linalg.lstsq(powers, y, rcond=None)[0]
+    coefficients = np.linalg.lstsq(powers, y, rcond=None)[0]
     freedom = len(x) - 3
-    scatter = math.sqrt(float(((y - powers @ found) ** 2).sum()) / freedom)
+    scatter = math.sqrt(float(((y - powers @ coefficients) ** 2).sum()) / freedom)
     error = scatter * math.sqrt(float(np.linalg.inv(powers.T @ powers)[0, 0]))
-    return Bend(float(found[0]), _quantile(freedom) * error)
+    return Bend(float(coefficients[0]), _quantile(freedom) * error)
 
 
 def size_beyond(line: Line, limit: float, sign: int, smallest: float, largest: float) -> Crossing:
-    """From which size (parameters) on the line lies beyond ``limit``: above it for ``sign`` 1, below it for -1.
+    """The size (parameters) from which the line stays beyond ``limit``: above it for ``sign`` 1, below it for -1.
 
-    Looked for between the smallest size, which stands for everywhere, and ``REACH`` times the largest.
+    Searched from the smallest size, which is the answer if all sizes lie beyond, to ``REACH`` times the largest.
     """
-    sizes = np.geomspace(smallest, REACH * largest, FINE)
+    sizes = np.geomspace(smallest, REACH * largest, SEARCHED_SIZES)
     return _beyond(sizes, line.predict(sizes), limit, sign)
 
 
 def lr_beyond(lines: Mapping[float, Line], limit: float, sign: int, size: float) -> Crossing:
-    """From which learning rate on, at this size, the lines lie beyond ``limit``; between two lines along a power law.
+    """The learning rate from which, at this size, the lines stay beyond ``limit``; interpolated in log between lines.
 
-    The smallest learning rate stands for everywhere; beyond the largest nothing is said.
+    Searched over the learning rates of the lines; the smallest is the answer if all lie beyond.
     """
     lrs = np.array(sorted(lines))
-    said = [lines[lr].predict(size) for lr in lrs]
-    return _beyond(lrs, Prediction(*(np.array(part, dtype=float) for part in zip(*said, strict=True))), limit, sign)
+    predictions = [lines[lr].predict(size) for lr in lrs]
+    together = Prediction(*(np.array(part, dtype=float) for part in zip(*predictions, strict=True)))
+    return _beyond(lrs, together, limit, sign)
 
 
-def _beyond(places: np.ndarray, said: Prediction, limit: float, sign: int) -> Crossing:
-    level = math.log10(limit) if limit > 0 else -math.inf  # an epsilon of zero is never met
-    sooner, later = (said.high, said.low) if sign > 0 else (said.low, said.high)
-    return Crossing(*(_from(np.log10(places), sign * (part - level)) for part in (said.middle, sooner, later)))
+def _beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:
+    level = math.log10(limit) if limit > 0 else -math.inf  # no gradient falls to an epsilon of zero
+    earliest, latest = (prediction.high, prediction.low) if sign > 0 else (prediction.low, prediction.high)
+    curves = (prediction.middle, earliest, latest)
+    return Crossing(*(_last_crossing(np.log10(x), sign * (curve - level)) for curve in curves))
 
 
-def _from(places: np.ndarray, excess: np.ndarray) -> float:
-    """Where the excess turns positive for good, in between by interpolation."""
+def _last_crossing(log_x: np.ndarray, excess: np.ndarray) -> float:
+    """Where the excess turns positive for the last time, interpolated between points."""
     if np.isnan(excess).any():
         return math.nan
-    outside = np.flatnonzero(excess < 0)
-    if not len(outside):
-        return float(10 ** places[0])
-    last = outside[-1]
-    if last + 1 == len(places):
+    negative = np.flatnonzero(excess < 0)
+    if not len(negative):
+        return float(10 ** log_x[0])
+    last = negative[-1]
+    if last + 1 == len(log_x):
         return math.inf
     part = excess[last] / (excess[last] - excess[last + 1])
-    return float(10 ** (places[last] + part * (places[last + 1] - places[last])))
+    return float(10 ** (log_x[last] + part * (log_x[last + 1] - log_x[last])))
 
 
 def _logarithms(sizes: Iterable[float], values: Iterable[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -211,4 +233,4 @@ def _logarithms(sizes: Iterable[float], values: Iterable[float]) -> tuple[np.nda
 
 
 def _quantile(freedom: int) -> float:
-    return float(stdtrit(freedom, (1 + LEVEL) / 2)) if freedom > 0 else math.nan
+    return float(stdtrit(freedom, (1 + PREDICTION_LEVEL) / 2)) if freedom > 0 else math.nan

@@ -1,4 +1,4 @@
-"""Forecasts: what is measured early or late in a run, its limit, and how well the small sizes tell the largest."""
+"""Make forecasts: measure a quantity per run, fit it over sizes, find its limit, and score it on the largest size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
-from lab.analysis.curves import points
+from lab.analysis.curves import EPSILON, points
 from lab.analysis.forecast import fits
 from lab.analysis.forecast.fits import Bend, Line, Threshold, calibrate
 from lab.analysis.sensitivity import judge
@@ -19,10 +19,16 @@ from lab.records.store import Records
 
 
 class ForecastQuantity(NamedTuple):
-    """One number per run whose growth with size is fitted.
+    """A number per run whose growth with size is fitted.
 
-    Trouble, called ``trouble``, lies above its limit for ``sign`` 1 and below it for -1; ``look`` is the part of the
-    run after which it is known.
+    Attributes:
+        name: for readers.
+        trouble: what happens beyond the limit, for readers.
+        probe: the probe that measures it.
+        where: where that probe listens.
+        look: the part of the run after which it is measured, 1 at the end.
+        sign: trouble lies above the limit for 1, below it for -1.
+        measure: makes one number per run of the records, indexed by run id.
     """
 
     name: str
@@ -34,7 +40,7 @@ class ForecastQuantity(NamedTuple):
     measure: Callable[[Records], pd.Series]
 
 
-# A tenth into a run: earlier the learning rates do not differ yet, later the unstable ones have saturated.
+# A tenth into a run: earlier the learning rates do not differ yet, later the logits of unstable runs saturate.
 LOOK = 0.1
 LOGIT = ForecastQuantity(
     "Max attention logit of block 0, a tenth into the run",
@@ -57,10 +63,14 @@ GRADIENT = ForecastQuantity(
 
 
 class Score(NamedTuple):
-    """Lines fitted without the largest size, and what became of them there.
+    """How well lines fitted without the largest size predict it.
 
-    ``table`` has a row per learning rate: ``error`` (log10, predicted minus the geometric mean over seeds), ``inside``
-    of ``runs`` in the interval, ``right`` of ``judged`` runs on the predicted side of the limit.
+    Attributes:
+        size: the largest, held out.
+        limit: that of the smaller sizes.
+        lines: fitted to the smaller sizes, by learning rate.
+        table: a row per learning rate: ``error`` (log10, predicted minus the geometric mean over seeds), ``inside`` of
+            ``runs`` in the interval, ``right`` of ``judged`` runs on the predicted side of the limit.
     """
 
     size: int
@@ -72,9 +82,15 @@ class Score(NamedTuple):
 class Forecast(NamedTuple):
     """One arm's growth with size.
 
-    ``runs`` has the columns of ``judge`` and ``value`` (NaN where there is none) and ``beyond`` (in trouble);
-    ``lines`` and ``bends`` are by learning rate, over all sizes; ``threshold`` is None where nothing was to calibrate,
-    and ``limit`` then NaN; ``borrowed`` says that it comes from the runs of all arms; ``score`` is None with two sizes.
+    Attributes:
+        arm: its label.
+        runs: as ``observe`` makes them, with ``beyond``: whether a run is in trouble.
+        limit: Adam's epsilon or the threshold; NaN where no threshold could be calibrated.
+        threshold: None for gradients, and where none could be calibrated.
+        borrowed: whether the threshold was calibrated on the runs of all arms.
+        lines: fitted to all sizes, by learning rate.
+        bends: of all sizes, by learning rate.
+        score: None with two sizes.
     """
 
     arm: str
@@ -88,41 +104,43 @@ class Forecast(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """From small to large."""
+        """Sizes (parameters), rising."""
         return sorted(self.runs["size"].unique())
 
-    def way(self, lr: float) -> int:
-        """Which way growth bends away from the line, as ``Bend.sign``; 0 where it cannot be told."""
+    def bend_sign(self, lr: float) -> int:
+        """Sign of the bend at a learning rate, as ``Bend.sign``; 0 where there are too few points."""
         bend = self.bends[lr]
         return bend.sign if bend else 0
 
 
 def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
-    """``judge(points)`` with ``value``: NaN where it is no positive number, or the run had diverged by then.
+    """Measure a quantity: ``judge(points)`` with ``value`` and ``eps``.
+
+    The value is NaN where it is not a positive number, or where the run diverged before it was measured.
 
     Raises:
-        RequestError: no run ended, none recorded it, or none has a value.
+        RequestError: no run ended, none recorded the quantity, or none has a value.
     """
     runs = judge(points(records.runs))
     if runs.empty:
         raise RequestError("nothing to fit: no run ended")
-    heard = quantity.measure(records)
-    if heard.empty:
+    values = quantity.measure(records)
+    if values.empty:
         raise RequestError(f"nothing to fit: no run recorded {quantity.probe} of {quantity.where}")
-    value = runs["id"].map(heard).to_numpy(dtype=float)
-    about = records.runs.set_index("id").loc[runs["id"]]
-    lost = about["diverged_at"].to_numpy(dtype=float, na_value=math.nan) <= quantity.look * about["steps"].to_numpy()
-    usable = np.isfinite(value) & (value > 0) & ~lost
+    value = runs["id"].map(values).to_numpy(dtype=float)
+    cards = records.runs.set_index("id").loc[runs["id"]]
+    diverged_at = cards["diverged_at"].to_numpy(dtype=float, na_value=math.nan)
+    usable = np.isfinite(value) & (value > 0) & ~(diverged_at <= quantity.look * cards["steps"].to_numpy())
     if not usable.any():
         raise RequestError(f"nothing to fit: {quantity.probe} of {quantity.where} is no positive number in any run")
-    return runs.assign(value=np.where(usable, value, np.nan), eps=about["optimizer.eps"].to_numpy(dtype=float))
+    return runs.assign(value=np.where(usable, value, np.nan), eps=cards[EPSILON].to_numpy(dtype=float))
 
 
 def make_forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecast]:
-    """A forecast for every arm with two sizes or more.
+    """Make a forecast for every arm with two sizes or more.
 
     Raises:
-        RequestError: nothing was recorded, or no arm has two sizes.
+        RequestError: the quantity was not recorded, or no arm has two sizes.
     """
     runs = observe(records, quantity)
     largest = runs.groupby("arm")["size"].transform("max")
@@ -133,29 +151,33 @@ def make_forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecas
 
 
 def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> Forecast:
-    own = runs[runs["arm"] == arm]
+    own_runs = runs[runs["arm"] == arm]
     limit, threshold, borrowed = _limit(runs, arm, quantity)
-    bends = {lr: fits.bend(some["size"], some["value"]) for lr, some in _by_lr(own).items()}
-    own = own.assign(beyond=_trouble(own, limit, quantity))
+    bends = {lr: fits.bend(lr_runs["size"], lr_runs["value"]) for lr, lr_runs in _by_lr(own_runs).items()}
+    own_runs = own_runs.assign(beyond=_beyond_limit(own_runs, limit, quantity))
     score = None
-    if own["size"].nunique() > 2:
-        before = _limit(small, arm, quantity)[0]
-        score = _score(own, small[small["arm"] == arm], before, quantity)
-    return Forecast(arm, own, limit, threshold, borrowed, _lines(own), bends, score)
+    if own_runs["size"].nunique() > 2:
+        small_limit = _limit(small, arm, quantity)[0]
+        score = _score(own_runs, small[small["arm"] == arm], small_limit, quantity)
+    return Forecast(arm, own_runs, limit, threshold, borrowed, _lines(own_runs), bends, score)
 
 
 def _limit(runs: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> tuple[float, Threshold | None, bool]:
-    """Adam's epsilon, or the threshold: of the arm's own runs, and where these are of one kind, of all runs."""
-    own = runs[runs["arm"] == arm]
+    """The limit, its threshold, and whether that is borrowed from other arms.
+
+    For gradients the limit is Adam's epsilon. For logits it is the threshold of the arm's own runs, or of the runs of
+    all arms where the arm's own give none.
+    """
+    own_runs = runs[runs["arm"] == arm]
     if quantity.sign < 0:
-        return float(own["eps"].iloc[0]), None, False
-    mine, all_arms = (calibrate(some["value"], some["fate"] != "") for some in (own, runs))
-    found = mine or all_arms
-    return found.value if found else math.nan, found, mine is None and found is not None
+        return float(own_runs["eps"].iloc[0]), None, False
+    own, common = (calibrate(group["value"], group["outcome"] != "") for group in (own_runs, runs))
+    threshold = own or common
+    return threshold.value if threshold else math.nan, threshold, own is None and threshold is not None
 
 
-def _trouble(runs: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> pd.Series:
-    return runs["fate"] != "" if quantity.sign > 0 else runs["value"] <= limit
+def _beyond_limit(runs: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> pd.Series:
+    return runs["outcome"] != "" if quantity.sign > 0 else runs["value"] <= limit
 
 
 def _by_lr(runs: pd.DataFrame) -> dict[float, pd.DataFrame]:
@@ -164,23 +186,23 @@ def _by_lr(runs: pd.DataFrame) -> dict[float, pd.DataFrame]:
 
 def _lines(runs: pd.DataFrame) -> dict[float, Line]:
     by_lr = _by_lr(runs[runs["value"].notna()])
-    return {lr: fits.fit(some["size"], some["value"]) for lr, some in by_lr.items() if some["size"].nunique() > 1}
+    return {lr: fits.fit(group["size"], group["value"]) for lr, group in by_lr.items() if group["size"].nunique() > 1}
 
 
 def _score(runs: pd.DataFrame, small: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> Score:
     size = int(runs["size"].max())
     lines, rows = _lines(small), {}
-    for lr, some in _by_lr(runs[runs["size"] == size]).items():
+    for lr, held_out in _by_lr(runs[runs["size"] == size]).items():
         if lr not in lines:
             continue
         middle, low, high = map(float, lines[lr].predict(size))
-        seen = np.log10(some["value"].dropna())
-        judged = some if quantity.sign > 0 else some[some["value"].notna()]
+        measured = np.log10(held_out["value"].dropna())
+        judged = held_out if quantity.sign > 0 else held_out[held_out["value"].notna()]
         beyond = quantity.sign * (middle - math.log10(limit)) >= 0 if limit > 0 else False
         rows[lr] = {
-            "error": middle - seen.mean(),
-            "inside": int(seen.between(low, high).sum()),
-            "runs": len(seen) if math.isfinite(low) else 0,
+            "error": middle - measured.mean(),
+            "inside": int(measured.between(low, high).sum()),
+            "runs": len(measured) if math.isfinite(low) else 0,
             "right": int((judged["beyond"] == beyond).sum()) if not math.isnan(limit) else 0,
             "judged": len(judged) if not math.isnan(limit) else 0,
         }

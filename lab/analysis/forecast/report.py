@@ -1,4 +1,4 @@
-"""What `lab predict` says: forecasts with their scores, limits and cautions, in words, tables and figures."""
+"""Write forecasts as `lab predict` shows them: tables, sentences on limits, scores and cautions, and figures."""
 
 from __future__ import annotations
 
@@ -10,53 +10,56 @@ from pathlib import Path
 
 import pandas as pd
 
-import lab.analysis.text as text
 from lab.analysis.curves import load, points
 from lab.analysis.forecast import fits
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, Crossing, Line
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, make_forecasts
 from lab.analysis.rendering import style
-from lab.analysis.text import count, listed, spell
+from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.store import Records
 
-FARTHER = (4, 10, 100, 1000)
-# Share of held-out runs inside a 95 % interval below which the interval is called too narrow.
-HONEST = 0.8
-# Of the score: what of how many.
+# Larger sizes for which limits are given, as multiples of the largest one that ran.
+MULTIPLES = (4, 10, 100, 1000)
+# With a smaller share of held-out runs inside, a 95 % interval is called too narrow.
+LEAST_COVERAGE = 0.8
+# Columns of a score that make a share: so many of so many.
 SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the class foretold": ("right", "judged")}
 BENT = " ~"
-DUMB = "logits do not tell unstable runs from stable ones"
+INSEPARABLE = "logits do not tell unstable runs from stable ones"
 
 
-def sentences(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    """What there is to say of one arm beside its table."""
-    yield from _limit(made, quantity)
-    if made.lines:
-        yield from (*_score(made.score, made.sizes, quantity.sign), *_ahead(made, quantity), *_along(made))
-        yield from _cautions(made, quantity)
-    yield from _left_out(made)
+def sentences(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
+    """Sentences that explain the table of one arm: limit, score, larger sizes, cautions, runs left out."""
+    yield from _limit(forecast, quantity)
+    if forecast.lines:
+        yield from _score(forecast.score, forecast.sizes, quantity.sign)
+        yield from _at_larger_sizes(forecast, quantity)
+        yield from _along_learning_rates(forecast)
+        yield from _cautions(forecast, quantity)
+    yield from _left_out(forecast)
 
 
-def _limit(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    runs, found = made.runs, made.threshold
-    lost = int((runs["fate"] != "").sum())
+def _limit(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
+    runs, threshold = forecast.runs, forecast.threshold
+    unstable = int((runs["outcome"] != "").sum())
     if quantity.sign < 0:
-        yield f"Limit: Adam's epsilon, {spell(made.limit)}" + ("." if made.limit else ", which no gradient meets.")
+        note = "." if forecast.limit else ", which no gradient meets."
+        yield f"Limit: Adam's epsilon, {spell(forecast.limit)}{note}"
         return
-    kind = "unstable" if lost == len(runs) else "stable" if not lost else ""
-    if found is None:
-        why = f"all {len(runs)} runs are {kind}" if kind else DUMB
+    kind = "unstable" if unstable == len(runs) else "stable" if not unstable else ""
+    if threshold is None:
+        why = f"all {len(runs)} runs are {kind}" if kind else INSEPARABLE
         yield f"No threshold can be calibrated: {why}. What logit the larger sizes bear is not said."
         return
-    why = f"all {len(runs)} of this arm are {kind}" if kind else f"in this arm {DUMB}"
-    whose = f"the runs of all arms, since {why}" if made.borrowed else "these runs"
+    why = f"all {len(runs)} of this arm are {kind}" if kind else f"in this arm {INSEPARABLE}"
+    whose = f"the runs of all arms, since {why}" if forecast.borrowed else "these runs"
     yield (
-        f"Threshold {found.value:.3g}, calibrated on {whose}: the gap from {found.low:.3g} to {found.high:.3g}; above "
-        f"it {found.unstable[0]} of {found.unstable[1]} unstable runs, below it {found.stable[0]} of "
-        f"{found.stable[1]} stable ones."
+        f"Threshold {threshold.value:.3g}, calibrated on {whose}: the gap from {threshold.low:.3g} to "
+        f"{threshold.high:.3g}; above it {threshold.unstable[0]} of {threshold.unstable[1]} unstable runs, below it "
+        f"{threshold.stable[0]} of {threshold.stable[1]} stable ones."
     )
 
 
@@ -74,90 +77,104 @@ def _score(score: Score | None, sizes: list[int], sign: int) -> Iterator[str]:
     error = table["error"].abs().median()
     parts = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
     parts += [
-        f"{table[part].sum()} of {table[of].sum()} runs {name}"
-        for name, (part, of) in SHARES.items()
-        if table[of].sum()
+        f"{table[part].sum()} of {table[total].sum()} runs {name}"
+        for name, (part, total) in SHARES.items()
+        if table[total].sum()
     ]
     limit = f" and threshold ({score.limit:.3g})" if sign > 0 and not math.isnan(score.limit) else ""
-    found = listed(parts) if parts else "no value to compare with"
-    yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {found}."
-    if table["inside"].sum() < HONEST * table["runs"].sum():
+    result = listed(parts) if parts else "no value to compare with"
+    yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {result}."
+    if table["inside"].sum() < LEAST_COVERAGE * table["runs"].sum():
         yield "The intervals are too narrow here: growth is not quite a power law. Take them for the least uncertainty."
 
 
-def _ahead(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    if math.isnan(made.limit) or not made.limit:
+def _at_larger_sizes(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
+    if math.isnan(forecast.limit) or not forecast.limit:
         return
-    lrs, largest = sorted(made.lines), made.sizes[-1]
-    at: dict[str, list[str]] = {}
-    for times in FARTHER:
-        found = fits.lr_beyond(made.lines, made.limit, quantity.sign, times * largest)
-        words = span(found, "{:.2g}".format, lrs[0], lrs[-1])
-        at.setdefault(words, []).append(f"{count(times * largest)} ({times}x)")
-    said = "; ".join(f"{words} at {listed(sizes)}" for words, sizes in at.items())
-    yield f"{quantity.trouble.capitalize()} from learning rate {said}."
+    lrs, largest = sorted(forecast.lines), forecast.sizes[-1]
+    sizes_by_lr: dict[str, list[str]] = {}
+    for multiple in MULTIPLES:
+        crossing = fits.lr_beyond(forecast.lines, forecast.limit, quantity.sign, multiple * largest)
+        lr = crossing_text(crossing, "{:.2g}".format, lrs[0], lrs[-1])
+        sizes_by_lr.setdefault(lr, []).append(f"{count(multiple * largest)} ({multiple}x)")
+    parts = [f"{lr} at {listed(sizes)}" for lr, sizes in sizes_by_lr.items()]
+    yield f"{quantity.trouble.capitalize()} from learning rate {'; '.join(parts)}."
 
 
-def _along(made: Forecast) -> Iterator[str]:
-    largest = made.sizes[-1]
-    top = made.runs[made.runs["size"] == largest].dropna(subset="value")
-    if top["lr"].nunique() > 1:
-        against = slope(fits.fit(top["lr"], top["value"]))
-        yield f"Along the learning rates at {count(largest)} the slope is {against}."
+def _along_learning_rates(forecast: Forecast) -> Iterator[str]:
+    largest = forecast.sizes[-1]
+    runs = forecast.runs[forecast.runs["size"] == largest].dropna(subset="value")
+    if runs["lr"].nunique() > 1:
+        slope = slope_text(fits.fit(runs["lr"], runs["value"]))
+        yield f"Along the learning rates at {count(largest)} the slope is {slope}."
 
 
-def _cautions(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    ways = {-1: ("downward" + " (saturation)" * (quantity.sign > 0), "much"), 1: ("upward", "little")}
-    for sign, (way, amount) in ways.items():
-        bent = [spell(lr) for lr in made.lines if made.way(lr) == sign]
+def _cautions(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
+    directions = {-1: ("downward" + " (saturation)" * (quantity.sign > 0), "much"), 1: ("upward", "little")}
+    for sign, (direction, amount) in directions.items():
+        bent = [spell(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign]
         if bent:
             yield (
-                f"Marked{BENT}: growth bends {way} at learning rate {listed(bent)}; beyond the largest size its line "
-                f"says too {amount}."
+                f"Marked{BENT}: growth bends {direction} at learning rate {listed(bent)}; beyond the largest size its "
+                f"line says too {amount}."
             )
-    if any(math.isnan(line.scatter) for line in made.lines.values()):
+    if any(math.isnan(line.scatter) for line in forecast.lines.values()):
         yield "No interval where there are only two runs to a line."
 
 
-def _left_out(made: Forecast) -> Iterator[str]:
-    gone = made.runs[made.runs["value"].isna()]
-    if len(gone):
-        at = Counter(zip(gone["lr"], gone["size"], strict=True))
-        places = [f"{runs} at {spell(lr)} and {count(size)}" for (lr, size), runs in at.items()]
+def _left_out(forecast: Forecast) -> Iterator[str]:
+    without_value = forecast.runs[forecast.runs["value"].isna()]
+    if len(without_value):
+        counts = Counter(zip(without_value["lr"], without_value["size"], strict=True))
+        parts = [f"{runs} at {spell(lr)} and {count(size)}" for (lr, size), runs in counts.items()]
         yield (
-            f"Left out of the fits, as diverged by then or with a value that has no logarithm: {len(gone)} of "
-            f"{len(made.runs)} runs ({listed(places)} parameters)."
+            f"Left out of the fits, as diverged by then or with a value that has no logarithm: {len(without_value)} of "
+            f"{len(forecast.runs)} runs ({listed(parts)} parameters)."
         )
-    alone = sorted(set(made.runs["lr"]) - set(made.lines))
-    if alone:
-        yield f"No line, for want of a second size: learning rate {listed(map(spell, alone))}."
+    without_line = sorted(set(forecast.runs["lr"]) - set(forecast.lines))
+    if without_line:
+        yield f"No line, for want of a second size: learning rate {listed(map(spell, without_line))}."
 
 
-def slope(line: Line) -> str:
-    """Slope and half its interval."""
+def slope_text(line: Line) -> str:
+    """``+0.52 ± 0.03``: slope and half its 95 % interval."""
     error = line.slope_error
     return f"{line.slope:+.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
 
 
-def span(crossing: Crossing, say: Callable[[float], str], first: float, last: float) -> str:
-    """``1.2M (700k to > 98.6M)``: where, and where at the ends of the interval."""
+def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: float, last: float) -> str:
+    """``1.2M (700k to > 98.6M)``: where a line crosses its limit, and where the ends of its interval do.
 
-    def place(at: float) -> str:
-        return f"> {say(last)}" if math.isinf(at) else f"≤ {say(first)}" if at <= first * (1 + 1e-9) else say(at)
+    Args:
+        crossing: in the unit of ``first`` and ``last``.
+        spell: writes a value as text.
+        first: the smallest value searched.
+        last: the largest value searched.
+    """
 
-    middle, *ends = (place(at) if not math.isnan(at) else "" for at in crossing)
+    def bounded(value: float) -> str:
+        if math.isnan(value):
+            return ""
+        if math.isinf(value):
+            return f"> {spell(last)}"
+        return f"≤ {spell(first)}" if value <= first * (1 + 1e-9) else spell(value)
+
+    middle, *ends = map(bounded, crossing)
     return middle if {*ends} <= {middle, ""} else f"{middle} ({ends[0]} to {ends[1]})"
 
 
-SCORED = ("held-out error", "inside", "class right")
-WIDE = 120
+SCORE_COLUMNS = ("held-out error", "inside", "class right")
+LINE_LENGTH = 120
 LEGEND = """Slopes are in log10 per decade; errors in log10, predicted minus measured (geometric mean over seeds). In
 brackets: where the ends of the 95 % interval for one new run would have it. ≤ already at the smallest run, > not up to
 the largest looked at."""
 
 
 def predict(folder: Path) -> list[str]:
-    """What ``say`` says of a results folder; writes ``figures/*_forecast.svg`` into it.
+    """Forecast from a results folder, and write ``figures/*_forecast.svg`` into it.
+
+    Returns:
+        The lines of ``say``, and one per figure.
 
     Raises:
         RequestError: the folder cannot be read, has one size only, or recorded neither quantity.
@@ -167,7 +184,7 @@ def predict(folder: Path) -> list[str]:
     for draw in (logit_forecast, gradient_forecast):
         try:
             figure = draw(records)
-        except RequestError:  # which has been said
+        except RequestError:  # the lines of `say` contain it
             continue
         path = folder / "figures" / f"{draw.__name__}.svg"
         files.write_text(path, style.svg(figure, draw.__name__))
@@ -176,54 +193,55 @@ def predict(folder: Path) -> list[str]:
 
 
 def say(records: Records) -> list[str]:
-    """Lines of text on both quantities in every arm.
+    """Forecasts of both quantities in every arm, as lines of text.
 
     Raises:
         RequestError: no arm has two sizes, or neither quantity was recorded.
     """
-    lines, refused, told = [], [], set()
+    lines, errors, fitted_arms = [], [], set()
     for quantity in (LOGIT, GRADIENT):
         try:
-            made = make_forecasts(records, quantity)
-            lines += [line for one in made for line in [*_about(one, quantity), ""]]
-            told |= {one.arm for one in made}
-        except RequestError as refusal:
-            refused.append(refusal)
-            lines += [f"{quantity.name}: {refusal}", ""]
-    if len(refused) == 2:
-        raise refused[0]
-    alone = [arm for arm in points(records.runs)["arm"].unique() if arm not in told]
-    if alone:
-        lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(alone)}.", WIDE), ""]
-    return [*lines, *textwrap.wrap(LEGEND, WIDE)]
+            forecasts = make_forecasts(records, quantity)
+            lines += [line for forecast in forecasts for line in [*_forecast_lines(forecast, quantity), ""]]
+            fitted_arms |= {forecast.arm for forecast in forecasts}
+        except RequestError as error:
+            errors.append(error)
+            lines += [f"{quantity.name}: {error}", ""]
+    if len(errors) == 2:
+        raise errors[0]
+    not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
+    if not_fitted:
+        lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(not_fitted)}.", LINE_LENGTH), ""]
+    return [*lines, *textwrap.wrap(LEGEND, LINE_LENGTH)]
 
 
-def _about(made: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    yield f"{quantity.name}; {made.arm}"
-    if made.lines:
-        yield from text.plain_text(_table(made, quantity))
-    for sentence in sentences(made, quantity):
-        yield from textwrap.wrap(sentence, WIDE)
+def _forecast_lines(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
+    yield f"{quantity.name}; {forecast.arm}"
+    if forecast.lines:
+        yield from plain_text(_table(forecast, quantity))
+    for sentence in sentences(forecast, quantity):
+        yield from textwrap.wrap(sentence, LINE_LENGTH)
 
 
-def _table(made: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
-    """A row per learning rate; the slope is in log10 per decade of parameters."""
-    rows = []
-    for lr, line in made.lines.items():
-        row = {"learning rate": spell(lr) + BENT * bool(made.way(lr)), "slope in size": slope(line)}
-        if made.score is not None:
-            row |= _scored(made.score, lr)
-        if not math.isnan(made.limit):
-            crossing = fits.size_beyond(line, made.limit, quantity.sign, made.sizes[0], made.sizes[-1])
-            row[f"{quantity.trouble} at"] = span(crossing, count, made.sizes[0], REACH * made.sizes[-1])
+def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
+    """A row per learning rate; slopes are in log10 per decade of parameters."""
+    rows, smallest, largest = [], forecast.sizes[0], forecast.sizes[-1]
+    for lr, line in forecast.lines.items():
+        mark = BENT if forecast.bend_sign(lr) else ""
+        row = {"learning rate": f"{spell(lr)}{mark}", "slope in size": slope_text(line)}
+        if forecast.score is not None:
+            row |= _score_cells(forecast.score, lr)
+        if not math.isnan(forecast.limit):
+            crossing = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
+            row[f"{quantity.trouble} at"] = crossing_text(crossing, count, smallest, REACH * largest)
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _scored(score: Score, lr: float) -> dict[str, str]:
+def _score_cells(score: Score, lr: float) -> dict[str, str]:
     if lr not in score.table.index:
-        return dict.fromkeys(SCORED, "")
+        return dict.fromkeys(SCORE_COLUMNS, "")
     row = score.table.loc[lr].to_dict()
     error = "" if math.isnan(row["error"]) else f"{row['error']:+.2f}"
-    shares = [f"{row[part]:.0f} of {row[of]:.0f}" if row[of] else "" for part, of in SHARES.values()]
-    return dict(zip(SCORED, [error, *shares], strict=True))
+    shares = [f"{row[part]:.0f} of {row[total]:.0f}" if row[total] else "" for part, total in SHARES.values()]
+    return dict(zip(SCORE_COLUMNS, [error, *shares], strict=True))

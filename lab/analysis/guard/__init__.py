@@ -1,4 +1,4 @@
-"""Baselines of a recipe's curves, and whether new curves are worse."""
+"""Regression guard: baselines of a recipe's curves, and whether new curves are worse."""
 
 from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.check import check_folder

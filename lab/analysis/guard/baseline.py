@@ -1,4 +1,4 @@
-"""Baselines: the curves that a recipe had, in a text file small enough to commit and to review in a diff."""
+"""Baseline files: the curves of a recipe as text, small enough to commit and to review in a diff."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from lab.records import store
 from lab.records.store import Records
 
 VERSION = 1
-# What a run is remembered by, beside its learning rate and seed.
+# Numbers stored per run, beside its learning rate and seed.
 NUMBERS = ("loss", "loss_at_init", "loss_bigram", "logit_growth")
 
 
 class Baseline(NamedTuple):
-    """Curves to be held against others.
+    """Curves to compare others with.
 
     Attributes:
         source: the file or results folder they come from.
-        runs: one row per run, as ``curves.points`` has them, with ``logit_growth``: log10 of the largest attention
-            logit of the run over that at its first step, NaN where no probe heard any.  Numbers have six digits.
+        runs: one row per run, as ``curves.points`` makes them, with ``logit_growth``: log10 of the largest attention
+            logit of the run over that at its first step, NaN where none was recorded. Numbers have six digits.
         curves: config of each curve by its number, plain values by dotted key.
-        made: how the runs came to be: ``commands``, ``versions``, ``data``.
+        made: how the runs were made: ``commands``, ``versions``, ``data``.
     """
 
     source: str
@@ -41,87 +41,87 @@ class Baseline(NamedTuple):
 
 
 def from_folder(folder: Path) -> Baseline:
-    """The curves of a results folder.
+    """The baseline of a results folder.
 
     Raises:
-        RequestError: it cannot be read, or none of its runs ended.
+        RequestError: the folder cannot be read, or none of its runs ended.
     """
     return from_records(load(folder), str(folder), store.commands(folder))
 
 
 def from_records(records: Records, source: str, commands: Sequence[str] = ()) -> Baseline:
-    """The curves of some records.
+    """The baseline of records; ``source`` names them in messages.
 
     Raises:
-        RequestError: none of their runs ended.
+        RequestError: none of the runs ended.
     """
     runs = points(records.runs)
     if runs.empty:
         raise RequestError(f"no run in {source} ended")
     runs["curve"] = pd.factorize(runs["curve"])[0]  # in the order of the arms
     first = runs.drop_duplicates("curve")
-    keys, known = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
+    keys, config_of = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
     runs["logit_growth"] = runs["id"].map(probe_values.growth(records, "attention_logit_max"))
     facts = {name: sorted(records.runs[name].dropna().unique()) for name in ("versions", "data_notes")}
     made = {"commands": list(commands), "versions": facts["versions"], "data": facts["data_notes"]}
-    curves = {int(number): known[key] for number, key in zip(first["curve"], keys, strict=True)}
+    curves = {int(number): config_of[key] for number, key in zip(first["curve"], keys, strict=True)}
     return Baseline(
         source, runs.assign(**{name: significant(runs[name].astype("float64")) for name in NUMBERS}), curves, made
     )
 
 
-def read(place: Path) -> Baseline:
-    """A baseline file, or a results folder as one.
+def read(path: Path) -> Baseline:
+    """Read a baseline file, or make the baseline of a results folder.
 
     Raises:
-        RequestError: there is none, or it is of another version.
+        RequestError: the file is missing, damaged, of another version, or no baseline.
     """
-    if place.is_dir():
-        return from_folder(place)
+    if path.is_dir():
+        return from_folder(path)
     try:
-        told = json.loads(place.read_text(encoding="utf-8-sig"))
-        version = told["baseline_version"]
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        version = content["baseline_version"]
     except OSError as refusal:
-        raise RequestError(f"no baseline {place}: {refusal.strerror}") from None
+        raise RequestError(f"no baseline {path}: {refusal.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise RequestError(f"{place} is no baseline; lab baseline save DIR FILE writes one") from None
+        raise RequestError(f"{path} is no baseline; lab baseline save DIR FILE writes one") from None
     if version != VERSION:
         raise RequestError(
-            f"{place} is a baseline of version {version}, this lab reads {VERSION}; remove it and save anew"
+            f"{path} is a baseline of version {version}, this lab reads {VERSION}; remove it and save anew"
         )
     try:
-        return _made_of(place, told)
+        return _from_json(path, content)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise RequestError(
-            f"{place} is a damaged baseline; take it from version control, or remove it and save anew"
+            f"{path} is a damaged baseline; take it from version control, or remove it and save anew"
         ) from None
 
 
-def _made_of(place: Path, told: Mapping[str, Any]) -> Baseline:
+def _from_json(path: Path, content: Mapping[str, Any]) -> Baseline:
     curves: dict[int, Curve] = {
-        n: _config({**told["config"], **curve["arm"]}) for n, curve in enumerate(told["curves"])
+        n: _config({**content["config"], **curve["arm"]}) for n, curve in enumerate(content["curves"])
     }
-    counts = [int(curve["parameters"]) for curve in told["curves"]]
+    counts = [int(curve["parameters"]) for curve in content["curves"]]
     sizes = [same_sizes(counts)[count] for count in counts]
     arms = name_arms(list(curves.values()), sizes)
     rows = [
         {"curve": n, "arm": arms[n].label, "size": sizes[n], "parameters": counts[n], **run}
-        for n, curve in enumerate(told["curves"])
+        for n, curve in enumerate(content["curves"])
         for run in curve["runs"]
     ]
     runs = pd.DataFrame(rows).astype(dict.fromkeys(["lr", *NUMBERS], "float64") | {"seed": str, "arm": "string"})
     _check(runs, curves)
-    return Baseline(str(place), runs, curves, {name: list(map(str, said)) for name, said in told["made"].items()})
+    return Baseline(str(path), runs, curves, {name: list(map(str, lines)) for name, lines in content["made"].items()})
 
 
 def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
-    """Refuse what no sweep leaves behind, such as a line that stands twice after a merge.
+    """Refuse runs that no sweep writes, such as a line that a merge has doubled.
 
     Raises:
-        ValueError, KeyError: it is so.
+        ValueError, KeyError: a run or a curve makes no sense.
     """
-    whole_rows = runs[["lr", "seed", "status", "loss_at_init", "loss_bigram"]].notna().all(axis=None)
-    if not whole_rows or runs.duplicated(["curve", "lr", "seed"]).any() or len(set(runs["curve"])) < len(curves):
+    complete = runs[["lr", "seed", "status", "loss_at_init", "loss_bigram"]].notna().all(axis=None)
+    if not complete or runs.duplicated(["curve", "lr", "seed"]).any() or len(set(runs["curve"])) < len(curves):
         raise ValueError("a run is missing, stands twice, or lacks a number")
     if (runs["lr"] <= 0).any() or (runs["parameters"] <= 0).any() or not set(runs["status"]) <= set(store.STATUSES):
         raise ValueError("a number or a word makes no sense")
@@ -129,52 +129,52 @@ def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
         raise ValueError("a curve does not say what it is")
 
 
-def _config(told: Mapping[str, Any]) -> Curve:
-    return {key: math.inf if value == "inf" else plain(value) for key, value in told.items()}
+def _config(values: Mapping[str, Any]) -> Curve:
+    return {key: math.inf if value == "inf" else plain(value) for key, value in values.items()}
 
 
-def save(baseline: Baseline, place: Path) -> None:
+def save(baseline: Baseline, path: Path) -> None:
     """Write a baseline file, a line per run.
 
     Raises:
-        RequestError: a curve has too few whole seeds to be held against another, or the file cannot be written.
+        RequestError: a curve has fewer than three whole seeds, or the file cannot be written.
     """
-    for (arm, size), some in baseline.runs.groupby(["arm", "size"], sort=False):
-        seeds = whole(some)["seed"].nunique()
+    for (arm, size), runs in baseline.runs.groupby(["arm", "size"], sort=False):
+        seeds = whole_seeds(runs)["seed"].nunique()
         if seeds < FEWEST_SEEDS:
-            told = f"{arm} at {size:,} parameters has {seeds} whole seeds"
-            raise RequestError(f"{baseline.source}: {told}; a baseline takes {FEWEST_SEEDS}")
-    files.write_text(place, as_text(baseline))
+            shortage = f"{arm} at {size:,} parameters has {seeds} whole seeds"
+            raise RequestError(f"{baseline.source}: {shortage}; a baseline takes {FEWEST_SEEDS}")
+    files.write_text(path, as_text(baseline))
 
 
-def whole(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of seeds that ran at every learning rate at which any seed of their curve did."""
-    asked = runs.groupby("curve")["lr"].transform("nunique")
-    return runs[runs.groupby(["curve", "seed"])["lr"].transform("nunique") == asked]
+def whole_seeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs of whole seeds: those with a run at every learning rate of their curve."""
+    lrs_of_curve = runs.groupby("curve")["lr"].transform("nunique")
+    return runs[runs.groupby(["curve", "seed"])["lr"].transform("nunique") == lrs_of_curve]
 
 
 def as_text(baseline: Baseline) -> str:
-    """JSON in lines that a diff can tell apart; losses to six digits."""
-    apart = differing(list(baseline.curves.values()))
+    """The content of a baseline file: JSON with a line per run, so that diffs are readable; losses to six digits."""
+    varying = differing(list(baseline.curves.values()))
     first = next(iter(baseline.curves.values()))
-    shared = {key: _plain(value) for key, value in first.items() if key not in apart and value is not None}
+    shared = {key: _to_json(value) for key, value in first.items() if key not in varying and value is not None}
     head = {"baseline_version": VERSION, "made": baseline.made, "config": shared}
-    parts = []
+    curves = []
     for number, runs in baseline.runs.groupby("curve", sort=False):
-        curve = baseline.curves[int(str(number))]
-        parts.append(_curve({key: _plain(curve[key]) for key in apart}, runs))
-    return json.dumps(head, indent=1)[:-2] + ',\n "curves": [\n' + ",\n".join(parts) + "\n ]\n}\n"
+        config = baseline.curves[int(str(number))]
+        curves.append(_curve_text({key: _to_json(config[key]) for key in varying}, runs))
+    return json.dumps(head, indent=1)[:-2] + ',\n "curves": [\n' + ",\n".join(curves) + "\n ]\n}\n"
 
 
-def _curve(arm: Mapping[str, Hashable], runs: pd.DataFrame) -> str:
+def _curve_text(arm: Mapping[str, Hashable], runs: pd.DataFrame) -> str:
     rows: Sequence[Mapping[str, Any]] = runs[["lr", "seed", "status", *NUMBERS]].to_dict("records")  # type: ignore[assignment]
-    lines = ",\n".join("   " + json.dumps({key: _plain(value) for key, value in row.items()}) for row in rows)
+    lines = ",\n".join("   " + json.dumps({key: _to_json(value) for key, value in row.items()}) for row in rows)
     head = json.dumps({"arm": arm, "parameters": int(runs["parameters"].iloc[0])})
     return f'  {head[:-1]}, "runs": [\n{lines}\n  ]}}'
 
 
-def _plain(value: Any) -> str | float | None:
-    """A value as JSON has it, null for what is no number."""
+def _to_json(value: Any) -> str | float | None:
+    """A value as JSON can hold it: NaN and -inf as null, infinity as text."""
     if isinstance(value, str) or value is None:
         return value
     if not math.isfinite(value):

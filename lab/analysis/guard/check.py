@@ -1,4 +1,4 @@
-"""The gate: a results folder held against a baseline, and baselines saved, shown and compared."""
+"""What `lab check` and `lab baseline` do: compare a results folder with a baseline; save, show, diff baselines."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from lab.analysis.guard import baseline as baselines
 from lab.analysis.guard import render
 from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.compare import Comparison, compare_baselines, measured, runs_of, where
 from lab.analysis.statistics import student_t
-from lab.analysis.text import count, spell
+from lab.analysis.text import count, plain_text, spell
 from lab.core.errors import RequestError
 
 MARGIN = 0.05
+COLUMN_NAMES = {
+    "total": "sensitivity",
+    "below": "under-training",
+    "above": "instability",
+    "best": "best loss",
+    "logit_growth": "logit growth (decades)",
+}
 
 
 def margin_of(text: str) -> float:
-    """``5%`` or ``0.05`` as a fraction.
+    """The fraction that ``5%`` or ``0.05`` stands for.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: the text is neither.
     """
     try:
         fraction = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -33,20 +42,27 @@ def margin_of(text: str) -> float:
 
 
 class CheckedFolder(NamedTuple):
-    """A check and what was held against each other, as far as it could be read."""
+    """A comparison, and the two baselines compared; None where one of them could not be read."""
 
-    check: Comparison
-    curves: tuple[Baseline, Baseline] | None
+    comparison: Comparison
+    baselines: tuple[Baseline, Baseline] | None
 
     def page(self) -> str:
-        """The check as HTML."""
-        return render.as_html(self.check, self.curves)
+        """The comparison as HTML."""
+        return render.as_html(self.comparison, self.baselines)
 
 
 def check_folder(folder: Path, baseline: Path, margin: float = MARGIN) -> CheckedFolder:
-    """Hold a results folder against a baseline file or another results folder (``regression.compare``).
+    """Compare a results folder with a baseline.
 
-    What cannot be read is a reason for which nothing can be judged, not an error.
+    Args:
+        folder: the results folder to check.
+        baseline: a baseline file or another results folder.
+        margin: part of the best loss by which losses may rise.
+
+    Returns:
+        The comparison (see ``compare_baselines``). A folder or file that cannot be read is not an error: the verdict
+        is ``cannot judge``, and its reason says what is wrong.
     """
     try:
         old, new = baselines.read(baseline), baselines.from_folder(folder)
@@ -55,38 +71,37 @@ def check_folder(folder: Path, baseline: Path, margin: float = MARGIN) -> Checke
     return CheckedFolder(compare_baselines(old, new, margin), (old, new))
 
 
-def save(folder: Path, place: Path) -> Iterator[str]:
-    """Write the baseline of a results folder, and say what it holds, or how it differs from what stood there."""
+def save_baseline(folder: Path, path: Path) -> Iterator[str]:
+    """Write the baseline of a results folder; yield lines on its content, or on its differences from the old file."""
     new = baselines.from_folder(folder)
-    before = baselines.read(place) if place.exists() else None
-    baselines.save(new, place)
-    yield f"{place}: {len(new.runs)} runs of {folder}"
-    yield from show(new) if before is None else diff(before, new)
+    old = baselines.read(path) if path.exists() else None
+    baselines.save(new, path)
+    yield f"{path}: {len(new.runs)} runs of {folder}"
+    yield from describe_baseline(new) if old is None else diff_baselines(old, new)
 
 
-def show(baseline: Baseline) -> Iterator[str]:
-    """What a baseline holds: how it was made, and a row per arm and size."""
+def describe_baseline(baseline: Baseline) -> Iterator[str]:
+    """How a baseline was made, and a table with a row per arm and size."""
     for name, lines in baseline.made.items():
         yield from (f"{name}: {line}" for line in lines)
-    rows = list(_rows(baseline))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    yield from ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    yield from plain_text(pd.DataFrame(_curve_row(baseline, *curve) for curve in measured(baseline).items()))
 
 
-def _rows(baseline: Baseline) -> Iterator[list[str]]:
-    names = {"total": "sensitivity", "below": "under-training", "above": "instability", "best": "best loss"}
-    names |= {"logit_growth": "logit growth (decades)"}
-    yield ["arm", "parameters", "learning rates", "seeds", *names.values()]
-    for number, known in measured(baseline).items():
-        (arm, size), lrs = where(baseline, number), sorted(set(runs_of(baseline, number)["lr"]))
-        numbers = [student_t(known[column]).bare for column in names]
-        yield [arm, count(size), f"{len(lrs)} from {spell(lrs[0])} to {spell(lrs[-1])}", str(len(known)), *numbers]
+def _curve_row(baseline: Baseline, number: int, seeds: pd.DataFrame) -> dict[str, str]:
+    (arm, size), lrs = where(baseline, number), sorted(set(runs_of(baseline, number)["lr"]))
+    return {
+        "arm": arm,
+        "parameters": count(size),
+        "learning rates": f"{len(lrs)} from {spell(lrs[0])} to {spell(lrs[-1])}",
+        "seeds": str(len(seeds)),
+        **{name: student_t(seeds[column]).bare for column, name in COLUMN_NAMES.items()},
+    }
 
 
-def diff(old: Baseline, new: Baseline) -> Iterator[str]:
-    """How one baseline differs from another."""
-    found = compare_baselines(old, new, MARGIN)
+def diff_baselines(old: Baseline, new: Baseline) -> Iterator[str]:
+    """How two baselines differ: in how they were made, then in their curves."""
+    comparison = compare_baselines(old, new, MARGIN)
     for name in ("commands", "versions", "data"):
         if old.made.get(name) != new.made.get(name):
             yield f"{name}: {'; '.join(old.made.get(name, []))} -> {'; '.join(new.made.get(name, []))}"
-    yield from render.text(found)
+    yield from render.text(comparison)

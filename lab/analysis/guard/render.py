@@ -1,4 +1,4 @@
-"""Verdicts of a check: as text, JSON, Markdown, JUnit XML, and a page with the old and new curves over one another."""
+"""Render a comparison as text, JSON, Markdown, JUnit XML, or a page that overlays old and new curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.compare import CANNOT_JUDGE, OK, REGRESSION, Change, Comparison, match_curves, runs_of, where
 from lab.analysis.rendering import html, panels, scales, style
 from lab.analysis.sensitivity import judge
-from lab.analysis.text import count
+from lab.analysis.text import count, plain_text
 from lab.core.files import printable
 
 MEANING = {
@@ -27,7 +27,7 @@ MEANING = {
     CANNOT_JUDGE: "the two cannot be held against each other",
 }
 EXIT_CODES = {OK: 0, REGRESSION: 1, CANNOT_JUDGE: 2}
-HOW = """A change is that of the mean over seeds, paired by seed where both sides have the same seeds. It counts as a
+RULE = """A change is that of the mean over seeds, paired by seed where both sides have the same seeds. It counts as a
 regression when its 90 % interval lies wholly outside the margin, on the worse side; as the same when it lies wholly
 inside, which is the equivalence test (two one-sided t-tests, p below 0.05). d is Cohen's effect size."""
 OVERLAY = """Final loss against learning rate, before and now.
@@ -42,12 +42,12 @@ def headline(check: Comparison) -> str:
     """``regression: the 90 % interval ... (2 of 14 changes; margin 5 % of the best loss)``."""
     bad, n = sum(change.verdict == REGRESSION for change in check.changes), len(check.changes)
     tally = f"{bad} of {n} changes" if bad else f"{n} changes" if n else ""
-    said = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
-    return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(said)})"
+    details = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
+    return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(details)})"
 
 
 def table(check: Comparison) -> pd.DataFrame:
-    """A row per change, for the eye."""
+    """A row per change, numbers rounded for readers."""
     return pd.DataFrame(
         {
             "verdict": [change.verdict for change in check.changes],
@@ -65,12 +65,12 @@ def table(check: Comparison) -> pd.DataFrame:
 
 
 def _interval(change: Change) -> str:
-    moved, low, high = (f"{round(value, 3) + 0.0:+.3f}" for value in (change.change, change.low, change.high))
-    return f"{moved} [{low}, {high}]"
+    mean, low, high = (f"{round(value, 3) + 0.0:+.3f}" for value in (change.change, change.low, change.high))
+    return f"{mean} [{low}, {high}]"
 
 
-def _number(value: float, how: str) -> str:
-    return "" if math.isnan(value) else format(value, how)
+def _number(value: float, spec: str) -> str:
+    return "" if math.isnan(value) else format(value, spec)
 
 
 def _probability(value: float) -> str:
@@ -78,48 +78,45 @@ def _probability(value: float) -> str:
 
 
 def text(check: Comparison) -> Iterator[str]:
-    """The verdict, what it is about, every change, and what else is to be known."""
+    """Lines for a terminal: the verdict, what was compared, reasons, a table of changes, remarks."""
     yield headline(check)
     yield f"{check.folder} against {check.baseline}"
     yield from (f"- {reason}" for reason in check.reasons)
     if check.changes:
-        rows = [list(table(check)), *table(check).to_numpy().tolist()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         yield ""
-        yield from ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        yield from plain_text(table(check))
     if check.remarks:
         yield ""
         yield from (f"- {remark}" for remark in check.remarks)
 
 
 def as_json(check: Comparison) -> str:
-    """An object with ``verdict`` (``ok | regression | cannot judge``), ``reasons``, ``changes``; null where unknown."""
-    changes = [{key: _known(value) for key, value in change._asdict().items()} for change in check.changes]
-    told = {"verdict": check.verdict, **check._asdict(), "changes": changes}
-    return json.dumps(told, indent=1, allow_nan=False)
+    """The comparison as a JSON object, with its ``verdict`` (``ok | regression | cannot judge``); NaN is null."""
+    changes = [{key: _to_json(value) for key, value in change._asdict().items()} for change in check.changes]
+    return json.dumps({"verdict": check.verdict, **check._asdict(), "changes": changes}, indent=1, allow_nan=False)
 
 
-def _known(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def markdown(check: Comparison) -> str:
-    """For the summary of a step on GitHub."""
+    """The comparison as Markdown, for the summary of a step on GitHub."""
     head = list(map(str, table(check)))
     rows: list[list[str]] = [head, ["---"] * len(head), *table(check).to_numpy().tolist()]
     cells = [f"| {' | '.join(_literal(cell) for cell in row)} |" for row in rows] if check.changes else []
     lists = [f"- {_literal(line)}" for line in (*check.reasons, *check.remarks)]
-    about = f"{_literal(check.folder)} against {_literal(check.baseline)}"
-    return "\n".join([f"## {headline(check)}", "", about, "", *cells, *[""] * bool(cells), *lists]).rstrip() + "\n"
+    subject = f"{_literal(check.folder)} against {_literal(check.baseline)}"
+    return "\n".join([f"## {headline(check)}", "", subject, "", *cells, *[""] * bool(cells), *lists]).rstrip() + "\n"
 
 
 def _literal(text: str) -> str:
-    """Text in a row of a Markdown table, none of it markup."""
+    """Text in a row of a Markdown table, with all markup escaped."""
     return escape(re.sub(r"([\\`*\[\]|_~])", r"\\\1", printable(text).replace("\n", " ")))
 
 
 def junit(check: Comparison) -> str:
-    """JUnit XML: a test case per change, one that is in error for each reason why it cannot be judged."""
+    """JUnit XML: a test case per change, failed by a regression; and one in error per reason not to judge."""
     bad = sum(change.verdict == REGRESSION for change in check.changes)
     counts = {"tests": len(check.changes) + len(check.reasons), "failures": bad, "errors": len(check.reasons)}
     suite = ElementTree.Element("testsuite", {"name": "lab check", **{key: str(n) for key, n in counts.items()}})
@@ -127,46 +124,48 @@ def junit(check: Comparison) -> str:
         name = f"{change.arm}, {change.size} parameters: {change.quantity}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": name})
         if change.verdict == REGRESSION:
-            said = f"{_interval(change)} {change.unit}, margin {change.margin:.3g}"
-            ElementTree.SubElement(case, "failure", {"message": said})
+            message = f"{_interval(change)} {change.unit}, margin {change.margin:.3g}"
+            ElementTree.SubElement(case, "failure", {"message": message})
     for reason in check.reasons:
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": CANNOT_JUDGE})
         ElementTree.SubElement(case, "error", {"message": reason})
-    for element in suite.iter():  # XML has no letters for control characters
+    for element in suite.iter():  # XML cannot hold control characters
         element.attrib.update({key: printable(value) for key, value in element.attrib.items()})
     ElementTree.indent(suite, " ")
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def as_html(check: Comparison, curves: tuple[Baseline, Baseline] | None) -> str:
-    """The page: verdict, curves, table, remarks, and how baseline and runs were made, as far as they could be read."""
+def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> str:
+    """The page of a comparison: verdict, curves, table, remarks, and how both sides were made.
+
+    Without ``baselines`` (one could not be read) it has neither curves nor the last part.
+    """
     body = [html.paragraph(headline(check), "lead"), html.paragraph(f"{check.folder} against {check.baseline}")]
     if check.reasons:
         body.append(html.section("Why it cannot be judged", html.bullets(check.reasons)))
-    if check.changes and curves:
-        drawn = html.figure(style.svg(overlay(*curves), "overlay"), OVERLAY)
-        body.append(html.section("Before and now", drawn))
-        body.append(html.section("Changes", html.paragraph(HOW), html.table(table(check))))
+    if check.changes and baselines:
+        figure = html.figure(style.svg(overlay(*baselines), "overlay"), OVERLAY)
+        body.append(html.section("Before and now", figure))
+        body.append(html.section("Changes", html.paragraph(RULE), html.table(table(check))))
     if check.remarks:
         body.append(html.section("What else differs", html.bullets(check.remarks)))
-    for name, some in zip(("baseline", "runs"), curves or (), strict=False):
-        body.append(
-            html.section(f"How the {name} came to be", *(html.block("\n".join(lines)) for lines in some.made.values()))
-        )
+    for name, baseline in zip(("baseline", "runs"), baselines or (), strict=False):
+        blocks = [html.block("\n".join(lines)) for lines in baseline.made.values()]
+        body.append(html.section(f"How the {name} came to be", *blocks))
     return html.document(f"Check: {check.verdict}", body)
 
 
 @style.styled
 def overlay(old: Baseline, new: Baseline) -> Figure:
-    """Every curve of a baseline with its like over it: a column per arm, a row per size."""
+    """Every curve of a baseline with its match drawn over it: a column per arm, a row per size."""
     pairs, _ = match_curves(old, new)
-    places = {number: where(old, number) for number in pairs}
-    arms, sizes = (list(dict.fromkeys(place[part] for place in places.values())) for part in (0, 1))
+    panel_of = {number: where(old, number) for number in pairs}
+    arms, sizes = (list(dict.fromkeys(panel[axis] for panel in panel_of.values())) for axis in (0, 1))
     sheet = style.Sheet(len(arms), [(2.3, 0.85)] * len(sizes), headroom=0.55)
     curves = {number: (judge(runs_of(old, number)), judge(runs_of(new, other))) for number, other in pairs.items()}
-    every = pd.concat([runs for both in curves.values() for runs in both])
+    all_runs = pd.concat([runs for both in curves.values() for runs in both])
     for number, (before, now) in curves.items():
-        arm, size = places[number]
+        arm, size = panel_of[number]
         row, column = sizes.index(size), arms.index(arm)
         axes = sheet.panel(row, column, sharey=sheet.first)
         panels.over(axes, before, "lr", "capped", BEFORE)
@@ -176,7 +175,7 @@ def overlay(old: Baseline, new: Baseline) -> Figure:
         panels.title(axes, f"{arm}, {count(size)} parameters")
         scales.lr_axis(axes, before["lr"])
         scales.loss_axis(
-            axes, every, every["capped"], "" if column else "final held-out loss\n(nats/token)", bigram=False
+            axes, all_runs, all_runs["capped"], "" if column else "final held-out loss\n(nats/token)", bigram=False
         )
         axes.tick_params(labelleft=column == 0)
     keys = [

@@ -1,1 +1,1 @@
-"""How results look: style, axes, panels and pages."""
+"""Rendering of results: figure style, axes, panels and HTML pages."""

@@ -1,4 +1,4 @@
-"""Pieces of a page that needs nothing but itself: no script, no font, no picture from elsewhere."""
+"""Build self-contained HTML pages: no script, font or picture is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pre, .settings { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """The whole page; ``title`` is plain text, ``body`` is HTML."""
+    """A whole page; ``title`` is plain text, ``body`` is HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -48,27 +48,27 @@ def document(title: str, body: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A heading, in plain text, and HTML below it."""
+    """A heading in plain text, with HTML below it."""
     return "\n".join([f"<section>\n<h2>{_literal(title)}</h2>", *parts, "</section>"])
 
 
 def paragraph(text: str, kind: str = "plain") -> str:
-    """Plain text as a paragraph, ``plain`` or ``lead``."""
+    """Plain text as a paragraph; its ``kind`` is ``plain`` or ``lead``."""
     return f'<p class="{kind}">{_literal(text)}</p>'
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Plain lines as a list."""
+    """Lines of plain text as a list."""
     return "<ul>\n" + "\n".join(f"<li>{_literal(line)}</li>" for line in lines) + "\n</ul>"
 
 
 def block(text: str) -> str:
-    """Plain text as it stands, such as a command."""
+    """Preformatted plain text, such as a command."""
     return f"<pre>{_literal(text)}</pre>"
 
 
 def table(frame: pd.DataFrame) -> str:
-    """Every cell as its text."""
+    """A table whose cells are shown as plain text."""
     cells = [[_literal(str(cell)) for cell in row] for row in [list(frame.columns), *frame.to_numpy().tolist()]]
     head = "".join(f'<th scope="col">{cell}</th>' for cell in cells[0])
     body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells[1:])
@@ -76,13 +76,13 @@ def table(frame: pd.DataFrame) -> str:
 
 
 def figure(svg: str, caption: str) -> str:
-    """An inline drawing; the caption's first paragraph, in plain text, is what the drawing is called."""
-    paragraphs = [" ".join(some.split()) for some in caption.split("\n\n")]
-    named = svg.replace("<svg ", f'<svg role="img" aria-label="{_literal(paragraphs[0])}" ', 1)
-    words = "\n".join(paragraph(some) for some in paragraphs[1:])
-    return f'<figure><div class="wide">{named}</div>\n<figcaption>\n{words}\n</figcaption></figure>'
+    """An inline drawing with its caption, plain text; the caption's first paragraph becomes the drawing's label."""
+    paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]
+    labelled = svg.replace("<svg ", f'<svg role="img" aria-label="{_literal(paragraphs[0])}" ', 1)
+    body = "\n".join(map(paragraph, paragraphs[1:]))
+    return f'<figure><div class="wide">{labelled}</div>\n<figcaption>\n{body}\n</figcaption></figure>'
 
 
 def _literal(text: str) -> str:
-    """Plain text as HTML, in an attribute as well; every text of the page passes through here."""
+    """Escape plain text for HTML, attributes included; every text of a page passes through here."""
     return escape(printable(text))

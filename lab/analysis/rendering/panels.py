@@ -1,4 +1,4 @@
-"""Panels: what one pair of axes shows."""
+"""Draw inside one panel: lines over a column with bands and outcome marks, sensitivities, reference lines."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from lab.analysis.rendering.style import INK, OUTCOME_LOOK, OUTCOMES, REFERENCES
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 
 DASHED = (0, (4, 2))
-KEY_LETTERS = 29
+KEY_LETTERS = 29  # to a line of an arm's label in a key
 
 
 def title(axes: Axes, label: str) -> None:
-    """A label as the title of a panel, in as many lines as its width takes."""
+    """Set a label as the title of a panel, wrapped to its width."""
     axes.set_title(style.literal(label, int(scales.inches(axes) * 18)), size=7.5)
 
 
 def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, mean: Any = np.mean) -> None:
-    """Over column ``x``: mean over seeds as a line, lowest to highest as a band, a mark where a seed was lost.
+    """Draw column ``value`` over column ``x``: a line at the mean over seeds, a band from lowest to highest.
 
-    Seeds without a finite value take part in no mean, but are no less lost.
+    Marks show the worst outcome of the seeds; seeds without a finite value count there, but not in the mean.
     """
-    at, values, fates = (runs[column].to_numpy() for column in (x, value, "fate"))
-    known = np.isfinite(values)
-    places = np.unique(at[known])
-    seeds = [values[known & (at == place)] for place in places]
-    means = np.array([mean(some) for some in seeds])
-    band(axes, places, [min(some) for some in seeds], [max(some) for some in seeds], colour)
-    axes.plot(places, means, color=colour)
-    lost = np.array([worst(fates[at == place]) for place in places])
-    for fate, mark in {"": "o", **OUTCOMES}.items():
-        look = OUTCOME_LOOK if fate else {"markersize": 3.5}
-        if (lost == fate).any():
-            axes.plot(places[lost == fate], means[lost == fate], mark, color=colour, **look)
+    xs, values, outcomes = (runs[column].to_numpy() for column in (x, value, "outcome"))
+    finite = np.isfinite(values)
+    ticks = np.unique(xs[finite])
+    seeds = [values[finite & (xs == tick)] for tick in ticks]
+    means = np.array([mean(at_tick) for at_tick in seeds])
+    band(axes, ticks, list(map(min, seeds)), list(map(max, seeds)), colour)
+    axes.plot(ticks, means, color=colour)
+    worst = np.array([worst_outcome(outcomes[xs == tick]) for tick in ticks])
+    for outcome, mark in {"": "o", **OUTCOMES}.items():
+        look = OUTCOME_LOOK if outcome else {"markersize": 3.5}
+        if (worst == outcome).any():
+            axes.plot(ticks[worst == outcome], means[worst == outcome], mark, color=colour, **look)
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, colour: str) -> None:
-    """A pale area between two lines, unless they are one."""
-    x, low, high = (np.asarray(some, dtype=float) for some in (x, low, high))
-    known = np.isfinite(low) & np.isfinite(high)
+    """Fill the area between two lines with a pale colour, unless they coincide."""
+    x, low, high = (np.asarray(values, dtype=float) for values in (x, low, high))
+    finite = np.isfinite(low) & np.isfinite(high)
     if (low < high).any():
-        there, back = (x[known], x[known][::-1]), (low[known], high[known][::-1])
-        corners = np.stack([np.concatenate(there), np.concatenate(back)], axis=1)
+        x, low, high = x[finite], low[finite], high[finite]
+        corners = np.stack([np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]])], axis=1)
         axes.add_artist(Polygon(corners, color=colour, alpha=0.2, linewidth=0))
         axes.update_datalim(corners)
 
 
-def worst(fates: Iterable[str]) -> str:
-    """The worst of what became of several seeds."""
-    return max(fates, key=["", *OUTCOMES].index)
+def worst_outcome(outcomes: Iterable[str]) -> str:
+    """The worst outcome among seeds; empty where all are stable."""
+    return max(outcomes, key=["", *OUTCOMES].index)
 
 
 def geometric(values: Iterable[float]) -> float:
@@ -64,19 +64,20 @@ def geometric(values: Iterable[float]) -> float:
     return float(np.exp(np.mean(np.log(np.asarray(values, dtype=float)))))
 
 
-def arm_look(place: int) -> dict[str, Any]:
-    """Colour and mark of the arm at this place; the first 49 differ in one of the two."""
-    arms = len(style.ARM_COLOURS)
-    return {"color": style.ARM_COLOURS[place % arms], "marker": style.ARM_MARKS[(place + place // arms) % arms]}
+def arm_look(position: int) -> dict[str, Any]:
+    """Colour and mark of the arm at this position; the first 49 arms all look different."""
+    colours = len(style.ARM_COLOURS)
+    mark = style.ARM_MARKS[(position + position // colours) % colours]
+    return {"color": style.ARM_COLOURS[position % colours], "marker": mark}
 
 
 def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
-    """The entry of an arm."""
+    """Key entry of an arm."""
     return Line2D([], [], markersize=5, label=style.literal(arm, KEY_LETTERS), **look)
 
 
 def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
-    """A dashed line at Adam's epsilon, the view made wider for it, unless it lies far from what is drawn."""
+    """Draw a dashed line at Adam's epsilon and widen the view for it, unless it lies far outside."""
     low, high = axes.get_ylim()
     if low / 30 < eps < high * 30:
         axes.axhline(eps, color=colour, linewidth=0.9, linestyle=DASHED, zorder=1, label="Adam's epsilon")
@@ -84,7 +85,7 @@ def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
 
 
 def diagonal(axes: Axes, values: pd.Series, label: str) -> None:
-    """A dotted line on which the two axes are equal, as far as it is in view."""
+    """Draw a dotted line at y = x over the range of ``values``, if it is in view, and keep the view."""
     view, ends = axes.get_ylim(), [values.min(), values.max()]
     if view[0] < ends[1] and ends[0] < view[1]:
         axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle=(0, (1, 1)), zorder=1, label=label)
@@ -92,37 +93,42 @@ def diagonal(axes: Axes, values: pd.Series, label: str) -> None:
 
 
 def references(axes: Axes, runs: pd.DataFrame) -> None:
-    """Thin lines at the loss at initialization and that of the bigram model, each a mean over ``runs``."""
+    """Draw thin lines at the loss at initialization and at the bigram model's, both means over ``runs``."""
     for column, (name, dashes) in REFERENCES.items():
         axes.axhline(runs[column].mean(), color=INK, linewidth=0.8, linestyle=dashes, zorder=1, label=name)
 
 
 def over_steps(axes: Axes, lines: pd.DataFrame, colour: str) -> None:
-    """One line over column ``step``: ``mean`` with a band from ``min`` to ``max``, its ``fate`` marked at its end."""
+    """Draw a line over column ``step``: ``mean``, a band from ``min`` to ``max``, the ``outcome`` marked at its end."""
     band(axes, lines["step"], lines["min"], lines["max"], colour)
     axes.plot(lines["step"], lines["mean"], color=colour, linewidth=1)
-    end, fate = lines[np.isfinite(lines["mean"])].tail(1), worst(lines["fate"])
-    if fate:
-        axes.plot(
-            end["step"], end["mean"], OUTCOMES[fate], color=colour, clip_on=False, **{**OUTCOME_LOOK, "markersize": 5}
-        )
+    end, outcome = lines[np.isfinite(lines["mean"])].tail(1), worst_outcome(lines["outcome"])
+    if outcome:
+        look = {**OUTCOME_LOOK, "markersize": 5}
+        axes.plot(end["step"], end["mean"], OUTCOMES[outcome], color=colour, clip_on=False, **look)
 
 
 def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[Any, str]) -> list[Line2D]:
-    """Sensitivity of every arm against size, solid, and its instability part, dashed; ``curves`` as by ``by_curve``.
+    """Draw the sensitivity of every arm against size, solid, and its instability part, dashed.
 
-    ``colours`` are those of arms that have one in panels above. Returns the entries of its key.
+    Args:
+        axes: the panel.
+        curves: as made by ``by_curve``.
+        colours: by arm, for those that have a colour in other panels.
+
+    Returns:
+        Entries of its key.
     """
     sizes, arms, keys = sorted(curves["size"].unique()), list(curves["arm"].unique()), []
-    reach = float(np.log(sizes[-1] / sizes[0])) or 1.0
-    apart = 0.012 if len(sizes) > 1 else 0.2 / len(arms)
-    for place, arm in enumerate(arms):
-        some = curves[curves["arm"] == arm]
-        look = arm_look(place) | ({"color": colours[arm]} if arm in colours else {})
-        # arms stand a hair apart, or bars would hide one another
-        x = some["size"].to_numpy() * np.exp(reach * apart * (place - (len(arms) - 1) / 2))
-        _intervals(axes, x, list(some["total"]), **look)
-        _intervals(axes, x, list(some["above"]), **look, linestyle=DASHED, markerfacecolor="white")
+    log_range = float(np.log(sizes[-1] / sizes[0])) or 1.0
+    offset = 0.012 if len(sizes) > 1 else 0.2 / len(arms)
+    for position, arm in enumerate(arms):
+        own = curves[curves["arm"] == arm]
+        look = arm_look(position) | ({"color": colours[arm]} if arm in colours else {})
+        # shift arms sideways, so that their bars do not hide one another
+        x = own["size"].to_numpy() * np.exp(log_range * offset * (position - (len(arms) - 1) / 2))
+        _intervals(axes, x, list(own["total"]), **look)
+        _intervals(axes, x, list(own["above"]), **look, linestyle=DASHED, markerfacecolor="white")
         keys.append(arm_key(arm, look))
     keys += [Line2D([], [], color=INK, label="sensitivity")]
     keys += [Line2D([], [], color=INK, linestyle=DASHED, label="its instability part")]
@@ -139,11 +145,11 @@ def sensitivities(axes: Axes, curves: pd.DataFrame, colours: Mapping[Any, str]) 
 
 
 def _intervals(axes: Axes, x: Any, intervals: list[Interval], **look: Any) -> None:
-    """Means joined by a line, each with its interval; below three seeds the seeds themselves."""
+    """Draw means joined by a line, each with its interval; below three seeds draw a dash per seed."""
     means = [interval.mean for interval in intervals]
     half = [interval.high - interval.mean for interval in intervals]
     axes.plot(x, means, markersize=5, **look)
     axes.errorbar(x, means, half, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5)
-    for place, interval in zip(x, intervals, strict=True):
+    for x_of_interval, interval in zip(x, intervals, strict=True):
         if interval.n < FEWEST_SEEDS:
-            axes.plot([place] * interval.n, interval.values, "_", color=look["color"], markersize=8)
+            axes.plot([x_of_interval] * interval.n, interval.values, "_", color=look["color"], markersize=8)

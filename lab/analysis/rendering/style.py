@@ -1,4 +1,4 @@
-"""How figures look: one style, colours for colour-blind eyes, SVG that is the same bytes each time."""
+"""Style of figures: fonts, colours safe for colour-blind readers, layout in inches, keys, reproducible SVG."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9,
-    "axes.titley": 1.0,  # or every title would be laid out to keep clear of ticks above panels, which have none
+    "axes.titley": 1.0,  # fixed, since matplotlib would search every title's height
     "axes.labelsize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -38,7 +38,7 @@ STYLE: dict[Any, Any] = {
 }
 styled = matplotlib.rc_context(STYLE)
 
-# Okabe & Ito 2008, without the yellow that white paper swallows; each with a mark of its own.
+# Okabe & Ito 2008, without yellow, which is invisible on white.
 ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 ARM_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 SIZE_SHADES, LR_SHADES = "viridis", "plasma"
@@ -47,131 +47,137 @@ OUTCOME_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillst
 REFERENCES = {"loss_at_init": ("at initialization", (0, (1, 1.5))), "loss_bigram": ("bigram model", (0, (5, 2)))}
 INK = "#444444"
 MOST_KEYS = 9
-LEFT, BETWEEN, KEYS = 1.0, 0.2, 2.3  # inches: at the left of all panels, between two, at their right
+LEFT, BETWEEN, KEYS = 1.0, 0.2, 2.3  # inches: left of all panels, between two panels, right of all panels
 MOST_COLUMNS = 4
-MOST_CORNERS = 15  # of a shape that is drawn with care
+MOST_FINE_CORNERS = 15  # shapes with more corners are rounded to fewer digits
 
 
 def shades(values: Iterable[float], colours: str) -> dict[Any, str]:
-    """Each value, in order, to a shade from dark to light of a sequential map; its palest end is left out."""
+    """Map sorted values to shades of a sequential colour map, dark to light, without its palest end."""
     ordered = sorted(set(values))
-    picked = matplotlib.colormaps[colours](np.linspace(0, 0.78, max(len(ordered), 2)))
-    return dict(zip(ordered, map(to_hex, picked), strict=False))
+    spaced = matplotlib.colormaps[colours](np.linspace(0, 0.78, max(len(ordered), 2)))
+    return dict(zip(ordered, map(to_hex, spaced), strict=False))
 
 
 def literal(label: object, width: int) -> str:
-    """A label as it is, wrapped: matplotlib finds no mathematics, no unknown letter and no leave to hide it."""
-    visible = str(label).encode("unicode_escape").decode().replace("$", r"\$")
-    visible = re.sub(rf"\S{{{width + 1},}}", lambda word: word[0].replace("=", "= "), visible)
-    return textwrap.fill(f" {visible}" if visible.startswith("_") else visible, width, drop_whitespace=False)
+    """Wrap a label and escape what matplotlib would take for mathematics, cannot draw, or would hide."""
+    escaped = str(label).encode("unicode_escape").decode().replace("$", r"\$")
+    escaped = re.sub(rf"\S{{{width + 1},}}", lambda word: word[0].replace("=", "= "), escaped)
+    return textwrap.fill(f" {escaped}" if escaped.startswith("_") else escaped, width, drop_whitespace=False)
 
 
 def columns_for(panels: int) -> int:
-    """How many of so many panels stand side by side: at most four, in rows as full as can be."""
+    """Number of columns for so many panels: at most four, with rows as full as possible."""
     return -(-panels // -(-panels // MOST_COLUMNS))
 
 
 class Sheet:
-    """An empty figure with places for panels, counted from the upper left, and a margin at the right for keys.
+    """A figure with a grid of cells for panels, counted from the upper left, and a right margin for keys.
 
-    Places are measured in inches and not found by a layout engine, which would draw every figure several times over.
+    Cells are given in inches, since a layout engine would draw every figure several times.
     """
 
     def __init__(self, columns: int, rows: Sequence[tuple[float, float]], headroom: float = 0.4) -> None:
-        """``rows`` are pairs of a height and the space below it; ``headroom`` is for titles above the first."""
-        self.wide = {1: 3.7, 2: 2.8, 3: 2.35}.get(columns, 1.75)
+        """Each of ``rows`` is a height and the space below it; ``headroom`` is the space above the first. In inches."""
+        self.panel_width = {1: 3.7, 2: 2.8, 3: 2.35}.get(columns, 1.75)
         self.rows, self.headroom = list(rows), headroom
-        width = LEFT + columns * (self.wide + BETWEEN) - BETWEEN + KEYS
+        width = LEFT + columns * (self.panel_width + BETWEEN) - BETWEEN + KEYS
         self.figure = Figure(figsize=(width, headroom + sum(map(sum, self.rows))))
 
     @property
     def first(self) -> Axes | None:
-        """The panel made before all others."""
+        """The panel that was made first; None before that."""
         return self.figure.axes[0] if self.figure.axes else None
 
     def panel(self, row: int, column: int, columns: int = 1, gap: float = 0.0, **shared: Any) -> Axes:
-        """Axes in this place, over so many columns, ``gap`` inches of it left free for labels at their left.
+        """Axes in this cell.
 
-        ``sharex`` and ``sharey`` are as matplotlib has them.
+        Args:
+            row: from 0, at the top.
+            column: from 0, at the left.
+            columns: how many columns the panel spans.
+            gap: inches kept free at the left of the cell, for labels.
+            **shared: ``sharex`` and ``sharey``, as in matplotlib.
         """
         width, height = self.figure.get_size_inches()
-        x = LEFT + column * (self.wide + BETWEEN)
+        x = LEFT + column * (self.panel_width + BETWEEN)
         y = height - self.headroom - sum(map(sum, self.rows[:row])) - self.rows[row][0]
-        wide = columns * (self.wide + BETWEEN) - BETWEEN
+        panel_width = columns * (self.panel_width + BETWEEN) - BETWEEN
         return self.figure.add_axes(
-            ((x + gap) / width, y / height, (wide - gap) / width, self.rows[row][0] / height), **shared
+            ((x + gap) / width, y / height, (panel_width - gap) / width, self.rows[row][0] / height), **shared
         )
 
     def beside(self, first: int, last: int, text: str) -> None:
-        """Words at the far left of these rows, upwards."""
+        """Write text upwards at the far left of rows ``first`` to ``last``."""
         width, height = self.figure.get_size_inches()
         above = [self.headroom + sum(map(sum, self.rows[:row])) for row in (first, last)]
         middle = 1 - (above[0] + above[1] + self.rows[last][0]) / 2 / height
         self.figure.text(0.06 / width, middle, text, rotation=90, va="center", weight="bold", size=8)
 
     def keys(self, *groups: tuple[str, Sequence[Any]], row: int = 0) -> None:
-        """Named groups of entries in the right margin, one below the other, from the top of this row down."""
+        """Draw titled groups of key entries in the right margin, one below the other, from the top of this row down."""
         handles = []
-        for title, some in groups:
-            handles += [Line2D([], [], linestyle="", label=f"{title}:"), *some] if title and some else list(some)
+        for title, entries in groups:
+            heading = [Line2D([], [], linestyle="", label=f"{title}:")] if title and entries else []
+            handles += [*heading, *entries]
         width, height = self.figure.get_size_inches()
-        at = (1 - (KEYS - 0.12) / width, 1 - (self.headroom + sum(map(sum, self.rows[:row]))) / height)
+        corner = (1 - (KEYS - 0.12) / width, 1 - (self.headroom + sum(map(sum, self.rows[:row]))) / height)
         look: dict[str, Any] = {"borderaxespad": 0, "handlelength": 1.7, "alignment": "left", "labelspacing": 0.35}
-        look |= {"loc": "upper left", "bbox_to_anchor": at}
+        look |= {"loc": "upper left", "bbox_to_anchor": corner}
         self.figure.legend(handles, [handle.get_label() for handle in handles], **look)
 
 
 def line_keys(shades: Mapping[float, str], spell: Callable[[float], str]) -> list[Line2D]:
-    """Entries for lines told apart by shade; of very many, a few from first to last."""
+    """Key entries for lines told apart by shade; of more than nine, nine from first to last."""
     values = list(shades)
     shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_KEYS)).round().astype(int))
-    return [Line2D([], [], color=shades[values[place]], label=spell(values[place])) for place in shown]
+    return [Line2D([], [], color=shades[values[index]], label=spell(values[index])) for index in shown]
 
 
 def outcome_keys() -> list[Line2D]:
-    """Entries for the marks of lost runs."""
+    """Key entries for the marks of unstable and diverged runs."""
     return [
-        Line2D([], [], linestyle="", color=INK, marker=mark, label=fate, **OUTCOME_LOOK)
-        for fate, mark in OUTCOMES.items()
+        Line2D([], [], linestyle="", color=INK, marker=mark, label=outcome, **OUTCOME_LOOK)
+        for outcome, mark in OUTCOMES.items()
     ]
 
 
 def reference_keys(axes: Axes) -> list[Line2D]:
-    """Entries for the thin lines, as far as they are in view."""
+    """Key entries for the reference lines that are in view."""
     low, high = axes.get_ylim()
     names = [name for name, _ in REFERENCES.values()]
     return [line for line in axes.lines if line.get_label() in names and low <= np.max(line.get_ydata()) <= high]
 
 
 def svg(figure: Figure, name: str) -> str:
-    """The figure as one ``<svg>`` element; its ids begin with ``name``, so that several can share a page."""
+    """Render a figure as one ``<svg>`` element; its ids begin with ``name``, so that several can share a page."""
     for axes in figure.axes:
-        _rule(axes)
+        _draw_grid(axes)
     with matplotlib.rc_context(STYLE), io.StringIO() as text:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         drawn = text.getvalue()
-    drawn = re.sub(r'(<g) id="[^"]*"', r"\1", drawn[drawn.index("<svg") :])  # no link leads to a group
+    drawn = re.sub(r'(<g) id="[^"]*"', r"\1", drawn[drawn.index("<svg") :])  # nothing refers to groups
     drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
-    return re.sub(r'(?<= d=")[^"]+', _terse, re.sub(r"\n +", "\n", drawn))
+    return re.sub(r'(?<= d=")[^"]+', _shorten, re.sub(r"\n +", "\n", drawn))
 
 
-def _rule(axes: Axes) -> None:
-    """Grid lines as one thing each way, and ticks where there are labels only: each tick is five, and takes long."""
-    ways = [
+def _draw_grid(axes: Axes) -> None:
+    """Draw grid lines as one collection per axis, and ticks only beside labels: matplotlib's own ticks are slow."""
+    directions = [
         (axes.xaxis, "labelbottom", axes.get_xaxis_transform()),
         (axes.yaxis, "labelleft", axes.get_yaxis_transform()),
     ]
-    for axis, labels, where in ways:
+    for axis, labels, transform in directions:
         low, high = sorted(axis.get_view_interval())
-        at = [float(place) for place in axis.get_majorticklocs() if low <= place <= high]
-        lines = [[(x, 0.0), (x, 1.0)] if axis is axes.xaxis else [(0.0, x), (1.0, x)] for x in at]
+        ticks = [float(tick) for tick in axis.get_majorticklocs() if low <= tick <= high]
+        lines = [[(tick, 0.0), (tick, 1.0)] if axis is axes.xaxis else [(0.0, tick), (1.0, tick)] for tick in ticks]
         look = {"colors": STYLE["grid.color"], "linewidths": STYLE["grid.linewidth"], "zorder": 0.5}
-        axes.add_collection(LineCollection(lines, transform=where, **look), autolim=False)
+        axes.add_collection(LineCollection(lines, transform=transform, **look), autolim=False)
         axis.set_visible(axis.get_tick_params().get(labels, True) or bool(axis.get_label_text()))
 
 
-def _terse(path: re.Match[str]) -> str:
-    """A path to a hundredth of a point, a curve of many corners to a tenth: no eye or press is finer."""
-    digits = 1 if path[0].count("L") > MOST_CORNERS else 2
+def _shorten(path: re.Match[str]) -> str:
+    """Round a path to a hundredth of a point, one of many corners to a tenth; both are finer than print."""
+    digits = 1 if path[0].count("L") > MOST_FINE_CORNERS else 2
     rounded = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.{digits}f}", path[0])
     return re.sub(r"\s*([A-Zz])\s*", r"\1", rounded).strip()

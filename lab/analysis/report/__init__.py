@@ -1,1 +1,1 @@
-"""The report of a results folder: one page, its tables and its findings."""
+"""The report of results folders: its page, tables and findings."""

@@ -1,4 +1,4 @@
-"""The report: one page, its figures and its tables, out of the records of one or more results folders."""
+"""Write the report of one or more results folders: a page, its figures and its tables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-import lab.analysis.text as text
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering import html, style
 from lab.analysis.report import tables
 from lab.analysis.report.findings import headline, notes
 from lab.analysis.sensitivity import Study
-from lab.analysis.text import count, listed, spell
+from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
@@ -36,38 +35,39 @@ LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
 lower than at initialization."""
 
-# The order of reading; the other figures follow by name.
+# Figures that come first on the page, in this order; the others follow by name.
 FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
 
 
-def summary(made: Study) -> str:
-    """The table of sensitivities as plain text, then a line for each thing its reader must know."""
-    return "\n".join([*text.plain_text(tables.sensitivities(made)), *notes(made)])
+def summary(study: Study) -> str:
+    """The table of sensitivities as plain text, then the notes on it."""
+    return "\n".join([*plain_text(tables.sensitivities(study)), *notes(study)])
 
 
-def write_report(made: Study, folders: Sequence[str | Path]) -> Path:
+def write_report(study: Study, folders: Sequence[str | Path]) -> Path:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
     Returns:
         Path of the page; the same records give the same bytes.
     """
-    places = [Path(folder) for folder in folders]
-    for name, table in tables.files(made).items():
-        text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-        files.write_text(places[0] / "tables" / f"{name}.csv", text)
-    figures = dict(_figures(made, places[0]))
-    title = " and ".join(place.resolve().name for place in places)
-    body = [*_findings(made), *figures.values(), *_details(made), *_making(made, places)]
-    files.write_text(places[0] / "report.html", html.document(title, body))
-    return places[0] / "report.html"
+    paths = [Path(folder) for folder in folders]
+    out = paths[0]
+    for name, table in tables.files(study).items():
+        csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        files.write_text(out / "tables" / f"{name}.csv", csv)
+    figures = list(_figures(study, out))
+    title = " and ".join(path.resolve().name for path in paths)
+    body = [*_findings(study), *figures, *_details(study), *_provenance(study, paths)]
+    files.write_text(out / "report.html", html.document(title, body))
+    return out / "report.html"
 
 
-def _figures(made: Study, out: Path) -> Iterator[tuple[str, str]]:
-    """Every registered figure that applies, as a section of the page and as a file; others leave no file either."""
+def _figures(study: Study, out: Path) -> Iterator[str]:
+    """Sections of the figures that apply, each also written as a file; files of the others are removed."""
     for name in sorted(FIGURES, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
         caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
         try:
-            svg = style.svg(FIGURES[name](made.records, made.points), name)
+            svg = style.svg(FIGURES[name](study.records, study.points), name)
             shown = html.figure(svg, caption)
         except RequestError as refusal:
             file.unlink(missing_ok=True)
@@ -76,51 +76,52 @@ def _figures(made: Study, out: Path) -> Iterator[tuple[str, str]]:
             shown = html.paragraph(str(refusal))
         else:
             files.write_text(file, svg)
-        yield name, html.section(caption.split("\n")[0].rstrip("."), shown)
+        yield html.section(caption.split("\n")[0].rstrip("."), shown)
 
 
-def _findings(made: Study) -> Iterator[str]:
-    yield html.paragraph(_extent(made), "lead")
-    if len(made.pairs):
-        yield html.section("Between the arms", html.bullets(headline(made.pairs)), html.paragraph(PAIRED))
-    cautions = list(notes(made))
+def _findings(study: Study) -> Iterator[str]:
+    yield html.paragraph(_extent(study), "lead")
+    if len(study.pairs):
+        yield html.section("Between the arms", html.bullets(headline(study.pairs)), html.paragraph(PAIRED))
+    cautions = list(notes(study))
     if cautions:
         yield html.section("Read with care", html.bullets(cautions))
-    yield html.section("Learning-rate sensitivity", html.paragraph(SENSITIVITY), html.table(tables.sensitivities(made)))
+    table = html.table(tables.sensitivities(study))
+    yield html.section("Learning-rate sensitivity", html.paragraph(SENSITIVITY), table)
 
 
-def _extent(made: Study) -> str:
-    fates = {name: int((made.records.runs["status"] == name).sum()) for name in store.STATUSES}
-    points, runs = made.points, made.records.runs
+def _extent(study: Study) -> str:
+    statuses = {name: int((study.records.runs["status"] == name).sum()) for name in store.STATUSES}
+    points, runs = study.points, study.records.runs
     lrs, steps = sorted(points["lr"].unique()), sorted(set(map(spell, map(float, runs["steps"]))))
     return (
-        f"{len(runs)} runs ({', '.join(f'{n} {name}' for name, n in fates.items())}): arms "
+        f"{len(runs)} runs ({', '.join(f'{n} {name}' for name, n in statuses.items())}): arms "
         f"{listed(points['arm'].unique())}; {listed(map(count, sorted(points['size'].unique())))} parameters without "
         f"embeddings; {len(lrs)} peak learning rates from {lrs[0]:g} to {lrs[-1]:g}; "
         f"{points['seed'].nunique()} seeds; {listed(steps)} steps."
     )
 
 
-def _details(made: Study) -> Iterator[str]:
-    if len(made.pairs):
-        shown = html.table(tables.differences(made))
+def _details(study: Study) -> Iterator[str]:
+    if len(study.pairs):
+        shown = html.table(tables.differences(study))
         yield html.section("Differences between arms, paired by seed", html.paragraph(DIFFERENCES), shown)
-    yield html.section("Final loss by learning rate", html.paragraph(LOSSES), html.table(tables.losses(made)))
-    lost = tables.lost(made)
+    yield html.section("Final loss by learning rate", html.paragraph(LOSSES), html.table(tables.losses(study)))
+    lost = tables.lost(study)
     if len(lost):
         yield html.section("Runs that failed or diverged", html.table(lost))
 
 
-def _making(made: Study, places: list[Path]) -> Iterator[str]:
-    """Whatever is needed to make the page again."""
-    commands = "\n".join(dict.fromkeys(command for place in places for command in store.commands(place)))
-    runs = made.records.runs
+def _provenance(study: Study, folders: list[Path]) -> Iterator[str]:
+    """All that is needed to make the page again."""
+    commands = "\n".join(dict.fromkeys(command for folder in folders for command in store.commands(folder)))
+    runs = study.records.runs
     facts = {name: sorted(runs[name].dropna().unique()) for name in ("versions", "data_fingerprint", "data_notes")}
-    said = [f"{name.replace('_', ' ')}: {'; '.join(values)}" for name, values in facts.items() if any(values)]
+    lines = [f"{name.replace('_', ' ')}: {'; '.join(values)}" for name, values in facts.items() if any(values)]
     libraries = {"Python": platform.python_version(), "matplotlib": matplotlib.__version__}
     libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
-    said += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
-    settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(made).items())
-    yield html.section("What sets the arms and sizes apart", html.table(tables.arms(made)))
-    yield html.section("How this was made", html.block(commands or "no command on record"), html.bullets(said))
+    lines += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
+    settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(study).items())
+    yield html.section("What sets the arms and sizes apart", html.table(tables.arms(study)))
+    yield html.section("How this was made", html.block(commands or "no command on record"), html.bullets(lines))
     yield html.section("What all runs share", html.block(settings))

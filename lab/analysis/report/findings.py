@@ -1,4 +1,4 @@
-"""Findings in sentences: what pairs of arms differ in, and what a reader of the numbers must know."""
+"""Findings in sentences: differences between arms, and notes on what limits the numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, listed, spell
 
-# With more pairs than four arms have, the headline compares with the first arm only; the table has every pair.
+# Four arms make this many pairs. With more, only pairs with the first arm get sentences; the table has all.
 MOST_PAIRS = 6
 
 
 def headline(pairs: pd.DataFrame) -> list[str]:
-    """A sentence per pair of arms on sensitivity and one on its instability part; ``pairs`` as by ``all_pairs``."""
+    """Two sentences per pair of arms, on sensitivity and on its instability part; ``pairs`` as from ``all_pairs``."""
     groups = pairs.groupby(["first", "second"], sort=False)
     first = pairs["first"].iloc[0] if len(groups) > MOST_PAIRS else None
     shown = [table for (one, _), table in groups if first in (None, one)]
@@ -41,7 +41,7 @@ def _difference(table: pd.DataFrame, part: str) -> str:
 
 
 def notes(study: Study) -> Iterator[str]:
-    """What limits the numbers, one line per kind."""
+    """Sentences on what limits the numbers, one per kind of limit."""
     runs, failed = study.records.runs, study.failed
     if len(failed):
         yield f"Failed, and left out of the curves: {len(failed)} of {len(runs)} runs ({listed(failed['id'])})."
@@ -50,44 +50,44 @@ def notes(study: Study) -> Iterator[str]:
         yield f"Left out, since another run is the same point: {len(repeated)} runs ({listed(repeated)})."
     for curves, sentence in _cautions(study):
         if len(curves):
-            yield sentence.format(listed(_place(*at) for at in zip(curves["arm"], curves["size"], strict=True)))
+            yield sentence.format(listed(map(_curve_name, curves["arm"], curves["size"])))
     yield from _gaps(study.points)
 
 
 def _gaps(points: pd.DataFrame) -> Iterator[str]:
-    """Learning rates that other curves ran and no seed of this one did; then those that only some of its seeds ran."""
+    """Learning rates missing from whole curves that other curves have, then those missing from single seeds."""
     curves = points.groupby(["arm", "size"], sort=False)
-    places: dict[str, list[str]] = {}
-    for at, curve in curves:
+    curves_by_gap: dict[str, list[str]] = {}
+    for (arm, size), curve in curves:
         if missing := _missing(points["lr"], curve["lr"]):
-            places.setdefault(missing, []).append(_place(*at))
-    for missing, found in places.items():
+            curves_by_gap.setdefault(missing, []).append(_curve_name(arm, size))
+    for missing, names in curves_by_gap.items():
         yield (
             f"No seed has a run at learning rate {missing}, where other curves have one, and sensitivity averages over "
-            f"the learning rates a curve ran from {LOW:g} to {HIGH:g}: {listed(found)}."
+            f"the learning rates a curve ran from {LOW:g} to {HIGH:g}: {listed(names)}."
         )
-    for at, curve in curves:
+    for (arm, size), curve in curves:
         for seed, runs in curve.groupby("seed"):
             if missing := _missing(curve["lr"], runs["lr"]):
                 yield (
-                    f"{_place(*at)}: seed {seed} has no run at learning rate {missing}; the mean sensitivity pools "
-                    "seeds, each over the learning rates it ran."
+                    f"{_curve_name(arm, size)}: seed {seed} has no run at learning rate {missing}; the mean "
+                    "sensitivity pools seeds, each over the learning rates it ran."
                 )
 
 
-def _missing(wanted: pd.Series, ran: pd.Series) -> str:
-    lrs = sorted(set(wanted) - set(ran))
+def _missing(expected: pd.Series, ran: pd.Series) -> str:
+    lrs = sorted(set(expected) - set(ran))
     return listed(map(spell, lrs)) if lrs else ""
 
 
 def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
-    """Curves, and a sentence about them."""
+    """Groups of curves, each with the sentence that warns of them."""
     curves = study.curves
     total, below = (curves[part].map(lambda interval: interval.mean) for part in ("total", "below"))
     n = curves["total"].map(lambda interval: interval.n)
     learned = study.points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
     worse = learned.index[learned["capped"] > learned["loss_bigram"]]
-    at = pd.MultiIndex.from_frame(curves[["arm", "size"]])
+    index = pd.MultiIndex.from_frame(curves[["arm", "size"]])
     few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
     slow = "More than half of the sensitivity is under-training, from learning rates below the best one, for {}."
     idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable"
@@ -96,27 +96,27 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     yield curves[n == 0], f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}: {{}}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
     yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
-    yield curves[at.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
-    yield curves[at.isin(_at_the_edge(study)) & (n > 0)], edge
-    yield curves[at.isin(_of_another_meaning(study))], other
+    yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
+    yield curves[index.isin(_at_the_edge(study)) & (n > 0)], edge
+    yield curves[index.isin(_with_scaled_steps(study))], other
 
 
 def _at_the_edge(study: Study) -> pd.MultiIndex:
-    """Arms and sizes with a seed whose best learning rate is an end of those it ran at, of three or more."""
+    """Arms and sizes with a seed of three or more learning rates whose best one is the lowest or the highest."""
     lrs = study.points.groupby(["arm", "size", "seed"]).agg(
         best=("best_lr", "first"), low=("lr", "min"), high=("lr", "max"), n=("lr", "nunique")
     )
-    some = lrs[(lrs["n"] > 2) & ((lrs["best"] == lrs["low"]) | (lrs["best"] == lrs["high"]))]
-    return pd.MultiIndex.from_frame(some.reset_index()[["arm", "size"]])
+    at_edge = lrs[(lrs["n"] > 2) & ((lrs["best"] == lrs["low"]) | (lrs["best"] == lrs["high"]))]
+    return pd.MultiIndex.from_frame(at_edge.reset_index()[["arm", "size"]])
 
 
-def _of_another_meaning(study: Study) -> pd.MultiIndex:
+def _with_scaled_steps(study: Study) -> pd.MultiIndex:
     """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
     cards = study.records.runs.set_index("id").loc[study.points["id"]]
     scaled = (cards["parametrization.name"] != "standard") | (cards["optimizer.name"] == "adamw_rms_scaled")
-    some = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
-    return pd.MultiIndex.from_frame(some[["arm", "size"]])
+    unlike_others = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
+    return pd.MultiIndex.from_frame(unlike_others[["arm", "size"]])
 
 
-def _place(arm: object, size: object) -> str:
+def _curve_name(arm: object, size: object) -> str:
     return f"{arm} at {count(float(str(size)))}"

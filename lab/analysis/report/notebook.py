@@ -1,4 +1,4 @@
-"""What notebooks show: a figure with its caption, as it stands in the report."""
+"""Show figures in notebooks with their captions, as the report shows them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ class Shown(NamedTuple):
 
 
 def show(records: Records, name: str) -> Shown:
-    """Draw a figure that ``lab list figures`` names, or ``logit_forecast`` or ``gradient_forecast``.
+    """Draw a figure of the report or of `lab predict`.
+
+    Args:
+        records: as ``load`` reads them.
+        name: a name that ``lab list figures`` gives, or ``logit_forecast`` or ``gradient_forecast``.
 
     Raises:
-        RequestError: there is no figure of that name, or nothing to draw in these records.
+        RequestError: there is no figure of that name, or these records hold nothing that it shows.
     """
-    # matplotlib takes longer to import than all else
+    # here, since matplotlib is slow to import
     from lab.analysis.figures import FIGURES
     from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
     from lab.analysis.rendering import style

@@ -1,4 +1,4 @@
-"""Tables of a study: as the reader sees them, and as files."""
+"""Tables of a study: formatted for readers, and as plain numbers for CSV files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lab.analysis.curves import LR, configs, differing, plain
 from lab.analysis.sensitivity import Study, optima
 from lab.analysis.text import count, spell
 
-# Names for the reader of what the code calls total, below and above.
-PARTS = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
-COLUMNS = {"total": "sensitivity", "below": "under_training", "above": "instability"}
-FATE_SIGNS = {"": "", "unstable": " *", "diverged": " †"}
+# What readers and CSV files call the parts of sensitivity.
+PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
+PART_COLUMNS = {"total": "sensitivity", "below": "under_training", "above": "instability"}
+OUTCOME_MARKS = {"": "", "unstable": " *", "diverged": " †"}
 
 
 def sensitivities(study: Study) -> pd.DataFrame:
-    """A row per arm and size: S with its parts, best learning rate, the smallest one lost, seeds."""
+    """A row per arm and size: sensitivity and its parts, best learning rate, smallest unstable one, seeds."""
     curves = study.curves
     return pd.DataFrame(
         {
             "arm": curves["arm"],
             "parameters": curves["parameters"].map("{:,}".format),
-            **{name: curves[part].map(lambda interval: interval.bare) for part, name in PARTS.items()},
+            **{name: curves[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
             "best LR": curves["best_lr"].map(_span),
             "eta_div": curves["eta_div"].map(_span),
             "n": curves["total"].map(lambda interval: interval.n),
@@ -41,112 +41,115 @@ def differences(study: Study) -> pd.DataFrame:
             "first arm": pairs["first"],
             "minus second arm": pairs["second"],
             "parameters": pairs["size"].map(count),
-            **{name: pairs[part].map(lambda interval: interval.bare) for part, name in PARTS.items()},
+            **{name: pairs[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
             "n": pairs["total"].map(lambda interval: interval.n),
         }
     )
 
 
 def losses(study: Study) -> pd.DataFrame:
-    """A row per arm and size, a column per learning rate: mean over seeds of the final loss and its fate."""
+    """A row per arm and size, a column per learning rate: mean final loss over seeds, the worst outcome as a mark."""
     rows, lrs = [], [spell(lr) for lr in sorted(study.points["lr"].unique())]
     for _, runs in study.points.groupby(["arm", "size"], sort=False):
-        cells: dict[str, str] = dict.fromkeys(lrs, "") | {
-            spell(lr): f"{some['capped'].mean():.3f}{FATE_SIGNS[max(some['fate'], key=list(FATE_SIGNS).index)]}"
-            for lr, some in runs.groupby("lr")
-        }
-        rows.append({"arm": runs["arm"].iloc[0], "parameters": count(runs["size"].iloc[0]), **cells})
+        cells = {spell(lr): _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
+        row = {"arm": runs["arm"].iloc[0], "parameters": count(runs["size"].iloc[0])}
+        rows.append(row | dict.fromkeys(lrs, "") | cells)
     return pd.DataFrame(rows)
+
+
+def _loss_cell(seeds: pd.DataFrame) -> str:
+    worst = max(seeds["outcome"], key=list(OUTCOME_MARKS).index)
+    return f"{seeds['capped'].mean():.3f}{OUTCOME_MARKS[worst]}"
 
 
 def lost(study: Study) -> pd.DataFrame:
     """A row per run that diverged or failed."""
-    some = study.points[study.points["fate"] == "diverged"]
-    cards = study.records.runs.set_index("id")
-    ended = {
-        "run": some["id"],
-        "arm": some["arm"],
-        "parameters": some["parameters"],
-        "LR": some["lr"],
-        "seed": some["seed"],
-        "fate": some["fate"],
-        "final loss": some["loss"].map("{:.3f}".format),
-        "from step": some["diverged_at"],
-        "reason": cards.loc[some["id"], "reason"],
+    diverged, failed = study.points[study.points["outcome"] == "diverged"], study.failed
+    diverged_cells = {
+        "run": diverged["id"],
+        "arm": diverged["arm"],
+        "parameters": diverged["parameters"],
+        "LR": diverged["lr"],
+        "seed": diverged["seed"],
+        "fate": diverged["outcome"],
+        "final loss": diverged["loss"].map("{:.3f}".format),
+        "from step": diverged["diverged_at"],
+        "reason": study.records.runs.set_index("id").loc[diverged["id"], "reason"],
     }
-    failed = {
-        "run": study.failed["id"],
-        "arm": study.failed["intervention"],
-        "parameters": study.failed["parameters_without_embeddings"],
-        "LR": study.failed[LR],
-        "seed": study.failed["seed"],
-        "fate": study.failed["status"],
-        "final loss": study.failed["final_val_loss"],
-        "from step": study.failed["diverged_at"],
-        "reason": study.failed["reason"],
+    failed_cells = {
+        "run": failed["id"],
+        "arm": failed["intervention"],
+        "parameters": failed["parameters_without_embeddings"],
+        "LR": failed[LR],
+        "seed": failed["seed"],
+        "fate": failed["status"],
+        "final loss": failed["final_val_loss"],
+        "from step": failed["diverged_at"],
+        "reason": failed["reason"],
     }
-    return pd.DataFrame({name: [_known(cell) for cell in [*ended[name], *failed[name]]] for name in ended})
+    columns = {name: [*cells, *failed_cells[name]] for name, cells in diverged_cells.items()}
+    return pd.DataFrame({name: list(map(_config_text, cells)) for name, cells in columns.items()})
 
 
 def arms(study: Study) -> pd.DataFrame:
-    """A row per arm: every config key in which curves differ, values of several sizes one after the other."""
+    """A row per arm, a column per config key in which curves differ; cells list the values of all sizes."""
     runs = study.records.runs.set_index("id").loc[study.points["id"]].reset_index()
     keys, curves = configs(runs)
     arm_of = dict(zip(keys, study.points["arm"], strict=True))
     rows = []
     for arm in study.points["arm"].unique():
         own = [curve for key, curve in curves.items() if arm_of[key] == arm]
-        values = {key: [_known(curve[key]) for curve in own] for key in differing(list(curves.values()))}
-        rows.append({"arm": arm} | {key: ", ".join(dict.fromkeys(some)) for key, some in values.items()})
+        values = {key: [_config_text(curve[key]) for curve in own] for key in differing(list(curves.values()))}
+        rows.append({"arm": arm} | {key: ", ".join(dict.fromkeys(texts)) for key, texts in values.items()})
     return pd.DataFrame(rows)
 
 
 def shared_settings(study: Study) -> dict[str, str]:
-    """What no curve differs in, by dotted key; absent keys are left out."""
+    """Config values that all curves share, as text by dotted key; absent keys are left out."""
     curves = list(configs(study.records.runs[study.records.runs["status"] != "failed"])[1].values())
     same = set(curves[0]) - set(differing(curves))
     return {key: spell(curves[0][key]) for key in sorted(same) if curves[0][key] is not None}
 
 
 def files(study: Study) -> dict[str, pd.DataFrame]:
-    """Plain numbers by file name."""
-    seeds = study.seeds.drop(columns="curve").rename(columns=COLUMNS)
-    points = study.points.drop(columns=["curve", "best_lr"]).rename(columns={"capped": "loss_capped"})
+    """Tables of plain numbers, by name of the CSV file."""
+    seeds = study.seeds.drop(columns="curve").rename(columns=PART_COLUMNS)
+    points = study.points.drop(columns=["curve", "best_lr"])
     return {
         "sensitivity": _flat(study.curves),
         "sensitivity_by_seed": seeds,
         "differences": _flat(study.pairs).assign(**_effect_sizes(study.pairs)),
         "optima_by_seed": optima(study.points),
-        "losses": points,
+        "losses": points.rename(columns={"capped": "loss_capped", "outcome": "fate"}),
     }
 
 
 def _effect_sizes(pairs: pd.DataFrame) -> dict[str, list[float]]:
-    """Cohen's d of paired differences, by name of the column."""
-    return {f"{COLUMNS[part]}_dz": [interval.dz for interval in pairs[part]] for part in PARTS}
+    """Cohen's d_z of the paired differences, by name of its column."""
+    return {f"{column}_dz": [interval.dz for interval in pairs[part]] for part, column in PART_COLUMNS.items()}
 
 
 def _flat(table: pd.DataFrame) -> pd.DataFrame:
-    """Intervals as columns: mean, low, high and the number of seeds."""
+    """A table with each interval as three columns (mean, low, high), and the number of seeds."""
     columns: dict[str, Any] = {}
     for name in table:
-        if name not in PARTS:
+        if name not in PART_COLUMNS:
             columns[str(name)] = table[name].map(lambda value: _span(value) if isinstance(value, list) else value)
             continue
         for field in ("mean", "low", "high"):
-            label = COLUMNS[str(name)]
-            columns[label if field == "mean" else f"{label}_{field}"] = [getattr(cell, field) for cell in table[name]]
+            column = PART_COLUMNS[str(name)]
+            columns[column if field == "mean" else f"{column}_{field}"] = [getattr(cell, field) for cell in table[name]]
     return pd.DataFrame(columns).assign(n=[interval.n for interval in table["total"]])
 
 
 def _span(values: Sequence[float]) -> str:
-    """Learning rates of the seeds: one, or the smallest to the largest, and how many seeds have any."""
-    known = sorted(value for value in values if not math.isnan(value))
-    if not known:
+    """Range of the seeds' learning rates, with the number of seeds that have one if not all do (NaN is none)."""
+    present = sorted(value for value in values if not math.isnan(value))
+    if not present:
         return "none"
-    ends = " to ".join(spell(value) for value in dict.fromkeys([known[0], known[-1]]))
-    return ends if len(known) == len(values) else f"{ends} ({len(known)} of {len(values)} seeds)"
+    ends = " to ".join(spell(value) for value in dict.fromkeys([present[0], present[-1]]))
+    return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
 
 
-def _known(value: Any) -> str:
+def _config_text(value: Any) -> str:
     return "" if plain(value) is None else spell(plain(value))
