@@ -24,6 +24,7 @@ html_additional_pages = {"index": "index.html"}
 html_theme = "furo"
 html_title = "instability-lab"
 html_copy_source = False
+html_static_path, html_css_files = ["_static"], ["wide.css"]
 
 myst_heading_anchors = 3
 add_module_names = False
