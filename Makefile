@@ -1,4 +1,4 @@
-# make quickstart | make test | make test-all | make bench
+# make quickstart | make test | make test-all | make docs | make bench
 SHELL := /bin/sh
 BIN := .venv/bin
 CPU_BUILD := https://download.pytorch.org/whl/cpu
@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # Where torch comes from; empty is pip's default.  A CPU needs no CUDA packages, which are gigabytes.
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1 && echo $(CPU_BUILD))
 
-.PHONY: install quickstart test test-all lint bench clean
+.PHONY: install quickstart test test-all lint docs bench clean
 
 quickstart: .venv/installed
 	$(BIN)/lab sweep quickstart
@@ -25,6 +25,10 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/installed-docs
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs
+	@echo "site: build/docs/index.html"
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/bench.py
@@ -45,7 +49,11 @@ bench: .venv/installed
 	@touch $@
 
 .venv/installed-extras: .venv/installed-test
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[slurm,ray,tensorboard,wandb,trackio,data]'
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[slurm,ray,tensorboard,wandb,trackio,data,docs]'
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 clean:

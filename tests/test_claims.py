@@ -21,8 +21,6 @@ from lab.analysis.report import findings
 from lab.analysis.sensitivity import study
 from lab.analysis.statistics import student_t
 
-HOME = Path(__file__).parents[1]
-README = (HOME / "README.md").read_text(encoding="utf-8")
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
 
 
@@ -142,14 +140,6 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "no results folder" in capsys.readouterr().err
     assert main(["claims", "--jsno"]) == 2
     assert "nearest: --json" in capsys.readouterr().err
-
-
-def test_the_readme_shows_what_the_committed_results_say() -> None:
-    start, end = scoreboard.MARKS
-    if start not in README:
-        pytest.skip("the README has no scoreboard")
-    shown = README[README.index(start) : README.index(end) + len(end)]
-    assert shown == scoreboard.render([HOME / "results"], "--markdown")
 
 
 def test_every_figure_named_is_ours() -> None:

@@ -1,8 +1,10 @@
-"""Notebooks: they hold no outputs, define nothing, teach in words, and run from top to bottom on the records in git."""
+"""Notebooks: they hold no outputs, define nothing, explain what they show, and run on the records in git."""
 
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import tempfile
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from traitlets.config import Config
 
 from lab.analysis import load, show, verdicts
 from lab.analysis.claims import scoreboard
+from lab.analysis.claims.judging import FIGURES_OF_THE_PAPER
 from lab.core.errors import RequestError
 
 HOME = Path(__file__).parents[1]
@@ -71,12 +74,31 @@ def test_code_is_short_defines_nothing_and_imports_the_analysis_alone(path: Path
 
 
 @each
-def test_text_teaches(path: Path) -> None:
-    """A title first, words before every figure, and more words than code."""
+def test_text_comes_before_every_figure_and_table(path: Path) -> None:
+    """A title first; after each output a text, before the next output of its kind."""
     notebook = read(path)
     assert notebook.cells[0].source.startswith("# ")
-    words = sum(len(text.split()) for text in sources(notebook, "markdown"))
-    assert words > 5 * sum(len(code.split()) for code in sources(notebook, "code"))
+    for kind in ("show(", "verdicts("):
+        explained = False
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                explained = True
+            elif kind in cell.source:
+                assert explained, cell.source
+                explained = False
+
+
+def test_together_they_cover_every_sweep_and_every_figure_of_the_paper() -> None:
+    code = "\n".join(source for path in NOTEBOOKS for source in sources(read(path), "code"))
+    judged = re.findall(r'verdicts\("[^"]+"((?:, "[\w.]+")+)\)', code)
+    assert set(re.findall(r'"([\w.]+)"', "".join(judged))) == set(FIGURES_OF_THE_PAPER)
+    committed = {table.parent.name for table in (HOME / "results").glob("*/runs.parquet")}
+    assert set(re.findall(r'"\.\./results/(\w+)"', code)) == committed
+
+
+@pytest.mark.parametrize(("path", "following"), [*itertools.pairwise(NOTEBOOKS)], ids=lambda path: path.stem)
+def test_each_leads_to_the_next(path: Path, following: Path) -> None:
+    assert f"]({following.name})" in read(path).cells[-1].source
 
 
 @each

@@ -1,4 +1,7 @@
-"""The README's commands, run as they stand there, only smaller."""
+"""The README and the page of commands: their commands run, only smaller, and their numbers are those of the records.
+
+``python tests/test_readme.py`` writes the tables of claims into the README and into that of the results.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,76 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from lab.__main__ import main
+from lab.analysis import findings, study
+from lab.analysis.claims import scoreboard
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line]
+COMMANDS_PAGE = (HOME / "docs" / "commands.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", README + COMMANDS_PAGE, re.DOTALL)
+    for line in block.splitlines()
+    if line
+]
+# Which table of `lab claims --markdown` stands where.
+TABLES = {"README.md": scoreboard.SUBJECT_MARKS, "results/README.md": scoreboard.MARKS}
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
 SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
+
+
+@cache
+def claims() -> str:
+    return scoreboard.render([HOME / "results"], "--markdown")
+
+
+def between(text: str, marks: tuple[str, str]) -> str:
+    """The part of a text from the first mark to the second."""
+    return text[text.index(marks[0]) : text.index(marks[1]) + len(marks[1])]
 
 
 def test_the_make_targets_exist() -> None:
     targets = re.findall(r"^([\w-]+):", (HOME / "Makefile").read_text(), re.MULTILINE)
     named = [shlex.split(line, comments=True)[1] for line in COMMANDS if line.startswith("make ")]
     assert {"quickstart", "test"} <= set(named) <= set(targets)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_the_tables_of_claims_are_those_of_the_committed_results(page: str) -> None:
+    assert between((HOME / page).read_text(), TABLES[page]) == between(claims(), TABLES[page])
+
+
+def test_the_counts_by_subject_are_those_of_the_claims() -> None:
+    """The verdicts of the long table, counted again."""
+    rows = [line.split(" | ") for line in between(claims(), scoreboard.MARKS).splitlines() if line.startswith("| ")][1:]
+    verdicts = [row[2] for row in rows]
+    counts = [
+        [int(cell) for cell in line.strip("| ").split(" | ")[1:]]
+        for line in between(README, scoreboard.SUBJECT_MARKS).splitlines()[3:-1]
+    ]
+    expected = [len(verdicts), *map(verdicts.count, scoreboard.VERDICTS)]
+    assert counts[-1] == expected == [sum(column) for column in zip(*counts[:-1], strict=True)]
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_committed_quickstart() -> None:
+    made = study([HOME / "results" / "quickstart"])
+    number = r"\d\.\d{3} ± \d\.\d{3}"
+    assert re.findall(number, README) == re.findall(number, " ".join(findings.headline(made.pairs)))
+    assert len(re.findall(number, README)) == 4
+    first_lost = made.seeds.groupby("arm")["eta_div"]
+    assert first_lost.apply(set).to_dict()["z_loss"] == {0.1}
+    assert first_lost.count().to_dict()["qk_layernorm+z_loss"] == 0
+    assert "from learning rate 0.1 on" in " ".join(README.split())
 
 
 @pytest.mark.slow
@@ -32,30 +88,25 @@ def test_the_lab_commands_work_in_their_order(
 ) -> None:
     """Only ``lab report`` draws: one page with figures shows what all of them would.
 
-    What is made smaller is no longer what the baseline is of, which ``lab check`` says.
+    A smaller sweep is not the one that the baseline is of, and ``lab check`` says so.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(HOME / "results")
     (tmp_path / "README.md").write_text(README)
-    ran = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
-    assert len(ran) >= 6
-    for words in ran:
-        theirs = [word for word in words if not word.startswith("scale=")]  # none is as small
-        mine = [key for key in SMALLER if not any(word.startswith(key.split("=")[0]) for word in theirs)]
-        mine = {"sweep": mine, "train": mine, "coordcheck": SMALLER_CHECK}.get(words[0], [])
-        smaller = [*(theirs if mine else words), *mine]
+    requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
+    assert len(requests) >= 6
+    for words in requests:
+        kept = [word for word in words if not word.startswith("scale=")]  # no other scale is as small
+        added = [key for key in SMALLER if not any(word.startswith(key.split("=")[0]) for word in kept)]
+        added = {"sweep": added, "train": added, "coordcheck": SMALLER_CHECK}.get(words[0], [])
+        smaller = [*(kept if added else words), *added]
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["lab", *smaller])
             if words[0] in ("sweep", "train"):
                 patch.setattr("lab.analysis.report.build.FIGURES", {})
-            code, said = main(smaller), capsys.readouterr()
-            assert code == (2 if words[0] == "check" else 0), said.err
-            assert words[0] != "check" or said.out.startswith("cannot judge: ")
-
-
-def test_what_the_readme_links_to_is_there() -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        assert link.startswith("https://") or (HOME / link).exists(), link
+            code, output = main(smaller), capsys.readouterr()
+            assert code == (2 if words[0] == "check" else 0), output.err
+            assert words[0] != "check" or output.out.startswith("cannot judge: ")
 
 
 @pytest.mark.slow
@@ -73,3 +124,9 @@ def test_quickstart_in_a_clean_clone(tmp_path: Path) -> None:
     assert (tmp_path / "clone/runs/quickstart/report.html").exists()
     left = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path / "clone", capture_output=True, check=True)
     assert left.stdout == b""
+
+
+if __name__ == "__main__":  # the tables, put where they stand
+    for page, marks in TABLES.items():
+        shown = (HOME / page).read_text(encoding="utf-8")
+        (HOME / page).write_text(shown.replace(between(shown, marks), between(claims(), marks)), encoding="utf-8")

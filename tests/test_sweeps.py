@@ -1,8 +1,10 @@
-"""Every sweep file says what it asks, composes at every scale, and trains at the smallest."""
+"""Every sweep file says what it asks and costs, composes at every scale, and trains at the smallest."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +23,21 @@ from lab.training.config import RunConfig, run_config
 
 SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
-PLACES = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
+HEADINGS = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
+# Overrides that decide how large a run is.
+SIZING = ("model=", "model.width=", "steps=", "batch_size=", "scale=", "sweeps=")
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_opens_with_question_hypothesis_source_expectation_and_cost(name: str) -> None:
     header = [line[2:] for line in SWEEPS[name].read_text().splitlines() if line.startswith("# ")]
     assert header[0].endswith("?")
-    said = [place for line in header for place in PLACES if line.startswith(place)]
-    assert said == list(PLACES)
+    assert [heading for line in header for heading in HEADINGS if line.startswith(heading)] == list(HEADINGS)
 
 
-def composed(name: str, scale: str, which: int) -> RunConfig:
-    """The first or the last point of a sweep at a scale, as types; no data is opened."""
+@contextmanager
+def requested(name: str, scale: str) -> Iterator[list[list[str]]]:
+    """Inside Hydra's composition: the overrides of every point of a sweep at a scale."""
     ConfigStore.instance().store(
         group="sweeps", name="requested", node=launch.read_sweep(SWEEPS[name]), package="_global_"
     )
@@ -42,24 +46,50 @@ def composed(name: str, scale: str, which: int) -> RunConfig:
         chosen = ["sweeps=requested", f"scale={scale}"]
         params = compose("config", chosen, return_hydra_config=True).hydra.sweeper.params
         words = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
-        tree: Any = OmegaConf.to_container(compose("config", [*chosen, *expand(words)[which]]), resolve=True)
+        yield [[*chosen, *point] for point in expand(words)]
     GlobalHydra.instance().clear()
+
+
+def composed(overrides: list[str]) -> RunConfig:
+    """One point, as types; no data is opened."""
+    tree: Any = OmegaConf.to_container(compose("config", overrides), resolve=True)
     del tree["fleet"]
     return run_config(tree)
 
 
+def ends(numbers: Iterable[int]) -> tuple[int, int]:
+    values = list(numbers)
+    return min(values), max(values)
+
+
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_composes_where_it_costs_minutes_and_as_large_as_the_paper(name: str) -> None:
-    ours, papers = composed(name, "cpu", 0), composed(name, "paper", -1)
-    assert ours.steps <= 1000 or "hour" in SWEEPS[name].read_text()  # a longer one says so above itself
-    assert name in ("smoke", "quickstart") or papers.steps >= 25_000
+def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
+    """``Cost: 63 runs of width 64, 200 to 800 steps of 512 tokens; ...`` is what its points at the scale `cpu` are."""
+    (cost,) = re.findall(
+        r"^# Cost: (\d+) runs of (.+), (.+) steps of (.+) tokens", SWEEPS[name].read_text(), re.MULTILINE
+    )
+    widths, steps, tokens = ([int(number) for number in re.findall(r"\d+", words)] for words in cost[1:])
+    with requested(name, "cpu") as points:
+        sized = {tuple(word for word in point if word.startswith(SIZING)): point for point in points}
+        configs = [composed(point) for point in sized.values()]
+    assert int(cost[0]) == len(points)
+    assert ends(steps) == ends(config.steps for config in configs)
+    assert ends(tokens) == ends(config.batch_size * config.seq_len for config in configs)
+    assert ends(widths) == ends(config.model.width for config in configs)
+
+
+@pytest.mark.parametrize("name", [name for name in SWEEPS if name not in ("smoke", "quickstart")])
+def test_a_sweep_is_as_long_as_the_papers_at_its_scale(name: str) -> None:
+    with requested(name, "paper") as points:
+        assert composed(points[-1]).steps >= 25_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_composes_at_every_scale(name: str, scale: str) -> None:
-    assert composed(name, scale, 0).scale.name == composed(name, scale, -1).scale.name == scale
+    with requested(name, scale) as points:
+        assert composed(points[0]).scale.name == composed(points[-1]).scale.name == scale
 
 
 @pytest.mark.slow

@@ -36,7 +36,17 @@ OURS = {
     "E.14": "best_loss_with_size",
     "E.15": "loss_against_setting",
 }
+# What the claims of a module are about.
+SUBJECTS = {
+    "attention": "attention logits and qk-layernorm",
+    "output": "output logits and z-loss",
+    "recipe": "warm-up, weight decay, steps and batch size",
+    "gradients": "gradients and Adam's epsilon",
+    "size": "width, depth and muP",
+}
+# Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
+SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 
 
 class ScoreboardRow(NamedTuple):
@@ -112,7 +122,7 @@ def render(places: Sequence[Path], *style: str) -> str:
     folders = read(places)
     lines = judge_all(folders)
     if style:
-        return {"--json": as_json, "--markdown": markdown}[style[-1]](lines)
+        return {"--json": as_json, "--markdown": markdown_tables}[style[-1]](lines)
     return "\n".join([*text(lines), "", *compare(folders)])
 
 
@@ -149,8 +159,32 @@ def _plain(line: ScoreboardRow) -> dict[str, str | float | int | None]:
     return {**said, **known, "seeds": found.seeds, "reason": found.reason}
 
 
+def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
+    """Both tables of Markdown, each between its marks: the counts by subject, then every claim."""
+    return f"{markdown_by_subject(rows)}\n\n{markdown(rows)}"
+
+
+def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
+    """The table of the README: how many claims on each subject have which verdict."""
+    verdicts_by_subject: dict[str, list[str]] = {subject: [] for subject in SUBJECTS}
+    for row in rows:
+        verdicts_by_subject[row.claim.effects.__module__.rpartition(".")[2]].append(row.verdict.verdict)
+    head = [
+        "| claims on | claims |" + "".join(f" {name} |" for name in VERDICTS),
+        "|---|" + "---:|" * (len(VERDICTS) + 1),
+    ]
+    lines = [_count_row(SUBJECTS[subject], names) for subject, names in verdicts_by_subject.items()]
+    total = _count_row("all", [row.verdict.verdict for row in rows])
+    return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, SUBJECT_MARKS[1]])
+
+
+def _count_row(label: str, names: Sequence[str]) -> str:
+    counts = [str(count) for count in (len(names), *map(names.count, VERDICTS))]
+    return f"| {' | '.join([label, *counts])} |"
+
+
 def markdown(lines: Sequence[ScoreboardRow]) -> str:
-    """The table of the README, between its marks."""
+    """The table of `results/README.md`: every claim, and how it came out."""
     head = ["| figure | claim | verdict | effect [95 % interval] | seeds | why not |", "|---|---|---|---|---|---|"]
     cells = [
         (o.claim.figure, o.claim.sentence, o.verdict.verdict, o.effect, str(o.verdict.seeds), o.verdict.reason)

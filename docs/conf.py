@@ -1,0 +1,72 @@
+"""The site of the documents: the repository's Markdown as it stands, and a reference from the docstrings."""
+
+from importlib.metadata import version as installed_version
+
+import lab
+import lab.analysis
+
+project, author, version = "instability-lab", "The instability-lab authors", installed_version("instability-lab")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+
+# The source folder is the repository, so that the links between pages work on GitHub and on the site.
+root_doc = "README"
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "results/README.md",
+    "benchmarks/*.md",
+]
+exclude_patterns = [".*", "build", "dist", "runs", "lab", "tests"]
+templates_path = ["_templates"]
+html_additional_pages = {"index": "index.html"}
+html_theme = "furo"
+html_title = "instability-lab"
+html_copy_source = False
+html_static_path, html_css_files = ["_static"], ["wide.css"]
+
+myst_heading_anchors = 3
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_google_docstring, napoleon_numpy_docstring, napoleon_use_ivar = True, False, True
+python_maximum_signature_line_length = 100
+
+# The table of contents, appended to the README, since GitHub would show it as code.
+CONTENTS = """
+```{toctree}
+:hidden:
+:caption: Use it
+docs/commands
+docs/data
+docs/your_own_recipe
+docs/guard_your_recipe
+docs/laptop_to_cluster
+docs/one_large_run
+```
+
+```{toctree}
+:hidden:
+:caption: Look it up
+results/README
+docs/api
+docs/architecture
+benchmarks/RESULTS
+benchmarks/FALSE_ALARMS
+CONTRIBUTING
+CHANGELOG
+```
+"""
+
+
+def add_contents(_app: object, page: str, source: list[str]) -> None:
+    if page == root_doc:
+        source[0] += CONTENTS
+
+
+def setup(app: object) -> None:
+    # autodoc lists the names that a module holds, and these two import theirs on first use
+    for module in (lab, lab.analysis):
+        vars(module).update({name: getattr(module, name) for name in module.__all__})
+    app.connect("source-read", add_contents)  # type: ignore[attr-defined]

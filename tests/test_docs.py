@@ -1,0 +1,146 @@
+"""Documents: every path, command and link in them is there, and the reference covers the public face."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+import lab
+import lab.analysis
+from lab.cli.commands import COMMANDS, USAGE
+
+HOME = Path(__file__).parents[1]
+PAGES = [
+    *(HOME / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")),
+    *sorted((HOME / "docs").glob("*.md")),
+    *sorted((HOME / "benchmarks").glob("*.md")),
+    *sorted((HOME / "notebooks").glob("*.ipynb")),
+]
+# The wings and their files; only the lab itself has a folder of this name.
+LAB_PATH = re.compile(r"(?<![\w./-])lab/[\w/]+(?:\.py)?")
+# A command at the start of a line or of a piece of code; options may come first.
+COMMAND = re.compile(r"(?:^|`|-m |bin/)lab (?!-)(\w+)", re.MULTILINE)
+REFERENCE = (HOME / "docs" / "api.md").read_text(encoding="utf-8")
+MODULES = {
+    "lab": lab,
+    "lab.analysis": lab.analysis,
+    **{
+        f"lab.analysis.{name}": value
+        for name in lab.analysis.__all__
+        if isinstance(value := getattr(lab.analysis, name), ModuleType)
+    },
+}
+
+each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(HOME)))
+
+
+def text_of(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        return "\n\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    return text
+
+
+def missing_paths(text: str) -> list[str]:
+    return [path for path in LAB_PATH.findall(text) if not (HOME / path).exists()]
+
+
+def unknown_commands(text: str) -> list[str]:
+    return [word for word in COMMAND.findall(text) if word not in (*COMMANDS, "WORD")]
+
+
+def dead_links(text: str, folder: Path) -> list[str]:
+    """Relative links, those of images included, that lead to no file."""
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    return [link for link in links if not link.startswith("https://") and not (folder / link).exists()]
+
+
+@each
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = text_of(page)
+    assert (missing_paths(text), unknown_commands(text), dead_links(text, page.parent)) == ([], [], [])
+
+
+def test_a_planted_fault_is_found() -> None:
+    assert missing_paths("see `lab/optim/links.py` and lab/core") == ["lab/optim/links.py"]
+    assert unknown_commands("`lab repot results`\nlab sweep x\n.venv/bin/lab jugde x") == ["repot", "jugde"]
+    assert dead_links("[a](docs/none.md#b) [b](https://x.org) ![c](README.md)", HOME) == ["docs/none.md"]
+
+
+def test_every_command_is_on_a_page() -> None:
+    used = {word for page in PAGES for word in COMMAND.findall(text_of(page))}
+    assert set(COMMANDS) <= used
+    assert all(f"lab {word}" in USAGE for word in COMMANDS)
+
+
+def test_the_architecture_page_finds_what_it_names() -> None:
+    rows = re.findall(
+        r"^\|.*\| `(lab/[\w/]+\.py)` \| `(\w+)` \|$", text_of(HOME / "docs/architecture.md"), re.MULTILINE
+    )
+    assert len(rows) > 10
+    for file, name in rows:
+        assert re.search(rf"^(?:def |class )?{name}\b", (HOME / file).read_text(), re.MULTILINE), (file, name)
+
+
+def test_the_architecture_page_has_the_table_of_wings_that_the_house_test_checks() -> None:
+    from test_house import TRAINING_PARTS, WINGS
+
+    page = text_of(HOME / "docs/architecture.md")
+    rows = re.findall(r"^\| `(?:lab/)?(\w+)(?:\.py)?` \| [^|]+ \| ([^|]*)\|$", page, re.MULTILINE)
+    seen: set[str] = set()
+    for wing, cell in rows:
+        imports = seen if cell.strip() == "all of the above" else {name for name in cell.strip().split(", ") if name}
+        assert imports == WINGS[wing], wing
+        seen = {*seen, wing}
+    assert seen == set(WINGS) - {"lab", "__main__"}
+    assert seen > TRAINING_PARTS
+
+
+def test_the_reference_has_every_public_module() -> None:
+    sections = re.findall(r"^#+ (lab[\w.]*)$", REFERENCE, re.MULTILINE)
+    drawn = re.findall(r"automodule:: ([\w.]+)$", REFERENCE, re.MULTILINE)
+    assert sections == sorted(MODULES)
+    assert drawn == [MODULES[name].__name__ for name in sections]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_introduces_itself(module: str) -> None:
+    """``PerRun`` and ``PerRunSeed`` are annotations, which have no docstring; the reference describes them."""
+    names = getattr(MODULES[module], "__all__", [])
+    described = re.findall(r"py:data:: (\w+)", REFERENCE) if module == "lab" else []
+    assert [
+        name for name in names if name not in described and not inspect.getdoc(getattr(MODULES[module], name))
+    ] == []
+    assert set(described) <= set(names)
+
+
+def test_the_workflow_runs_make_targets_on_all_versions_of_python() -> None:
+    jobs = yaml.safe_load((HOME / ".github/workflows/ci.yml").read_text())["jobs"]
+    targets = re.findall(r"^([\w-]+):", (HOME / "Makefile").read_text(), re.MULTILINE)
+    runs = [step["run"].split() for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert [words[:2] for words in runs] == [["make", "test"], ["make", "docs"]]
+    assert {words[1] for words in runs} <= set(targets)
+    (low, high) = re.findall(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (HOME / "pyproject.toml").read_text())[0]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(int(low), int(high))]
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(not find_spec("sphinx"), reason="needs the extra docs")
+def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", tmp_path / "trees"]
+    built = subprocess.run([*command, ".", tmp_path / "site"], cwd=HOME, capture_output=True, text=True, check=False)
+    assert (built.returncode, built.stderr) == (0, "")
+    anchors = re.findall(r'id="(lab[\w.]*)"', (tmp_path / "site/docs/api.html").read_text())
+    modules = [MODULES[name].__name__ for name in MODULES]
+    public = [f"{module}.{name}" for module in ("lab", "lab.analysis") for name in MODULES[module].__all__]
+    assert [name for name in public if name not in (*anchors, *MODULES)] == []
+    assert [module for module in modules if not any(anchor.startswith(f"{module}.") for anchor in anchors)] == []
