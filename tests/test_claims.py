@@ -14,7 +14,7 @@ import planted
 import planted_claims
 from lab.__main__ import main
 from lab.analysis import sensitivity
-from lab.analysis.claims import replication, scoreboard
+from lab.analysis.claims import effects, replication, scoreboard
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, decide, judge_claim
 from lab.analysis.report import findings
@@ -53,6 +53,49 @@ def test_the_rule(seeds: list[list[float]], side: tuple[float, float], came: str
 def test_the_interval_shown_is_that_of_the_weakest_part() -> None:
     strong, weak = student_t([1.0, 1.1, 1.2]), student_t([0.2, 0.21, 0.22])
     assert decide([strong, weak], (0, math.inf)) == ("reproduced", weak)
+
+
+def test_values_known_to_steps_only_are_no_more_certain_than_the_steps() -> None:
+    """Three equal values: Student's t(2) of the standard deviation of a uniform error, over the square root of 3."""
+    half = 4.302653 * 0.5 / math.sqrt(12) / math.sqrt(3)
+    known = student_t([1.0, 1.0, 1.0], grain=0.5)
+    assert (known.low, known.high) == (pytest.approx(1 - half), pytest.approx(1 + half))
+    exact, coarse = student_t([1.0, 1.1, 1.3]), student_t([1.0, 1.1, 1.3], grain=0.5)
+    assert (coarse.high - 1.1333333) ** 2 == pytest.approx((exact.high - 1.1333333) ** 2 + half**2, rel=1e-5)
+
+
+def test_the_step_of_a_slope_is_the_spread_that_errors_within_the_steps_give_it() -> None:
+    steps = pd.DataFrame([[0.5, 0.4, 0.3, 0.5]], columns=[1e4, 3e4, 2e5, 1e6])
+    errors = np.random.default_rng(0).uniform(-0.5, 0.5, (100_000, 4)) * steps.to_numpy()
+    slopes = effects.slope(pd.DataFrame(errors, columns=steps.columns))
+    assert effects.slope_grain(steps).item() / math.sqrt(12) == pytest.approx(slopes.std(), rel=0.02)
+
+
+@pytest.mark.parametrize(("lost", "below"), [(0.1, 0.03), (0.3, 0.1)])
+def test_the_border_of_stability_lies_between_two_learning_rates_and_is_known_to_their_step(
+    lost: float, below: float
+) -> None:
+    cards = list(planted.cards(arms=["z_loss"], widths=[32]))
+    for card in cards:
+        card["final_val_loss"] = 3.0 if card["optimizer.lr"] >= lost else 2.0
+    (group,) = evidence(cards).groups([])
+    (arm,) = group.arms({})
+    over = effects.border_over_top(arm)
+    assert over.table.to_numpy() == pytest.approx(math.log10(lost * below) / 2 - math.log10(0.3))
+    assert np.asarray(over.grain) == pytest.approx(math.log10(lost / below))
+    (interval,) = over.intervals()
+    assert interval.low < interval.mean < interval.high
+
+
+def test_an_optimum_at_the_end_of_the_grid_is_known_to_a_step_of_it() -> None:
+    cards = list(planted.cards(arms=["z_loss"], widths=[32, 64]))
+    for card in cards:
+        card["final_val_loss"] = 2 - 0.1 * math.log10(card["optimizer.lr"])
+    (group,) = evidence(cards).groups(["model.width"])
+    (interval,) = effects.drift(*group.arms({})).intervals()
+    step = math.log10(3)
+    half = 4.302653 * math.sqrt(2) * step / math.sqrt(12) / math.sqrt(3)
+    assert (interval.mean, interval.high) == (pytest.approx(0), pytest.approx(half))
 
 
 def test_an_arm_in_which_more_changes_than_the_claim_says_is_no_arm() -> None:
@@ -155,7 +198,7 @@ def test_the_readme_shows_what_the_committed_results_say() -> None:
 def test_every_figure_named_is_ours() -> None:
     from lab.analysis.figures import FIGURES
 
-    assert all(name in FIGURES for name in scoreboard.OURS.values())
+    assert {CLAIMS[name].shown_in for name in CLAIMS} <= set(FIGURES)
 
 
 def test_the_replication_by_others_is_held_against_our_curves() -> None:
