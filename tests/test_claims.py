@@ -31,7 +31,7 @@ def evidence(cards, name="made") -> Evidence:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "side", "came"),
+    ("seeds", "side", "verdict"),
     [
         ([[1.0, 1.1, 1.2]], (0, math.inf), "reproduced"),
         ([[-1.0, -1.1, -1.2]], (0, math.inf), "contradicted"),
@@ -46,8 +46,8 @@ def evidence(cards, name="made") -> Evidence:
         ([[0.1, 0.0, -0.1]], (-0.1, 0.1), "inconclusive"),
     ],
 )
-def test_the_rule(seeds: list[list[float]], side: tuple[float, float], came: str) -> None:
-    assert decide([student_t(values) for values in seeds], side)[0] == came
+def test_the_rule(seeds: list[list[float]], side: tuple[float, float], verdict: str) -> None:
+    assert decide([student_t(values) for values in seeds], side)[0] == verdict
 
 
 def test_the_interval_shown_is_that_of_the_weakest_part() -> None:
@@ -111,8 +111,8 @@ def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
     for card, change in zip(off, changes, strict=True):
         change["final_val_loss"] -= 1e-12 * (card["optimizer.lr"] == 0.3)
     on = [planted.card(**{**card, **change, "id": None}) for card, change in zip(off, changes, strict=True)]
-    found = judge_claim(LOWERS, [evidence([*off, *on])])
-    assert (found.verdict, found.seeds, found.effect) == ("inconclusive", 3, 0.0)
+    verdict = judge_claim(LOWERS, [evidence([*off, *on])])
+    assert (verdict.verdict, verdict.seeds, verdict.effect) == ("inconclusive", 3, 0.0)
 
 
 def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
@@ -124,17 +124,17 @@ def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
 def test_a_trend_of_an_undertrained_arm_settles_nothing_but_its_instability_part_does() -> None:
     """Tiny runs on bytes: S falls with size, since more and more learning rates train in time."""
     runs = evidence(planted.cards(widths=[32, 64, 128]))
-    whole = judge_claim(CLAIMS["sensitivity_rises_without"], [runs])
-    assert whole.verdict == "inconclusive"
-    assert whole.reason.startswith("undertrained")
+    total = judge_claim(CLAIMS["sensitivity_rises_without"], [runs])
+    assert total.verdict == "inconclusive"
+    assert total.reason.startswith("undertrained")
     assert judge_claim(CLAIMS["instability_rises_without"], [runs]).verdict == "reproduced"
 
 
 def test_a_curve_stuck_at_chance_is_no_stable_curve() -> None:
     stuck = planted.cards(arms=["qk_layernorm+z_loss"], final_val_loss=planted.BIGRAM + 1)
-    found = judge_claim(LOWERS, [evidence([*planted.cards(arms=["z_loss"]), *stuck])])
-    assert found.verdict == "inconclusive"
-    assert "never fell below the bigram" in found.reason
+    verdict = judge_claim(LOWERS, [evidence([*planted.cards(arms=["z_loss"]), *stuck])])
+    assert verdict.verdict == "inconclusive"
+    assert "never fell below the bigram" in verdict.reason
 
 
 def test_a_folder_of_failed_runs_proves_nothing(tmp_path: Path) -> None:
@@ -155,14 +155,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", str(results), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {tuple(one) for one in told} == {("claim", "figure", "verdict", "effect", "low", "high", "seeds", "reason")}
-    assert list(dict.fromkeys(one["figure"] for one in told)) == list(FIGURES_OF_THE_PAPER)
-    for one in told:
+    claims = json.loads(capsys.readouterr().out)
+    assert {tuple(one) for one in claims} == {
+        ("claim", "figure", "verdict", "effect", "low", "high", "seeds", "reason")
+    }
+    assert list(dict.fromkeys(one["figure"] for one in claims)) == list(FIGURES_OF_THE_PAPER)
+    for one in claims:
         assert one["verdict"] in ("reproduced", "contradicted", "inconclusive", "not run")
         assert bool(one["reason"]) == (one["verdict"] != "reproduced")
         assert (one["effect"] is None) == (one["verdict"] == "not run")
-    (first,) = [one for one in told if one["claim"] == LOWERS.sentence]
+    (first,) = [one for one in claims if one["claim"] == LOWERS.sentence]
     assert (first["verdict"], first["seeds"]) == ("reproduced", 3)
 
 
@@ -176,6 +178,8 @@ def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.Captur
     assert len(heads) == len(list(CLAIMS))
     column = line.index(LOWERS.sentence)
     assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in heads)
+    reason = next(line for line in lines if "sweep epsilon" in line)
+    assert reason.index(reason.strip()) == lines[0].index("verdict")
     (tally,) = [line for line in lines if " claims: " in line]
     assert sum(int(part.split()[0]) for part in tally.partition(": ")[2].split(", ")) == len(heads)
 
@@ -211,6 +215,7 @@ def test_the_replication_by_others_is_held_against_our_curves() -> None:
     share = (low + 0.1 * rise) / (low + 0.5 * rise)
     assert f"0.27 at 221M; ours {share:.2f} at 24.6k" in shares
     assert "SwiGLU" in set_up
+    assert all(losses.notna().to_numpy().all() and losses.shape == (5, 7) for losses in replication.theirs()[:2])
     assert "not run" in "".join(replication.compare([]))
 
 

@@ -22,13 +22,12 @@ from lab.analysis.claims.effects import (
     undertrained,
 )
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.claims.judging import DEPTH, ON, QK, claim
+from lab.analysis.claims.judging import DEPTH, ON, QK, TENFOLD, claim
 from lab.analysis.probe_values import late, near, peak
 
 WITHOUT, WITH = {QK: None}, {QK: ON}
 MODEL_WIDE, POINTWISE = "intervention.qk_layernorm_model", "intervention.pointwise_attention"
 LOGIT, FIRST = "attention_logit_max", "block0"
-TENFOLD = (1.0, math.inf)
 
 contrast = partial(claim, arms=[WITHOUT, WITH], frees=[QK], sweep="qk_layernorm")
 without = partial(claim, holds=WITHOUT, sweep="qk_layernorm")

@@ -26,11 +26,11 @@ Choice = Config | Callable[[Config], bool]
 
 
 class MissingRunsError(Exception):
-    """The runs that a claim needs are missing; ``near`` when its arms exist but hold too few of them."""
+    """Runs that a claim needs are missing; ``arms_exist`` where its arms are there but hold too few of them."""
 
-    def __init__(self, message: str, *, near: bool = True) -> None:
+    def __init__(self, message: str, *, arms_exist: bool = True) -> None:
         super().__init__(message)
-        self.near = near
+        self.arms_exist = arms_exist
 
 
 class RunSummary(NamedTuple):
@@ -182,7 +182,7 @@ class ComparisonGroup:
         """
         arms = [tuple(n for n, curve in self.curves.items() if _chosen(curve, choice)) for choice in choices]
         if not all(arms):
-            raise MissingRunsError("an arm is not there", near=False)
+            raise MissingRunsError("an arm has no curve", arms_exist=False)
         chosen = {number for numbers in arms for number in numbers}
         lrs = sorted({lr for summary in self.evidence.summaries if summary.curve in chosen for lr in summary.runs})
         return [self.evidence.arm(numbers, tuple(lrs)) for numbers in arms]
@@ -198,7 +198,7 @@ class ArmTables:
         self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
         self.summaries = [summary for summary in evidence.summaries if summary.curve in numbers]
         if len({(summary.size, summary.seed) for summary in self.summaries}) < len(self.summaries):
-            raise MissingRunsError("two curves of one size in an arm", near=False)
+            raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
         self.sizes = sorted({summary.size for summary in self.summaries})
         self.seeds = sorted({summary.seed for summary in self.summaries})
         self.complete = [summary for summary in self.summaries if summary.alive and tuple(summary.runs) == lrs]

@@ -82,7 +82,7 @@ def gradients_reach_epsilon(arm: ArmTables) -> Effects:
     """Log10 of the late gradient RMS of the first MLP layer over epsilon, at the largest size and LR."""
     eps = float(arm.setting(EPS))
     if eps <= 0:
-        raise MissingRunsError("epsilon is zero", near=False)
+        raise MissingRunsError("epsilon is zero", arms_exist=False)
     return late_log(arm, "grad_rms", MLP)[arm.top].iloc[:, -1] - math.log10(eps)
 
 
@@ -187,7 +187,7 @@ def larger_epsilon_loses_training(large: ArmTables, usual: ArmTables) -> Effects
 def _rising_epsilon(group: ComparisonGroup) -> list[ArmTables]:
     values = group.values(EPS)
     if len(values) < 2:
-        raise MissingRunsError("one epsilon", near=False)
+        raise MissingRunsError("one epsilon", arms_exist=False)
     return group.arms(*({EPS: value} for value in values))
 
 

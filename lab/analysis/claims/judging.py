@@ -16,7 +16,7 @@ FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in rang
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run")
 ON = "on"
 QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
-WIDTH, DEPTH = "model.width", "model.depth"
+WIDTH, DEPTH, DECAY = "model.width", "model.depth", "optimizer.weight_decay"
 # What the runs of a claim are unless it says otherwise.
 PLAIN: Config = {
     "intervention.kappa_transplant": None,
@@ -25,7 +25,8 @@ PLAIN: Config = {
     "parametrization.name": "standard",
     "optimizer.name": "adamw",
 }
-ABOVE_ZERO = (0.0, math.inf)
+# What sentences claim of an effect: the open range in which it lies.
+ABOVE_ZERO, TENFOLD, HALF_DECADE = (0.0, math.inf), (1.0, math.inf), (-0.5, 0.5)
 
 ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
 EffectsOfArms = Callable[..., Effects]
@@ -138,9 +139,8 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
     if candidates:
         arms, effects = max(candidates, key=lambda candidate: len(_ids(candidate[0])))
         return _verdict(claim, arms, effects if isinstance(effects, Qualified) else Qualified(effects))
-    near = [str(error) for error in missing if error.near]
-    sweep = f"lab sweep {claim.sweep} trains what it takes"
-    reason = f"{near[0]}; {sweep}" if near else f"no folder has its arms; {sweep}"
+    gap = next((str(error) for error in missing if error.arms_exist), "no folder has its arms")
+    reason = f"{gap}; lab sweep {claim.sweep} trains what it takes"
     return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "")
 
 
@@ -155,11 +155,9 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
         reason = "; ".join([f"{interval.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
     elif effects.caution:
         verdict, reason = "inconclusive", effects.caution
-    elif verdict == "contradicted":
-        reason = f"the interval lies wholly on the other side of what is claimed, {_range(claim)}"
-        reason += f"; tried: {extent(arms)}"
-    elif verdict == "inconclusive":
-        reason = f"the interval reaches beyond what is claimed, {_range(claim)}; tried: {extent(arms)}"
+    elif verdict != "reproduced":
+        relation = "lies wholly on the other side of" if verdict == "contradicted" else "reaches beyond"
+        reason = f"the interval {relation} what is claimed, {_range(claim)}; tried: {extent(arms)}"
     return Verdict(verdict, *interval[:4], reason, arms[0].evidence.name)
 
 

@@ -9,10 +9,10 @@ import pandas as pd
 
 from lab.analysis.claims.effects import Effects, border_over_top, coincide, log10
 from lab.analysis.claims.evidence import ArmTables, Config
-from lab.analysis.claims.judging import ON, QK, Z_LOSS, claim
+from lab.analysis.claims.judging import DECAY, ON, QK, TENFOLD, Z_LOSS, claim
 from lab.analysis.probe_values import late, near
 
-DECAY, LOG_Z = "optimizer.weight_decay", "log_z_square"
+LOG_Z = "log_z_square"
 PLAIN_LOSS, WITH_Z = {Z_LOSS: None, DECAY: 0.0}, {Z_LOSS: ON, DECAY: 0.0}
 
 output = partial(claim, frees=[Z_LOSS, DECAY], holds={QK: ON}, sweep="output_logits")
@@ -71,7 +71,7 @@ def _log_z(arm: ArmTables) -> tuple[pd.Series, pd.Series]:
     "4",
     "at LR 0.1, without z-loss and decay, log^2 Z grows over tenfold in the second half of the run",
     arms=[PLAIN_LOSS],
-    side=(1, math.inf),
+    side=TENFOLD,
 )
 def output_logits_drift_late(off: ArmTables) -> Effects:
     """End over half-way, smallest size (the paper's run is 250 times as long; its drift is about a hundredfold)."""
@@ -83,7 +83,7 @@ def output_logits_drift_late(off: ArmTables) -> Effects:
     "4",
     "at LR 0.1, without decay, z-loss keeps the final log^2 Z over tenfold lower",
     arms=[PLAIN_LOSS, WITH_Z],
-    side=(1, math.inf),
+    side=TENFOLD,
 )
 def z_loss_stops_the_drift(off: ArmTables, on: ArmTables) -> Effects:
     """End without over end with it, smallest size."""

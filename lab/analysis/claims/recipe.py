@@ -8,18 +8,17 @@ import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, at_each_size, drift, slope, slope_grain, undertrained
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import ON, QK, claim
+from lab.analysis.claims.judging import DECAY, HALF_DECADE, ON, QK, claim
 
 WARMUP, STEPS, BATCH = "schedule.warmup", "steps", "batch_size"
-OPTIMIZER, CHAIN, DECAY = "optimizer.name", "optimizer.chain", "optimizer.weight_decay"
+OPTIMIZER, CHAIN = "optimizer.name", "optimizer.chain"
 COUPLED, INDEPENDENT = "adamw_coupled", "adamw"
-HALF_DECADE = (-0.5, 0.5)
 
 
 def _shortest_and_longest(group: ComparisonGroup) -> list[ArmTables]:
     values = group.values(WARMUP)
     if len(values) < 2:
-        raise MissingRunsError(f"one {WARMUP}", near=False)
+        raise MissingRunsError(f"one {WARMUP}", arms_exist=False)
     return group.arms({WARMUP: values[0]}, {WARMUP: values[-1]})
 
 
@@ -46,7 +45,7 @@ def _coupled_and_independent(group: ComparisonGroup) -> list[ArmTables]:
     )
     pairs = [(max(a * 1e-2 / b, b / (a * 1e-2)), a, b) for a in coupled for b in independent]
     if not pairs:
-        raise MissingRunsError("only one kind of decay", near=False)
+        raise MissingRunsError("only one kind of decay", arms_exist=False)
     ratio, a, b = min(pairs)
     if ratio > 10.1:
         raise MissingRunsError("the two kinds of decay agree in strength at no learning rate near 0.01")
@@ -80,7 +79,7 @@ def stability_of_independent_decay_grows(coupled: ArmTables, independent: ArmTab
 def _middle_and_others(group: ComparisonGroup) -> list[ArmTables]:
     values = group.values(STEPS)
     if len(values) < 3:
-        raise MissingRunsError("fewer than three numbers of steps", near=len(values) > 1)
+        raise MissingRunsError("fewer than three numbers of steps", arms_exist=len(values) > 1)
     middle = values.pop(len(values) // 2)
     return group.arms(*({STEPS: value} for value in (middle, *values)))
 
@@ -108,7 +107,7 @@ def steps_change_little(middle: ArmTables, *others: ArmTables) -> Effects:
 def _batch_sizes(group: ComparisonGroup) -> list[ArmTables]:
     values = group.values(BATCH)
     if len(values) < 2:
-        raise MissingRunsError("one batch size", near=False)
+        raise MissingRunsError("one batch size", arms_exist=False)
     if len({float(curve[BATCH]) * float(curve[STEPS]) for curve in group.curves.values()}) > 1:
         raise MissingRunsError("batch sizes at unlike numbers of tokens")
     return group.arms(*({BATCH: value} for value in values))
@@ -129,7 +128,7 @@ def batch_size_changes_little(smallest: ArmTables, *others: ArmTables) -> Effect
 def _strengths(group: ComparisonGroup) -> list[ArmTables]:
     values = [value for value in group.values(DECAY) if value > 0]
     if len(values) < 2:
-        raise MissingRunsError("one strength of decay", near=False)
+        raise MissingRunsError("one strength of decay", arms_exist=False)
     return group.arms(*({DECAY: value} for value in values))
 
 

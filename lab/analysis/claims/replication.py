@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.claims.evidence import ArmTables, Evidence, MissingRunsError, extent
-from lab.analysis.claims.judging import ON, QK, WIDTH, Z_LOSS
-from lab.analysis.claims.output import DECAY, PLAIN_LOSS, WITH_Z
+from lab.analysis.claims.judging import DECAY, ON, QK, WIDTH, Z_LOSS
+from lab.analysis.claims.output import PLAIN_LOSS, WITH_Z
 from lab.analysis.curves import significant
 from lab.analysis.sensitivity import regret
 from lab.analysis.text import count

@@ -19,13 +19,12 @@ from lab.analysis.claims.effects import (
     undertrained,
 )
 from lab.analysis.claims.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import DEPTH, ON, QK, WIDTH, ChooseArms, claim
+from lab.analysis.claims.judging import DEPTH, HALF_DECADE, ON, QK, WIDTH, ChooseArms, claim
 
 NAME, BASE = "parametrization.name", "parametrization.base_width"
 STANDARD, SIMPLE, FULL, INVERSE = (
     {NAME: name} for name in ("standard", "mup_simple", "mup_full", "inverse_head_width")
 )
-HALF_DECADE = (-0.5, 0.5)
 NO_BETTER = (-0.01, math.inf)
 
 mup = partial(claim, frees=[NAME, BASE], holds={QK: ON}, sweep="mup")
@@ -168,7 +167,7 @@ def _grown(*ways: str) -> ChooseArms:
         }
         arms = group.arms(*(choices[way] for way in ways))
         if min(len(arm.sizes) for arm in arms) < 2:
-            raise MissingRunsError("no models that grow in depth and others that grow in width", near=False)
+            raise MissingRunsError("no models that grow in depth and others that grow in width", arms_exist=False)
         largest = [arm.sizes[-1] for arm in arms]
         if max(largest) > MAX_SIZE_RATIO * min(largest):
             raise MissingRunsError("models that grow in depth and in width end at unlike sizes")
