@@ -14,7 +14,7 @@ import planted
 import planted_claims
 from lab.__main__ import main
 from lab.analysis import sensitivity
-from lab.analysis.claims import replication, scoreboard
+from lab.analysis.claims import effects, replication, scoreboard
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, decide, judge_claim
 from lab.analysis.report import findings
@@ -29,7 +29,7 @@ def evidence(cards, name="made") -> Evidence:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "side", "came"),
+    ("seeds", "side", "verdict"),
     [
         ([[1.0, 1.1, 1.2]], (0, math.inf), "reproduced"),
         ([[-1.0, -1.1, -1.2]], (0, math.inf), "contradicted"),
@@ -44,13 +44,56 @@ def evidence(cards, name="made") -> Evidence:
         ([[0.1, 0.0, -0.1]], (-0.1, 0.1), "inconclusive"),
     ],
 )
-def test_the_rule(seeds: list[list[float]], side: tuple[float, float], came: str) -> None:
-    assert decide([student_t(values) for values in seeds], side)[0] == came
+def test_the_rule(seeds: list[list[float]], side: tuple[float, float], verdict: str) -> None:
+    assert decide([student_t(values) for values in seeds], side)[0] == verdict
 
 
 def test_the_interval_shown_is_that_of_the_weakest_part() -> None:
     strong, weak = student_t([1.0, 1.1, 1.2]), student_t([0.2, 0.21, 0.22])
     assert decide([strong, weak], (0, math.inf)) == ("reproduced", weak)
+
+
+def test_values_known_to_steps_only_are_no_more_certain_than_the_steps() -> None:
+    """Three equal values: Student's t(2) of the standard deviation of a uniform error, over the square root of 3."""
+    half = 4.302653 * 0.5 / math.sqrt(12) / math.sqrt(3)
+    known = student_t([1.0, 1.0, 1.0], grain=0.5)
+    assert (known.low, known.high) == (pytest.approx(1 - half), pytest.approx(1 + half))
+    exact, coarse = student_t([1.0, 1.1, 1.3]), student_t([1.0, 1.1, 1.3], grain=0.5)
+    assert (coarse.high - 1.1333333) ** 2 == pytest.approx((exact.high - 1.1333333) ** 2 + half**2, rel=1e-5)
+
+
+def test_the_step_of_a_slope_is_the_spread_that_errors_within_the_steps_give_it() -> None:
+    steps = pd.DataFrame([[0.5, 0.4, 0.3, 0.5]], columns=[1e4, 3e4, 2e5, 1e6])
+    errors = np.random.default_rng(0).uniform(-0.5, 0.5, (100_000, 4)) * steps.to_numpy()
+    slopes = effects.slope(pd.DataFrame(errors, columns=steps.columns))
+    assert effects.slope_grain(steps).item() / math.sqrt(12) == pytest.approx(slopes.std(), rel=0.02)
+
+
+@pytest.mark.parametrize(("lost", "below"), [(0.1, 0.03), (0.3, 0.1)])
+def test_the_border_of_stability_lies_between_two_learning_rates_and_is_known_to_their_step(
+    lost: float, below: float
+) -> None:
+    cards = list(planted.cards(arms=["z_loss"], widths=[32]))
+    for card in cards:
+        card["final_val_loss"] = 3.0 if card["optimizer.lr"] >= lost else 2.0
+    (group,) = evidence(cards).groups([])
+    (arm,) = group.arms({})
+    over = effects.border_over_top(arm)
+    assert over.table.to_numpy() == pytest.approx(math.log10(lost * below) / 2 - math.log10(0.3))
+    assert np.asarray(over.grain) == pytest.approx(math.log10(lost / below))
+    (interval,) = over.intervals()
+    assert interval.low < interval.mean < interval.high
+
+
+def test_an_optimum_at_the_end_of_the_grid_is_known_to_a_step_of_it() -> None:
+    cards = list(planted.cards(arms=["z_loss"], widths=[32, 64]))
+    for card in cards:
+        card["final_val_loss"] = 2 - 0.1 * math.log10(card["optimizer.lr"])
+    (group,) = evidence(cards).groups(["model.width"])
+    (interval,) = effects.drift(*group.arms({})).intervals()
+    step = math.log10(3)
+    half = 4.302653 * math.sqrt(2) * step / math.sqrt(12) / math.sqrt(3)
+    assert (interval.mean, interval.high) == (pytest.approx(0), pytest.approx(half))
 
 
 def test_an_arm_in_which_more_changes_than_the_claim_says_is_no_arm() -> None:
@@ -66,8 +109,8 @@ def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
     for card, change in zip(off, changes, strict=True):
         change["final_val_loss"] -= 1e-12 * (card["optimizer.lr"] == 0.3)
     on = [planted.card(**{**card, **change, "id": None}) for card, change in zip(off, changes, strict=True)]
-    found = judge_claim(LOWERS, [evidence([*off, *on])])
-    assert (found.verdict, found.seeds, found.effect) == ("inconclusive", 3, 0.0)
+    verdict = judge_claim(LOWERS, [evidence([*off, *on])])
+    assert (verdict.verdict, verdict.seeds, verdict.effect) == ("inconclusive", 3, 0.0)
 
 
 def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
@@ -79,17 +122,17 @@ def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
 def test_a_trend_of_an_undertrained_arm_settles_nothing_but_its_instability_part_does() -> None:
     """Tiny runs on bytes: S falls with size, since more and more learning rates train in time."""
     runs = evidence(planted.cards(widths=[32, 64, 128]))
-    whole = judge_claim(CLAIMS["sensitivity_rises_without"], [runs])
-    assert whole.verdict == "inconclusive"
-    assert whole.reason.startswith("undertrained")
+    total = judge_claim(CLAIMS["sensitivity_rises_without"], [runs])
+    assert total.verdict == "inconclusive"
+    assert total.reason.startswith("undertrained")
     assert judge_claim(CLAIMS["instability_rises_without"], [runs]).verdict == "reproduced"
 
 
 def test_a_curve_stuck_at_chance_is_no_stable_curve() -> None:
     stuck = planted.cards(arms=["qk_layernorm+z_loss"], final_val_loss=planted.BIGRAM + 1)
-    found = judge_claim(LOWERS, [evidence([*planted.cards(arms=["z_loss"]), *stuck])])
-    assert found.verdict == "inconclusive"
-    assert "never fell below the bigram" in found.reason
+    verdict = judge_claim(LOWERS, [evidence([*planted.cards(arms=["z_loss"]), *stuck])])
+    assert verdict.verdict == "inconclusive"
+    assert "never fell below the bigram" in verdict.reason
 
 
 def test_a_folder_of_failed_runs_proves_nothing(tmp_path: Path) -> None:
@@ -110,14 +153,16 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", str(results), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {tuple(one) for one in told} == {("claim", "figure", "verdict", "effect", "low", "high", "seeds", "reason")}
-    assert list(dict.fromkeys(one["figure"] for one in told)) == list(FIGURES_OF_THE_PAPER)
-    for one in told:
+    claims = json.loads(capsys.readouterr().out)
+    assert {tuple(one) for one in claims} == {
+        ("claim", "figure", "verdict", "effect", "low", "high", "seeds", "reason")
+    }
+    assert list(dict.fromkeys(one["figure"] for one in claims)) == list(FIGURES_OF_THE_PAPER)
+    for one in claims:
         assert one["verdict"] in ("reproduced", "contradicted", "inconclusive", "not run")
         assert bool(one["reason"]) == (one["verdict"] != "reproduced")
         assert (one["effect"] is None) == (one["verdict"] == "not run")
-    (first,) = [one for one in told if one["claim"] == LOWERS.sentence]
+    (first,) = [one for one in claims if one["claim"] == LOWERS.sentence]
     assert (first["verdict"], first["seeds"]) == ("reproduced", 3)
 
 
@@ -131,6 +176,8 @@ def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.Captur
     assert len(heads) == len(list(CLAIMS))
     column = line.index(LOWERS.sentence)
     assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in heads)
+    reason = next(line for line in lines if "sweep epsilon" in line)
+    assert reason.index(reason.strip()) == lines[0].index("verdict")
     (tally,) = [line for line in lines if " claims: " in line]
     assert sum(int(part.split()[0]) for part in tally.partition(": ")[2].split(", ")) == len(heads)
 
@@ -145,7 +192,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Ca
 def test_every_figure_named_is_ours() -> None:
     from lab.analysis.figures import FIGURES
 
-    assert all(name in FIGURES for name in scoreboard.OURS.values())
+    assert {CLAIMS[name].shown_in for name in CLAIMS} <= set(FIGURES)
 
 
 def test_the_replication_by_others_is_held_against_our_curves() -> None:
@@ -158,6 +205,7 @@ def test_the_replication_by_others_is_held_against_our_curves() -> None:
     share = (low + 0.1 * rise) / (low + 0.5 * rise)
     assert f"0.27 at 221M; ours {share:.2f} at 24.6k" in shares
     assert "SwiGLU" in set_up
+    assert all(losses.notna().to_numpy().all() and losses.shape == (5, 7) for losses in replication.theirs()[:2])
     assert "not run" in "".join(replication.compare([]))
 
 

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 import planted_claims
-from lab.analysis.claims import scoreboard
 from lab.analysis.claims.evidence import ArmTables, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, Claim, Verdict, judge_claim
 
@@ -23,22 +22,21 @@ def evidence(sweep: str, good: tuple[tuple[int, bool], ...], without: frozenset[
     runs = planted_claims.cards(sweep, dict(good))
     if nan:
         lost = {"final_val_loss": math.nan, "status": "diverged", "diverged_at": 9}
-        runs = [(run | lost if run["id"] in without else run, heard) for run, heard in runs]
+        runs = [(run | lost if run["id"] in without else run, recorded) for run, recorded in runs]
     else:
-        runs = [(run, heard) for run, heard in runs if run["id"] not in without]
+        runs = [(run, recorded) for run, recorded in runs if run["id"] not in without]
     return [Evidence(sweep, planted_claims.records(runs))] if runs else []
 
 
-def came(claim: Claim, good: dict[int, bool], without: frozenset[str] = frozenset(), nan: bool = False) -> Verdict:
+def judged(claim: Claim, good: dict[int, bool], without: frozenset[str] = frozenset(), nan: bool = False) -> Verdict:
     return judge_claim(claim, evidence(claim.sweep, tuple(good.items()), without, nan))
 
 
-def used(claim: Claim) -> list[ArmTables]:
-    """The arms that a claim looks at."""
-    (one,) = evidence(claim.sweep, tuple(HOLDS.items()), frozenset(), False)
-    (some,) = [setting for setting in one.settings(claim.frees) if setting.holds(claim.holds)]
-    claim.effects(some)
-    return some.used
+def arms_of(claim: Claim) -> list[ArmTables]:
+    """The arms that a claim compares."""
+    (folder,) = evidence(claim.sweep, tuple(HOLDS.items()), frozenset(), False)
+    (group,) = [group for group in folder.groups(claim.frees) if group.holds(claim.holds)]
+    return claim.arms(group)
 
 
 def test_every_figure_of_the_paper_has_a_claim() -> None:
@@ -46,39 +44,41 @@ def test_every_figure_of_the_paper_has_a_claim() -> None:
     assert len(FIGURES_OF_THE_PAPER) == 29
     assert len({CLAIMS[name].sentence for name in NAMES}) == len(NAMES)
     assert {CLAIMS[name].sweep for name in NAMES} == set(planted_claims.SWEEPS)
-    assert scoreboard.OURS.keys() <= set(FIGURES_OF_THE_PAPER)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_claim_that_holds_is_reproduced(name: str) -> None:
     claim = CLAIMS[name]
-    found = came(claim, HOLDS)
-    assert (found.verdict, found.seeds, found.reason) == ("reproduced", 3, "")
-    assert claim.side[0] < found.low <= found.effect <= found.high < claim.side[1]
+    verdict = judged(claim, HOLDS)
+    assert (verdict.verdict, verdict.seeds, verdict.reason) == ("reproduced", 3, "")
+    assert claim.side[0] < verdict.low < verdict.effect < verdict.high < claim.side[1]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     claim = CLAIMS[name]
-    found = came(claim, FAILS)
-    assert (found.verdict, found.seeds) == ("contradicted", 3), found
-    assert found.high < claim.side[0] or found.low > claim.side[1]
-    assert "tried: " in found.reason
+    verdict = judged(claim, FAILS)
+    assert (verdict.verdict, verdict.seeds) == ("contradicted", 3), verdict
+    assert (
+        verdict.low < verdict.effect < verdict.high < claim.side[0]
+        or claim.side[1] < verdict.low < verdict.effect < verdict.high
+    )
+    assert "tried: " in verdict.reason
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_seeds_that_disagree_settle_nothing(name: str) -> None:
-    found = came(CLAIMS[name], MIXED)
-    assert (found.verdict, found.seeds) == ("inconclusive", 3), found
-    assert found.reason
-    assert found.low < found.effect < found.high
+    verdict = judged(CLAIMS[name], MIXED)
+    assert (verdict.verdict, verdict.seeds) == ("inconclusive", 3), verdict
+    assert verdict.reason
+    assert verdict.low < verdict.effect < verdict.high
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_seeds_are_too_few(name: str) -> None:
-    found = came(CLAIMS[name], {0: True, 1: True})
-    assert (found.verdict, found.seeds) == ("inconclusive", 2)
-    assert found.reason.startswith("2 whole seeds")
+    verdict = judged(CLAIMS[name], {0: True, 1: True})
+    assert (verdict.verdict, verdict.seeds) == ("inconclusive", 2)
+    assert verdict.reason.startswith("2 whole seeds")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,27 +86,27 @@ def test_without_runs_there_is_no_verdict(name: str) -> None:
     claim = CLAIMS[name]
     assert judge_claim(claim, []).verdict == "not run"
     assert f"lab sweep {claim.sweep}" in judge_claim(claim, []).reason
-    first, *others = used(claim)
-    found = came(claim, HOLDS, frozenset().union(*(arm.ids for arm in others or [first])))
-    assert (found.verdict, found.seeds) == ("not run", 0), found
-    assert f"lab sweep {claim.sweep}" in found.reason
+    first, *others = arms_of(claim)
+    verdict = judged(claim, HOLDS, frozenset().union(*(arm.ids for arm in others or [first])))
+    assert (verdict.verdict, verdict.seeds) == ("not run", 0), verdict
+    assert f"lab sweep {claim.sweep}" in verdict.reason
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_partial_sweep_is_not_enough_and_says_so(name: str) -> None:
     claim = CLAIMS[name]
-    arm = used(claim)[-1]
-    runs = frozenset(outline.runs[arm.top].id for outline in arm.whole if outline.seed == "2")
-    found = came(claim, HOLDS, runs)
-    assert (found.verdict, found.seeds) == ("inconclusive", 2), found
-    assert f"partial: {len(runs)} of" in found.reason
+    arm = arms_of(claim)[-1]
+    runs = frozenset(summary.runs[arm.top].id for summary in arm.complete if summary.seed == "2")
+    verdict = judged(claim, HOLDS, runs)
+    assert (verdict.verdict, verdict.seeds) == ("inconclusive", 2), verdict
+    assert f"partial: {len(runs)} of" in verdict.reason
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_arm_of_nothing_but_nan_passes_nothing(name: str) -> None:
     claim = CLAIMS[name]
-    arms = used(claim)
+    arms = arms_of(claim)
     for arm in {id(arm): arm for arm in (arms[0], arms[-1])}.values():
-        found = came(claim, HOLDS, frozenset(arm.ids), nan=True)
-        assert found.verdict == "inconclusive", found
-        assert "NaN" in found.reason
+        verdict = judged(claim, HOLDS, frozenset(arm.ids), nan=True)
+        assert verdict.verdict == "inconclusive", verdict
+        assert "NaN" in verdict.reason

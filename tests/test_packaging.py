@@ -30,6 +30,16 @@ def test_a_sweep_runs_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
     )
     assert made.returncode == 0, made.stderr
     assert "4 trained, 0 already there" in made.stdout
+    claims = [sys.executable, "-m", "lab", "claims", "runs"]  # which reads a table of the package
+    judged = subprocess.run(
+        claims,
+        cwd=tmp_path / "empty",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "theirs 0.007" in judged.stdout, judged.stderr
     where = [sys.executable, "-c", "import lab; print(lab.__file__)"]
     told = subprocess.run(
         where,

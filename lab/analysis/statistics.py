@@ -48,14 +48,18 @@ class Interval(NamedTuple):
         return Interval(-self.mean, -self.high, -self.low, self.n, tuple(-value for value in self.values))
 
 
-def student_t(values: Iterable[float], level: float = 0.95) -> Interval:
-    """Interval of the mean of ``values``, one per seed; NaN is no value."""
+def student_t(values: Iterable[float], level: float = 0.95, grain: float = 0.0) -> Interval:
+    """Interval of the mean of ``values``, one per seed; NaN is no value.
+
+    Values that are known to steps of ``grain`` only spread by as much as that leaves open, even where all are equal.
+    """
     known = np.array([value for value in values if not math.isnan(value)], dtype=float)
     n, shown = len(known), tuple(known.tolist())
     mean = float(known.mean()) if n else math.nan
     if n < FEWEST_SEEDS:
         return Interval(mean, math.nan, math.nan, n, shown)
-    half = float(stdtrit(n - 1, (1 + level) / 2) * known.std(ddof=1) / math.sqrt(n))
+    spread = math.sqrt(float(known.var(ddof=1)) + grain**2 / 12)
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * spread / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n, shown)
 
 

@@ -1,5 +1,7 @@
-"""Claims of papers, judged by the records."""
+"""Claims of papers, judged by the records; importing the package imports its modules, which file their claims."""
 
-from lab.analysis.claims import attention, gradients, output, recipe, size
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = ["attention", "gradients", "output", "recipe", "size"]  # importing them fills the registry of claims
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

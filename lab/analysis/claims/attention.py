@@ -9,61 +9,55 @@ from operator import mul
 import numpy as np
 import pandas as pd
 
-from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.claims.judging import (
-    DEPTH,
-    ON,
-    QK,
+from lab.analysis.claims.effects import (
     Effects,
+    Qualified,
     border_over_top,
-    claim,
     coincide,
     extrapolated,
     log10,
     parts,
-    size_trend,
     slope,
+    slope_over_size,
+    undertrained,
 )
+from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from lab.analysis.claims.judging import DEPTH, ON, QK, TENFOLD, claim
 from lab.analysis.probe_values import late, near, peak
 
 WITHOUT, WITH = {QK: None}, {QK: ON}
 MODEL_WIDE, POINTWISE = "intervention.qk_layernorm_model", "intervention.pointwise_attention"
 LOGIT, FIRST = "attention_logit_max", "block0"
-TENFOLD = (1.0, math.inf)
 
-contrast = partial(claim, frees=[QK], sweep="qk_layernorm")
+contrast = partial(claim, arms=[WITHOUT, WITH], frees=[QK], sweep="qk_layernorm")
 without = partial(claim, holds=WITHOUT, sweep="qk_layernorm")
-pointwise = partial(claim, holds={POINTWISE: ON, QK: None}, sweep="pointwise_attention")
+pointwise = partial(claim, holds={POINTWISE: ON, QK: None}, sweep="pointwise_attention", shown_in="max_attention_logit")
 
 
 @contrast("1", "LR sensitivity is lower with qk-layernorm, at every size")
-def qk_layernorm_lowers_sensitivity(some: ComparisonGroup) -> Effects:
+def qk_layernorm_lowers_sensitivity(off: ArmTables, on: ArmTables) -> Effects:
     """S without minus S with it, at each size."""
-    off, on = some.arms(WITHOUT, WITH)
     return off.table("total") - on.table("total")
 
 
 @without("1", "without qk-layernorm the first learning rate to be lost falls with size", unit="decades per decade")
-def eta_div_falls_with_size(some: ComparisonGroup) -> Effects:
-    """Minus the slope of log10 eta_div over log10 size; one grid step above the grid where nothing is lost."""
-    (off,) = some.arms(WITHOUT)
-    return -slope(off.table("log_lost"))
+def eta_div_falls_with_size(off: ArmTables) -> Effects:
+    """Minus the slope of log10 eta_div over log10 size; one grid step above the grid where no run is lost."""
+    return -slope_over_size(off, "log_lost")
 
 
 @claim("1", "with qk-layernorm no learning rate is lost, at any size", holds=WITH, unit="decades", sweep="qk_layernorm")
-def qk_layernorm_keeps_every_learning_rate(some: ComparisonGroup) -> Effects:
-    """Where the border of stability lies above the top of the window, at each size."""
-    (on,) = some.arms(WITH)
+def qk_layernorm_keeps_every_learning_rate(on: ArmTables) -> Effects:
+    """Decades by which the border of stability lies above the top of the window, at each size."""
     return border_over_top(on)
 
 
 def _rising(name: str, subject: str, part: str, word: str, holds: Config) -> None:
-    """S, or its instability part, of one arm rises with size."""
+    """File that S, or its instability part, of one arm rises with size."""
 
-    def rises(some: ComparisonGroup) -> Effects:
-        """Slope over log10 size; no verdict on S of an undertrained arm."""
-        (arm,) = some.arms(holds)
-        return size_trend(some, arm, part)
+    def rises(arm: ArmTables) -> Effects:
+        """Slope over log10 size, nats/token per decade; no verdict on S of an undertrained arm."""
+        return Qualified(slope(arm.table(part)), caution=undertrained(arm) if part == "total" else "")
 
     rises.__name__ = name
     sentence = f"{subject} rises with size {word} qk-layernorm"
@@ -77,15 +71,18 @@ _rising("instability_rises_with", "the instability part of LR sensitivity", "abo
 
 
 @contrast("1", "losses with and without qk-layernorm are within 0.02 up to eta_div / 10", side=(-0.02, 0.02))
-def qk_layernorm_curves_coincide(some: ComparisonGroup) -> Effects:
+def qk_layernorm_curves_coincide(off: ArmTables, on: ArmTables) -> Effects:
     """Difference of losses, mean over those learning rates, at each size; eta_div of the arm without."""
-    return coincide(*some.arms(WITHOUT, WITH))
+    return coincide(off, on)
 
 
-@contrast("2", "at the top LR the smallest and the largest model are lost without qk-layernorm and kept with it")
-def qk_layernorm_saves_both_scales(some: ComparisonGroup) -> Effects:
+@contrast(
+    "2",
+    "at the top LR the smallest and the largest model are lost without qk-layernorm and kept with it",
+    shown_in="loss_over_steps",
+)
+def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
     """Loss minus that of the bigram model without it, the reverse with it."""
-    off, on = some.arms(WITHOUT, WITH)
     ends = [off.sizes[0], off.sizes[-1]]
     return parts(off=off.above_bigram(off.top)[ends], on=-on.above_bigram(on.top).reindex(columns=ends))
 
@@ -95,96 +92,89 @@ def qk_layernorm_saves_both_scales(some: ComparisonGroup) -> Effects:
     "at the top LR qk-layernorm keeps the first block's largest attention logit over tenfold lower",
     side=TENFOLD,
     unit="decades",
+    shown_in="loss_over_steps",
 )
-def qk_layernorm_bounds_the_logits(some: ComparisonGroup) -> Effects:
+def qk_layernorm_bounds_the_logits(off: ArmTables, on: ArmTables) -> Effects:
     """Log10 of the run's peak without it over the peak with it, at each size."""
-    off, on = some.arms(WITHOUT, WITH)
-    return log10(off.heard(off.top, LOGIT, FIRST, peak)) - log10(on.heard(on.top, LOGIT, FIRST, peak))
-
-
-@without("2", "without qk-layernorm, at the top LR, the first block has the largest attention logits", unit="decades")
-def first_block_has_the_largest_logits(some: ComparisonGroup) -> Effects:
-    """Log10 of its peak over the largest peak of the other blocks, at each size."""
-    (off,) = some.arms(WITHOUT)
-    others = off.places(LOGIT)[1:]
-    if not others:
-        raise MissingRunsError("logits of one block only")
-    peaks = pd.concat([off.heard(off.top, LOGIT, place, peak) for place in others]).groupby(level=0).max()
-    return log10(off.heard(off.top, LOGIT, FIRST, peak)) - log10(peaks)
-
-
-def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
-    """Log10 of how much the product of what was heard in the first block grew by the end of the run, at the top LR."""
-    ends = [
-        arm.heard(arm.top, probe, FIRST, late) / arm.heard(arm.top, probe, FIRST, near, part=0.0) for probe in probes
-    ]
-    return log10(reduce(mul, ends))
-
-
-@without("E.1", "at the top LR the product of query and key norms grows over tenfold", side=TENFOLD, unit="decades")
-def norms_grow(some: ComparisonGroup) -> Effects:
-    """First block, end over start, at each size."""
-    (off,) = some.arms(WITHOUT)
-    return _growth(off, "query_norm", "key_norm")
+    return log10(off.probe(off.top, LOGIT, FIRST, peak)) - log10(on.probe(on.top, LOGIT, FIRST, peak))
 
 
 @without(
-    "E.1",
-    "at the top LR the mean |cosine| of query and key changes less than twofold",
-    side=(-0.3, 0.3),
+    "2",
+    "without qk-layernorm, at the top LR, the first block has the largest attention logits",
     unit="decades",
+    shown_in="loss_over_steps",
 )
-def alignment_stays(some: ComparisonGroup) -> Effects:
+def first_block_has_the_largest_logits(off: ArmTables) -> Effects:
+    """Log10 of its peak over the largest peak of the other blocks, at each size."""
+    others = off.locations(LOGIT)[1:]
+    if not others:
+        raise MissingRunsError("logits of one block only")
+    peaks = pd.concat([off.probe(off.top, LOGIT, block, peak) for block in others]).groupby(level=0).max()
+    return log10(off.probe(off.top, LOGIT, FIRST, peak)) - log10(peaks)
+
+
+def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
+    """Log10 of the product of these probes in the first block at the end of the run over that at its start, top LR."""
+    ratios = [
+        arm.probe(arm.top, probe, FIRST, late) / arm.probe(arm.top, probe, FIRST, near, part=0.0) for probe in probes
+    ]
+    return log10(reduce(mul, ratios))
+
+
+over_steps = partial(without, unit="decades", shown_in="queries_and_keys_over_steps")
+
+
+@over_steps("E.1", "at the top LR the product of query and key norms grows over tenfold", side=TENFOLD)
+def norms_grow(off: ArmTables) -> Effects:
     """First block, end over start, at each size."""
-    (off,) = some.arms(WITHOUT)
+    return _growth(off, "query_norm", "key_norm")
+
+
+@over_steps("E.1", "at the top LR the mean |cosine| of query and key changes less than twofold", side=(-0.3, 0.3))
+def alignment_stays(off: ArmTables) -> Effects:
+    """First block, end over start, at each size."""
     return _growth(off, "query_key_cosine")
 
 
 @claim(
     "E.8",
     "qk-layernorm per head reaches a lower loss than over the model's width",
+    arms=[{QK: None, MODEL_WIDE: ON}, {QK: ON, MODEL_WIDE: None}],
     frees=[QK, MODEL_WIDE],
     sweep="qk_norm_axis",
 )
-def per_head_is_better(some: ComparisonGroup) -> Effects:
+def per_head_is_better(whole_width: ArmTables, per_head: ArmTables) -> Effects:
     """Best loss over the learning rates: over the width minus per head, at each size."""
-    whole, head = some.arms({QK: None, MODEL_WIDE: ON}, {QK: ON, MODEL_WIDE: None})
-    return whole.table("best") - head.table("best")
+    return whole_width.table("best") - per_head.table("best")
 
 
 @pointwise(
     "E.11", "without softmax, at the top LR, attention logits still grow over tenfold", side=TENFOLD, unit="decades"
 )
-def logits_grow_without_softmax(some: ComparisonGroup) -> Effects:
+def logits_grow_without_softmax(arm: ArmTables) -> Effects:
     """Log10 of the first block's peak over its start, at each size."""
-    (arm,) = some.arms({})
-    start = arm.heard(arm.top, LOGIT, FIRST, near, part=0.0)
-    return log10(arm.heard(arm.top, LOGIT, FIRST, peak)) - log10(start)
+    start = arm.probe(arm.top, LOGIT, FIRST, near, part=0.0)
+    return log10(arm.probe(arm.top, LOGIT, FIRST, peak)) - log10(start)
 
 
 @pointwise("E.11", "without softmax the top LR is lost too, at every size")
-def top_is_lost_without_softmax(some: ComparisonGroup) -> Effects:
+def top_is_lost_without_softmax(arm: ArmTables) -> Effects:
     """Loss minus that of the bigram model."""
-    (arm,) = some.arms({})
     return arm.above_bigram(arm.top)
 
 
-KAPPA = "intervention.kappa_transplant"
-VALUE = f"{KAPPA}.kappa"
-
-growth = partial(claim, holds={QK: None}, sweep="logit_growth")
-transplant = partial(claim, frees=[VALUE], holds={KAPPA: ON, QK: None, DEPTH: 2.0}, sweep="kappa")
+growth = partial(claim, holds={QK: None}, sweep="logit_growth", shown_in="attention_logit_with_size")
 
 
 def _early(arm: ArmTables, lr: float) -> pd.DataFrame:
     """Log10 of the first block's largest logit a tenth into the run (the paper: at step 2e3 of 1e5)."""
-    return log10(arm.heard(lr, "attention_logit_max", "block0", near, part=0.1))
+    return log10(arm.probe(lr, LOGIT, FIRST, near, part=0.1))
 
 
 @growth("9", "at LR 0.01 early attention logits grow with size", unit="decades per decade")
-def early_logits_grow_with_size(some: ComparisonGroup) -> Effects:
+def early_logits_grow_with_size(off: ArmTables) -> Effects:
     """Slope of log10 of the logit a tenth into the run over log10 size, at the learning rate nearest 1e-2."""
-    (off,) = some.arms({})
     return slope(_early(off, off.nearest(1e-2)))
 
 
@@ -194,61 +184,74 @@ def early_logits_grow_with_size(some: ComparisonGroup) -> Effects:
     side=(-0.3, 0.3),
     unit="decades",
 )
-def early_logits_can_be_extrapolated(some: ComparisonGroup) -> Effects:
-    """Told minus seen, straight in log-log (the paper's line is quadratic), at the learning rate nearest 1e-2."""
-    (off,) = some.arms({})
-    seen = _early(off, off.nearest(1e-2))
+def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
+    """Predicted minus observed, straight in log-log (the paper's line is quadratic), at the LR nearest 1e-2."""
+    logits = _early(off, off.nearest(1e-2))
     if len(off.sizes) < 4:
         raise MissingRunsError("an extrapolation of logits takes four sizes")
-    return extrapolated(seen.iloc[:, :-1], off.sizes[-1]) - seen.iloc[:, -1]
+    return extrapolated(logits.iloc[:, :-1], off.sizes[-1]) - logits.iloc[:, -1]
 
 
 @growth("9", "early attention logits tell the runs that will be lost from others", side=(0.9, math.inf), unit="AUC")
-def early_logits_separate_lost_runs(some: ComparisonGroup) -> Effects:
+def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
     """Share of pairs of a lost and a kept run in which the lost one has the larger logit a tenth into the run."""
-    (off,) = some.arms({})
     logits = pd.concat([_early(off, lr) for lr in off.lrs], axis=1)
     lost = pd.concat([off.lost(lr) for lr in off.lrs], axis=1) > 0
-    return pd.Series({seed: _auc(logits.loc[seed], lost.loc[seed]) for seed in logits.index}, dtype=float)
+    shares = pd.Series({seed: _auc(logits.loc[seed], lost.loc[seed]) for seed in logits.index}, dtype=float)
+    pairs = lost.sum(axis=1) * (~lost).sum(axis=1)
+    return Qualified(shares, grain=1 / pairs)
 
 
 def _auc(values: pd.Series, lost: pd.Series) -> float:
-    """NaN where a value is not known, or all runs ended alike."""
+    """NaN where a value is missing, or all runs are lost, or none is."""
     high, low = values[lost.to_numpy()], values[~lost.to_numpy()]
     wins = [float(one > other) + 0.5 * float(one == other) for one in high for other in low]
     return float(np.mean(wins)) if wins and values.notna().all() else math.nan
 
 
-def _best(some: ComparisonGroup, *values: float) -> list[pd.DataFrame]:
-    """Best loss over the learning rates with each transplanted kappa."""
-    return [arm.table("best") for arm in some.arms(*({VALUE: float(value)} for value in values))]
+KAPPA = "intervention.kappa_transplant"
+VALUE = f"{KAPPA}.kappa"
+
+setting = partial(claim, sweep="kappa", shown_in="loss_against_setting")
+transplant = partial(setting, frees=[VALUE], holds={KAPPA: ON, QK: None, DEPTH: 2.0})
 
 
-@transplant("10", "attention logits of kappa 1000 cost more than 0.05", side=(0.05, math.inf))
-def large_kappa_costs(some: ComparisonGroup) -> Effects:
+@transplant(
+    "10", "attention logits of kappa 1000 cost more than 0.05", arms=[{VALUE: 1e3}, {VALUE: 1.0}], side=(0.05, math.inf)
+)
+def large_kappa_costs(large: ArmTables, one: ArmTables) -> Effects:
     """Best loss at kappa 1e3 minus that at 1."""
-    large, one = _best(some, 1e3, 1)
-    return large - one
+    return large.table("best") - one.table("best")
 
 
-@transplant("10", "up to kappa 100 the loss stays within 0.05 of that at kappa 1", side=(-0.05, 0.05))
-def kappa_up_to_a_hundred_is_harmless(some: ComparisonGroup) -> Effects:
+def _up_to_a_hundred(group: ComparisonGroup) -> list[ArmTables]:
+    between = {value for value in group.values(VALUE) if 1 < value < 100}
+    return group.arms(*({VALUE: value} for value in (1.0, *sorted(between), 100.0)))
+
+
+@transplant(
+    "10", "up to kappa 100 the loss stays within 0.05 of that at kappa 1", arms=_up_to_a_hundred, side=(-0.05, 0.05)
+)
+def kappa_up_to_a_hundred_is_harmless(one: ArmTables, *larger: ArmTables) -> Effects:
     """Best loss at every kappa above 1 and up to 100 minus that at 1."""
-    one, *more = _best(some, 1, *{*[value for value in some.values(VALUE) if 1 < value < 100], 100.0})
-    return pd.concat([table - one for table in more], axis=1)
+    return pd.concat([arm.table("best") - one.table("best") for arm in larger], axis=1)
 
 
-@claim(
+def _largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:
+    """To the zero-block model kappa means nothing: any of its curves will do."""
+    zero_block = next((curve for curve in group.curves.values() if curve.get(DEPTH) == 0), None)
+    return group.arms({VALUE: 1e4, DEPTH: 2}, lambda curve: curve is zero_block)
+
+
+@setting(
     "10",
     "at kappa 10,000 the model is worse than one without blocks",
+    arms=_largest_kappa_and_no_blocks,
     frees=[KAPPA, DEPTH],
     holds={QK: None},
-    sweep="kappa",
 )
-def largest_kappa_is_worse_than_no_blocks(some: ComparisonGroup) -> Effects:
-    """Best loss at kappa 1e4 minus that of the zero-block model, to which kappa means nothing, at one width."""
-    idle = next((curve for curve in some.curves.values() if curve.get(DEPTH) == 0), None)
-    blocks, none = some.arms(lambda c: c.get(VALUE) == 1e4 and c.get(DEPTH) == 2, lambda c: c is idle)
+def largest_kappa_is_worse_than_no_blocks(blocks: ArmTables, no_blocks: ArmTables) -> Effects:
+    """Best loss at kappa 1e4 minus that of the zero-block model, at one width."""
     if len(blocks.sizes) > 1:
         raise MissingRunsError("models of several widths to hold against the zero-block one")
-    return blocks.table("best").iloc[:, 0] - none.table("best").iloc[:, 0]
+    return blocks.table("best").iloc[:, 0] - no_blocks.table("best").iloc[:, 0]

@@ -1,4 +1,4 @@
-"""Evidence: the runs of a folder as a claim sees them, in tables of a number per seed and size."""
+"""Evidence: the runs of a folder as a claim reads them, in tables of one number per seed and size."""
 
 from __future__ import annotations
 
@@ -16,30 +16,47 @@ from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
 from lab.analysis.text import count
 from lab.records.store import Records
 
-# They say nothing of a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
-OF_A_CURVE = (*PARTS, "coupled", "log_best", "log_lost", "border")
+# Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
+CURVE_QUANTITIES = (*PARTS, "coupled", "log_best", "log_lost", "border")
 COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
+FEWEST_LRS = 4
+
+Config = Mapping[str, Any]
+Choice = Config | Callable[[Config], bool]
+
+
+class MissingRunsError(Exception):
+    """Runs that a claim needs are missing; ``arms_exist`` where its arms are there but hold too few of them."""
+
+    def __init__(self, message: str, *, arms_exist: bool = True) -> None:
+        super().__init__(message)
+        self.arms_exist = arms_exist
 
 
 class RunSummary(NamedTuple):
-    """A run: its final loss, at most that at initialization, how far that is above the bigram model's, its fate."""
+    """A run: its final loss, at most that at initialization, how far that lies above the bigram model's, if it is lost.
+
+    A lost run diverged or was unstable, as ``sensitivity.judge`` decides.
+    """
 
     id: str
     loss: float
-    over_bigram: float
+    above_bigram: float
     lost: bool
 
 
 class CurveSummary(NamedTuple):
-    """One curve and seed; ``runs`` by learning rate, rising.
+    """One curve and seed.
 
     Attributes:
+        runs: by learning rate, rising.
         alive: some final loss is a number.
         learned: some run beat the bigram model.
-        known: ``best`` loss; ``total``, ``below``, ``above`` as in ``sensitivity.split``; ``coupled``, the smaller of S
-            over the two windows that the paper uses for coupled decay (sec. 3.2.2); ``log_best``, log10 of the fine
-            eta*; ``log_lost``, log10 of eta_div, one step above the grid where nothing is lost; ``border``, the middle
-            between that and the learning rate below it.  What cannot be known is NaN.
+        values: ``best`` loss; ``total``, ``below``, ``above`` as in ``sensitivity.split``; ``coupled``, the smaller S
+            of the two windows that the paper uses for coupled decay (sec. 3.2.2); ``log_best``, log10 of eta* (vertex
+            of a parabola); ``log_lost``, log10 of eta_div, one step above the grid where no run is lost; ``border``,
+            the middle between that and the learning rate below it.  NaN where undefined.
+        grains: of values read off the grid of learning rates, the step of the grid there, in decades.
     """
 
     curve: int
@@ -48,15 +65,16 @@ class CurveSummary(NamedTuple):
     runs: dict[float, RunSummary]
     alive: bool
     learned: bool
-    known: dict[str, float]
+    values: dict[str, float]
+    grains: dict[str, float]
 
 
 def curve_summaries(runs: pd.DataFrame) -> list[CurveSummary]:
-    """One for each curve and seed of ``runs``, a table as made by ``sensitivity.judge``."""
+    """Summarize each curve and seed of ``runs``, a table as made by ``sensitivity.judge``."""
     rows: dict[tuple[int, str], list[Any]] = {}
     for row in runs.sort_values("lr").itertuples():
         rows.setdefault((row.curve, row.seed), []).append(row)  # type: ignore[arg-type]
-    return [_summarize(some) for some in rows.values()]
+    return [_summarize(curve) for curve in rows.values()]
 
 
 def _summarize(rows: list[Any]) -> CurveSummary:
@@ -64,55 +82,55 @@ def _summarize(rows: list[Any]) -> CurveSummary:
     runs = {row.lr: RunSummary(row.id, row.capped, row.capped - row.loss_bigram, row.outcome != "") for row in rows}
     alive = any(math.isfinite(row.loss) for row in rows)
     learned = bool(loss.min() < np.fmin(rows[0].loss_at_init, rows[0].loss_bigram))
-    known = {"best": float(loss.min()) if alive else math.nan, **dict.fromkeys(OF_A_CURVE, math.nan)}
+    values = {"best": float(loss.min()) if alive else math.nan, **dict.fromkeys(CURVE_QUANTITIES, math.nan)}
+    grains: dict[str, float] = {}
     if alive and learned:
-        known |= regret(lr, loss)._asdict() | _stability(lr, [run.lost for run in runs.values()])
-        known["coupled"] = min(regret(lr, loss, *window).total for window in COUPLED_WINDOWS)
-        known["log_best"] = math.log10(vertex(lr, loss))
-    return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, known)
+        values |= regret(lr, loss)._asdict()
+        values["coupled"] = min(regret(lr, loss, *window).total for window in COUPLED_WINDOWS)
+        values["log_best"] = math.log10(vertex(lr, loss))
+        below, first = _stability(lr, [run.lost for run in runs.values()])
+        values |= {"log_lost": first, "border": (below + first) / 2}
+        grains = {"log_lost": first - below, "border": first - below, "log_best": _optimum_grain(lr, loss)}
+    return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, grains)
 
 
-def _stability(lr: np.ndarray, lost: list[bool]) -> dict[str, float]:
-    """Log10 of the smallest lost learning rate, one step above the grid where none is, and the middle below it."""
-    lrs = np.log10(lr)
-    step = float(np.diff(lrs).min()) if len(lrs) > 1 else 0.5
-    first = float(lrs[lost.index(True)]) if True in lost else float(lrs[-1]) + step
-    return {"log_lost": first, "border": first - step / 2}
+def _grid_step(lr: np.ndarray) -> float:
+    """Smallest step of the grid, decades."""
+    return float(np.diff(np.log10(lr)).min()) if len(lr) > 1 else 0.5
 
 
-FEWEST_LRS = 4
+def _stability(lr: np.ndarray, lost: list[bool]) -> tuple[float, float]:
+    """Log10 of the smallest lost learning rate and of that below it; the grid goes on by a step at either end."""
+    lrs, step = np.log10(lr), _grid_step(lr)
+    grid = [lrs[0] - step, *lrs, lrs[-1] + step]
+    first = lost.index(True) + 1 if True in lost else len(grid) - 1
+    return float(grid[first - 1]), float(grid[first])
 
-Config = Mapping[str, Any]
-Choice = Config | Callable[[Config], bool]
 
-
-class MissingRunsError(Exception):
-    """The runs that a claim needs are not there; ``near`` when its arms are, but too little of them."""
-
-    def __init__(self, what: str, *, near: bool = True) -> None:
-        super().__init__(what)
-        self.near = near
+def _optimum_grain(lr: np.ndarray, loss: np.ndarray) -> float:
+    """A step where the best learning rate ends the grid; between others the parabola resolves eta*."""
+    return 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)
 
 
 class Evidence:
-    """A folder's runs, read once for all claims."""
+    """The runs of a folder, read once for all claims."""
 
     def __init__(self, name: str, records: Records) -> None:
         self.name, self.records = name, records
         self.runs = judge(points(records.runs))
         first = self.runs.drop_duplicates("curve")
         keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
-        self.curves = {n: _spelled(curves[key]) for n, key in zip(first["curve"], keys, strict=True)}
-        self._measures: dict[Any, dict[str, float]] = {}
+        self.curves = {n: _present(curves[key]) for n, key in zip(first["curve"], keys, strict=True)}
+        self._probe_values: dict[Any, dict[str, float]] = {}
         self._arms: dict[Any, ArmTables] = {}
 
     @cached_property
-    def outlines(self) -> list[CurveSummary]:
+    def summaries(self) -> list[CurveSummary]:
         """One for each curve and seed."""
         return curve_summaries(self.runs)
 
-    def settings(self, frees: Iterable[str]) -> list[ComparisonGroup]:
-        """Curves that agree in everything but these keys and those below them, one setting for each agreement."""
+    def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
+        """Group the curves that agree in everything but the keys ``frees`` and those below them."""
         groups: dict[Hashable, dict[int, Config]] = {}
         for number, curve in self.curves.items():
             fixed = frozenset((key, value) for key, value in curve.items() if not _below(key, frees))
@@ -125,91 +143,108 @@ class Evidence:
             self._arms[numbers, lrs] = ArmTables(self, numbers, lrs)
         return self._arms[numbers, lrs]
 
-    def measure(self, how: Callable[..., pd.Series], probe: str, where: str, **more: float) -> dict[str, float]:
-        """A value per run id; ``how`` as in ``measured``."""
-        key = (how.__name__, probe, where, *more.items())
-        if key not in self._measures:
-            heard = how(self.records, probe, where, **more)
-            self._measures[key] = dict(zip(heard.index, heard, strict=True))
-        if not self._measures[key]:
+    def probe_values(
+        self, reduce: Callable[..., pd.Series], probe: str, where: str, **options: float
+    ) -> dict[str, float]:
+        """A value per run id; ``reduce`` is a function of ``lab.analysis.probe_values``.
+
+        Raises:
+            MissingRunsError: no run recorded this probe there.
+        """
+        key = (reduce.__name__, probe, where, *options.items())
+        if key not in self._probe_values:
+            values = reduce(self.records, probe, where, **options)
+            self._probe_values[key] = dict(zip(values.index, values, strict=True))
+        if not self._probe_values[key]:
             raise MissingRunsError(f"no run recorded {probe} {where}".rstrip())
-        return self._measures[key]
+        return self._probe_values[key]
 
 
 class ComparisonGroup:
-    """Curves that differ in what a claim frees; remembers which of them the claim has used."""
+    """Curves that differ only in what a claim frees."""
 
     def __init__(self, evidence: Evidence, curves: dict[int, Config]) -> None:
         self.evidence, self.curves = evidence, curves
-        self.used: list[ArmTables] = []
-        self.caution = ""
 
-    def holds(self, wanted: Config) -> bool:
+    def holds(self, config: Config) -> bool:
         """Whether all its curves have these values; ``None`` is absent."""
-        return all(curve.get(key) == value for curve in self.curves.values() for key, value in wanted.items())
+        return all(curve.get(key) == value for key, value in config.items() for curve in self.curves.values())
 
     def values(self, key: str) -> list[Any]:
-        """What a freed key takes, in order, without absent."""
+        """The values of a freed key in rising order, without absent."""
         return sorted({value for curve in self.curves.values() if (value := curve.get(key)) is not None})
 
     def arms(self, *choices: Choice) -> list[ArmTables]:
-        """An arm for each choice; a curve counts at seeds where it has every learning rate that any of them has.
+        """One arm for each choice, all at the learning rates that any of them has.
 
         Raises:
-            LackingError: no curve is chosen, or two of one size.
+            MissingRunsError: a choice has no curve, or two of one size.
         """
-        numbers = [[n for n, curve in self.curves.items() if _chosen(curve, choice)] for choice in choices]
-        if not all(numbers):
-            raise MissingRunsError("an arm is not there", near=False)
-        chosen = {number for some in numbers for number in some}
-        lrs = sorted({lr for outline in self.evidence.outlines if outline.curve in chosen for lr in outline.runs})
-        arms = [self.evidence.arm(tuple(some), tuple(lrs)) for some in numbers]
-        self.used += arms
-        return arms
+        arms = [tuple(n for n, curve in self.curves.items() if _chosen(curve, choice)) for choice in choices]
+        if not all(arms):
+            raise MissingRunsError("an arm has no curve", arms_exist=False)
+        chosen = {number for numbers in arms for number in numbers}
+        lrs = sorted({lr for summary in self.evidence.summaries if summary.curve in chosen for lr in summary.runs})
+        return [self.evidence.arm(numbers, tuple(lrs)) for numbers in arms]
 
 
 class ArmTables:
-    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms it stands beside.
+    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms that it is compared with.
 
     Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
     """
 
     def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
-        self.evidence, self.lrs = evidence, lrs
-        self.known = [outline for outline in evidence.outlines if outline.curve in numbers]
-        if len({(outline.size, outline.seed) for outline in self.known}) < len(self.known):
-            raise MissingRunsError("two curves of one size in an arm", near=False)
-        self.sizes = sorted({outline.size for outline in self.known})
-        self.seeds = sorted({outline.seed for outline in self.known})
-        self.whole = [outline for outline in self.known if outline.alive and tuple(outline.runs) == lrs]
+        self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
+        self.summaries = [summary for summary in evidence.summaries if summary.curve in numbers]
+        if len({(summary.size, summary.seed) for summary in self.summaries}) < len(self.summaries):
+            raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
+        self.sizes = sorted({summary.size for summary in self.summaries})
+        self.seeds = sorted({summary.seed for summary in self.summaries})
+        self.complete = [summary for summary in self.summaries if summary.alive and tuple(summary.runs) == lrs]
 
     @property
     def ids(self) -> set[str]:
         """The runs that count."""
-        return {run.id for outline in self.whole for run in outline.runs.values()}
+        return {run.id for summary in self.complete for run in summary.runs.values()}
 
-    def table(self, column: str) -> pd.DataFrame:
-        """What ``Outline.known`` has under this name."""
-        if column in OF_A_CURVE and len(self.lrs) < FEWEST_LRS:
+    def setting(self, key: str) -> Any:
+        """The value of a config key, which all its curves share."""
+        (value,) = {self.evidence.curves[number].get(key) for number in self.numbers}
+        return value
+
+    def table(self, quantity: str) -> pd.DataFrame:
+        """A quantity of ``CurveSummary.values``.
+
+        Raises:
+            MissingRunsError: the quantity is one of a curve, and there are too few learning rates for one.
+        """
+        if quantity in CURVE_QUANTITIES and len(self.lrs) < FEWEST_LRS:
             raise MissingRunsError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
-        return self._square(lambda outline: outline.known[column])
+        return self._tabulate(lambda summary: summary.values[quantity])
+
+    def grain(self, quantity: str) -> pd.DataFrame:
+        """The step of the grid that each value of ``table`` was read off, in decades; zero where it is none."""
+        return self._tabulate(lambda summary: summary.grains.get(quantity, 0.0))
 
     def loss(self, lr: float) -> pd.DataFrame:
         """Final held-out loss at a learning rate, at most that at initialization."""
-        return self._square(lambda outline: outline.runs[lr].loss)
+        return self._tabulate(lambda summary: summary.runs[lr].loss)
 
     def above_bigram(self, lr: float) -> pd.DataFrame:
         """By how much the final loss exceeds that of the bigram model: above zero is lost."""
-        return self._square(lambda outline: outline.runs[lr].over_bigram)
+        return self._tabulate(lambda summary: summary.runs[lr].above_bigram)
 
     def lost(self, lr: float) -> pd.DataFrame:
-        """1 where the run diverged or was unstable, as ``sensitivity.judge`` has it, else 0."""
-        return self._square(lambda outline: outline.runs[lr].lost)
+        """1 where the run is lost, else 0."""
+        return self._tabulate(lambda summary: summary.runs[lr].lost)
 
-    def heard(self, lr: float, probe: str, where: str, how: Callable[..., pd.Series], **more: float) -> pd.DataFrame:
-        """What a probe heard at a learning rate; ``how`` as in ``measured``."""
-        told = self.evidence.measure(how, probe, where, **more)
-        return self._square(lambda outline: told.get(outline.runs[lr].id, math.nan))
+    def probe(
+        self, lr: float, probe: str, where: str, reduce: Callable[..., pd.Series], **options: float
+    ) -> pd.DataFrame:
+        """What a probe recorded at a learning rate; ``reduce`` as in ``Evidence.probe_values``."""
+        values = self.evidence.probe_values(reduce, probe, where, **options)
+        return self._tabulate(lambda summary: values.get(summary.runs[lr].id, math.nan))
 
     @property
     def top(self) -> float:
@@ -217,39 +252,47 @@ class ArmTables:
         return max((lr for lr in self.lrs if lr <= HIGH), default=self.lrs[0])
 
     def nearest(self, lr: float) -> float:
-        """The learning rate nearest to this one, at most a factor of two away."""
-        near = min(self.lrs, key=lambda other: abs(math.log(other / lr)))
-        if not 0.5 <= near / lr <= 2:
-            raise MissingRunsError(f"no learning rate near {lr:g}")
-        return near
+        """The learning rate nearest to ``lr``.
 
-    def places(self, probe: str) -> list[str]:
-        """Where this probe listened, in order."""
+        Raises:
+            MissingRunsError: none is within a factor of two.
+        """
+        nearest = min(self.lrs, key=lambda other: abs(math.log(other / lr)))
+        if not 0.5 <= nearest / lr <= 2:
+            raise MissingRunsError(f"no learning rate near {lr:g}")
+        return nearest
+
+    def locations(self, probe: str) -> list[str]:
+        """Where this probe listened, in the order of blocks."""
         return probe_values.places(self.evidence.records, probe)
 
-    def _square(self, value: Callable[[CurveSummary], float]) -> pd.DataFrame:
+    def _tabulate(self, value: Callable[[CurveSummary], float]) -> pd.DataFrame:
         table = np.full((len(self.seeds), len(self.sizes)), math.nan)
-        for outline in self.whole:
-            table[self.seeds.index(outline.seed), self.sizes.index(outline.size)] = value(outline)
+        for summary in self.complete:
+            table[self.seeds.index(summary.seed), self.sizes.index(summary.size)] = value(summary)
         return pd.DataFrame(table, self.seeds, self.sizes)
 
 
 def extent(arms: list[ArmTables]) -> str:
-    """What was tried, for the reader of a claim that did not come out."""
+    """Sizes, learning rates and steps that were tried, for the reader of a claim that is not reproduced."""
     sizes = sorted({size for arm in arms for size in arm.sizes})
     lrs = sorted({lr for arm in arms for lr in arm.lrs})
     runs = arms[0].evidence.records.runs
-    some = sorted(runs.loc[runs["id"].isin(set().union(*(arm.ids for arm in arms))), "steps"].unique())
-    steps = " or ".join(map("{:g}".format, some))
-    ends = [" to ".join(dict.fromkeys([say(of[0]), say(of[-1])])) for say, of in ((count, sizes), ("{:g}".format, lrs))]
-    return f"{ends[0]} parameters, learning rates {ends[1]}, {steps} steps"
+    lengths = sorted(runs.loc[runs["id"].isin(set().union(*(arm.ids for arm in arms))), "steps"].unique())
+    steps = " or ".join(map("{:g}".format, lengths))
+    return f"{_span(map(count, sizes))} parameters, learning rates {_span(map('{:g}'.format, lrs))}, {steps} steps"
 
 
-def _spelled(curve: Curve) -> dict[str, Hashable]:
-    """A curve's config without absent keys; an intervention is the presence of a key of its own."""
+def _span(words: Iterable[str]) -> str:
+    spelled = list(words)
+    return " to ".join(dict.fromkeys([spelled[0], spelled[-1]]))
+
+
+def _present(curve: Curve) -> dict[str, Hashable]:
+    """The config of a curve without absent keys; an intervention is the presence of its own key."""
     names = [name for name in str(curve["intervention"]).split("+") if name != "none"]
-    known = {key: value for key, value in curve.items() if value is not None and key != "intervention"}
-    return {**known, **{f"intervention.{name}": "on" for name in names}}
+    present = {key: value for key, value in curve.items() if value is not None and key != "intervention"}
+    return {**present, **{f"intervention.{name}": "on" for name in names}}
 
 
 def _below(key: str, keys: Iterable[str]) -> bool:

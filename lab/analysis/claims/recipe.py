@@ -6,137 +6,150 @@ from functools import partial
 
 import pandas as pd
 
+from lab.analysis.claims.effects import Effects, Qualified, at_each_size, drift, slope, slope_grain, undertrained
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import ON, QK, Effects, claim, drift, slope, watch_training
+from lab.analysis.claims.judging import DECAY, HALF_DECADE, ON, QK, claim
 
 WARMUP, STEPS, BATCH = "schedule.warmup", "steps", "batch_size"
-OPTIMIZER, CHAIN, DECAY = "optimizer.name", "optimizer.chain", "optimizer.weight_decay"
-HALF_DECADE = (-0.5, 0.5)
-
-warmth = partial(claim, frees=[WARMUP], holds={QK: ON}, sweep="warm_up")
-coupling = partial(claim, frees=[OPTIMIZER, CHAIN, DECAY], holds={QK: ON}, sweep="weight_decay")
+OPTIMIZER, CHAIN = "optimizer.name", "optimizer.chain"
+COUPLED, INDEPENDENT = "adamw_coupled", "adamw"
 
 
-def _ends(some: ComparisonGroup, key: str) -> list[ArmTables]:
-    """The arms with the smallest and with the largest value of a key."""
-    values = some.values(key)
+def _shortest_and_longest(group: ComparisonGroup) -> list[ArmTables]:
+    values = group.values(WARMUP)
     if len(values) < 2:
-        raise MissingRunsError(f"one {key}", near=False)
-    return some.arms({key: values[0]}, {key: values[-1]})
+        raise MissingRunsError(f"one {WARMUP}", arms_exist=False)
+    return group.arms({WARMUP: values[0]}, {WARMUP: values[-1]})
 
 
-@warmth("5", "a longer warm-up lowers LR sensitivity at the two largest sizes")
-def warm_up_lowers_sensitivity(some: ComparisonGroup) -> Effects:
+warm_up = partial(claim, arms=_shortest_and_longest, frees=[WARMUP], holds={QK: ON}, sweep="warm_up")
+
+
+@warm_up("5", "a longer warm-up lowers LR sensitivity at the two largest sizes")
+def warm_up_lowers_sensitivity(short: ArmTables, long: ArmTables) -> Effects:
     """S of the shortest warm-up minus S of the longest."""
-    short, long = _ends(some, WARMUP)
     return (short.table("total") - long.table("total")).iloc[:, -2:]
 
 
-@warmth("5", "a longer warm-up lowers the loss at the top LR at the largest size")
-def warm_up_helps_at_the_top(some: ComparisonGroup) -> Effects:
+@warm_up("5", "a longer warm-up lowers the loss at the top LR at the largest size")
+def warm_up_helps_at_the_top(short: ArmTables, long: ArmTables) -> Effects:
     """Loss with the shortest warm-up minus that with the longest."""
-    short, long = _ends(some, WARMUP)
     return (short.loss(short.top) - long.loss(long.top)).iloc[:, -1]
 
 
-def _coupled_and_not(some: ComparisonGroup) -> list[ArmTables]:
+def _coupled_and_independent(group: ComparisonGroup) -> list[ArmTables]:
     """The two kinds of decay, of the strengths that agree most nearly at learning rate 1e-2, within a decade of it."""
-    strengths = {
-        name: {c[DECAY] for c in some.curves.values() if c[OPTIMIZER] == name and c[DECAY] > 0} for name in KINDS
-    }
-    pairs = [(max(a * 1e-2 / b, b / (a * 1e-2)), a, b) for a in strengths[KINDS[0]] for b in strengths[KINDS[1]]]
+    coupled, independent = (
+        {curve[DECAY] for curve in group.curves.values() if curve[OPTIMIZER] == name and curve[DECAY] > 0}
+        for name in (COUPLED, INDEPENDENT)
+    )
+    pairs = [(max(a * 1e-2 / b, b / (a * 1e-2)), a, b) for a in coupled for b in independent]
     if not pairs:
-        raise MissingRunsError("only one kind of decay", near=False)
-    apart, coupled, independent = min(pairs)
-    if apart > 10.1:
+        raise MissingRunsError("only one kind of decay", arms_exist=False)
+    ratio, a, b = min(pairs)
+    if ratio > 10.1:
         raise MissingRunsError("the two kinds of decay agree in strength at no learning rate near 0.01")
-    return some.arms({OPTIMIZER: KINDS[0], DECAY: coupled}, {OPTIMIZER: KINDS[1], DECAY: independent})
+    return group.arms({OPTIMIZER: COUPLED, DECAY: a}, {OPTIMIZER: INDEPENDENT, DECAY: b})
 
 
-KINDS = ("adamw_coupled", "adamw")
+coupling = partial(
+    claim, arms=_coupled_and_independent, frees=[OPTIMIZER, CHAIN, DECAY], holds={QK: ON}, sweep="weight_decay"
+)
 
 
 @coupling("6", "independent weight decay has the lower LR sensitivity, at every size")
-def independent_decay_lowers_sensitivity(some: ComparisonGroup) -> Effects:
+def independent_decay_lowers_sensitivity(coupled: ArmTables, independent: ArmTables) -> Effects:
     """S of coupled decay, the smaller over the windows from 1e-4 to 0.1 and 3e-4 to 0.3, minus S of independent."""
-    coupled, independent = _coupled_and_not(some)
     return coupled.table("coupled") - independent.table("total")
 
 
 @coupling("6", "the gain of independent decay in LR sensitivity grows with size", unit="nats/token per decade")
-def gain_of_independent_decay_grows(some: ComparisonGroup) -> Effects:
+def gain_of_independent_decay_grows(coupled: ArmTables, independent: ArmTables) -> Effects:
     """Slope of that difference over log10 size."""
-    coupled, independent = _coupled_and_not(some)
-    for arm in (coupled, independent):
-        watch_training(some, arm)
-    return slope(coupled.table("coupled") - independent.table("total"))
+    gain = coupled.table("coupled") - independent.table("total")
+    return Qualified(slope(gain), caution=undertrained(coupled, independent))
 
 
 @coupling("6", "the gain of independent decay in the instability part grows with size", unit="nats/token per decade")
-def stability_of_independent_decay_grows(some: ComparisonGroup) -> Effects:
+def stability_of_independent_decay_grows(coupled: ArmTables, independent: ArmTables) -> Effects:
     """Slope over log10 size of the difference of instability parts, both from 3e-4 to 0.3."""
-    coupled, independent = _coupled_and_not(some)
     return slope(coupled.table("above") - independent.table("above"))
 
 
-def _ratios(some: ComparisonGroup, key: str, base: float) -> pd.DataFrame:
-    """S at every other value of a key over S at ``base``."""
-    first, *others = some.arms({key: base}, *({key: value} for value in some.values(key) if value != base))
-    return pd.concat([arm.table("total") / first.table("total") for arm in others], axis=1)
+def _middle_and_others(group: ComparisonGroup) -> list[ArmTables]:
+    values = group.values(STEPS)
+    if len(values) < 3:
+        raise MissingRunsError("fewer than three numbers of steps", arms_exist=len(values) > 1)
+    middle = values.pop(len(values) // 2)
+    return group.arms(*({STEPS: value} for value in (middle, *values)))
 
 
-@claim(
+def _ratios(base: ArmTables, *others: ArmTables) -> pd.DataFrame:
+    """S of every other arm over S of the first."""
+    return pd.concat([arm.table("total") / base.table("total") for arm in others], axis=1)
+
+
+unchanged = partial(claim, holds={QK: ON}, side=(0.7, 1.3), unit="ratio")
+
+
+@unchanged(
     "E.7",
     "half and twice the steps change LR sensitivity by less than 30 %",
+    arms=_middle_and_others,
     frees=[STEPS],
-    holds={QK: ON},
-    side=(0.7, 1.3),
-    unit="ratio",
     sweep="steps",
 )
-def steps_change_little(some: ComparisonGroup) -> Effects:
+def steps_change_little(middle: ArmTables, *others: ArmTables) -> Effects:
     """S over S at the middle number of steps, at each size."""
-    values = some.values(STEPS)
-    if len(values) < 3:
-        raise MissingRunsError("fewer than three numbers of steps", near=len(values) > 1)
-    return _ratios(some, STEPS, values[len(values) // 2])
+    return _ratios(middle, *others)
 
 
-@claim(
+def _batch_sizes(group: ComparisonGroup) -> list[ArmTables]:
+    values = group.values(BATCH)
+    if len(values) < 2:
+        raise MissingRunsError("one batch size", arms_exist=False)
+    if len({float(curve[BATCH]) * float(curve[STEPS]) for curve in group.curves.values()}) > 1:
+        raise MissingRunsError("batch sizes at unlike numbers of tokens")
+    return group.arms(*({BATCH: value} for value in values))
+
+
+@unchanged(
     "E.9",
     "batches of twice and four times the size, at as many tokens, change LR sensitivity by less than 30 %",
+    arms=_batch_sizes,
     frees=[BATCH, STEPS],
-    holds={QK: ON},
-    side=(0.7, 1.3),
-    unit="ratio",
     sweep="batch_size",
 )
-def batch_size_changes_little(some: ComparisonGroup) -> Effects:
+def batch_size_changes_little(smallest: ArmTables, *others: ArmTables) -> Effects:
     """S over S at the smallest batch, at each size."""
-    values = some.values(BATCH)
+    return _ratios(smallest, *others)
+
+
+def _strengths(group: ComparisonGroup) -> list[ArmTables]:
+    values = [value for value in group.values(DECAY) if value > 0]
     if len(values) < 2:
-        raise MissingRunsError("one batch size", near=False)
-    if len({float(str(c[BATCH])) * float(str(c[STEPS])) for c in some.curves.values()}) > 1:
-        raise MissingRunsError("batch sizes at unlike numbers of tokens")
-    return _ratios(some, BATCH, values[0])
+        raise MissingRunsError("one strength of decay", arms_exist=False)
+    return group.arms(*({DECAY: value} for value in values))
 
 
 @claim(
     "E.10",
     "more weight decay moves the best learning rate up",
+    arms=_strengths,
     frees=[DECAY],
     holds={QK: ON},
     unit="decades per decade",
     sweep="decay_strength",
+    shown_in="loss_against_setting",
 )
-def decay_moves_the_optimum(some: ComparisonGroup) -> Effects:
+def decay_moves_the_optimum(*strengths: ArmTables) -> Effects:
     """Slope of log10 eta* (vertex of a parabola) over log10 of the decay, where there is any, at each size."""
-    values = [value for value in some.values(DECAY) if value > 0]
-    if len(values) < 2:
-        raise MissingRunsError("one strength of decay", near=False)
-    tables = dict(zip(values, [arm.table("log_best") for arm in some.arms(*({DECAY: v} for v in values))], strict=True))
-    sizes = next(iter(tables.values())).columns
-    return pd.DataFrame({size: slope(pd.DataFrame({v: t.get(size) for v, t in tables.items()})) for size in sizes})
+    optima = at_each_size({arm.setting(DECAY): arm.table("log_best") for arm in strengths})
+    grains = at_each_size({arm.setting(DECAY): arm.grain("log_best") for arm in strengths})
+    return Qualified(
+        pd.DataFrame({size: slope(table) for size, table in optima.items()}),
+        pd.DataFrame({size: slope_grain(table) for size, table in grains.items()}),
+    )
 
 
 @claim(
@@ -146,8 +159,8 @@ def decay_moves_the_optimum(some: ComparisonGroup) -> Effects:
     side=HALF_DECADE,
     unit="decades",
     sweep="rms_scaled_lr",
+    shown_in="best_loss_with_size",
 )
-def rms_scaling_holds_the_optimum(some: ComparisonGroup) -> Effects:
+def rms_scaling_holds_the_optimum(arm: ArmTables) -> Effects:
     """Log10 of eta* (vertex of a parabola) minus that of the smallest size, at each larger one."""
-    (arm,) = some.arms({})
     return drift(arm)

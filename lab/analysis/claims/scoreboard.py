@@ -13,29 +13,10 @@ import pandas as pd
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim, Verdict, judge_claim
 from lab.analysis.claims.replication import compare
+from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 
-# Our figure, where it is not the one that shows loss and sensitivity.
-OURS = {
-    "2": "loss_over_steps",
-    "4": "output_logits_over_steps",
-    "8": "best_loss_with_size",
-    "9": "attention_logit_with_size",
-    "10": "loss_against_setting",
-    "11": "gradient_with_size",
-    "12": "loss_against_setting",
-    "13": "updates_by_epsilon",
-    "C.1": "block_output_with_size",
-    "E.1": "queries_and_keys_over_steps",
-    "E.3": "best_loss_with_size",
-    "E.10": "loss_against_setting",
-    "E.11": "max_attention_logit",
-    "E.12": "key_gradient_with_size",
-    "E.13": "updates_over_steps",
-    "E.14": "best_loss_with_size",
-    "E.15": "loss_against_setting",
-}
 # What the claims of a module are about.
 SUBJECTS = {
     "attention": "attention logits and qk-layernorm",
@@ -47,52 +28,56 @@ SUBJECTS = {
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
+EFFECT = "effect [95 % interval]"
 
 
 class ScoreboardRow(NamedTuple):
-    """A claim and how it came out."""
+    """A claim and its verdict."""
 
     claim: Claim
     verdict: Verdict
 
     @property
     def shown(self) -> str:
-        """Our figure of it: the folder judged, and the name of the figure."""
-        name = OURS.get(self.claim.figure, "learning_rate_sensitivity")
-        return f"{Path(self.verdict.folder).name}/{name}" if self.verdict.folder else ""
+        """The folder judged and the figure of its report that shows the claim; empty where none was judged."""
+        return f"{Path(self.verdict.folder).name}/{self.claim.shown_in}" if self.verdict.folder else ""
 
     @property
     def effect(self) -> str:
         """``0.148 [0.12, 0.17]`` and the unit."""
-        found = self.verdict
-        if math.isnan(found.effect):
+        effect, low, high = self.verdict.effect, self.verdict.low, self.verdict.high
+        if math.isnan(effect):
             return ""
-        interval = "" if math.isnan(found.low) else f" [{found.low:.3g}, {found.high:.3g}]"
-        return f"{found.effect:.3g}{interval} {self.claim.unit}"
+        interval = "" if math.isnan(low) else f" [{low:.3g}, {high:.3g}]"
+        return f"{effect:.3g}{interval} {self.claim.unit}"
 
 
-def read(places: Sequence[Path]) -> list[Evidence]:
-    """The folders with records among these and those right inside them, by name.
+def read(folders: Sequence[Path]) -> list[Evidence]:
+    """Read the folders with records among these and those right inside them, by name.
 
     Raises:
-        RequestError: a place is no folder, or its records cannot be read.
+        RequestError: one of them is no folder, or its records cannot be read.
     """
-    for place in places:
-        if not place.is_dir():
-            raise RequestError(f"no results folder {place}")
-    inside = [folder for place in places for folder in (place, *sorted(place.iterdir())) if folder.is_dir()]
-    found = {folder: store.find(folder) for folder in dict.fromkeys(inside)}
-    return [Evidence(str(folder), records) for folder, records in found.items() if records]
+    for folder in folders:
+        if not folder.is_dir():
+            raise RequestError(f"no results folder {folder}")
+    inside = [path for folder in folders for path in (folder, *sorted(folder.iterdir())) if path.is_dir()]
+    records = {folder: store.find(folder) for folder in dict.fromkeys(inside)}
+    return [Evidence(str(folder), table) for folder, table in records.items() if table]
 
 
 def judge_all(folders: Sequence[Evidence], figures: Collection[str] = FIGURES_OF_THE_PAPER) -> list[ScoreboardRow]:
-    """Every claim of these figures of the paper, in their order, judged on these folders."""
-    known = sorted((CLAIMS[name] for name in CLAIMS), key=lambda one: (_order(one), one.place))
-    return [ScoreboardRow(claim, judge_claim(claim, folders)) for claim in known if claim.figure in figures]
+    """Judge every claim of these figures of the paper, in their order, on these folders."""
+    claims = [CLAIMS[name] for name in CLAIMS if CLAIMS[name].figure in figures]
+    claims.sort(key=lambda claim: (FIGURES_OF_THE_PAPER.index(claim.figure), claim.order))
+    return [ScoreboardRow(claim, judge_claim(claim, folders)) for claim in claims]
 
 
-def verdicts(place: str | Path, *figures: str) -> pd.DataFrame:
-    """Claims of some figures of the paper (``"1"``, ``"E.7"``; none is all), judged on a folder and those inside it.
+def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
+    """Judge the claims of some figures of the paper on a folder and those inside it.
+
+    Args:
+        figures: such as ``"1"`` or ``"E.7"``; all where none is given.
 
     Raises:
         RequestError: no such figure, no such folder, or records that cannot be read.
@@ -100,63 +85,74 @@ def verdicts(place: str | Path, *figures: str) -> pd.DataFrame:
     for figure in figures:
         if figure not in FIGURES_OF_THE_PAPER:
             raise RequestError(f"the paper has no figure {figure!r}; {nearest(figure, FIGURES_OF_THE_PAPER)}")
-    lines = judge_all(read([Path(place)]), figures or FIGURES_OF_THE_PAPER)
+    return table(judge_all(read([Path(folder)]), figures or FIGURES_OF_THE_PAPER))
+
+
+def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
+    """The scoreboard with columns ``figure, claim, verdict, effect [95 % interval], seeds, why not``."""
     return pd.DataFrame(
         {
-            "figure": [one.claim.figure for one in lines],
-            "claim": [one.claim.sentence for one in lines],
-            "verdict": [one.verdict.verdict for one in lines],
-            "effect [95 % interval]": [one.effect for one in lines],
-            "seeds": [one.verdict.seeds for one in lines],
-            "why not": [one.verdict.reason for one in lines],
+            "figure": [row.claim.figure for row in rows],
+            "claim": [row.claim.sentence for row in rows],
+            "verdict": [row.verdict.verdict for row in rows],
+            EFFECT: [row.effect for row in rows],
+            "seeds": [row.verdict.seeds for row in rows],
+            "why not": [row.verdict.reason for row in rows],
         }
     )
 
 
-def _order(claim: Claim) -> int:
-    return FIGURES_OF_THE_PAPER.index(claim.figure)
-
-
-def render(places: Sequence[Path], *style: str) -> str:
+def render(folders: Sequence[Path], *style: str) -> str:
     """All of it for ``lab claims``: for the eye, or as ``--json`` or ``--markdown``."""
-    folders = read(places)
-    lines = judge_all(folders)
+    evidence = read(folders)
+    rows = judge_all(evidence)
     if style:
-        return {"--json": as_json, "--markdown": markdown_tables}[style[-1]](lines)
-    return "\n".join([*text(lines), "", *compare(folders)])
+        return {"--json": as_json, "--markdown": markdown_tables}[style[-1]](rows)
+    return "\n".join([*text(rows), "", *compare(evidence)])
 
 
-def text(lines: Sequence[ScoreboardRow]) -> Iterator[str]:
-    """A line per claim, the reason of one that did not come out below it; a count at the end."""
-    rows = [(f"fig {one.claim.figure}", one.verdict.verdict, one.effect, str(one.verdict.seeds)) for one in lines]
-    rows = [("paper", "verdict", "effect [95 % interval]", "seeds"), *rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    heads = ["  ".join(map(str.ljust, row, widths)) for row in rows]
-    yield f"{heads[0]}  claim (our figure)"
-    for head, one in zip(heads[1:], lines, strict=True):
-        yield f"{head}  {one.claim.sentence}{f' ({one.shown})' if one.shown else ''}"
-        if one.verdict.reason:
-            yield f"{' ' * (widths[0] + 2)}{one.verdict.reason}"
-    yield tally(lines)
+def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
+    """A line per claim, why it is not reproduced below it; a count at the end."""
+    columns = table(rows)
+    head, *lines = plain_text(
+        pd.DataFrame(
+            {
+                "paper": "fig " + columns["figure"],
+                **columns[["verdict", EFFECT, "seeds"]],
+                "claim (our figure)": [f"{row.claim.sentence}{row.shown and f' ({row.shown})'}" for row in rows],
+            }
+        )
+    )
+    yield head
+    for line, reason in zip(lines, columns["why not"], strict=True):
+        yield line
+        if reason:
+            yield f"{' ' * head.index('verdict')}{reason}"
+    yield tally(rows)
 
 
-def tally(lines: Sequence[ScoreboardRow]) -> str:
+def tally(rows: Sequence[ScoreboardRow]) -> str:
     """``60 claims: 30 reproduced, ...``."""
-    came = [one.verdict.verdict for one in lines]
-    return f"{len(lines)} claims: {', '.join(f'{came.count(name)} {name}' for name in VERDICTS)}"
+    counts = pd.Series([row.verdict.verdict for row in rows]).value_counts()
+    return f"{len(rows)} claims: {', '.join(f'{counts.get(verdict, 0)} {verdict}' for verdict in VERDICTS)}"
 
 
-def as_json(lines: Sequence[ScoreboardRow]) -> str:
+def as_json(rows: Sequence[ScoreboardRow]) -> str:
     """A list of objects with ``claim, figure, verdict, effect, low, high, seeds, reason``; null where unknown."""
-    return json.dumps([_plain(one) for one in lines], indent=1, allow_nan=False, ensure_ascii=False)
+    return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def _plain(line: ScoreboardRow) -> dict[str, str | float | int | None]:
-    found = line.verdict
-    numbers = {name: getattr(found, name) for name in ("effect", "low", "high")}
-    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
-    said = {"claim": line.claim.sentence, "figure": line.claim.figure, "verdict": found.verdict}
-    return {**said, **known, "seeds": found.seeds, "reason": found.reason}
+def _plain(row: ScoreboardRow) -> dict[str, str | float | int | None]:
+    verdict = row.verdict
+    numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high")}
+    return {
+        "claim": row.claim.sentence,
+        "figure": row.claim.figure,
+        "verdict": verdict.verdict,
+        **{name: None if math.isnan(value) else value for name, value in numbers.items()},
+        "seeds": verdict.seeds,
+        "reason": verdict.reason,
+    }
 
 
 def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
@@ -183,12 +179,10 @@ def _count_row(label: str, names: Sequence[str]) -> str:
     return f"| {' | '.join([label, *counts])} |"
 
 
-def markdown(lines: Sequence[ScoreboardRow]) -> str:
+def markdown(rows: Sequence[ScoreboardRow]) -> str:
     """The table of `results/README.md`: every claim, and how it came out."""
-    head = ["| figure | claim | verdict | effect [95 % interval] | seeds | why not |", "|---|---|---|---|---|---|"]
-    cells = [
-        (o.claim.figure, o.claim.sentence, o.verdict.verdict, o.effect, str(o.verdict.seeds), o.verdict.reason)
-        for o in lines
-    ]
-    rows = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in cells]
-    return "\n".join([MARKS[0], *head, *rows, "", f"{tally(lines)}.", MARKS[1]])
+    columns = table(rows).astype(str)
+    cells = [[cell.replace("|", "&#124;") for cell in line] for line in columns.to_numpy().tolist()]
+    lines = [f"| {' | '.join(line)} |" for line in [list(columns), *cells]]
+    lines.insert(1, "|---" * columns.shape[1] + "|")
+    return "\n".join([MARKS[0], *lines, "", f"{tally(rows)}.", MARKS[1]])

@@ -1,0 +1,153 @@
+"""Effects: how the tables of arms become a number per seed, and what qualifies it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.claims.evidence import ArmTables, MissingRunsError
+from lab.analysis.statistics import Interval, student_t
+
+UNDERTRAINED = 1 / 3
+FEWEST_SIZES = 3
+
+Table = TypeVar("Table", pd.DataFrame, pd.Series)
+
+
+class Qualified(NamedTuple):
+    """Effects that are no more certain than the grid they were read off, or that settle nothing.
+
+    Attributes:
+        table: an effect per seed (row) for each part (column) of a claim.
+        grain: the step to which each effect is known, in its own unit; zero where no grid limits it.
+        caution: why the effects settle nothing; empty where they do.
+    """
+
+    table: pd.DataFrame | pd.Series
+    grain: pd.DataFrame | pd.Series | float = 0.0
+    caution: str = ""
+
+    def __neg__(self) -> Qualified:
+        return self._replace(table=-self.table)
+
+    def intervals(self) -> list[Interval]:
+        """One for each part, over the seeds at which every part is known."""
+        values_ps = np.atleast_2d(self.table.to_numpy(dtype=float).T)
+        grains_ps = np.broadcast_to(np.atleast_2d(np.asarray(self.grain, dtype=float).T), values_ps.shape)
+        known = np.isfinite(values_ps).all(axis=0)
+        # rounded, since what is equal but for the arithmetic must not count as a difference
+        return [
+            student_t(values_s.round(9), grain=math.sqrt(np.mean(grains_s**2)) if known.any() else 0.0)
+            for values_s, grains_s in zip(values_ps[:, known], grains_ps[:, known], strict=True)
+        ]
+
+
+Effects = pd.DataFrame | pd.Series | Qualified
+
+
+def log10(table: pd.DataFrame) -> pd.DataFrame:
+    """Log10, NaN where there is none."""
+    values = table.to_numpy(dtype=float)
+    return pd.DataFrame(np.log10(np.where(values > 0, values, np.nan)), table.index, table.columns)
+
+
+def mean(tables: Sequence[Table]) -> Table:
+    """Cell by cell; NaN where any is."""
+    return reduce(add, tables) / len(tables)
+
+
+def parts(**tables: pd.DataFrame | pd.Series) -> pd.DataFrame:
+    """Effects of several parts of a claim side by side; each must lie on its side."""
+    return pd.concat(tables, axis=1)
+
+
+def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:
+    """Of each row, the slope of a straight line over log10 of the columns.
+
+    Raises:
+        MissingRunsError: there are fewer than ``fewest`` columns.
+    """
+    if table.shape[1] < fewest:
+        raise MissingRunsError(f"{table.shape[1]} of {fewest} points that a trend takes")
+    return pd.Series(table.to_numpy(dtype=float) @ _slope_weights(table), table.index)
+
+
+def slope_grain(grain: pd.DataFrame) -> pd.Series:
+    """The step to which ``slope`` is known of values known to the steps ``grain``, their errors independent."""
+    return pd.Series(np.sqrt(grain.to_numpy(dtype=float) ** 2 @ _slope_weights(grain) ** 2), grain.index)
+
+
+def _slope_weights(table: pd.DataFrame) -> np.ndarray:
+    x = np.log10(np.array(table.columns, dtype=float))
+    x -= x.mean()
+    return np.asarray(x / (x @ x))
+
+
+def slope_over_size(arm: ArmTables, quantity: str) -> Qualified:
+    """Slope of a quantity of ``CurveSummary.values`` over log10 size."""
+    return Qualified(slope(arm.table(quantity)), slope_grain(arm.grain(quantity)))
+
+
+def at_each_size(tables: Mapping[float, pd.DataFrame]) -> dict[Hashable, pd.DataFrame]:
+    """Tables by the value of a setting, turned: by size, a table with a column per value."""
+    sizes = next(iter(tables.values())).columns
+    return {size: pd.DataFrame({value: table.get(size) for value, table in tables.items()}) for size in sizes}
+
+
+def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
+    """Of each row, the straight line over log10 of the columns, at another size."""
+    middle = float(np.log10(np.array(table.columns, dtype=float)).mean())
+    return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
+
+
+def undertrained(*arms: ArmTables) -> str:
+    """A caution where under-training makes more than a third of S: its trend over size is not one of stability."""
+    shares = pd.concat([(arm.table("below").mean() / arm.table("total").mean()).dropna() for arm in arms])
+    if shares.empty or shares.max() <= UNDERTRAINED:
+        return ""
+    return (
+        f"undertrained: at {shares.idxmax():,} parameters {shares.max():.0%} of S comes from learning rates below the "
+        "best one"
+    )
+
+
+def drift(arm: ArmTables) -> Qualified:
+    """Decades by which eta* (vertex of a parabola over log LR) lies above that of the smallest size, per larger one."""
+    if len(arm.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    best, squared_grain = arm.table("log_best"), arm.grain("log_best") ** 2
+    grain = squared_grain.iloc[:, 1:].add(squared_grain.iloc[:, 0], axis=0) ** 0.5
+    return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), grain)
+
+
+def border_over_top(arm: ArmTables, *sizes: int) -> Qualified:
+    """Decades by which the border of stability lies above the window's top: below zero, the top is lost.
+
+    Args:
+        sizes: all where none is given.
+    """
+    columns = list(sizes or arm.sizes)
+    return Qualified(arm.table("border")[columns] - math.log10(arm.top), arm.grain("border")[columns])
+
+
+def coincide(first: ArmTables, second: ArmTables) -> pd.DataFrame:
+    """Loss of the second arm minus that of the first, mean over learning rates up to a tenth of the first's eta_div.
+
+    Per size; eta_div is the smallest over seeds, one grid step above the grid where no run is lost.
+    """
+    means = {}
+    for size, lost in first.table("log_lost").min().items():
+        if math.isnan(lost):
+            means[size] = first.table("log_lost")[size]
+            continue
+        calm = [lr for lr in first.lrs if math.log10(lr) <= lost - 1 + 1e-6]
+        if not calm:
+            raise MissingRunsError("no learning rate as low as eta_div / 10")
+        means[size] = mean([second.loss(lr) - first.loss(lr) for lr in calm])[size]
+    return pd.DataFrame(means)
