@@ -1,4 +1,4 @@
-"""The door: an exit code for whatever comes of a command line."""
+"""The command line: dispatches to a sub-command and turns its outcome into an exit code."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_ranks(arguments: Sequence[str]) -> NoReturn:
-    """The first rank takes the request, the others train what it tells them to."""
+    """Let the first rank carry out the request, and the others train what it sends them."""
     from lab.sweep import run
 
     code = _coded(distributed.join)
     if distributed.is_joined():
         code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else run.follow_first_rank)
-        if distributed.is_first_rank() and code in (DONE, REFUSED):  # the others wait for what is next
+        if distributed.is_first_rank() and code in (DONE, REFUSED):  # the others wait for the next fleet
             distributed.send_to_all(None)
-        if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # else they cannot be reached
+        if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # otherwise they cannot be reached
             distributed.leave()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # gloo's threads hold tensors of Python's, and abort where they outlive its interpreter
+    os._exit(code)  # gloo's threads hold Python's tensors, and abort if they outlive the interpreter
 
 
 def _coded(work: Callable[[], None]) -> int:
-    """Do it; returns the exit code that says how it went."""
+    """Do the work; returns its exit code."""
     try:
         work()
         return DONE
@@ -58,11 +58,7 @@ def _coded(work: Callable[[], None]) -> int:
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
     except BrokenPipeError:
         return FAILED
-    except Exception as fault:
-        from lab.cli import launch
-
-        if launch.is_refusal(fault):
-            return _refuse(launch.one_line(fault))
+    except Exception:
         traceback.print_exc()
         print("\nA fault of the lab, not of your request; please report it with the lines above.", file=sys.stderr)
         return FAULT

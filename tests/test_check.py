@@ -218,11 +218,17 @@ def test_what_is_not_there_cannot_be_judged(saved: Path, tmp_path: Path, run: Ru
         (["a"], "lab check DIR --baseline FILE|DIR"),
         (["a", "--baselin", "c"], "unknown option '--baselin'; nearest: --baseline"),
         (["a", "--baseline", "c", "--margin", "five"], "--margin must be a part of the best loss, as in 5% or 0.05"),
-        (["a", "--baseline", "c", "--margin", "-1%"], "--margin must be"),
+        (["a", "--baseline", "c", "--margin=-1%"], "--margin must be"),
+        (["a", "--baseline", "c", "--margin", "-1%"], "--margin wants a value"),
         (["a", "--baseline", "c", "--margin", "5"], "--margin must be"),
         (["a", "--baseline", "c", "--margin", "nan"], "--margin must be"),
         (["a", "--baseline", "--json"], "--baseline wants a value"),
         (["a", "--baseline", "c", "--junit"], "--junit wants a value"),
+        (["a", "--baseline", "c", "--junit="], "--junit wants a value"),
+        (["a", "--baseline", "c", "--json=yes"], "--json takes no value"),
+        (["a", "--base", "c"], "unknown option '--base'; nearest: --baseline"),
+        (["--jsn", "a", "--baseline", "c"], "unknown option '--jsn'; nearest: --json"),
+        (["a", "--baseline=c", "-x"], "unknown option '-x'; known: --baseline, --html, "),
     ],
 )
 def test_bad_words_are_refused_in_one_line(words: list[str], message: str, run: Run) -> None:

@@ -6,14 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import ConfigKeyError
 
 import planted
 from lab.__main__ import main
-from lab.cli import launch
+from lab.cli import compose, launch, override_rules
 from lab.records import store
 from lab.sweep import run
 
@@ -226,6 +231,65 @@ def test_a_fault_in_a_run_is_recorded_exits_1_and_is_tried_again(
     assert "ZeroDivisionError" in runs["reason"][0]
     assert lab("train", *ONE) == 0
     assert list(store.read(Path("runs/train")).runs["status"]) == ["finished"]
+
+
+def raising(error: Exception, name: str, file: str) -> Callable[..., Any]:
+    """A function that raises this error, and in tracebacks bears that name and stands in that file."""
+
+    def function(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return types.FunctionType(
+        function.__code__.replace(co_name=name, co_filename=file), globals(), name, (), function.__closure__
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (RuntimeError("x"), "plan_sweep"),
+        (KeyError("x"), "expand"),
+        (HydraException("x"), "run_hydra"),
+        (ConfigKeyError("x"), "first_point"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("place", ["lab.sweep.planner.plan_sweep", "lab.cli.multirun.choose_slots"])
+def test_an_error_of_ours_is_no_refusal_whatever_its_type_and_the_name_of_the_function(
+    place: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(place, raising(error, name, compose.__file__))
+    assert lab("train", *ONE, "hydra/launcher=local") == 70
+    assert "please report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no such thing"), KeyError("no such thing"), RecursionError("no such thing")], ids=repr
+)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "hydra._internal.config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list",
+        "hydra._internal.config_loader_impl.ConfigLoaderImpl._apply_overrides_to_config",
+        "hydra.core.override_parser.overrides_parser.OverridesParser.parse_overrides",
+    ],
+)
+@pytest.mark.parametrize("words", [["train"], ["train", "--cfg", "job"], ["coordcheck"]], ids=" ".join)
+def test_what_hydra_raises_while_it_reads_the_request_is_a_refusal(
+    words: list[str], place: str, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of any type, and under any name."""
+    monkeypatch.setattr(place, raising(error, "anything", "anywhere.py"))
+    assert lab(*words, *ONE[:3]) == 2
+    said = capsys.readouterr().err
+    assert "no such thing" in said
+    assert said.count("\n") == 1
+
+
+def test_an_error_of_ours_while_a_point_is_chosen_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what Hydra raises there."""
+    monkeypatch.setattr(override_rules, "_guarded", raising(KeyError("x"), "_settings", compose.__file__))
+    assert lab("train", "--cfg", "job") == 70
 
 
 def test_a_fault_of_ours_is_owned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

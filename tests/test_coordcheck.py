@@ -40,7 +40,7 @@ def lab(*words: str) -> int:
 
 
 def checked(*words: str) -> coordcheck.CoordinateCheck:
-    return coordcheck.CoordinateCheck(launch.compose_points([*coordcheck.DEFAULTS, *SMALL, *words]))
+    return coordcheck.check_coordinates(launch.compose_points([*coordcheck.DEFAULTS, *SMALL, *words]))
 
 
 def grown(check: coordcheck.CoordinateCheck) -> set[str]:

@@ -140,11 +140,11 @@ def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the fleets tried from here on; one of n runs takes n minutes and n GB of its own, 1 GB shared."""
     tried: list[int] = []
 
-    def attempt(fleets: Sequence[Sequence[RunConfig]], seats: Sequence[str | None]) -> list[Trial]:
+    def attempt(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[str | None]) -> list[Trial]:
         tried.extend(map(len, fleets))
         return [Trial(60.0 * n, (n + 1) * GIGABYTE, n * GIGABYTE, (2, 1)) for n in map(len, fleets)]
 
-    monkeypatch.setattr(dry_run, "attempt", attempt)
+    monkeypatch.setattr(dry_run, "run_trials", attempt)
     return tried
 
 
@@ -182,10 +182,10 @@ def test_fleets_fit_into_memory() -> None:
 @pytest.mark.parametrize("max_runs", [0, -1])
 def test_a_fleet_holds_at_least_one_run(max_runs: int) -> None:
     with pytest.raises(RequestError, match=f"max_runs must be at least 1, not {max_runs}"):
-        plan_sweep([tree("out=nowhere")], max_runs=max_runs, one=False, shard="1/1", here=True, seats=[None])
+        plan_sweep([tree("out=nowhere")], max_runs=max_runs, one=False, shard="1/1", is_local=True, slots=[None])
 
 
-def test_graphics_memory_is_that_of_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphics_memory_is_that_of_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the devices that jobs will use, shared by those that share one; the others do not matter."""
     free = [1 * GIGABYTE, 80 * GIGABYTE, 60 * GIGABYTE]
     monkeypatch.setattr("lab.sweep.capacity.pick_device", torch.device)

@@ -141,9 +141,9 @@ def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
     said = {"step": 1, "steps": 2, "seconds": 1.5, "rate": 1e2, "losses": [1.0, None], "notes": ["n"], "verdict": "v"}
     plans.write_progress(folder, name, 0, said)
     for _ in damages(folder / "plans" / f"{name}.progress" / "0", 300):
-        ProgressMonitor(folder, name, ["label"], [1.0], lambda text: None, lambda text: None).tell()
+        ProgressMonitor(folder, name, ["label"], [1.0], lambda text: None, lambda text: None).report()
     plans.write_progress(folder, name, 0, {**said, "step": float("inf")})
-    assert ProgressMonitor(folder, name, ["label"], [1.0], print, print).standings() == {}
+    assert ProgressMonitor(folder, name, ["label"], [1.0], print, print).read() == {}
 
 
 @pytest.mark.xdist_group("checkpoint")

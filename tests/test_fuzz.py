@@ -11,7 +11,7 @@ import pytest
 
 from composing import remember
 from lab.__main__ import main
-from lab.cli import launch
+from lab.cli import compose
 from lab.sweep import run
 from lab.sweep.planner import points
 
@@ -72,7 +72,7 @@ FLAGS = split("""
 
 @cache
 def keys() -> list[str]:
-    return launch.known_keys()
+    return compose.known_keys()
 
 
 def override(chance: random.Random) -> str:

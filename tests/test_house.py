@@ -47,7 +47,7 @@ FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by wing or by room.
 ALLOWED = {
     "print": {"lab.__main__", "lab.cli", "lab.sweep.run"},
-    "exit": {"lab.__main__", "lab.cli", "lab.sweep.run", "hydra_plugins"},
+    "exit": {"lab.__main__", "lab.cli", "lab.sweep.run", "lab.sweep.local_jobs"},
     "read arguments": {"lab.__main__", "lab.cli"},
     "know Hydra": {"lab.__main__", "lab.cli", "hydra_plugins"},
 }

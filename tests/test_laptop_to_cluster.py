@@ -46,7 +46,7 @@ def test_each_command_is_understood(words: list[str], tmp_path: Path, monkeypatc
     Plugins.instance()
     monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr(
-        "lab.sweep.dry_run.run_trials", lambda fleets, *_: [Trial(1.0, 2e9, 1e9, (2, 1)) for _ in fleets]
+        "lab.sweep.dry_run.run_trials", lambda fleets, slots: [Trial(1.0, 2e9, 1e9, (2, 1)) for _ in fleets]
     )
     dry = [*words, *TOY, "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["lab", *dry])

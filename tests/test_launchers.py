@@ -18,10 +18,11 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
-from hydra_plugins.local_launcher.local_launcher import LocalLauncher, seats
+from hydra_plugins.local_launcher.local_launcher import LocalLauncher
 from lab.cli.hydra_app import data_folder
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.sweep.local_jobs import choose_slots
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +91,10 @@ def test_visible_devices_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_without_devices_there_is_a_job_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 3)
-    assert seats(0, []) == [None] * 3
-    assert seats(5, []) == [None] * 5
-    assert seats(3, ["a", "b"]) == ["a", "b", "a"]
+    assert choose_slots(0, [], "cpu") == [None] * 3
+    assert choose_slots(5, [], "cpu") == [None] * 5
+    monkeypatch.setattr(machine, "visible_gpus", lambda: ["a", "b"])
+    assert choose_slots(3, ["a", "b"], "cpu") == ["a", "b", "a"]
 
 
 def test_a_job_that_hangs_loses_only_itself(tmp_path: Path) -> None:

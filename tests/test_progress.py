@@ -121,7 +121,7 @@ def test_a_fleet_of_several_arms_says_so() -> None:
     whole = points(trees)
     made = scene([whole[:2], whole[2:]], [(whole[0], 2.0)])
     assert [label for label, _ in made.fleets] == [f"width 16  eps=1e-08 and 1 more  seed {seed}" for seed in (0, 1)]
-    assert made.known == [(("width 16  eps=1e-08", whole[0].config.optimizer.lr), 2.0)]
+    assert made.earlier == [(("width 16  eps=1e-08", whole[0].config.optimizer.lr), 2.0)]
 
 
 class Said(list[str]):
@@ -145,7 +145,7 @@ class Shown:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(progress, "READ_EVERY", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
@@ -178,7 +178,7 @@ def test_what_is_garbled_is_not_heard(tmp_path: Path) -> None:
     (place / "3").write_bytes(b"\xff\xfe")
     for text in garbled:
         (place / "0").write_text(text)
-        watcher.tell()
+        watcher.report()
         assert list(shown.standings) == [1], text
     assert shown.done == 0.25
     assert shown.standings[1].diverged == 1
@@ -199,11 +199,12 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(Losses, "copied", 0)
     sayer, written = ProgressWriter(tmp_path, "plan", 0, 1000, 2), []
+    sayer.write()
     monkeypatch.setattr(plans, "write_progress", lambda *said: written.append(said[-1]))
     for step in range(1000):
         now += 0.01
         heard: Any = {("train_loss", ""): Losses()} if step % 25 == 0 else {}
-        sayer.hear(Moment(step, step, heard, None))
+        sayer.update(Moment(step, step, heard, None))
     assert len(written) == Losses.copied == 20
     assert str(written[-1]["losses"]) == "[1.0, nan]"
     assert written[-1]["rate"] == pytest.approx(100)
@@ -218,9 +219,9 @@ def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
         return {("train_loss", ""): torch.tensor(losses)}
 
     sayer = ProgressWriter(tmp_path, "plan", 0, 100, 3)
-    sayer.hear(Moment(50, 50, heard(1.0, 2.0, 3.0), None))
-    sayer.say()
-    sayer.hear(Moment(1, 1, heard(4.0, 5.0), None), 1)
+    sayer.update(Moment(50, 50, heard(1.0, 2.0, 3.0), None))
+    sayer.write()
+    sayer.update(Moment(1, 1, heard(4.0, 5.0), None), 1)
     sayer.note("halved")
     said = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
     assert list(said.losses) == [1.0, 4.0, 5.0]
@@ -237,7 +238,7 @@ def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None
         whole = losses.pop("whole", None)
         heard = {(probe, ""): torch.tensor([loss]) for probe, loss in losses.items()}
         sayer = ProgressWriter(tmp_path, "plan", 0, 10, 1)
-        sayer.hear(Moment(1, 1, heard, None if whole is None else torch.tensor([whole])))
+        sayer.update(Moment(1, 1, heard, None if whole is None else torch.tensor([whole])))
         sayer.note("now")
         return float(plans.read_progress(tmp_path, "plan")[0]["losses"][0])
 

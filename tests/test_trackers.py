@@ -23,7 +23,7 @@ from lab.__main__ import main
 from lab.core.registry import TRACKERS
 from lab.records import plans, store
 from lab.records.export import destinations
-from lab.records.trackers import Value, tag
+from lab.records.trackers import FleetTracker, Value, tag
 from lab.sweep import job
 from lab.sweep.planner import points
 from lab.sweep.progress import FleetProgress
@@ -124,6 +124,14 @@ def test_a_tracker_hears_what_the_store_holds() -> None:
         assert heard.config["optimizer.lr"] == row["optimizer.lr"]
         assert "status" not in heard.config
     assert sorted(runs["status"]) == ["diverged", "finished"]
+
+
+def test_runs_are_opened_when_the_block_is_entered_and_finished_when_it_is_left(tmp_path: Path) -> None:
+    tracked = FleetTracker(TRACKERS["planted"](), tmp_path, {"a": {}, "b": {}}, lambda line: pytest.fail(line))
+    assert not Heard.all
+    with tracked:
+        assert set(Heard.all) == {"a", "b"}
+    assert [run.finished for run in Heard.all.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("place", ["begin", "log", "end", "finish"])

@@ -1,10 +1,12 @@
-"""Sub-commands, each a thin function over the library."""
+"""Sub-commands: each reads its arguments and calls the library."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
@@ -27,6 +29,43 @@ out=DIR says where records go.  --dry-run prints points, fleets and cost, and tr
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
 Tab completion: eval "$(lab -sc install=bash)"
 """
+
+
+class _OptionParser(argparse.ArgumentParser):
+    """Reads the folders and options of a sub-command; its errors are refusals in one line instead of a usage."""
+
+    def __init__(self, *options: str, switches: Sequence[str] = ()) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self.add_argument("folders", nargs="*", type=Path)
+        for option in options:
+            self.add_argument(option, type=_nonempty)
+        for switch in switches:
+            self.add_argument(switch, action="store_true")
+        self.options = [*options, *switches]
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Read arguments, in any order.
+
+        Raises:
+            RequestError: an option is unknown, lacks its value, or takes none.
+        """
+        values, unknown = self.parse_known_intermixed_args(arguments)
+        if unknown:
+            option = unknown[0].partition("=")[0]
+            raise RequestError(f"unknown option {option!r}; {nearest(option, self.options)}")
+        return values
+
+    def error(self, message: str) -> NoReturn:
+        option, _, reason = message.removeprefix("argument ").partition(": ")
+        if reason.startswith("ignored explicit argument"):
+            raise RequestError(f"{option} takes no value")
+        raise RequestError(f"{option} wants a value")
+
+
+def _nonempty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("expected one argument")
+    return text
 
 
 def _without_m(arguments: list[str]) -> list[str]:
@@ -58,23 +97,23 @@ def _report(arguments: list[str]) -> None:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     folders = [Path(folder) for folder in arguments]
     if len(folders) == 1 and (several := store.results_folders(folders[0])):
-        for page in _reports(several):
+        for page in _write_reports(several):
             print(printable(f"report: {page}"))
         return
-    made = study(folders)
-    page = build.write_report(made, folders)
-    print(printable(build.summary(made)))
+    analysis = study(folders)
+    page = build.write_report(analysis, folders)
+    print(printable(build.summary(analysis)))
     print(printable(f"report: {page}"))
 
 
-def _reports(folders: Sequence[Path]) -> Iterator[Path]:
-    """A report of each, as many at once as there are cores."""
+def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
+    """Write the report of each folder, as many at once as there are cores."""
     processes = machine.clean_process_context(["lab.analysis.report.build"])
     with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
-        yield from pool.map(_report_alone, folders)
+        yield from pool.map(_write_report, folders)
 
 
-def _report_alone(folder: Path) -> Path:
+def _write_report(folder: Path) -> Path:
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 
@@ -85,7 +124,7 @@ def _coordcheck(arguments: list[str]) -> None:
     from lab.cli import launch
     from lab.sweep import coordcheck
 
-    check = coordcheck.CoordinateCheck(launch.compose_points([*coordcheck.DEFAULTS, *arguments]))
+    check = coordcheck.check_coordinates(launch.compose_points([*coordcheck.DEFAULTS, *arguments]))
     check.write()
     for line in check.lines():
         print(line)
@@ -105,39 +144,38 @@ def _predict(arguments: list[str]) -> None:
 def _claims(arguments: list[str]) -> None:
     from lab.analysis.claims import scoreboard
 
-    folders, given = _options(arguments, switches=["--json", "--markdown"])
-    print(printable(scoreboard.render([Path(folder) for folder in folders or ["results"]], *given)))
+    given = _OptionParser(switches=["--json", "--markdown"]).read(arguments)
+    formats = [option for option, is_given in (("--json", given.json), ("--markdown", given.markdown)) if is_given]
+    print(printable(scoreboard.render(given.folders or [Path("results")], *formats)))
 
 
 def _export(arguments: list[str]) -> None:
     from lab.records import export
 
-    folders, given = _options(arguments, ["--to", "--out"])
-    if len(folders) != 1 or not given.get("--to"):
+    given = _OptionParser("--to", "--out").read(arguments)
+    if len(given.folders) != 1 or not given.to:
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    said = export.export_records(Path(folders[0]), given["--to"], Path(given["--out"]) if "--out" in given else None)
-    print(printable(said))
+    print(printable(export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None)))
 
 
 def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
     from lab.core import files
 
-    writers = {"--junit": render.junit, "--markdown": render.markdown}
-    known = ["--baseline", "--margin", "--html", *writers]
-    folders, given = _options(arguments, known, ["--json"])
-    if len(folders) != 1 or not given.get("--baseline"):
+    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json"])
+    given = parser.read(arguments)
+    if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
-    folder, margin = Path(folders[0]), check.margin_of(given.get("--margin", "5%"))
-    held = check.check_folder(folder, Path(given["--baseline"]), margin)
-    found = held.comparison
-    print(printable(render.as_json(found) if "--json" in given else "\n".join(render.text(found))), flush=True)
-    for option, write in writers.items():
-        if option in given:
-            files.write_text(Path(given[option]), write(found))
-    if "--html" in given or folder.is_dir():
-        files.write_text(Path(given.get("--html", folder / "check.html")), held.page())
-    raise SystemExit(render.EXIT_CODES[found.verdict])
+    folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
+    checked = check.check_folder(folder, Path(given.baseline), margin)
+    comparison = checked.comparison
+    print(printable(render.as_json(comparison) if given.json else "\n".join(render.text(comparison))), flush=True)
+    for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
+        if path:
+            files.write_text(Path(path), write(comparison))
+    if given.html or folder.is_dir():
+        files.write_text(Path(given.html or folder / "check.html"), checked.page())
+    raise SystemExit(render.EXIT_CODES[comparison.verdict])
 
 
 def _baseline(arguments: list[str]) -> None:
@@ -146,32 +184,14 @@ def _baseline(arguments: list[str]) -> None:
     match list(map(Path, arguments[1:])), arguments[:1]:
         case [folder, file], ["save"]:
             lines = check.save_baseline(folder, file)
-        case [place], ["show"]:
-            lines = check.describe_baseline(baseline.read(place))
+        case [file], ["show"]:
+            lines = check.describe_baseline(baseline.read(file))
         case [old, new], ["diff"]:
             lines = check.diff_baselines(baseline.read(old), baseline.read(new))
         case _:
             raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
     for line in lines:
         print(printable(line))
-
-
-def _options(
-    arguments: list[str], known: Sequence[str] = (), switches: Sequence[str] = ()
-) -> tuple[list[str], dict[str, str]]:
-    """Plain words, and what is given as ``--key value`` or ``--key=value``, or as a switch, which takes no value."""
-    words, given, rest = [], {}, iter(arguments)
-    for word in rest:
-        key, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            words.append(word)
-        elif key not in (*known, *switches):
-            raise RequestError(f"unknown option {key!r}; {nearest(key, [*known, *switches])}")
-        else:
-            given[key] = value if equals or key in switches else next(rest, "")
-            if key in known and (not given[key] or given[key].startswith("--")):
-                raise RequestError(f"{key} wants a value")
-    return words, given
 
 
 def _list(arguments: list[str]) -> None:

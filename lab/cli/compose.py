@@ -1,9 +1,10 @@
-"""Composing configs outside a run of Hydra, and expanding overrides into points."""
+"""Composing configs with Hydra: one compose function, one parser, and one line for whatever they refuse."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,69 +14,143 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli import hydra_app
-from lab.core.errors import RequestError
+from lab.core.errors import RequestError, nearest
 from lab.sweep import run
 
 CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
-# The folders that ``heed_places`` found.
-_CONFIG_DIR: ContextVar[tuple[Path, ...]] = ContextVar("own", default=())
+# The folder that --config-dir names, if it was given.
+_CONFIG_DIR: ContextVar[tuple[Path, ...]] = ContextVar("config_dir", default=())
+# Launchers from other packages, and the extra of this one that installs them.
+EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
+MAX_POINTS = 100_000  # of a sweep; more is a typing mistake, and would take hours to compose
+
+
+class InternalError(Exception):
+    """An error of the lab's own code on its way out through Hydra; it is never a refusal."""
+
+
+# What passes both context managers below unchanged.
+_PASSED_ON = (RequestError, InternalError, BrokenPipeError)
+
+
+@contextmanager
+def reading_request() -> Iterator[None]:
+    """Refuse the request for whatever Hydra or OmegaConf raises within the block.
+
+    Put it around calls that parse or compose what the user wrote, and around nothing else.
+
+    Raises:
+        RequestError: Hydra or OmegaConf raised, whatever the type.
+    """
+    try:
+        yield
+    except _PASSED_ON:
+        raise
+    except Exception as error:
+        raise RequestError(one_line(error)) from error
+
+
+@contextmanager
+def running_own_code() -> Iterator[None]:
+    """Keep errors of the lab's own code, which Hydra calls within ``reading_request``, from becoming refusals.
+
+    Raises:
+        InternalError: the block raised anything but a refusal.
+    """
+    try:
+        yield
+    except _PASSED_ON:
+        raise
+    except Exception as error:
+        raise InternalError(f"{type(error).__name__}: {error}") from error
+
+
+def parse(words: Sequence[str], config_loader: Any = None) -> list[Override]:
+    """Parse overrides.
+
+    Raises:
+        RequestError: a word is no override.
+    """
+    with reading_request():
+        return list(OverridesParser.create(config_loader=config_loader).parse_overrides(list(words)))
 
 
 def use_config_dir(words: Sequence[str]) -> list[str]:
-    """Look for configs in the folder that --config-dir names, too, from now on; what is left of the words.
+    """From now on look for configs in the folder of --config-dir, too; returns the other words.
 
     Raises:
-        RequestError: there is no such folder.
+        RequestError: the folder does not exist.
     """
-    rest, _ = [], _CONFIG_DIR.set(())
-    following = iter(words)
-    for word in following:
+    others, _ = [], _CONFIG_DIR.set(())
+    remaining = iter(words)
+    for word in remaining:
         flag, equals, value = word.partition("=")
         if flag not in CONFIG_DIR_FLAGS:
-            rest.append(word)
+            others.append(word)
             continue
-        folder = value if equals else next(following, "")
+        folder = value if equals else next(remaining, "")
         if not folder or not Path(folder).is_dir():
             raise RequestError(f"{flag} names no folder: {folder!r}")
         _CONFIG_DIR.set((Path(folder).absolute(),))
-    return rest
+    return others
 
 
-def config_dir_overrides() -> tuple[Path, ...]:
-    """That folder, if there is one."""
+def config_dirs() -> tuple[Path, ...]:
+    """The folder of --config-dir, if it was given."""
     return _CONFIG_DIR.get()
 
 
 @contextmanager
 def composer() -> Iterator[Callable[..., DictConfig]]:
-    """Within the block, what makes a config of overrides."""
+    """Within the block, a function that composes a config from overrides.
+
+    Raises:
+        RequestError: (the function) Hydra cannot compose them.
+    """
+
+    def composed(overrides: Sequence[str], **options: Any) -> DictConfig:
+        with reading_request():
+            return _compose(overrides, **options)
+
+    with _hydra_initialized():
+        yield composed
+
+
+@contextmanager
+def _hydra_initialized() -> Iterator[None]:
     GlobalHydra.instance().clear()
-    places = [f"hydra.searchpath=[{run.quoted(folder)}]" for folder in config_dir_overrides()]
     with initialize_config_dir(str(hydra_app.data_folder("conf")), version_base="1.3"):
-        yield lambda overrides, **options: compose("config", [*overrides, *places], **options)
+        yield
     GlobalHydra.instance().clear()
+
+
+def _compose(overrides: Sequence[str], **options: Any) -> DictConfig:
+    search_paths = [f"hydra.searchpath=[{run.quoted(folder)}]" for folder in config_dirs()]
+    return compose("config", [*overrides, *search_paths], **options)
 
 
 def groups() -> set[str]:
-    """The names of groups of files that are of a run: ours and those of the user's folder."""
-    places = [hydra_app.data_folder("conf"), *config_dir_overrides()]
-    return {path.name for place in places for path in place.iterdir() if path.is_dir()} - {"hydra", "fleet"}
+    """Names of the config groups that describe a run: the lab's own and those in the folder of --config-dir."""
+    folders = [hydra_app.data_folder("conf"), *config_dirs()]
+    return {path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"hydra", "fleet"}
 
 
 def known_keys() -> list[str]:
     """Every dotted key of the default config."""
-    return _known_keys(config_dir_overrides())
+    return _known_keys(config_dirs())
 
 
 @cache
-def _known_keys(places: tuple[Path, ...]) -> list[str]:
-    with composer() as composed:
-        tree = composed([])
+def _known_keys(folders: tuple[Path, ...]) -> list[str]:
+    with _hydra_initialized():
+        tree = _compose([])  # without ``reading_request``, which asks for these keys
     keys: set[str] = set()
 
     def walk(node: Any, prefix: str) -> None:
@@ -89,21 +164,64 @@ def _known_keys(places: tuple[Path, ...]) -> list[str]:
     return sorted(keys - {"fleet"})
 
 
-MAX_POINTS = 100_000  # of a sweep; more is a slip of the pen, and would take hours to compose
-
-
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """The product of all values given; a key given again replaces what stood there before."""
+    """Expand swept values into the overrides of every point; a key given twice keeps its last values.
+
+    Raises:
+        RequestError: an interval is swept, values cannot be read, or there are more than ``MAX_POINTS`` points.
+    """
     values: dict[str, list[str]] = {}
     for override in overrides:
+        values[override.key_or_group] = _single_overrides(override)
+    if math.prod(map(len, values.values())) > MAX_POINTS:
+        raise RequestError(f"a sweep may have {MAX_POINTS} points, and this one has more")
+    return [list(point) for point in itertools.product(*values.values())]
+
+
+def _single_overrides(override: Override) -> list[str]:
+    """``a=1,2 -> a=1, a=2``."""
+    with reading_request():
         key = override.get_key_element()
         if not override.is_sweep_override():
-            values[override.key_or_group] = [f"{key}={override.get_value_element_as_str()}"]
-        elif override.is_discrete_sweep():
-            some = itertools.islice(override.sweep_string_iterator(), MAX_POINTS + 1)
-            values[override.key_or_group] = [f"{key}={value}" for value in some]
-        else:
-            raise HydraException(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
-    if math.prod(map(len, values.values())) > MAX_POINTS:
-        raise HydraException(f"a sweep may have {MAX_POINTS} points, and this one has more")
-    return [list(point) for point in itertools.product(*values.values())]
+            return [f"{key}={override.get_value_element_as_str()}"]
+        if override.is_discrete_sweep():
+            values = itertools.islice(override.sweep_string_iterator(), MAX_POINTS + 1)
+            return [f"{key}={value}" for value in values]
+    raise RequestError(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
+
+
+def one_line(error: BaseException) -> str:
+    """What Hydra or OmegaConf refused, in one line that names the nearest valid choice."""
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        return f"cannot read '{error.override}'; quote the value, as in \"key='value'\""
+    if "raised while composing config" in text and error.__cause__ is not None:
+        return one_line(error.__cause__)
+    if match := re.search(r"already at '([^']*)'", text):
+        return f"key '{match[1]}' is there already; give it without the +"
+    if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
+        return _unknown_choice(match[1], match[2], text)
+    if match := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
+        return _unknown_key(match[1])
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        return f"{error.full_key}: {text.splitlines()[0]}"
+    message = text.split("raised while composing config:\n")[-1]
+    return (message.splitlines() or [type(error).__name__])[0].rstrip(".:")
+
+
+def _unknown_choice(group: str, name: str, text: str) -> str:
+    if group == "hydra/launcher" and name in EXTRAS:
+        return f"launcher {name!r} needs an extra: pip install 'instability-lab[{EXTRAS[name]}]'"
+    listed = re.search(r"Available options in '[^']*':\n((?:\t.*\n?)*)", text)
+    files = hydra_app.data_folder("conf").glob(f"{group}/*.yaml")
+    return f"unknown {group} {name!r}; {nearest(name, listed[1].split() if listed else [path.stem for path in files])}"
+
+
+def _unknown_key(key: str) -> str:
+    known, group = known_keys(), key.split(".")[0]
+    if key in known:
+        return f"key '{key}' is not there in every choice of groups asked for"
+    if group in ("guest", "intervention"):  # which hold only what is switched on
+        alike = nearest(key, [name for name in known if name.startswith(group)])
+        return f"unknown key '{key}'; {alike}; one of your own is added by +{key}=VALUE"
+    return f"unknown key '{key}'; {nearest(key, known)}"

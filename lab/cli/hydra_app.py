@@ -1,4 +1,4 @@
-"""The Hydra application: where its configs lie, and the task that trains one fleet of a plan."""
+"""The Hydra task, which trains one fleet, and the folders of configs that Hydra reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from lab.core import machine
 from lab.sweep.run import train_planned_fleet
 
-# Numbers of a config that follow from others: ``${divide:${scale.steps},2}``; a whole number where it comes out as one.
+# For numbers of a config that follow from others, ``${divide:${scale.steps},2}``; gives an integer where it can.
 OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)
 
 
@@ -28,7 +28,7 @@ def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
     machine.configure_process()
     with suppress(FileNotFoundError):
-        os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are meant from here
+        os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are relative to here
     plan, index = str(config.fleet).rsplit("/", 1)
     train_planned_fleet(Path(config.out), plan, int(index))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab.cli import hydra_app, launch
+from lab.cli.compose import reading_request
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import KINDS, first_line
 
@@ -70,37 +71,43 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 }
 
 
-def lines(shelves: Sequence[str]) -> Iterator[str]:
-    """The entries of the shelves named, of all when none is.
+def lines(names: Sequence[str]) -> Iterator[str]:
+    """The entries of the lists named, or of all lists.
 
     Raises:
-        RequestError: there is no such shelf.
+        RequestError: there is no such list.
     """
-    for shelf in shelves:
-        if shelf not in LISTS:
-            raise RequestError(f"unknown list {shelf!r}; {nearest(shelf, LISTS)}")
-    for shelf in shelves or LISTS:
-        entries = list(LISTS[shelf]())
-        if len(shelves) != 1:
-            yield f"{shelf}:"
-        indent, wide = "" if len(shelves) == 1 else "  ", max((len(name) for name, _ in entries), default=0)
-        yield from (f"{indent}{name:{wide}}  {line}".rstrip() for name, line in entries)
+    for name in names:
+        if name not in LISTS:
+            raise RequestError(f"unknown list {name!r}; {nearest(name, LISTS)}")
+    indent = "" if len(names) == 1 else "  "
+    for name in names or LISTS:
+        entries = list(LISTS[name]())
+        if len(names) != 1:
+            yield f"{name}:"
+        width = max((len(entry) for entry, _ in entries), default=0)
+        yield from (f"{indent}{entry:{width}}  {line}".rstrip() for entry, line in entries)
 
 
 def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[str]:
-    """The words that may come next; or, where keys are asked for, let Hydra print them (``install=bash``, too)."""
+    """The words that may come next; Hydra itself prints completions of keys, and the script of ``install=bash``.
+
+    Raises:
+        RequestError: Hydra refuses the arguments.
+    """
     line = os.environ.get("COMP_LINE", "")
-    words, fresh = line.split(), line.endswith(" ")
-    place = len(words) if fresh else len(words) - 1
+    words, starts_word = line.split(), line.endswith(" ")
+    index = len(words) if starts_word else len(words) - 1
     if "query=" in " ".join(arguments):
-        if place == 1:
+        if index == 1:
             return sub_commands
-        if place == 2 and words[1] in ("sweep", "list"):
+        if index == 2 and words[1] in ("sweep", "list"):
             return list(launch.sweeps() if words[1] == "sweep" else LISTS)
-        if place < 1 or words[1] not in ("sweep", "train", "coordcheck"):
+        if index < 1 or words[1] not in ("sweep", "train", "coordcheck"):
             return []
-        own = 3 if words[1] == "sweep" else 2
-        os.environ["COMP_LINE"] = " ".join([words[0], *words[own:]]) + " " * fresh
+        first_override = 3 if words[1] == "sweep" else 2
+        os.environ["COMP_LINE"] = " ".join([words[0], *words[first_override:]]) + " " * starts_word
     sys.argv = ["lab", *arguments]
-    hydra_app.hydra_main()
+    with reading_request():
+        hydra_app.hydra_main()
     return []

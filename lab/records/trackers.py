@@ -175,12 +175,9 @@ class FleetTracker:
     """The runs of a fleet in a tracker.  What fails there is said in one line and ends the tracking, nothing else."""
 
     def __init__(self, tracker: Tracker, folder: Path, runs: Mapping[str, Config], say: Callable[[str], None]) -> None:
-        self.say, self.steps = say, dict.fromkeys(runs, -1)
+        self.tracker, self.folder, self.runs, self.say = tracker, folder, runs, say
+        self.steps = dict.fromkeys(runs, -1)
         self.open: dict[str, TrackedRun] = {}
-        with self._apart():
-            for name, config in runs.items():
-                if run := tracker.begin(name, folder.resolve().name, config_and_outcome(config)[0], folder):
-                    self.open[name] = run
 
     def log(self, step: int, values: Mapping[str, Mapping[str, Value]]) -> None:
         """Values of some runs at a step; a run begun anew, in half its fleet, is silent until it is where it was."""
@@ -215,6 +212,12 @@ class FleetTracker:
             self.say(f"tracking ends here, training goes on: {type(fault).__name__}: {fault}".split("\n")[0])
 
     def __enter__(self) -> FleetTracker:
+        with self._apart():
+            for name, config in self.runs.items():
+                if run := self.tracker.begin(
+                    name, self.folder.resolve().name, config_and_outcome(config)[0], self.folder
+                ):
+                    self.open[name] = run
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,10 +1,10 @@
-"""Jobs: one fleet of a plan trained to its end, in halves if memory runs out, from its newest checkpoint."""
+"""Jobs: train one fleet of a plan to its end, in halves when memory runs out, and resume it from its checkpoint."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,80 +16,91 @@ from lab.records.trackers import FleetTracker, NoTracker
 from lab.sweep.progress import ProgressWriter
 from lab.training import checkpoint
 from lab.training.checkpoint import Checkpointer
-from lab.training.config import columns, run_config, run_id
+from lab.training.config import RunConfig, columns, run_config, run_id
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
 from lab.training.loop import Moment, train
 from lab.training.recorder import Recorder, Run, failure, fleet_summary, run_card
 
-Asked = TypeVar("Asked")
-Attempt = Callable[[Sequence[Asked]], Sequence[Run]]
+Config = TypeVar("Config")
+Attempt = Callable[[Sequence[Config]], Sequence[Run]]
+Note = Callable[[str], None]
 
 
 def train_halving(
-    asked: Sequence[Asked], attempt: Attempt[Asked], tell: Callable[[str], None], too_large: tuple[int, ...] = ()
+    configs: Sequence[Config], attempt: Attempt[Config], note: Note, too_large: tuple[int, ...] = ()
 ) -> Iterator[Run]:
-    """Outcomes of runs that ``attempt`` trains as one fleet, in their order, each as soon as it is known.
+    """Train runs as one fleet, and retry in halves, down to single runs, whenever memory runs out.
 
-    Where that runs out of memory, its halves are attempted, down to single runs, which then have failed.  A run has the
-    same bits in any fleet, so only its notes tell of it: ``too_large`` are the sizes that did not do.
+    A run has the same bits in any fleet, so only its notes tell that its fleet was halved.
+
+    Args:
+        configs: one per run, in whatever form ``attempt`` takes.
+        attempt: trains a fleet.
+        note: shows a line to the user.
+        too_large: sizes of the fleets that ran out of memory so far.
+
+    Yields:
+        The outcome of each run, in order, as soon as it is known; a single run that runs out of memory has failed.
     """
-    runs, short = _attempted(asked, attempt)
-    # not while the fault is at hand: it holds the frames of the attempt, and with them the tensors
+    runs, out_of_memory = _attempt(configs, attempt)
+    # only now: until it is handled, the error holds the frames of the attempt, and with them the tensors
     machine.release_memory()
-    if short and len(asked) > 1:
-        tell(f"out of memory with {len(asked)} runs in a fleet; its halves are trained one after the other")
-        middle = len(asked) // 2
-        for half in (asked[:middle], asked[middle:]):
-            yield from train_halving(half, attempt, tell, (*too_large, len(asked)))
+    if out_of_memory and len(configs) > 1:
+        note(f"out of memory with {len(configs)} runs in a fleet; its halves are trained one after the other")
+        middle = len(configs) // 2
+        for half in (configs[:middle], configs[middle:]):
+            yield from train_halving(half, attempt, note, (*too_large, len(configs)))
         return
     halved = f"out of memory in fleets of {', '.join(map(str, too_large))}" if too_large else None
     for outcome, metrics in runs:
         yield {**outcome, "notes": "; ".join(filter(None, [outcome.get("notes"), halved])) or None}, metrics
 
 
-def _attempted(asked: Sequence[Asked], attempt: Attempt[Asked]) -> tuple[Sequence[Run], bool]:
-    """Outcomes, and whether memory did not do."""
+def _attempt(configs: Sequence[Config], attempt: Attempt[Config]) -> tuple[Sequence[Run], bool]:
+    """Outcomes, and whether memory ran out."""
     try:
-        return attempt(asked), False
-    except Exception as fault:
-        if not machine.is_out_of_memory(fault):
+        return attempt(configs), False
+    except Exception as error:
+        if not machine.is_out_of_memory(error):
             raise
-        return [failure(f"out of memory: {fault}")] * len(asked), True
-
-
-Say = Callable[[str], None]
+        return [failure(f"out of memory: {error}")] * len(configs), True
 
 
 def train_resumably(
-    tape: Recorder, keeper: Checkpointer, hear: Callable[[Moment], None], note: Say, told_to_stop: Callable[[], bool]
+    recorder: Recorder,
+    checkpointer: Checkpointer,
+    on_moment: Callable[[Moment], None],
+    note: Note,
+    told_to_stop: Callable[[], bool],
 ) -> bool:
-    """Train the tape's fleet from where it was left; whether it came to its end, not having been told to stop before.
+    """Train the recorder's fleet from its newest checkpoint; returns False if told to stop before the end.
 
-    ``hear`` is told of every moment, ``note`` of a checkpoint that cannot be read or written.
+    ``on_moment`` gets every moment, ``note`` a line for each checkpoint that cannot be read or written.
     """
-    fleet = tape.fleet
-    state = keeper.restore(fleet.tensors(), note)
+    fleet = recorder.fleet
+    state = checkpointer.restore(fleet.tensors(), note)
     if state:
-        tape.restore(state)
+        recorder.restore(state)
     for moment in train(fleet, state["done"] if state else 0):
-        tape.keep(moment)
-        hear(moment)
+        recorder.keep(moment)
+        on_moment(moment)
         if moment.done == fleet.config.steps:
             break
-        # every rank stops, and keeps, after the same step
-        stops, keeps = distributed.any_rank(told_to_stop()), distributed.any_rank(keeper.due(moment.done))
-        if moment.done and (stops or keeps):
-            _save_checkpoint(tape, keeper, moment.done, note)
-        if stops:
+        # all ranks stop, and save, after the same step
+        stop = distributed.any_rank(told_to_stop())
+        save = distributed.any_rank(checkpointer.due(moment.done))
+        if moment.done and (stop or save):
+            _save_checkpoint(recorder, checkpointer, moment.done, note)
+        if stop:
             return False
     return True
 
 
-def _save_checkpoint(tape: Recorder, keeper: Checkpointer, done: int, note: Say) -> None:
+def _save_checkpoint(recorder: Recorder, checkpointer: Checkpointer, done: int, note: Note) -> None:
     try:
-        keeper.save(done, tape.fleet.tensors(), tape.state())
-    except RequestError as refusal:  # the run goes on, less safely
+        checkpointer.save(done, recorder.fleet.tensors(), recorder.state())
+    except RequestError as refusal:  # the run goes on without it
         note(str(refusal))
 
 
@@ -98,101 +109,138 @@ class Preempted(Exception):  # noqa: N818  (no error)
 
 
 class ChangedDataError(Exception):
-    """The data are not those that the ids of a plan's runs stand for."""
+    """The data differ from those in the ids of a plan's runs."""
 
 
 def train_fleet(folder: Path, plan: str, index: int) -> bool:
-    """Train one fleet of a plan and leave its runs behind; whether no run failed.  A fault is recorded, not raised.
+    """Train one fleet of a plan and write its records; returns whether no run failed.
+
+    An error while training is recorded, not raised.
 
     Raises:
-        Preempted: told to stop by a signal; the same plan goes on from a checkpoint.
+        Preempted: stopped by a signal; the same plan resumes from a checkpoint.
     """
     with machine.catching_sigterm() as told_to_stop:
-        return _Job(folder, plan, index, told_to_stop).run()
+        return _train_fleet(folder, plan, index, told_to_stop)
 
 
+def _train_fleet(folder: Path, plan: str, index: int, told_to_stop: Callable[[], bool]) -> bool:
+    machine.configure_torch()
+    points = plans.thaw(folder, plan)["fleets"][index]
+    configs = {point["id"]: run_config(point["tree"]) for point in points}
+    config = next(iter(configs.values()))
+    progress = ProgressWriter(folder, plan, index, config.steps, len(configs))
+    progress.write()
+    if config.engine == "compiled" and not can_compile():
+        progress.note("no C++ compiler or no headers of Python here; steps are not compiled")
+        configs = {name: replace(config, engine="eager") for name, config in configs.items()}
+    tracker = config.tracker.entry if distributed.is_first_rank() else NoTracker()
+    rows = {name: columns(config) for name, config in configs.items()}
+    with FleetTracker(tracker, folder, rows, progress.note) as tracking:
+        job = _Job(folder, configs, progress, tracking, told_to_stop)
+        runs = job.train()
+    return job.finish(runs)
+
+
+@dataclass(frozen=True)
 class _Job:
-    def __init__(self, folder: Path, plan: str, index: int, told_to_stop: Callable[[], bool]) -> None:
-        machine.configure_torch()
-        self.folder, self.told_to_stop = folder, told_to_stop
-        named = [(point["id"], run_config(point["tree"])) for point in plans.thaw(folder, plan)["fleets"][index]]
-        config = named[0][1]
-        self.progress = ProgressWriter(folder, plan, index, config.steps, len(named))
-        if config.engine == "compiled" and not can_compile():
-            self.progress.note("no C++ compiler or no headers of Python here; steps are not compiled")
-            named = [(name, replace(config, engine="eager")) for name, config in named]
-        self.named = dict(named)
-        tracker = config.tracker.entry if distributed.is_first_rank() else NoTracker()
-        tracked = {name: columns(config) for name, config in named}
-        self.tracking = FleetTracker(tracker, folder, tracked, self.progress.note)
+    """One fleet of a plan; ``configs`` are those of its runs by id."""
 
-    def run(self) -> bool:
-        """Whether no run failed."""
+    folder: Path
+    configs: Mapping[str, RunConfig]
+    progress: ProgressWriter
+    tracking: FleetTracker
+    told_to_stop: Callable[[], bool]
+
+    def train(self) -> list[Run]:
+        """Train the runs, and write a record of each as soon as its outcome is known."""
         runs: list[Run] = []
-        with self.tracking:
-            asked = list(self.named)
-            try:
-                for name, run in zip(asked, train_halving(asked, self.attempt, self.progress.note), strict=True):
-                    row = run_card(name, self.named[name], run[0])
-                    if distributed.is_first_rank():
-                        store.write_run(self.folder, row, run[1])
-                    self.tracking.end(row)
-                    runs.append(run)
-            except ChangedDataError as change:  # a record would stand under an id of other data
-                runs += [failure(str(change))] * (len(asked) - len(runs))
-        ended = {name: run[0] for name, run in zip(asked, runs, strict=True) if run[0]["status"] != "failed"}
-        self.progress.end(fleet_summary(runs), [run[0].get("final_val_loss") for run in runs])
+        names = list(self.configs)
+        try:
+            for name, run in zip(names, train_halving(names, self.attempt, self.progress.note), strict=True):
+                outcome, metrics = run
+                row = run_card(name, self.configs[name], outcome)
+                if distributed.is_first_rank():
+                    store.write_run(self.folder, row, metrics)
+                self.tracking.end(row)
+                runs.append(run)
+        except ChangedDataError as change:  # no record: it would bear an id of other data
+            runs += [failure(str(change))] * (len(names) - len(runs))
+        return runs
+
+    def finish(self, runs: Sequence[Run]) -> bool:
+        """Report the end and drop checkpoints that are no longer needed; returns whether no run failed.
+
+        Raises:
+            Preempted: told to stop meanwhile.
+        """
+        outcomes = [outcome for outcome, _ in runs]
+        ended = [name for name, outcome in zip(self.configs, outcomes, strict=True) if outcome["status"] != "failed"]
+        self.progress.end(fleet_summary(runs), [outcome.get("final_val_loss") for outcome in outcomes])
         if distributed.is_first_rank():
             checkpoint.remove(self.folder, ended)
         if distributed.any_rank(self.told_to_stop()):
             raise Preempted
-        return len(ended) == len(asked)
+        return len(ended) == len(self.configs)
 
     def attempt(self, names: Sequence[str]) -> Sequence[Run]:
-        """Train runs as one fleet; raises when they are preempted, or memory gives out in a process of its own."""
-        configs, first = [self.named[name] for name in names], list(self.named).index(names[0])
-        told = set[str]()
+        """Train runs as one fleet.
 
-        def hear(moment: Moment) -> None:
-            self.progress.hear(moment, first)
-            for fault in tape.fleet.engine.faults.values():
-                if fault not in told:
-                    told.add(fault)
-                    self.progress.note(f"{fault}; training goes on")
-            if self.tracking.open:
-                for step, values in tape.news():
-                    self.tracking.log(step, dict(zip(names, values, strict=True)))
-
+        Raises:
+            Preempted: told to stop.
+            ChangedDataError: see ``check_data``.
+            Exception: memory ran out, in a process of its own; or the error is that of a later rank.
+        """
+        configs = [self.configs[name] for name in names]
         try:
             self.check_data(names)
-            tape = Recorder(Fleet(configs))
-            keeper = checkpoint.Checkpointer(self.folder, names, configs[0].checkpoint)
-            if train_resumably(tape, keeper, hear, self.progress.note, self.told_to_stop):
+            recorder = Recorder(Fleet(configs))
+            checkpointer = Checkpointer(self.folder, names, configs[0].checkpoint)
+            report = self._reporter(recorder, names)
+            if train_resumably(recorder, checkpointer, report, self.progress.note, self.told_to_stop):
                 self.check_data(names)
-                return tape.runs()
+                return recorder.runs()
         except ChangedDataError:
             raise
-        except Exception as fault:
-            # the first rank speaks for all, but not of this
-            if distributed.rank() > 0 or (machine.is_out_of_memory(fault) and not distributed.is_joined()):
+        except Exception as error:
+            # the first rank reports for all, but cannot report the error of another, nor shrink a shared fleet
+            if distributed.rank() > 0 or (machine.is_out_of_memory(error) and not distributed.is_joined()):
                 raise
             self.progress.note(traceback.format_exc().rstrip())
-            return [failure(f"{type(fault).__name__}: {fault}")] * len(names)
+            return [failure(f"{type(error).__name__}: {error}")] * len(names)
         raise Preempted
+
+    def _reporter(self, recorder: Recorder, names: Sequence[str]) -> Callable[[Moment], None]:
+        """What passes each moment on to the progress file, to the user if a probe failed, and to the tracker."""
+        first, noted = list(self.configs).index(names[0]), set[str]()
+
+        def report(moment: Moment) -> None:
+            self.progress.update(moment, first)
+            for message in recorder.fleet.engine.faults.values():
+                if message not in noted:
+                    noted.add(message)
+                    self.progress.note(f"{message}; training goes on")
+            if self.tracking.open:
+                for step, values in recorder.news():
+                    self.tracking.log(step, dict(zip(names, values, strict=True)))
+
+        return report
 
     def check_data(self, names: Sequence[str]) -> None:
         """Read the data of these runs again.
 
         Raises:
-            ChangedDataError: they are not those that the runs' ids stand for, here or on another rank.
+            ChangedDataError: they are not the data in the runs' ids, here or on another rank.
         """
         look_again()
         try:
-            fingerprint = self.named[names[0]].data.entry.open().fingerprint
-            changed = any(run_id(self.named[name], fingerprint) != name for name in names)
-            fault = "the data changed since these runs were planned" if changed else None
+            fingerprint = self.configs[names[0]].data.entry.open().fingerprint
+            changed = any(run_id(self.configs[name], fingerprint) != name for name in names)
+            message = "the data changed since these runs were planned" if changed else None
         except RequestError as refusal:
-            fault = str(refusal)
-        if distributed.any_rank(fault is not None):
-            what = fault or "another rank has other data"
-            raise ChangedDataError(f"{what}; nothing was recorded, and the same command trains on the data as they are")
+            message = str(refusal)
+        if distributed.any_rank(message is not None):
+            cause = message or "another rank has other data"
+            raise ChangedDataError(
+                f"{cause}; nothing was recorded, and the same command trains on the data as they are"
+            )

@@ -1,4 +1,4 @@
-"""Planning: the points asked for become run ids, shards and fleets; what is done is left out."""
+"""Planning: check the points requested, give them ids, drop the finished ones, and pack the rest into fleets."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from lab.data.corpus import look_again
 from lab.records import store
 from lab.records.trackers import require
 from lab.sweep.capacity import Host, measure_host, most_runs
+from lab.sweep.local_jobs import Slot
 from lab.training import checkpoint
 from lab.training.config import RunConfig, run_config, run_id, static_key
 from lab.training.engine import can_compile
 from lab.training.fleet import check_custom, check_ranks
 
-# FLOPs of a shape from which compiling it pays: five minutes of a core, of which it saves two.
+# FLOPs of a shape above which compiling pays: five minutes on one core, of which it saves two.
 WORTH_COMPILING = 4e13
-# Runs of one shape that a shard gets together; as many as gain from sharing a fleet on a CPU.
+# Runs of one shape that go to a shard together: as many as gain from sharing a fleet on a CPU.
 SHARD_GRAIN = 8
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run that is asked for: its id, the config tree it came from, and that tree as types."""
+    """One run requested: its id, its resolved config tree, and that tree as dataclasses."""
 
     id: str
     tree: Mapping[str, Any]
@@ -36,113 +37,127 @@ class Point:
 
 
 def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Check every tree and give it its id; trees with equal ids are one run, and the first stands for it.
+    """Check every config tree and give it its id; of trees with equal ids, which are one run, the first is kept.
 
-    Seeds come first in the order, so that an interrupted sweep still holds whole seeds.
+    Points are sorted by seed, so that an interrupted sweep still holds whole seeds.
+
+    Raises:
+        RequestError: a config or its data make no sense.
     """
     look_again()
-    found: dict[str, Point] = {}
+    points: dict[str, Point] = {}
     for tree in trees:
         config = run_config(tree)
         corpus = config.data.entry.open()
         corpus.check(config.batch_size, config.seq_len)
         name = run_id(config, corpus.fingerprint)
-        found.setdefault(name, Point(name, tree, config))
-    return sorted(found.values(), key=lambda point: point.config.seed)
+        points.setdefault(name, Point(name, tree, config))
+    return sorted(points.values(), key=lambda point: point.config.seed)
 
 
 def training_flops(config: RunConfig) -> float:
-    """Floating-point operations of one run: six per matrix weight and token, twelve per score, depth and width.
+    """Floating-point operations of one run: six per matrix weight and token, twelve per score, layer and channel.
 
-    Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1, with the head counted and scores counted in full, as they are
-    computed; held-out evaluation is left out.
+    The head is counted, attention scores are counted in full, as they are computed, and held-out evaluation is not.
+
+    References:
+        Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1.
     """
     model, tokens = config.model, config.batch_size * config.seq_len * config.steps
     matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
     return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
 
 
-def engine_for(asked: Sequence[Point]) -> str:
-    """How steps are carried out: compiled where all points asked for, done or not, have work enough for each shape."""
+def engine_for(points: Sequence[Point]) -> str:
+    """``compiled`` if the points, finished or not, hold work enough to repay it for every shape, else ``eager``."""
     flops: dict[str, float] = {}
-    for point in asked:
+    for point in points:
         key = static_key(point.config)
         flops[key] = flops.get(key, 0.0) + training_flops(point.config)
     return "compiled" if min(flops.values()) >= WORTH_COMPILING else "eager"
 
 
-def with_engine(asked: Sequence[Point], engine: str) -> list[Point]:
-    """The points with this engine where none is named; ids stay, since an engine is no part of them."""
+def with_engine(points: Sequence[Point], engine: str) -> list[Point]:
+    """Set the engine of points that name none; their ids stay, since an engine is no part of them."""
     return [
         replace(point, tree={**point.tree, "engine": engine}, config=replace(point.config, engine=engine))
         if point.config.engine == "auto"
         else point
-        for point in asked
+        for point in points
     ]
 
 
 def unfinished_fleets(
-    missing: Sequence[Point], begun: Iterable[Sequence[str]], max_runs: int | None
+    missing: Sequence[Point], checkpointed: Iterable[Sequence[str]], max_runs: int | None
 ) -> list[list[Point]]:
-    """Fleets to go on with: of those ``begun``, given by run ids, the ones all of whose runs are still missing.
+    """Fleets to resume: of those that left a checkpoint, given by run ids, the ones whose runs are all missing.
 
-    Packed anew, what is missing now could make other fleets, which a checkpoint does not fit.
+    Packing the missing runs anew could make other fleets, which no checkpoint fits.
     """
     point_of = {point.id: point for point in missing}
     fleets = []
-    for ids in begun:
+    for ids in checkpointed:
         if ids and all(name in point_of for name in ids) and len(ids) <= (max_runs or math.inf):
             fleets.append([point_of.pop(name) for name in ids])
     return fleets
 
 
 def pack(missing: Sequence[Point], most: Callable[[RunConfig], int], at_once: int = 1) -> list[list[Point]]:
-    """Fleets of one static shape and at most so many runs, even in size, in the order of their first points.
+    """Pack points into fleets of one shape, even in size, in the order of their first points.
 
-    They are smaller where there would be fewer of them than train ``at_once``.
+    Args:
+        missing: the points to train.
+        most: how many runs of a shape a fleet may hold.
+        at_once: how many fleets train at once; they are made smaller until there are so many.
     """
-    alike: dict[str, list[Point]] = {}
+    groups: dict[str, list[Point]] = {}
     for point in missing:
-        alike.setdefault(static_key(point.config), []).append(point)
-    limits = {key: min(most(group[0].config), len(group)) for key, group in alike.items()}
+        groups.setdefault(static_key(point.config), []).append(point)
+    limits = {key: min(most(group[0].config), len(group)) for key, group in groups.items()}
     cap = max(limits.values(), default=1)
-    while cap > 1 and sum(math.ceil(len(group) / min(limits[key], cap)) for key, group in alike.items()) < at_once:
+    while cap > 1 and sum(math.ceil(len(group) / min(limits[key], cap)) for key, group in groups.items()) < at_once:
         cap -= 1
-    place = {point.id: index for index, point in enumerate(missing)}
+    position = {point.id: index for index, point in enumerate(missing)}
     fleets = []
-    for key, group in alike.items():
+    for key, group in groups.items():
         size = math.ceil(len(group) / math.ceil(len(group) / min(limits[key], cap)))
         fleets += [group[start : start + size] for start in range(0, len(group), size)]
-    return sorted(fleets, key=lambda fleet: place[fleet[0].id])
+    return sorted(fleets, key=lambda fleet: position[fleet[0].id])
 
 
-def shard_points(asked: Sequence[Point], grain: int, shard: str) -> list[Point]:
-    """The points of the shard ``i/n``, in their order; those of one shape are dealt out by the ``grain``.
+def shard_points(points: Sequence[Point], grain: int, shard: str) -> list[Point]:
+    """The points of the shard ``i/n``, in their order; points of one shape are dealt out ``grain`` at a time.
 
-    It follows from all that is asked for, never from what is there already nor from this machine, so that shards
-    cannot overlap.
+    The answer depends on the points requested alone, not on finished runs or this machine, so shards never overlap.
 
     Raises:
         RequestError: ``shard`` is not i/n with i from 1 to n.
     """
-    found = re.fullmatch(r"([0-9]+)/([0-9]+)", shard)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", shard)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise RequestError(f"shard must be i/n with i from 1 to n, as in shard=1/4, not {shard!r}")
-    # those of one shape side by side, so that no shard gets all the large ones
-    fleets = sorted(pack(asked, lambda config: grain), key=lambda fleet: static_key(fleet[0].config))
-    mine = {point.id for fleet in fleets[int(found[1]) - 1 :: int(found[2])] for point in fleet}
-    return [point for point in asked if point.id in mine]
+    # sorted by shape, so that no shard gets all the large ones
+    fleets = sorted(pack(points, lambda config: grain), key=lambda fleet: static_key(fleet[0].config))
+    mine = {point.id for fleet in fleets[int(match[1]) - 1 :: int(match[2])] for point in fleet}
+    return [point for point in points if point.id in mine]
 
 
 class SweepPlan(NamedTuple):
-    """Points asked for, those of this shard, and those of them that are missing, in fleets.
+    """What a request leaves to do.
 
-    Also where records go, what carries steps out, and the machine that does, if it is this one.
+    Args:
+        folder: the results folder.
+        engine: ``eager`` or ``compiled``, for points that name no engine.
+        requested: all points.
+        mine: the points of this shard.
+        missing: those of them that have not finished or diverged yet.
+        fleets: the missing points, packed.
+        host: this machine, if it is the one that trains.
     """
 
     folder: Path
     engine: str
-    asked: list[Point]
+    requested: list[Point]
     mine: list[Point]
     missing: list[Point]
     fleets: list[list[Point]]
@@ -155,51 +170,57 @@ def plan_sweep(
     max_runs: int | None,
     one: bool,
     shard: str,
-    here: bool,
-    seats: Sequence[str | None],
+    is_local: bool,
+    slots: Sequence[Slot],
 ) -> SweepPlan:
-    """Nothing is written for it.
+    """Plan a sweep without writing anything.
 
-    ``one`` refuses more than one point; ``shard`` i/n takes the i-th of n parts of them; ``here`` says that jobs run on
-    this machine, one at a time on each of ``seats``, GPUs or cores (None), so its devices and its memory must do.
+    Args:
+        trees: one resolved config tree per point.
+        max_runs: the most runs in a fleet.
+        one: refuse more than one point.
+        shard: ``i/n`` plans the i-th of n parts.
+        is_local: jobs run on this machine, so its devices and memory limit them.
+        slots: where jobs run at once.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records.
     """
     if max_runs is not None and max_runs < 1:
         raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
-    asked, folder = points(trees), results_folder(trees)
-    if one and len(asked) > 1:
+    requested, folder = points(trees), results_folder(trees)
+    if one and len(requested) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
-    for point in asked:
+    for point in requested:
         check_ranks(point.config)
         require(point.config.tracker.entry)
-    for config in {static_key(point.config): point.config for point in asked}.values():
+    for config in {static_key(point.config): point.config for point in requested}.values():
         check_custom(config)
     if distributed.world_size() > 1:
-        here, seats = True, [None] * distributed.local_world_size()
-    hosts = {d: measure_host(d, seats) if here else Host() for d in {point.config.device for point in asked}}
+        is_local, slots = True, [None] * distributed.local_world_size()
+    hosts = {d: measure_host(d, slots) if is_local else Host() for d in {point.config.device for point in requested}}
 
     def most(config: RunConfig) -> int:
         return most_runs(config, hosts[config.device], max_runs)
 
-    engine = _engine(folder, asked, here=here)
-    mine, there = with_engine(shard_points(asked, max_runs or SHARD_GRAIN, shard), engine), store.statuses(folder)
-    missing = [point for point in mine if there.get(point.id, "failed") == "failed"]
-    begun = unfinished_fleets(missing, checkpoint.unfinished_fleets(folder), max_runs)
-    anew = [point for point in missing if not any(point in fleet for fleet in begun)]
-    host = hosts[asked[0].config.device]
+    engine = _engine(folder, requested, is_local=is_local)
+    mine = with_engine(shard_points(requested, max_runs or SHARD_GRAIN, shard), engine)
+    statuses = store.statuses(folder)
+    missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
+    resumed = unfinished_fleets(missing, checkpoint.unfinished_fleets(folder), max_runs)
+    unstarted = [point for point in missing if not any(point in fleet for fleet in resumed)]
+    host = hosts[requested[0].config.device]
     # ranks train one fleet after another
-    at_once = 1 if distributed.world_size() > 1 else len(host.seats)
-    fleets = begun + pack(anew, most, at_once - len(begun))
-    return SweepPlan(folder, engine, asked, mine, missing, fleets, host)
+    at_once = 1 if distributed.world_size() > 1 else len(host.slots)
+    fleets = resumed + pack(unstarted, most, at_once - len(resumed))
+    return SweepPlan(folder, engine, requested, mine, missing, fleets, host)
 
 
 def results_folder(trees: Sequence[Mapping[str, Any]]) -> Path:
-    """Where all these points leave what they find.
+    """The results folder of all these points.
 
     Raises:
-        RequestError: nowhere, or in several places.
+        RequestError: they name none, or several.
     """
     outs = sorted({str(tree["out"]) for tree in trees})
     if len(outs) > 1 or not outs[0]:
@@ -207,11 +228,11 @@ def results_folder(trees: Sequence[Mapping[str, Any]]) -> Path:
     return Path(outs[0])
 
 
-def _engine(folder: Path, asked: Sequence[Point], *, here: bool) -> str:
-    """What carries out the steps of points that name no engine: what the folder keeps, or what their work deserves."""
+def _engine(folder: Path, requested: Sequence[Point], *, is_local: bool) -> str:
+    """The engine of points that name none: the one noted in the folder, else the one that their work repays."""
     compiles = can_compile() and distributed.world_size() == 1
-    engine = store.check_version(folder) or (engine_for(asked) if compiles else "eager")
-    engines = {engine if point.config.engine == "auto" else point.config.engine for point in asked}
-    if here and not compiles and "compiled" in engines:
+    engine = store.check_version(folder) or (engine_for(requested) if compiles else "eager")
+    engines = {engine if point.config.engine == "auto" else point.config.engine for point in requested}
+    if is_local and not compiles and "compiled" in engines:
         raise RequestError("engine=compiled takes one process, a C++ compiler and Python's headers; say engine=eager")
     return engine

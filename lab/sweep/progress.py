@@ -1,4 +1,4 @@
-"""How far a sweep is: fleets say it through the results folder, wherever they run, and one watcher tells the user."""
+"""Progress of a sweep: fleets write it into the results folder, wherever they run, and one monitor shows it."""
 
 from __future__ import annotations
 
@@ -21,88 +21,85 @@ if TYPE_CHECKING:
 
     from lab.training.loop import Moment
 
-SAY_EVERY, LOOK_EVERY = 0.5, 0.5  # seconds
+WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
 
 
 class ProgressWriter:
-    """One fleet's voice; speaks at most twice a second."""
+    """Writes one fleet's progress into the results folder, at most twice a second."""
 
     def __init__(self, folder: Path, plan: str, index: int, steps: int, runs: int) -> None:
         self.folder, self.plan, self.index, self.steps = folder, plan, index, steps
-        self.started, self.said, self.step = time.monotonic(), 0.0, 0
+        self.started, self.written, self.step = time.monotonic(), 0.0, 0
         self.timed_from: tuple[float, int] | None = None
         self.loss_r: Tensor | None = None
         self.losses: list[float | None] = [None] * runs
         self.first = 0
         self.notes: list[str] = []
-        self.say()
 
-    def hear(self, moment: Moment, first: int = 0) -> None:
-        """A step is done, by the runs from the ``first`` on; losses are copied off the device when they are said."""
-        if moment.step < self.step:  # a half of the fleet begins anew
+    def update(self, moment: Moment, first: int = 0) -> None:
+        """Take in a step of the runs from the ``first`` on; losses leave the device only when they are written."""
+        if moment.step < self.step:  # half of the fleet starts over
             self.timed_from = None
         self.first = first
-        heard = [moment.heard.get((probe, "")) for probe in ("val_loss", "train_loss")]
-        self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *heard) if loss_r is not None), self.loss_r)
+        probed = [moment.heard.get((probe, "")) for probe in ("val_loss", "train_loss")]
+        self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *probed) if loss_r is not None), self.loss_r)
         self.step = moment.step
-        if self.step and not self.timed_from:  # the first step may have been compiled
+        if self.step and not self.timed_from:  # the first step may include compiling
             self.timed_from = time.monotonic(), self.step
-        if time.monotonic() - self.said >= SAY_EVERY:
-            self.say()
+        if time.monotonic() - self.written >= WRITE_EVERY:
+            self.write()
 
     def note(self, text: str) -> None:
-        """Something for the user's eyes, whatever machine this is; fleets that note the same are heard once."""
+        """Show a line to the user, on whatever machine this is; a line that several fleets note is shown once."""
         self.notes.append(text)
-        self.say()
+        self.write()
 
     def end(self, verdict: str, losses: Sequence[float | None]) -> None:
-        """The fleet's last word; a run that failed has no loss."""
+        """Write the end of the fleet; a run that failed has no loss."""
         self.step, self.loss_r, self.losses = self.steps, None, list(losses)
-        self.say(verdict)
+        self.write(verdict)
 
-    def say(self, verdict: str | None = None) -> None:
-        """Leave word in the folder."""
+    def write(self, verdict: str | None = None) -> None:
+        """Write the progress so far; only the first rank does."""
         if not distributed.is_first_rank():
             return
-        self.said = now = time.monotonic()
+        self.written = now = time.monotonic()
         if self.loss_r is not None:
             losses, self.loss_r = self.loss_r.tolist(), None
             self.losses[self.first : self.first + len(losses)] = losses
         since, first = self.timed_from or (now, self.step)
-        standing = FleetProgress(
-            self.step,
-            self.steps,
-            now - self.started,
-            (self.step - first) / (now - since) if now > since else 0.0,
-            self.losses,
-            self.notes,
-            verdict,
-        )
-        with suppress(RequestError):  # a run must not fail because nobody can be told of it
-            plans.write_progress(self.folder, self.plan, self.index, standing._asdict())
+        rate = (self.step - first) / (now - since) if now > since else 0.0
+        progress = FleetProgress(self.step, self.steps, now - self.started, rate, self.losses, self.notes, verdict)
+        with suppress(RequestError):  # a run must not fail because its progress cannot be written
+            plans.write_progress(self.folder, self.plan, self.index, progress._asdict())
 
 
 class FleetProgress(NamedTuple):
-    """How far one fleet is; a rate of 0 is not known yet, a verdict ends it."""
+    """How far one fleet is; a rate of 0 is not known yet, and only a fleet that has ended has a verdict."""
 
     step: int
     steps: int
     seconds: float
     rate: float  # steps per second, from its first step on
-    losses: Sequence[float | None]  # latest of each run, nats per token; None is not known
+    losses: Sequence[float | None]  # latest of each run, nats per token; None if not known
     notes: Sequence[str]
     verdict: str | None
 
     @classmethod
-    def of(cls, said: Any) -> FleetProgress:
-        """What a fleet said, as it was meant; ``ValueError`` when it makes no sense."""
+    def of(cls, record: Any) -> FleetProgress:
+        """Progress from JSON that a fleet wrote.
+
+        Raises:
+            ValueError: a key is missing, or its value makes no sense.
+        """
         try:
-            losses = [None if loss is None else float(loss) for loss in said["losses"]]
-            notes = [str(note) for note in said["notes"]]
-            seconds, rate = float(said["seconds"]), float(said["rate"])
-            return cls(int(said["step"]), max(1, int(said["steps"])), seconds, rate, losses, notes, said["verdict"])
-        except (KeyError, TypeError, OverflowError) as fault:
-            raise ValueError(f"no word of a fleet: {said!r}") from fault
+            losses = [None if loss is None else float(loss) for loss in record["losses"]]
+            notes = [str(note) for note in record["notes"]]
+            seconds, rate = float(record["seconds"]), float(record["rate"])
+            step, steps = int(record["step"]), max(1, int(record["steps"]))
+            return cls(step, steps, seconds, rate, losses, notes, record["verdict"])
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"not the progress of a fleet: {record!r}") from error
 
     @property
     def diverged(self) -> int:
@@ -111,17 +108,27 @@ class FleetProgress(NamedTuple):
 
 
 class Screen(Protocol):
-    """A terminal that shows where a sweep stands."""
+    """A terminal that shows the progress of a sweep."""
 
-    def show(self, standings: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
-        """Draw it anew: how far each fleet is that has begun, the share that is done, and the seconds it took."""
+    def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
+        """Redraw: progress of each fleet that has started, the share of work done, and the seconds elapsed."""
 
     def close(self) -> None:
         """Leave a clean terminal."""
 
 
 class ProgressMonitor(threading.Thread):
-    """Looks at the folder twice a second while the block runs: a line per finished fleet, and all on the screen."""
+    """Reads the folder twice a second while the block runs; shows a line per finished fleet, and the screen.
+
+    Args:
+        folder: the results folder.
+        plan: name of the plan.
+        labels: a label for each fleet.
+        sizes: FLOPs of each fleet.
+        say: prints a line.
+        warn: prints a note of a fleet.
+        screen: redrawn at each reading.
+    """
 
     def __init__(
         self,
@@ -136,7 +143,7 @@ class ProgressMonitor(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.plan, self.labels, self.sizes = folder, plan, labels, sizes
         self.say, self.warn, self.screen, self.over = say, warn, screen, threading.Event()
-        self.started, self.told, self.noted = time.monotonic(), set[int](), set[str]()
+        self.started, self.ended, self.noted = time.monotonic(), set[int](), set[str]()
 
     def __enter__(self) -> ProgressMonitor:
         plans.forget_progress(self.folder, self.plan)
@@ -147,43 +154,43 @@ class ProgressMonitor(threading.Thread):
         self.over.set()
         self.join()
         try:
-            self.tell()
+            self.report()
         finally:
             if self.screen:
                 self.screen.close()
         plans.forget_progress(self.folder, self.plan)
 
     def run(self) -> None:
-        """Until the block is left."""
-        while not self.over.wait(LOOK_EVERY):
-            self.tell()
+        """Report until the block is left."""
+        while not self.over.wait(READ_EVERY):
+            self.report()
 
-    def tell(self) -> None:
-        """Say what is new: notes, each once, and fleets that ended; then show how far the others are."""
-        standings = self.standings()
-        for index, standing in sorted(standings.items()):
-            for note in standing.notes:
+    def report(self) -> None:
+        """Print new notes, each once, and fleets that have ended; then redraw the screen."""
+        fleets = self.read()
+        for index, fleet in sorted(fleets.items()):
+            for note in fleet.notes:
                 if note not in self.noted:
                     self.noted.add(note)
                     self.warn(note)
-            if standing.verdict and index not in self.told:
-                self.told.add(index)
-                with suppress(BrokenPipeError):  # nobody reads any more; there is work to end all the same
-                    self.say(printable(self.ended(index, standing)))
+            if fleet.verdict and index not in self.ended:
+                self.ended.add(index)
+                with suppress(BrokenPipeError):  # nobody reads the output any more, but training goes on
+                    self.say(printable(self.last_line(index, fleet)))
         if self.screen:
-            shares = (self.sizes[index] * s.step / s.steps for index, s in standings.items())
-            self.screen.show(standings, sum(shares) / sum(self.sizes), time.monotonic() - self.started)
+            done = (self.sizes[index] * fleet.step / fleet.steps for index, fleet in fleets.items())
+            self.screen.show(fleets, sum(done) / sum(self.sizes), time.monotonic() - self.started)
 
-    def standings(self) -> dict[int, FleetProgress]:
-        """How far each fleet is that has begun; a word that makes no sense is not heard."""
-        found = {}
-        for index, said in plans.read_progress(self.folder, self.plan).items():
+    def read(self) -> dict[int, FleetProgress]:
+        """Progress of each fleet that has started, by index; records that make no sense are ignored."""
+        fleets = {}
+        for index, record in plans.read_progress(self.folder, self.plan).items():
             with suppress(ValueError):
                 if index < len(self.labels):
-                    found[index] = FleetProgress.of(said)
-        return found
+                    fleets[index] = FleetProgress.of(record)
+        return fleets
 
-    def ended(self, index: int, standing: FleetProgress) -> str:
-        """A fleet's last line."""
-        count = f"{len(self.told):>{len(str(len(self.labels)))}}/{len(self.labels)}"
-        return f"{count}  {self.labels[index]}  {standing.seconds:.0f} s  {standing.verdict}"
+    def last_line(self, index: int, fleet: FleetProgress) -> str:
+        """The line of a fleet that has ended."""
+        count = f"{len(self.ended):>{len(str(len(self.labels)))}}/{len(self.labels)}"
+        return f"{count}  {self.labels[index]}  {fleet.seconds:.0f} s  {fleet.verdict}"

@@ -14,11 +14,13 @@ from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.files import printable
 from lab.records import plans, store
+from lab.sweep.local_jobs import Slot
 from lab.sweep.progress import ProgressMonitor
 
 if TYPE_CHECKING:
     from lab.sweep.planner import Point
-# What the user typed, as it can be typed again; ``request`` says it.
+
+# The command line as the user can type it again; ``lab.cli.launch`` sets it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
@@ -32,10 +34,16 @@ def run_sweep(
     dry_run: bool,
     one: bool,
     shard: str,
-    here: bool,
-    seats: Sequence[str | None],
+    is_local: bool,
+    slots: Sequence[Slot],
 ) -> None:
-    """Train what is missing of the points asked for, then gather and report; what is asked is said in ``agenda``.
+    """Train what is missing of the points requested, then gather and report.
+
+    Args:
+        trees: one resolved config tree per point.
+        launch: runs the jobs.
+        dry_run: estimate the cost, and train nothing.
+        max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
@@ -46,8 +54,8 @@ def run_sweep(
 
     if dry_run and distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
-    folder, engine, asked, mine, missing, fleets, host = plan_sweep(
-        trees, max_runs=max_runs, one=one, shard=shard, here=here, seats=seats
+    folder, engine, requested, mine, missing, fleets, host = plan_sweep(
+        trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots
     )
     if dry_run:
         for line in estimate(fleets, len(mine) - len(missing), host):
@@ -62,12 +70,12 @@ def run_sweep(
             deaths = launch(jobs) if distributed.world_size() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             _warn(death)
-    store.note_command(folder, COMMAND.get())  # again: another shard that began just then may have missed it
-    _gather_and_report(folder, asked, mine, missing)
+    store.note_command(folder, COMMAND.get())  # again: a shard that began at the same time may have lost it
+    _gather_and_report(folder, requested, mine, missing)
 
 
-def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], there: Sequence[Point]) -> ProgressMonitor:
-    """Who tells the user how far these fleets are: line by line, and in a terminal on a live block as well."""
+def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point]) -> ProgressMonitor:
+    """A monitor of these fleets: it prints lines, and in a terminal also draws a live display."""
     from lab.sweep.planner import training_flops
     from lab.training.recorder import fleet_label
 
@@ -77,25 +85,25 @@ def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], there: 
         return ProgressMonitor(folder, plan, labels, sizes, partial(print, flush=True, file=sys.stdout), _warn)
     from lab.sweep.terminal import Terminal, scene
 
-    losses = dict(store.read(folder).runs[["id", "final_val_loss"]].values) if there else {}
-    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in there]))
+    losses = dict(store.read(folder).runs[["id", "final_val_loss"]].values) if done else {}
+    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done]))
     return ProgressMonitor(folder, plan, labels, sizes, terminal.say, _warn, terminal)
 
 
 def train_planned_fleet(folder: Path, plan: str, index: int) -> None:
-    """One fleet, in this process.
+    """Train one fleet of a plan in this process.
 
     Raises:
-        SystemExit: told to stop, with a checkpoint left; or a fault on one of several ranks, since the others wait for
-            it in vain.
+        SystemExit: it was told to stop and left a checkpoint; or a run failed on one of several ranks, for which the
+            others would wait forever.
     """
     from lab.sweep import job
 
     try:
-        whole = job.train_fleet(folder, plan, index)
+        succeeded = job.train_fleet(folder, plan, index)
     except job.Preempted:
         raise SystemExit(machine.EXIT_PREEMPTED) from None
-    if not whole and distributed.world_size() > 1:
+    if not succeeded and distributed.world_size() > 1:
         raise SystemExit(1)
 
 
@@ -107,14 +115,14 @@ def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
 
 
 def follow_first_rank() -> None:
-    """Train, on a rank that is not the first, what the first tells.
+    """Train, on a rank that is not the first, every fleet that the first rank sends.
 
     Raises:
-        SystemExit: the first rank is gone, having said why.
+        SystemExit: the first rank has ended; it said why.
     """
     try:
-        while (told := distributed.receive_from_first()) is not None:
-            folder, plan, index = told
+        while (message := distributed.receive_from_first()) is not None:
+            folder, plan, index = message
             train_planned_fleet(Path(folder), plan, index)
     except ConnectionError:
         raise SystemExit(1) from None
@@ -125,28 +133,30 @@ def _warn(text: str) -> None:
 
 
 def quoted(folder: Path) -> str:
-    """A path as the value of an override; Hydra reads a backslash as one, except before a quote."""
+    """A path as the value of an override; Hydra takes backslashes literally, except before a quote."""
     text = re.sub(r"(\\*)(?='|$)", r"\1\1", str(folder)).replace("'", "\\'")
     return f"'{text}'"
 
 
-def _gather_and_report(folder: Path, asked: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]) -> None:
+def _gather_and_report(
+    folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]
+) -> None:
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
     from lab.training import checkpoint
 
-    ended = store.statuses(folder)
-    checkpoint.remove(folder, [name for name, status in ended.items() if status != "failed"])
-    status = [ended.get(point.id, "failed") for point in mine]  # a run whose job died left no card
-    elsewhere = len({point.id for point in asked} - {point.id for point in mine} - set(ended))
-    end = f"{elsewhere} points of other shards are still missing in {folder}" if elsewhere else f"report: {folder}"
-    if not elsewhere and {"finished", "diverged"} & set(ended.values()):
+    statuses = store.statuses(folder)
+    checkpoint.remove(folder, [name for name, status in statuses.items() if status != "failed"])
+    mine_statuses = [statuses.get(point.id, "failed") for point in mine]  # a run whose job died left no card
+    others = len({point.id for point in requested} - {point.id for point in mine} - set(statuses))
+    ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
+    if not others and {"finished", "diverged"} & set(statuses.values()):
         store.gather(folder)
-        made = study([folder])
-        end = f"report: {build.write_report(made, [folder])}"
-        print(printable(build.summary(made)))
-    failed, diverged = (status.count(word) for word in ("failed", "diverged"))
+        analysis = study([folder])
+        ending = f"report: {build.write_report(analysis, [folder])}"
+        print(printable(build.summary(analysis)))
+    failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
-    print(printable(f"{counts}, {diverged} diverged, {failed} failed; {end}"))
+    print(printable(f"{counts}, {diverged} diverged, {failed} failed; {ending}"))
     if failed:
         raise SystemExit(1)

@@ -13,24 +13,24 @@ from lab.sweep.progress import FleetProgress
 from lab.training.config import RunConfig, columns
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-# Whole labels give way to numbers down to this width; below it, numbers give way to labels.
+# Labels are cut down to this width to make room for numbers; if that is not enough, numbers are left out.
 NARROW_LABEL = 16
 
 Cell = tuple[str, float]  # a curve, by size and arm, and a learning rate
 
 
 def cells(configs: Sequence[RunConfig]) -> list[Cell]:
-    """Where each run stands in the sketch; arms are called what the report will call them."""
+    """The cell of each run in the sketch; arms have the names they will have in the report."""
     rows = [columns(config) for config in configs]
     keys = sorted({key for row in rows for key in row if key not in FREE and not key.startswith("probes.")})
     curves = [{key: plain(row.get(key)) for key in keys} for row in rows]
-    distinct = {tuple(curve.values()): place for place, curve in enumerate(curves)}
+    index_of = {tuple(curve.values()): index for index, curve in enumerate(curves)}
     shapes = [(config.model.width, config.model.depth) for config in configs]
     sizes = [12 * depth * width**2 + width for width, depth in shapes]
-    arms = name_arms([curves[place] for place in distinct.values()], [sizes[place] for place in distinct.values()])
-    arm_of = dict(zip(distinct, arms, strict=True))
-    told_by_width = len({width for width, _ in shapes}) == len(set(shapes))
-    names = [f"width {width}" if told_by_width else f"width {width} depth {depth}" for width, depth in shapes]
+    arms = name_arms([curves[i] for i in index_of.values()], [sizes[i] for i in index_of.values()])
+    arm_of = dict(zip(index_of, arms, strict=True))
+    width_tells = len({width for width, _ in shapes}) == len(set(shapes))
+    names = [f"width {width}" if width_tells else f"width {width} depth {depth}" for width, depth in shapes]
     return [
         (f"{name}  {arm_of[tuple(curve.values())].label}", config.optimizer.lr)
         for name, curve, config in zip(names, curves, configs, strict=True)
@@ -38,40 +38,40 @@ def cells(configs: Sequence[RunConfig]) -> list[Cell]:
 
 
 def sketch(losses: Mapping[Cell, Sequence[float]], width: int) -> list[str]:
-    """Lines of at most ``width`` characters: a block and a number per learning rate, blocks alone when it is narrow.
+    """Draw losses as lines of at most ``width`` characters: a block per learning rate, and a number if there is room.
 
-    Seeds are averaged, those that are finite; x marks a place where one diverged, and stands alone where all did.
+    Numbers are means over seeds with finite loss.  An x marks a cell where a seed diverged.
     """
     curves, rates = list(dict.fromkeys(curve for curve, _ in losses)), sorted({rate for _, rate in losses})
-    means = {place: fmean(finite) for place, said in losses.items() if (finite := list(filter(math.isfinite, said)))}
+    means = {cell: fmean(finite) for cell, values in losses.items() if (finite := list(filter(math.isfinite, values)))}
     low = min(means.values(), default=0.0)
-    high = min(max(means.values(), default=0.0), 2 * low)  # what is worse still would flatten the rest
+    high = min(max(means.values(), default=0.0), 2 * low)  # higher losses would flatten the rest
     header = [_short(rate) for rate in rates]
-    cell = max(5, *map(len, header)) + 1
+    column = max(5, *map(len, header)) + 1
     longest = max(map(len, curves))
-    roomy = min(longest, NARROW_LABEL) + cell * len(rates) <= width
-    head = "".join(f"{rate:>{cell}}" for rate in header) if roomy else f" {header[0]}..{header[-1]}"
+    roomy = min(longest, NARROW_LABEL) + column * len(rates) <= width
+    head = "".join(f"{rate:>{column}}" for rate in header) if roomy else f" {header[0]}..{header[-1]}"
     label = max(1, min(longest, width - max(len(head), len(rates) + 1)))
 
-    def mark(place: Cell) -> str:
-        said = losses.get(place)
-        if not said:
-            return " " if said is None else "·"
-        if not all(map(math.isfinite, said)):
+    def mark(cell: Cell) -> str:
+        values = losses.get(cell)
+        if not values:
+            return " " if values is None else "·"
+        if not all(map(math.isfinite, values)):
             return "x"
-        return BLOCKS[round(min(1, (means[place] - low) / (high - low)) * 7) if high > low else 0]
+        return BLOCKS[round(min(1, (means[cell] - low) / (high - low)) * 7) if high > low else 0]
 
     lines = [fit("loss so far", label) + head]
     for curve in curves:
         row = [(curve, rate) for rate in rates]
-        cells = [mark(place) + (_number(means[place]) if place in means else "") for place in row]
-        text = "".join(f"{one:>{cell}}" for one in cells) if roomy else " " + "".join(map(mark, row))
+        numbered = [mark(cell) + (_number(means[cell]) if cell in means else "") for cell in row]
+        text = "".join(f"{entry:>{column}}" for entry in numbered) if roomy else " " + "".join(map(mark, row))
         lines.append(fit(curve, label) + text)
     return [line[:width].rstrip() for line in lines]
 
 
 def fit(text: str, width: int) -> str:
-    """Exactly ``width`` characters."""
+    """Pad or cut text to exactly ``width`` characters."""
     return f"{text:{width}}" if len(text) <= width else f"{text[: width - 1]}…"
 
 
@@ -90,68 +90,68 @@ NARROWEST_BAR, WIDEST_BAR = 8, 24
 
 
 class Scene(NamedTuple):
-    """What stays while a sweep trains: each fleet's label and the places of its runs, losses of runs trained before."""
+    """What does not change while a sweep trains: each fleet's label and cells, and losses of runs trained before."""
 
     fleets: Sequence[tuple[str, Sequence[Cell]]]
-    known: Sequence[tuple[Cell, float]]
+    earlier: Sequence[tuple[Cell, float]]
 
-    def lines(self, standings: Mapping[int, FleetProgress], done: float, elapsed: float, width: int) -> list[str]:
-        """The block, no line longer than ``width``; ``done`` is a share, ``elapsed`` in seconds."""
-        ended = sum(bool(standing.verdict) for standing in standings.values())
-        diverged = sum(standing.diverged for standing in standings.values())
+    def lines(self, progress: Mapping[int, FleetProgress], done: float, elapsed: float, width: int) -> list[str]:
+        """The display, in lines of at most ``width``; ``done`` is a share of the work, ``elapsed`` in seconds."""
+        ended = sum(bool(fleet.verdict) for fleet in progress.values())
+        diverged = sum(fleet.diverged for fleet in progress.values())
         left = clock(elapsed / done * (1 - done)) if done > 0.01 else "?"
         time = f"{clock(elapsed)} elapsed, {left} left"
-        whole = f"{done:4.0%}  {ended}/{len(self.fleets)} fleets  {diverged} diverged  {time}"
-        lines = [whole, *self.under_way(standings, width), "", *sketch(self.losses(standings), width)]
+        summary = f"{done:4.0%}  {ended}/{len(self.fleets)} fleets  {diverged} diverged  {time}"
+        lines = [summary, *self.under_way(progress, width), "", *sketch(self.losses(progress), width)]
         return [line[:width].rstrip() for line in lines]
 
-    def under_way(self, standings: Mapping[int, FleetProgress], width: int) -> list[str]:
-        """A bar and its numbers for each fleet that runs."""
-        step = max((len(f"{standing.steps}/{standing.steps}") for standing in standings.values()), default=4)
+    def under_way(self, progress: Mapping[int, FleetProgress], width: int) -> list[str]:
+        """A bar and numbers for each running fleet."""
+        step = max((len(f"{fleet.steps}/{fleet.steps}") for fleet in progress.values()), default=4)
         head = f"{'step':>{step}}{'steps/s':>8}{'left':>8}{'diverged':>9}"
         longest = max(len(label) for label, _ in self.fleets)
         label = max(8, min(longest, width - len(head) - NARROWEST_BAR - 2))
         bar = max(0, min(WIDEST_BAR, width - len(head) - label - 2))
         return [f"{fit('under way', label)} {'':{bar}} {head}"] + [
-            f"{fit(self.fleets[index][0], label)} {_bar(standing, bar)} {_numbers(standing, step)}"
-            for index, standing in sorted(standings.items())
-            if not standing.verdict
+            f"{fit(self.fleets[index][0], label)} {_bar(fleet, bar)} {_numbers(fleet, step)}"
+            for index, fleet in sorted(progress.items())
+            if not fleet.verdict
         ]
 
-    def losses(self, standings: Mapping[int, FleetProgress]) -> dict[Cell, list[float]]:
-        """What is known of each place of the sketch."""
-        found: dict[Cell, list[float]] = {place: [] for _, places in self.fleets for place in places}
-        for place, loss in self.known:
-            found.setdefault(place, []).append(loss)
-        for index, standing in standings.items():
-            for place, said in zip(self.fleets[index][1], standing.losses, strict=False):
-                found[place] += [] if said is None else [said]
-        return found
+    def losses(self, progress: Mapping[int, FleetProgress]) -> dict[Cell, list[float]]:
+        """The losses so far in each cell of the sketch."""
+        losses: dict[Cell, list[float]] = {cell: [] for _, cells in self.fleets for cell in cells}
+        for cell, known in self.earlier:
+            losses.setdefault(cell, []).append(known)
+        for index, fleet in progress.items():
+            for cell, loss in zip(self.fleets[index][1], fleet.losses, strict=False):
+                losses[cell] += [] if loss is None else [loss]
+        return losses
 
 
-def scene(fleets: Sequence[Sequence[Point]], there: Sequence[tuple[Point, float]]) -> Scene:
-    """The scene of these fleets, beside runs that are there already with their losses."""
-    points = [*(point for fleet in fleets for point in fleet), *(point for point, _ in there)]
-    place_of = dict(zip((p.id for p in points), cells([p.config for p in points]), strict=True))
-    told = []
+def scene(fleets: Sequence[Sequence[Point]], earlier: Sequence[tuple[Point, float]]) -> Scene:
+    """The scene of these fleets, and of runs trained earlier with their losses."""
+    points = [*(point for fleet in fleets for point in fleet), *(point for point, _ in earlier)]
+    cell_of = dict(zip((p.id for p in points), cells([p.config for p in points]), strict=True))
+    labeled = []
     for fleet in fleets:
         seeds = ",".join(map(str, sorted({point.config.seed for point in fleet})))
-        curves = list(dict.fromkeys(place_of[point.id][0] for point in fleet))
+        curves = list(dict.fromkeys(cell_of[point.id][0] for point in fleet))
         more = f" and {len(curves) - 1} more" if len(curves) > 1 else ""
-        told.append((f"{curves[0]}{more}  seed {seeds}", [place_of[point.id] for point in fleet]))
-    return Scene(told, [(place_of[point.id], loss) for point, loss in there])
+        labeled.append((f"{curves[0]}{more}  seed {seeds}", [cell_of[point.id] for point in fleet]))
+    return Scene(labeled, [(cell_of[point.id], loss) for point, loss in earlier])
 
 
-def _bar(standing: FleetProgress, width: int) -> str:
-    filled = round(width * standing.step / standing.steps)
+def _bar(fleet: FleetProgress, width: int) -> str:
+    filled = round(width * fleet.step / fleet.steps)
     return "━" * filled + "╌" * (width - filled)
 
 
-def _numbers(standing: FleetProgress, width: int) -> str:
-    left = clock((standing.steps - standing.step) / standing.rate) if standing.rate else "?"
-    steps, runs = f"{standing.step}/{standing.steps}", len(standing.losses)
-    rate = f"{standing.rate:.{standing.rate < 10:d}f}" if standing.rate else "?"
-    diverged = f"{standing.diverged}/{runs}" if standing.diverged else ""
+def _numbers(fleet: FleetProgress, width: int) -> str:
+    left = clock((fleet.steps - fleet.step) / fleet.rate) if fleet.rate else "?"
+    steps, runs = f"{fleet.step}/{fleet.steps}", len(fleet.losses)
+    rate = f"{fleet.rate:.{fleet.rate < 10:d}f}" if fleet.rate else "?"
+    diverged = f"{fleet.diverged}/{runs}" if fleet.diverged else ""
     return f"{steps:>{width}}{rate:>8}{left:>8}{diverged:>9}"
 
 
@@ -163,7 +163,7 @@ def clock(seconds: float) -> str:
 
 
 class Terminal:
-    """A block at the bottom of a terminal, drawn anew in place; what is said meanwhile scrolls by above it."""
+    """A display at the bottom of a terminal, redrawn in place; printed lines scroll by above it."""
 
     def __init__(self, file: TextIO, scene: Scene) -> None:
         from rich.console import Console
@@ -174,19 +174,19 @@ class Terminal:
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def say(self, text: str) -> None:
-        """A line above the block."""
+        """Print a line above the display."""
         self.console.print(text, soft_wrap=True)
 
-    def show(self, standings: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
-        """Draw the block anew."""
+    def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
+        """Redraw the display."""
         from rich.text import Text
 
-        text = Text("\n".join(self.scene.lines(standings, done, elapsed, self.console.width)), no_wrap=True)
+        text = Text("\n".join(self.scene.lines(fleets, done, elapsed, self.console.width)), no_wrap=True)
         text.highlight_regex("━+", "cyan")
         text.highlight_regex(r"(?<= )x[\d.]*(?= |$)", "red")
         self.live.start()
         self.live.update(text, refresh=True)
 
     def close(self) -> None:
-        """Clear the block and show the cursor again."""
+        """Clear the display and show the cursor again."""
         self.live.stop()

@@ -1,0 +1,131 @@
+"""What the Hydra plugins do: compose every point, plan the sweep, and hand its fleets to a launcher as jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from textwrap import shorten
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lab.cli.compose import expand, parse, reading_request, running_own_code
+from lab.core import machine
+from lab.core.errors import RequestError
+from lab.sweep import run
+from lab.sweep.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
+
+
+@running_own_code()
+def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: Launcher, options: Any) -> None:
+    """Train every point of these overrides; ``options`` are those of ``run_sweep``.
+
+    Raises:
+        RequestError: a point cannot be composed, or makes no sense; nothing is written then.
+        SystemExit: with status 1 when a run failed.
+    """
+    points = expand(parse(overrides, config_loader))
+    trees = _compose_trees(points, config_loader, config)
+    is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
+    slots = getattr(launcher, "slots", [None])
+    run.run_sweep(trees, partial(_launch, launcher), is_local=is_local, slots=slots, **options)
+
+
+def _compose_trees(points: Sequence[Sequence[str]], config_loader: Any, config: DictConfig) -> list[dict[str, Any]]:
+    """One resolved config tree per point.  Composing is slow, so points that choose the same files share it."""
+    composed: dict[tuple[str, ...], DictConfig] = {}
+    trees = []
+    for point in points:
+        overrides = parse(point, config_loader)
+        with reading_request():
+            is_file = [config_loader.repository.group_exists(override.key_or_group) for override in overrides]
+            files = tuple(word for word, chooses in zip(point, is_file, strict=True) if chooses)
+            if files not in composed:
+                composed[files] = config_loader.load_sweep_config(config, list(files))
+            tree = deepcopy(composed[files])
+            values = [override for override, chooses in zip(overrides, is_file, strict=True) if not chooses]
+            config_loader._apply_overrides_to_config(values, tree)
+            with open_dict(tree):
+                del tree["hydra"], tree["fleet"]
+            plain: Any = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+        trees.append(plain)
+    return trees
+
+
+def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Launch jobs; returns a line for each that died, whose runs are missing and so count as failed."""
+    try:
+        ends = launcher.launch(jobs, initial_job_idx=0)
+    except Exception as error:  # how submitit and Ray report that a job was killed
+        return [f"{type(launcher).__name__} gave up: {type(error).__name__}: {shorten(str(error), 300)}"]
+    return [f"a job died: {end._return_value}" for end in ends if end.status is not JobStatus.COMPLETED]
+
+
+class LocalJobs:
+    """Hydra's jobs, each in a process of its own on this machine."""
+
+    @running_own_code()
+    def __init__(
+        self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, **options: Any
+    ) -> None:
+        """Choose slots.
+
+        Raises:
+            RequestError: an option of the launcher makes no sense.
+        """
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.slots: list[Slot] = choose_slots(options["processes"], options["devices"], config.device)
+        self.timeout = check_timeout(options["timeout_minutes"])
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
+        """Run a job for each list of overrides, numbered from ``first``.
+
+        Raises:
+            SystemExit: told to stop before all jobs were done.
+        """
+        setup_globals()
+        arguments = self._arguments(job_overrides, first)
+        with machine.catching_sigterm() as told_to_stop:
+            ends = run_jobs(_run_job, arguments, self.slots, timeout=self.timeout, told_to_stop=told_to_stop)
+            if told_to_stop() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
+                raise SystemExit(machine.EXIT_PREEMPTED)
+        return [self._returned(first + index, end) for index, end in enumerate(ends)]
+
+    def _arguments(self, job_overrides: Sequence[Sequence[str]], first: int) -> Iterator[tuple[Any, ...]]:
+        for number, overrides in enumerate(job_overrides, first):
+            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+            with open_dict(config):
+                config.hydra.job.id, config.hydra.job.num = str(number), number
+            yield self.hydra_context, self.task_function, config
+
+    def _returned(self, number: int, end: JobEnd) -> JobReturn:
+        if not end.exit_code:
+            return JobReturn(status=JobStatus.COMPLETED)
+        how = (
+            f"was killed after {self.timeout / 60:g} minutes"
+            if end.timed_out
+            else f"ended with exit code {end.exit_code}"
+        )
+        returned = JobReturn(status=JobStatus.FAILED)
+        returned.return_value = RuntimeError(f"job {number} {how}")
+        return returned
+
+
+def _run_job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    setup_globals()
+    returned = run_job(
+        hydra_context=hydra_context,
+        task_function=task_function,
+        config=config,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+    try:
+        _ = returned.return_value  # raises what the task raised
+    except RequestError as refusal:  # a full disk, a damaged plan
+        sys.exit(f"lab: {refusal}")

@@ -1,0 +1,193 @@
+"""Jobs on this machine: each in a fresh process, one at a time on each GPU or core."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+from lab.core import machine
+from lab.core.errors import RequestError
+
+POLL_SECONDS = 0.1
+MAX_SLOTS = 4096
+
+Slot = str | None  # a GPU, as CUDA_VISIBLE_DEVICES names it, or a core (None)
+
+
+def choose_slots(processes: int, devices: Sequence[Any] | None, device: str) -> list[Slot]:
+    """Slots for as many jobs at once as ``processes``, spread over GPUs if there are any; 0 means one per GPU or core.
+
+    Args:
+        processes: how many jobs run at once.
+        devices: the GPUs to use; None means all visible ones, unless ``device`` is the CPU.
+        device: the config key ``device``.
+
+    Raises:
+        RequestError: a number out of bounds, or a GPU that is not visible.
+    """
+    if processes < 0:
+        raise _refusal(f"processes must be at least 0, not {processes}; 0 means one per device or core")
+    if processes > MAX_SLOTS:
+        raise _refusal(f"processes must be at most {MAX_SLOTS}, not {processes}")
+    gpus = _choose_gpus(devices, device)
+    count = processes or len(gpus) or machine.cores()
+    return [gpus[index % len(gpus)] if gpus else None for index in range(count)]
+
+
+def _choose_gpus(devices: Sequence[Any] | None, device: str) -> list[str]:
+    if devices is None and device not in ("auto", "cuda"):
+        return []
+    visible = machine.visible_gpus()
+    requested = visible if devices is None else [str(name) for name in devices]
+    if unknown := [name for name in requested if name not in visible]:
+        raise _refusal(f"devices names {', '.join(unknown)}; there: {', '.join(visible) or 'none'}")
+    return requested
+
+
+def check_timeout(minutes: float | None) -> float:
+    """A timeout in seconds; infinite for None.
+
+    Raises:
+        RequestError: it is not above 0.
+    """
+    if minutes is not None and not minutes > 0:
+        raise _refusal(f"timeout_minutes must be above 0, not {minutes}; null means never")
+    return math.inf if minutes is None else 60 * minutes
+
+
+def _refusal(line: str) -> RequestError:
+    return RequestError(f"hydra.launcher.{line}")
+
+
+class JobEnd(NamedTuple):
+    """How a job ended: its exit code, whether it was killed for taking too long, its wall time, and what it returned.
+
+    ``answer`` is None for a job that died.
+    """
+
+    exit_code: int
+    timed_out: bool
+    seconds: float
+    answer: Any
+
+
+@dataclass
+class _Job:
+    index: int
+    slot: Slot
+    process: Any
+    answer: Connection
+    started: float
+    timed_out: bool = False
+
+    def end(self) -> JobEnd:
+        seconds = time.perf_counter() - self.started
+        try:
+            answer = self.answer.recv() if self.answer.poll() else None
+        except EOFError:  # it died
+            answer = None
+        self.answer.close()
+        return JobEnd(self.process.exitcode, self.timed_out, seconds, answer)
+
+
+def run_jobs(
+    work: Callable[..., Any],
+    arguments: Iterable[tuple[Any, ...]],
+    slots: Sequence[Slot],
+    *,
+    timeout: float = math.inf,
+    told_to_stop: Callable[[], bool] = lambda: False,
+) -> list[JobEnd]:
+    """Call ``work`` with each tuple of arguments in a fresh process, in order, as soon as a slot is free.
+
+    A job that dies costs only itself.  Once ``told_to_stop``, no job is started, and the running ones get SIGTERM.
+
+    Args:
+        work: a function that can be imported; it returns a few bytes.
+        arguments: taken one by one, each when its job starts.
+        slots: where jobs run at once.
+        timeout: seconds after which a job is killed.
+        told_to_stop: asked ten times a second.
+
+    Returns:
+        How each job ended, in order; jobs that were not started are missing at the end.
+    """
+    _start_server()
+    free, running = list(slots), list[_Job]()
+    ends: dict[int, JobEnd] = {}
+    waiting = enumerate(arguments)
+    try:
+        while True:
+            while free and not told_to_stop() and (following := next(waiting, None)):
+                running.append(_start(work, *following, free.pop(0)))
+            if not running:
+                return [ends[index] for index in sorted(ends)]
+            for job in _wait(running, timeout, stop=told_to_stop()):
+                running.remove(job)
+                free.append(job.slot)
+                ends[job.index] = job.end()
+    finally:
+        while running:  # after an error or Ctrl-C
+            for job in _wait(running, timeout, stop=True):
+                running.remove(job)
+
+
+def _wait(running: Sequence[_Job], timeout: float, *, stop: bool) -> list[_Job]:
+    """Wait a moment; returns the jobs that have ended, some of them killed because their time was over."""
+    for job in running:
+        if time.perf_counter() - job.started >= timeout:
+            job.timed_out = job.process.exitcode is None
+            job.process.kill()  # a job that hangs may ignore SIGTERM
+            job.process.join()
+        elif stop:
+            job.process.terminate()  # at every poll: a job that has just started may have missed it
+    wait([job.process.sentinel for job in running], POLL_SECONDS)
+    return [job for job in running if job.process.exitcode is not None]
+
+
+def _start(work: Callable[..., Any], index: int, arguments: tuple[Any, ...], slot: Slot) -> _Job:
+    processes: Any = machine.clean_process_context()
+    ours, theirs = processes.Pipe(duplex=False)
+    started = time.perf_counter()
+    process = processes.Process(target=_run_in_child, args=(work, arguments, slot, theirs))
+    process.start()
+    theirs.close()
+    return _Job(index, slot, process, ours, started)
+
+
+def _run_in_child(work: Callable[..., Any], arguments: tuple[Any, ...], slot: Slot, answer: Connection) -> None:
+    if slot is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = slot  # torch is loaded, but has not yet looked for devices
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, and ends its jobs
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored by the process that forked this one
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    answer.send(work(*arguments))
+
+
+def _die_with_parent() -> None:
+    """Leave no job behind when its parent is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _start_server() -> None:
+    """Start the process that jobs are forked from, deaf to SIGTERM: its jobs must save their checkpoints first."""
+    machine.clean_process_context()
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        return
+    from multiprocessing import forkserver  # there is none on Windows
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forkserver.ensure_running()
+    signal.signal(signal.SIGTERM, before)
