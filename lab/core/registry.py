@@ -109,7 +109,7 @@ KINDS: dict[str, Registry[Any]] = {
 # What the lab asks of an entry, whatever else that has.
 REQUIRED_ATTRIBUTES = {
     "data": ("open", "seed"),
-    "link": ("makes", "begin"),
+    "link": ("takes", "begin"),
     "model": ("build",),
     "parametrization": ("factors", "attention_scale"),
     "schedule": ("shape",),

@@ -24,8 +24,8 @@ from lab.probes.listener import ProbesConfig
 from lab.records import store
 from lab.training.checkpoint import CheckpointConfig
 
-# What has no column: how a run was kept safe and shared, which two runs that are one may differ in.
-NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
+# Has no column: names that the columns already have, and how a run was saved and shared, which its id ignores.
+NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,10 @@ def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
     for key, value, free in leaves(config):
         if key.startswith("tracker."):
             continue
-        key = key.replace(".entry.", ".").replace("optimizer.links.", "optimizer/")
-        if "optimizer/" in key:
-            key = f"optimizer.{key.rsplit('.', 1)[1]}"
+        key = key.replace(".entry.", ".")
+        if key.startswith("optimizer.links."):
+            number = key.removeprefix("optimizer.links.")
+            key = f"optimizer.{number if number in config.optimizer.owned else number.partition('.')[2]}"
         if key not in NO_COLUMN:
             rows[key] = (value, free)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)

@@ -65,6 +65,7 @@ class ZSlope(lab.LossTerm):
 class BoundedDirection(Link):
     """No entry of Adam's direction beyond ``bound``."""
 
+    takes: ClassVar = ("direction",)
     makes: ClassVar = "direction"
     bound: PerRun = bounded(above=0)
 
