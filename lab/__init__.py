@@ -13,6 +13,9 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.core.axes import per_run_mean as per_run_mean
     from lab.core.axes import per_run_norm as per_run_norm
     from lab.core.axes import per_run_rms as per_run_rms
+    from lab.core.hooks import HookIntervention as HookIntervention
+    from lab.core.hooks import LossTerm as LossTerm
+    from lab.core.hooks import Predictions as Predictions
     from lab.core.hooks import Probe as Probe
     from lab.core.registry import register as register
     from lab.core.schema import PerRun as PerRun
@@ -37,7 +40,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
 _MODULES = {
     "lab.__main__": ("main",),
     "lab.core.axes": ("over", "per_run_max", "per_run_mean", "per_run_norm", "per_run_rms"),
-    "lab.core.hooks": ("Probe",),
+    "lab.core.hooks": ("HookIntervention", "LossTerm", "Predictions", "Probe"),
     "lab.core.registry": ("register",),
     "lab.core.schema": ("PerRun", "PerRunSeed", "bounded", "one_of", "seed"),
     "lab.data.corpus": ("Corpus", "fingerprint", "once"),

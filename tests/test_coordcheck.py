@@ -96,7 +96,7 @@ def test_a_change_is_that_of_what_reaches_the_hook_points() -> None:
 
     def logits() -> torch.Tensor:
         with torch.no_grad():
-            return fleet.model(tokens_rbt)
+            return fleet.model(tokens_rbt)[0]
 
     before = logits()
     fleet.step(0)

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from cap import HiddenQuartic, LogitOfTarget
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed
 from lab.analysis.statistics import student_t
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.core.registry import INTERVENTIONS
 from lab.records import store
 from lab.sweep import run
 from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
@@ -117,6 +119,20 @@ def test_a_compiled_run_is_an_eager_one(precision: str, probes: str) -> None:
             values, fast = (torch.tensor([row[3] for row in of]) for of in (rows, fast_rows))
             torch.testing.assert_close(fast, values, rtol=tolerance, atol=tolerance)
     assert eager[2][0]["diverged_at"] is not None
+
+
+@compiles
+def test_a_users_loss_terms_are_the_same_compiled_and_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, term in (("hidden", HiddenQuartic), ("target", LogitOfTarget)):
+        monkeypatch.setitem(INTERVENTIONS._entries, name, term)
+    coefficients = ("+intervention.hidden.coefficient=0", "+intervention.target.coefficient=0")
+    per_run = ("", "intervention.hidden.coefficient=1", "intervention.target.coefficient=0.1")
+    wanted = configs(
+        *per_run, shared=(*coefficients, "optimizer.lr=1e-2", "model.depth=1", "probes.names=[train_loss]")
+    )
+    eager, compiled = (losses([replace(config, engine=name) for config in wanted]) for name in ("eager", "compiled"))
+    torch.testing.assert_close(eager, compiled, rtol=1e-5, atol=0)
+    assert len(set(eager[-1].tolist())) == len(wanted)
 
 
 @compiles

@@ -112,7 +112,7 @@ def test_every_held_out_window_counts_as_much_as_any_other() -> None:
     fleet.held_out_nt[-(len(fleet.held_out_nt) % (PASS_TOKENS // length)) :] = 0
     with torch.no_grad():
         fleet.weights["head"].mul_(8)
-        logits_rntv = fleet.model(fleet.held_out_nt[:, :-1].expand(2, -1, -1)).double()
+        logits_rntv = fleet.model(fleet.held_out_nt[:, :-1].expand(2, -1, -1))[0].double()
     targets_rnt = fleet.held_out_nt[:, 1:].expand(2, -1, -1)
     loss_rnt = F.cross_entropy(logits_rntv.movedim(-1, 1), targets_rnt, reduction="none")
     torch.testing.assert_close(fleet.evaluate(whole=True), loss_rnt.mean((1, 2)), rtol=1e-6, atol=0)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cap import Cap
+from cap import Cap, HiddenQuartic
 from lab.analysis.curves import name_arms
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
@@ -100,7 +100,7 @@ class Own:
 class LogitCap(Cap):
     """Squash logits."""
 
-    attaches_to: ClassVar = ("logits",)
+    hook_points: ClassVar = ("logits",)
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +226,7 @@ def test_listening_changes_no_bits_and_all_parameters_count() -> None:
 def test_bf16_is_autocast_of_the_forward_pass() -> None:
     full, half = (Fleet(configs("", shared=(*GUEST, f"precision={name}"))) for name in ("fp32", "bf16"))
     tokens_rbt = full.feed.batch(0)[..., :-1]
-    logits, rounded = full.model(tokens_rbt), half.model(tokens_rbt)
+    logits, rounded = full.model(tokens_rbt)[0], half.model(tokens_rbt)[0]
     assert rounded.dtype == torch.float32
     assert {weight.dtype for weight in half.weights.values()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):
@@ -308,7 +308,7 @@ class Free(Own):
 class Heavy(LogitCap):
     """Brings a weight."""
 
-    def attach(self, runs: int, model: Any) -> nn.Module:
+    def attach(self, runs: int, config: Any) -> nn.Module:
         return nn.Linear(256, 256)
 
 
@@ -316,13 +316,19 @@ class Heavy(LogitCap):
 class Misspelt(LogitCap):
     """Attaches to nothing there is."""
 
-    attaches_to: ClassVar = ("logit",)
+    hook_points: ClassVar = ("logit",)
+
+
+class Hiden(HiddenQuartic):
+    """Uses nothing there is."""
+
+    uses: ClassVar = ("hiden_rbtd",)
 
 
 REFUSED = [
     (
         ("intervention=[qk_layernorm,z_loss]",),
-        "intervention qk_layernorm attaches to query; a guest has logits and loss",
+        "intervention qk_layernorm attaches to query; a guest has logits only",
     ),
     (("parametrization=mup_simple",), "parametrization=mup_simple has no say in a guest"),
     (("+guest.other.kind=mlp",), "guest must hold one model, not own, other"),
@@ -330,6 +336,11 @@ REFUSED = [
     (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate is a number per run"),
     (("+guest.own.kin=mlp",), "unknown key 'guest.own.kin'; nearest: kind"),
     (("+intervention.misspelt.cap=1",), "intervention misspelt attaches to 'logit'; nearest: logits"),
+    (
+        ("+intervention.hidden.coefficient=1",),
+        "loss term hidden uses hidden_rbtd; a guest has logits_rbtv, log_z_rbt, targets_rbt only",
+    ),
+    (("+intervention.hiden.coefficient=1",), "loss term hiden uses 'hiden_rbtd'; nearest: hidden_rbtd"),
 ]
 
 
@@ -340,6 +351,8 @@ def test_what_a_guest_cannot_have_is_refused(
     monkeypatch.setitem(MODELS._entries, "other", Own)
     monkeypatch.setitem(MODELS._entries, "free", Free)
     monkeypatch.setitem(INTERVENTIONS._entries, "misspelt", Misspelt)
+    monkeypatch.setitem(INTERVENTIONS._entries, "hidden", HiddenQuartic)
+    monkeypatch.setitem(INTERVENTIONS._entries, "hiden", Hiden)
     with pytest.raises(RequestError, match=said):
         run_config(tree(*GUEST, *overrides))
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cap import HiddenQuartic, LogitOfTarget
 from lab.core.errors import RequestError
-from lab.core.hooks import listening
+from lab.core.hooks import LossTerm, Predictions, listening
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build, stack
 from lab.interventions.loss_terms import ZLoss
 from lab.model.loss import IGNORED, losses
-from pieces import CPU, intervention, recipe
+from pieces import CPU, intervention, model, recipe, tokens, weights_of
 
-TERMS = [name for name in INTERVENTIONS if "loss" in INTERVENTIONS[name].attaches_to]
+TERMS = [name for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], LossTerm)]
 RUNS, BATCH, LENGTH, VOCABULARY = 3, 2, 5, 7
 
 
@@ -139,3 +142,69 @@ def test_coefficients_are_per_run_and_never_negative() -> None:
     assert recipe("intervention", "z_loss")["z_loss"]["coefficient"] == 1e-4  # the paper's
     with pytest.raises(RequestError, match="coefficient must be at least 0"):
         build(ZLoss, {"coefficient": -1e-4}, "intervention.z_loss")
+
+
+def quartic(logits_rbtv: Tensor, targets_rbt: Tensor, hidden_rbtd: Tensor) -> Tensor:
+    return hidden_rbtd.square().square().sum(-1) / hidden_rbtd.shape[-1]
+
+
+def square_of_target(logits_rbtv: Tensor, targets_rbt: Tensor, hidden_rbtd: Tensor) -> Tensor:
+    one_hot_rbtv = F.one_hot(targets_rbt, logits_rbtv.shape[-1])
+    return (logits_rbtv * one_hot_rbtv).sum(-1) ** 2
+
+
+@pytest.mark.parametrize(("term", "value"), [(HiddenQuartic, quartic), (LogitOfTarget, square_of_target)])
+def test_gradients_of_terms_on_hidden_states_and_logits(term: type[LossTerm], value: Callable[..., Tensor]) -> None:
+    """All weights of a model get the gradient that autograd finds of the same formula."""
+    made, rows_rbt = model(0, 1, 2), tokens(0, 1, 2)
+    targets_rbt, coefficient_r = rows_rbt[..., 1:], torch.tensor([0.0, 0.3, 2.0], dtype=torch.float64)
+    seen: list[Tensor] = []
+    made.final_norm.register_forward_hook(lambda module, given, output: seen.append(output))
+    logits_rbtv, hidden_rbtd = made(rows_rbt[..., :-1])
+    loss_r, cross_entropy_r = losses(logits_rbtv, targets_rbt, {"term": term(coefficient_r)}, hidden_rbtd)
+    bare_rbt = F.cross_entropy(logits_rbtv.movedim(-1, 1), targets_rbt, reduction="none")
+    expected_r = (bare_rbt + coefficient_r.view(-1, 1, 1) * value(logits_rbtv, targets_rbt, seen[0])).mean((1, 2))
+    torch.testing.assert_close(loss_r, expected_r, rtol=1e-12, atol=0)
+    weights = weights_of(made)
+    felt, expected, bare = (
+        torch.autograd.grad(total_r.sum(), list(weights.values()), retain_graph=True, allow_unused=True)
+        for total_r in (loss_r, expected_r, cross_entropy_r)
+    )
+    for name, mine, theirs, without in zip(weights, felt, expected, bare, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-13)
+        assert torch.equal(mine[0], without[0])
+        if name != "head" or term is LogitOfTarget:
+            assert (mine[1:] - without[1:]).abs().amax() > 1e-4, name
+
+
+@pytest.mark.parametrize("garbage", [1e3, math.nan, math.inf])
+def test_a_term_sees_nothing_of_ignored_tokens(garbage: float) -> None:
+    logits_rbtv, targets_rbt = draw()
+    hidden_rbtd = torch.rand(RUNS, BATCH, LENGTH, 4, dtype=torch.float64).requires_grad_()
+    ignored_rbt = torch.zeros_like(targets_rbt, dtype=torch.bool)
+    ignored_rbt[1, 0, 2] = True
+    targets_rbt = targets_rbt.masked_fill(ignored_rbt, IGNORED)
+    dirty = [value.detach().clone() for value in (logits_rbtv, hidden_rbtd)]
+    for value in dirty:
+        value[ignored_rbt] = garbage
+        value.requires_grad_()
+    terms = {"hidden": HiddenQuartic(0.5), "logit": LogitOfTarget(0.5)}
+    clean_r, _ = losses(logits_rbtv, targets_rbt, terms, hidden_rbtd)
+    loss_r, _ = losses(dirty[0], targets_rbt, terms, dirty[1])
+    assert torch.equal(loss_r, clean_r)
+    clean = torch.autograd.grad(clean_r.sum(), [logits_rbtv, hidden_rbtd])
+    for felt, expected in zip(torch.autograd.grad(loss_r.sum(), dirty), clean, strict=True):
+        assert felt[ignored_rbt].eq(0).all()
+        assert torch.equal(felt, expected)
+
+
+def test_a_term_gets_only_what_it_uses() -> None:
+    class Log(LossTerm):
+        uses: ClassVar = ("log_z_rbt",)
+
+        def __call__(self, predictions: Predictions) -> Tensor:
+            assert [name for name, value in predictions._asdict().items() if value is not None] == ["log_z_rbt"]
+            return predictions.log_z_rbt
+
+    logits_rbtv, targets_rbt = draw()
+    losses(logits_rbtv, targets_rbt, {"log": Log()}, logits_rbtv)

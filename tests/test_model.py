@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from lab.core.errors import RequestError
-from lab.core.hooks import listening
+from lab.core.hooks import HookIntervention, listening
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build
 from lab.interventions.loss_terms import ZLoss
@@ -22,7 +22,7 @@ from lab.model.transformer import Transformer, rotate
 from pieces import intervention, model, tokens, weights_of
 from tests import reference
 
-CHANGES = [name for name in INTERVENTIONS if "loss" not in INTERVENTIONS[name].attaches_to]
+CHANGES = [name for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)]
 SHAPES = [  # width, head width, vocabulary, batch, positions; a run of the last two fills no whole vectors anywhere
     (16, 8, 29, 4, 12),
     (10, 10, 37, 6, 9),
@@ -46,7 +46,7 @@ def stir(made: Transformer) -> Transformer:
 def gradients(made: Transformer, rows_rbt: Tensor, terms: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
     """Gradients of the loss, and the loss itself."""
     weights = weights_of(made)
-    loss_r, _ = losses(made(rows_rbt[..., :-1]), rows_rbt[..., 1:], terms or {})
+    loss_r, _ = losses(made(rows_rbt[..., :-1])[0], rows_rbt[..., 1:], terms or {})
     parts = torch.autograd.grad(loss_r.sum(), list(weights.values()))
     return {**dict(zip(weights, parts, strict=True)), "loss": loss_r.detach()}
 
@@ -61,7 +61,7 @@ def test_forward_and_gradients_equal_the_reference(depth: int, heads: int, qk_la
     rows_rbt = tokens(*seeds, length=5 + heads % 2)  # with two heads a run fills whole vectors
     terms = {"z_loss": ZLoss(torch.tensor(coefficients, dtype=torch.float64))} if z_loss else {}
     ours = gradients(made, rows_rbt, terms)
-    logits_rbtv = made(rows_rbt[..., :-1])
+    logits_rbtv, _ = made(rows_rbt[..., :-1])
     for run, coefficient in enumerate(coefficients):
         leaves = {name: weight[run].detach().requires_grad_() for name, weight in weights_of(made).items()}
         seen = reference.transformer(leaves, rows_rbt[run, :, :-1], depth, heads, qk_layernorm)
@@ -90,7 +90,7 @@ def test_later_tokens_get_exactly_no_gradient_from_earlier_outputs(names: tuple[
     length, now = 7, 3
     made = model(0, 1, changes=changes(*names))
     rows_rbt = torch.stack([torch.randperm(11, generator=torch.Generator().manual_seed(s))[:length] for s in (0, 1)])
-    logits_rbtv = made(rows_rbt.unsqueeze(1))
+    logits_rbtv, _ = made(rows_rbt.unsqueeze(1))
     embedding_rvd = weights_of(made)["embedding"]
     (gradient_rvd,) = torch.autograd.grad(logits_rbtv[:, :, : now + 1].square().sum(), [embedding_rvd])
     for run in range(2):
@@ -183,7 +183,7 @@ def test_contract_of_interventions(name: str) -> None:
     rows_rbt = tokens(0, 1)
     bare, dressed = model(0, 1), model(0, 1, changes=changes(name))
     for run in range(2):
-        assert not torch.equal(bare(rows_rbt)[run], dressed(rows_rbt)[run])
+        assert not torch.equal(bare(rows_rbt)[0][run], dressed(rows_rbt)[0][run])
     before, after = weights_of(bare), weights_of(dressed)
     assert all(torch.equal(before[shared], after[shared]) for shared in before)
     own = set(after) - set(before)
@@ -222,13 +222,13 @@ def test_a_broken_run_changes_no_bit_of_the_others() -> None:
 
 
 def test_interventions_stack_in_one_order_however_they_are_named() -> None:
-    class Scale:
-        attaches_to = ("logits",)
+    class Scale(HookIntervention):
+        hook_points: ClassVar = ("logits",)
 
         def __init__(self, summand: float, factor: float) -> None:
             self.summand, self.factor = summand, factor
 
-        def attach(self, runs: int, model: Any) -> torch.nn.Module:
+        def attach(self, runs: int, config: Any) -> torch.nn.Module:
             made = torch.nn.Identity()
             made.register_forward_hook(lambda module, given, out: self.factor * (out + self.summand))
             return made
@@ -236,8 +236,8 @@ def test_interventions_stack_in_one_order_however_they_are_named() -> None:
     double, shift = Scale(0, 2), Scale(1, 1)
     rows_rbt = tokens(0)
     one, other = model(0, changes={"a": double, "b": shift}), model(0, changes={"b": shift, "a": double})
-    assert torch.equal(one(rows_rbt), other(rows_rbt))
-    assert not torch.equal(one(rows_rbt), model(0, changes={"b": double, "a": shift})(rows_rbt))
+    assert torch.equal(one(rows_rbt)[0], other(rows_rbt)[0])
+    assert not torch.equal(one(rows_rbt)[0], model(0, changes={"b": double, "a": shift})(rows_rbt)[0])
 
 
 @pytest.mark.parametrize(

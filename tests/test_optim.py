@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from itertools import permutations
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from lab.core.axes import over
 from lab.core.errors import RequestError
+from lab.core.hooks import listening
 from lab.core.registry import LINKS, SCHEDULES
-from lab.core.schema import build, stack
+from lab.core.schema import PerRun, bounded, build, stack
 from lab.model.parametrization import MuPSimple
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Constant, Cosine
 from lab.optim.transforms import Link, Now
+from lab.training.config import columns, run_config, run_id, static_key
 from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
+from small import tree
 
 # Tensors of one run: a matrix, an embedding and a gain, of sizes that fill no vector register evenly.
 SHAPES = {"query": (5, 3), "embedding": (11, 7), "final_norm": (13,)}
@@ -360,7 +366,8 @@ def follow(name: str, *seeds: int, broken: int | None = None) -> list[Tensor]:
 def test_contract_of_links(name: str) -> None:
     """State leads with the run axis; a run's bits depend on no other run, wherever it stands, NaN or not."""
     kind, runs = LINKS[name], (3, 0, 2)
-    assert kind.makes in ("gradient", "direction", "step")
+    assert {*kind.takes} <= {"gradient", "direction", "step"}
+    assert kind.makes in (None, "gradient", "direction", "step")
     weights = draw(*runs)
     assert all(len(value) == 3 for value in link(name, 3).begin(weights).values())
     company, hurt = follow(name, *runs), follow(name, *runs, broken=1)
@@ -432,3 +439,129 @@ def test_nothing_may_be_missing(key: str) -> None:
 def test_the_order_of_the_chain_is_kept() -> None:
     for name, order in (("adamw", ["peak", "decay"]), ("adamw_coupled", ["decay", "peak"])):
         assert list(optimizer(name, {}).links) == ["clip", "adam", *order, "schedule"]
+
+
+RIGHT_ORDERS = {
+    "clip adam decay peak schedule",
+    "clip adam peak decay schedule",
+    "clip adam peak schedule decay",
+}
+
+
+@pytest.mark.parametrize("order", [" ".join(p) for p in permutations(("clip", "adam", "decay", "peak", "schedule"))])
+def test_only_chains_from_gradient_to_direction_to_step_are_built(order: str) -> None:
+    values = {**recipe("optimizer", "adamw"), "chain": order.split()}
+    if order in RIGHT_ORDERS:
+        assert list(build_optimizer(values).links) == order.split()
+        return
+    with pytest.raises(RequestError, match=r"^optimizer.chain: '\w+' takes a .* '\w+'.* a (gradient|direction|step)$"):
+        build_optimizer(values)
+
+
+@pytest.mark.parametrize(
+    ("chain", "complaint"),
+    [
+        ("schedule clip adam peak", "'schedule' takes a step, but comes before 'clip' and is given a gradient"),
+        ("clip adam schedule peak", "'schedule' takes a step, but follows 'adam', which makes a direction"),
+        ("adam clip peak schedule", "'clip' takes a gradient, but follows 'adam', which makes a direction"),
+        (
+            "adam rms_scale clip peak schedule",
+            "'clip' takes a gradient, but follows 'rms_scale', which makes a direction",
+        ),
+        ("decay adam peak schedule", "'decay' takes a direction or a step, but comes before 'adam' and is given a"),
+    ],
+)
+def test_a_wrong_order_names_two_links_and_what_is_expected(chain: str, complaint: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(f"optimizer.chain: {complaint}")):
+        build_optimizer({"name": "wrong", "chain": chain.split()})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_probes_hear_gradients_after_clipping_and_the_direction_before_decay_and_scale(name: str) -> None:
+    """Whatever follows: coupled decay and the RMS of weights do not enter the direction."""
+    heard: dict[str, dict[str, Tensor]] = {}
+    gradient, weights = draw(0, scale=5.0), draw(1)
+    chain = optimizer(name, {"clip": 0.5, "weight_decay": 0.5, "eps": 1e-30})
+
+    def hear(kind: str, where: str, values: dict[str, Tensor], *more: Any) -> None:
+        heard[kind] = {tensor: value.clone() for tensor, value in values.items()}
+
+    with listening(hear):
+        chain.step(gradient, chain.begin(weights), at(0, weights, torch.ones(1, dtype=torch.float64)))
+    assert all(torch.equal(heard["gradients"][tensor], gradient[tensor]) for tensor in SHAPES)
+    norm = math.sqrt(sum(float(value.square().sum()) for value in heard["clipped_gradients"].values()))
+    assert norm == pytest.approx(0.5)
+    for tensor in SHAPES:  # the first step of Adam is the sign
+        torch.testing.assert_close(heard["direction"][tensor], gradient[tensor].sign())
+
+
+@dataclass(frozen=True)
+class Damp(Link):
+    """Shrink entries that are small beside ``eps``."""
+
+    takes: ClassVar = ("direction",)
+    makes: ClassVar = "direction"
+    eps: PerRun = bounded(at_least=0)
+
+    def __call__(self, updates: dict[str, Tensor], state: dict[str, Tensor], now: Now) -> dict[str, Tensor]:
+        return {name: u * u.abs() / (u.abs() + over(self.eps, u)) for name, u in updates.items()}
+
+
+def damped(**values: Any) -> Run:
+    """A recipe in which two links have a number called ``eps``."""
+    return {**recipe("optimizer", "adamw"), "chain": ["clip", "adam", "damp", "peak", "decay", "schedule"], **values}
+
+
+def test_two_links_may_each_have_an_eps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LINKS._entries, "damp", Damp)
+    gradients, shape_sr = noise(3, 1), torch.ones(3, 1, dtype=torch.float64)
+    shared, own, both = (
+        damped(eps=0.1),
+        damped(eps=0.1, damp={"eps": 0.5}),
+        {key: value for key, value in damped(damp={"eps": 0.5}, adam={"eps": 0.1}).items() if key != "eps"},
+    )
+    chains = [stack([build_optimizer(values)], CPU) for values in (shared, own, both)]
+    assert [(c.links["adam"].eps.item(), c.links["damp"].eps.item()) for c in chains] == [
+        (0.1, 0.1),
+        (0.1, 0.5),
+        (0.1, 0.5),
+    ]
+    ends = [walk(chain, gradients, shape_sr) for chain in chains]
+    assert all(torch.equal(ends[1][name], ends[2][name]) for name in SHAPES)
+    assert not any(torch.equal(ends[0][name], ends[1][name]) for name in SHAPES)
+
+
+def test_numbers_of_a_link_have_columns_of_their_own_and_may_differ_in_a_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LINKS._entries, "damp", Damp)
+    shared, *own = (
+        run_config({**tree(), "optimizer": damped(eps=0.1, **change)})
+        for change in ({}, {"damp": {"eps": 0.1}}, {"damp": {"eps": 0.5}})
+    )
+    numbers = [{k: v for k, v in columns(c).items() if k.endswith(".eps")} for c in (shared, *own)]
+    assert numbers == [
+        {"optimizer.eps": 0.1},
+        {"optimizer.eps": 0.1, "optimizer.damp.eps": 0.1},
+        {"optimizer.eps": 0.1, "optimizer.damp.eps": 0.5},
+    ]
+    assert {*columns(own[0])} - {*columns(shared)} == {"optimizer.damp.eps"}
+    assert static_key(own[0]) == static_key(own[1])
+    assert stack(own, CPU).optimizer.links["damp"].eps.tolist() == [0.1, 0.5]
+    assert run_id(own[0], "data") != run_id(own[1], "data")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"adam": {"epz": 1}}, "unknown key 'optimizer.adam.epz'; nearest: eps"),
+        ({"adam": {"clip": 1}}, "unknown key 'optimizer.adam.clip'; known: beta1, beta2, eps"),
+        ({"adm": {"eps": 1}}, "optimizer.adm holds numbers, but is no link of the chain; nearest: adam"),
+        ({"eps": {"adam": 1}}, "optimizer.eps holds numbers, but is no link of the chain"),
+        ({"adam": 1}, "unknown key 'optimizer.adam'"),
+        ({"clip": {"clip": -1}}, "optimizer.clip.clip must be above 0, not -1"),
+        ({"adam": {"eps": 1}}, "'optimizer.eps' reaches no link: only adam takes it, and has its own"),
+        ({"peak": {"lr": 1}}, "unknown key 'optimizer.peak.lr'; the peak learning rate is 'optimizer.lr'"),
+    ],
+)
+def test_numbers_of_a_link_that_are_refused(change: Run, complaint: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(complaint)):
+        build_optimizer({**recipe("optimizer", "adamw"), **change})

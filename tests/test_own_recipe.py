@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -202,7 +202,7 @@ REFUSED = [
     (["train", "guest=window_mlp"], "guest must hold keys and values, not 'window_mlp'"),
     (["train", "guest.window_mlp.window=3"], "unknown key 'guest.window_mlp.window'; known: guest; one of your own is"),
     (["train", "+guest.window_mlp.window=0"], "guest.window_mlp.window must be above 0"),
-    (["train", "+guest.window_mlp.window=3"], "intervention qk_layernorm attaches to query; a guest has logits and"),
+    (["train", "+guest.window_mlp.window=3"], "intervention qk_layernorm attaches to query; a guest has logits only"),
     (["train", "+guest.window_mlp={}"], "key 'guest.window_mlp.window' is missing"),
     (
         ["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"],
@@ -232,7 +232,8 @@ def test_a_bad_request_gets_one_line(words: list[str], said: str, capsys: pytest
         ("1 / 0", "fails: ZeroDivisionError"),
         (
             "import lab, dataclasses as d\n"
-            "@lab.register('intervention', 'z_loss')\n@d.dataclass\nclass Z: attaches_to = ()",
+            "@lab.register('intervention', 'z_loss')\n@d.dataclass\nclass Z(lab.LossTerm):\n"
+            " uses = ()\n def __call__(self, p): ...",
             "intervention 'z_loss' is already registered, by lab.interventions.loss_terms, so not by theirs",
         ),
         (None, "fails: ModuleNotFoundError: No module named 'theirs'"),
@@ -260,7 +261,17 @@ def test_registering_says_what_is_wrong(afresh: None) -> None:
 
     @dataclass(frozen=True)
     class Lacking:
+        """Inherits from nothing."""
+
+    @dataclass(frozen=True)
+    class Hook(lab.HookIntervention):
         """Attaches nowhere."""
+
+    @dataclass(frozen=True)
+    class Term(lab.LossTerm):
+        """Says what it uses, and does nothing with it."""
+
+        uses: ClassVar = ()
 
     for wrong, said in (
         (lambda: lab.register("interventoin", "x"), "unknown kind 'interventoin'; nearest: intervention"),
@@ -268,7 +279,12 @@ def test_registering_says_what_is_wrong(afresh: None) -> None:
         (lambda: lab.register("link", "x", hears="logits"), "link 'x': a probe says what it hears"),
         (lambda: lab.register("probe", "x", hears="grads"), "probe 'x' hears 'grads'; nearest: gradients"),
         (lambda: lab.register("intervention", "x")(Plain), "intervention 'x' must be a frozen dataclass"),
-        (lambda: lab.register("intervention", "x")(Lacking), "intervention 'x' lacks attaches_to"),
+        (
+            lambda: lab.register("intervention", "x")(Lacking),
+            "intervention 'x' must inherit from lab.HookIntervention",
+        ),
+        (lambda: lab.register("intervention", "x")(Hook), "intervention 'x' lacks hook_points and attach"),
+        (lambda: lab.register("intervention", "x")(Term), "intervention 'x' lacks __call__"),
         (lambda: lab.register("data", "x")(Lacking), "data 'x' lacks open and seed"),
     ):
         with pytest.raises(RequestError, match=re.escape(said)):

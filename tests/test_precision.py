@@ -54,12 +54,12 @@ def backward(made: Transformer, rows_rbt: Tensor, terms: Mapping[str, Any], engi
     """Gradients, loss and logits."""
     weights = {name: weight.detach() for name, weight in made.named_parameters()}
     values = {name: torch.empty_like(weight) for name, weight in weights_of(made).items()}
-    values |= {"loss": torch.empty(len(rows_rbt)), "logits": made(rows_rbt[..., :-1]).detach().fill_(torch.nan)}
+    values |= {"loss": torch.empty(len(rows_rbt)), "logits": made(rows_rbt[..., :-1])[0].detach().fill_(torch.nan)}
 
     def update(held: Any, rows_rbt: Tensor) -> None:
         weights, values = held
         learned = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        logits_rbtv = functional_call(made, learned, (rows_rbt[..., :-1],))
+        logits_rbtv, _ = functional_call(made, learned, (rows_rbt[..., :-1],))
         loss_r, _ = losses(logits_rbtv, rows_rbt[..., 1:], terms)
         parts = torch.autograd.grad(loss_r.sum(), list(learned.values()))
         for place, value in zip(values.values(), (*parts, loss_r, logits_rbtv), strict=True):

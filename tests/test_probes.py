@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.errors import RequestError
-from lab.core.hooks import listening
+from lab.core.hooks import HookIntervention, listening
 from lab.core.registry import PROBES
 from lab.core.schema import build
 from lab.interventions.loss_terms import ZLoss
@@ -53,7 +53,7 @@ class Steps:
             rows_rbt = tokens(*(seed + 100 * step for seed in self.seeds), batch=self.batch)
             listener = Listener(self.names)
             with listening(listener if self.names else None):
-                loss_r, bare_r = losses(made(rows_rbt[..., :-1]), rows_rbt[..., 1:], {"z_loss": ZLoss(0.01)})
+                loss_r, bare_r = losses(made(rows_rbt[..., :-1])[0], rows_rbt[..., 1:], {"z_loss": ZLoss(0.01)})
                 parts = torch.autograd.grad(loss_r.sum(), list(weights.values()))
                 now = Now(torch.tensor(step), weights, shape_r, dict.fromkeys(weights, 1.0))
                 chain.step(dict(zip(weights, parts, strict=True)), state, now)
@@ -244,10 +244,10 @@ class Cap(nn.Module):
         return 0.1 * torch.tanh(scores_rbhts / 0.1)
 
 
-class ScoreCap:
-    attaches_to: ClassVar = ("scores",)
+class ScoreCap(HookIntervention):
+    hook_points: ClassVar = ("scores",)
 
-    def attach(self, runs: int, model: Any) -> nn.Module:
+    def attach(self, runs: int, config: Any) -> nn.Module:
         return Cap()
 
 

@@ -68,9 +68,11 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
         made[group] = draw(named(registry))
     on = draw(st.lists(st.sampled_from(list(INTERVENTIONS)), unique=True))
     made["intervention"] = {name: draw(entry(INTERVENTIONS[name])) for name in on}
-    links = [name for name in LINKS if name not in ("peak", "schedule")]
-    some = draw(st.lists(st.sampled_from(links), unique=True))
-    chain = draw(st.permutations(["peak", "schedule", *some]))
+    first = draw(st.sampled_from([[], ["clip"], ["clip", "adam"], ["adam"]]))
+    between = draw(st.lists(st.sampled_from(["decay", "rms_scale"]), unique=True))
+    after = draw(st.permutations(["schedule", *between]))
+    coupled = draw(st.integers(0, after.index("schedule"))) if "adam" in first else 0  # how many precede the peak
+    chain = [*first, *after[:coupled], "peak", *after[coupled:]]
     made["optimizer"] = {"name": draw(words), "chain": list(chain)}
     for link in chain:
         made["optimizer"] |= draw(entry(LINKS[link]))

@@ -1,12 +1,13 @@
-"""Hook points, where a tensor may be observed or changed, and the probes that observe."""
+"""Hook points of a model, the announcements of a training step, and what interventions and probes are."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -18,20 +19,20 @@ ANNOUNCEMENTS = (
     *("gradients", "parameters", "clipped_gradients", "adam", "direction"),
 )
 Callback = Callable[..., None]
-_callback: ContextVar[Callback | None] = ContextVar("ear", default=None)
+_callback: ContextVar[Callback | None] = ContextVar("callback", default=None)
 
 
-def announce(kind: str, where: str, *heard: Any) -> None:
-    """Tell whoever listens that a value of this kind passed ``where``; costs nothing when nobody does."""
-    ear = _callback.get()
-    if ear is not None:
-        ear(kind, where, *heard)
+def announce(kind: str, where: str, *values: Any) -> None:
+    """Pass values of this kind, computed at ``where``, to the callback of ``listening``; a no-op without one."""
+    callback = _callback.get()
+    if callback is not None:
+        callback(kind, where, *values)
 
 
 @contextmanager
-def listening(ear: Callback | None) -> Iterator[None]:
-    """Within the block, ``ear(kind, where, *heard)`` overhears every announcement; ``None`` hears nothing."""
-    token = _callback.set(ear)
+def listening(callback: Callback | None) -> Iterator[None]:
+    """Call ``callback(kind, where, *values)`` on every announcement within the block; ``None`` mutes them."""
+    token = _callback.set(callback)
     try:
         yield
     finally:
@@ -39,9 +40,9 @@ def listening(ear: Callback | None) -> Iterator[None]:
 
 
 class HookPoint(nn.Module):
-    """A place in the model: announces the tensor that arrives, then hands it through whatever is attached.
+    """Announces the tensor that arrives, then passes it through the attached modules, if there are any.
 
-    What listens hears the tensor *before* it is changed (a score before its cap).  Doing nothing is the empty list.
+    Probes receive the tensor *before* it is changed (a score before its cap).
     """
 
     def __init__(self, kind: str, where: str) -> None:
@@ -51,17 +52,64 @@ class HookPoint(nn.Module):
 
     def forward(self, tensor: Tensor) -> Tensor:
         announce(self.kind, self.where, tensor)
-        for change in self.changes.values():
-            tensor = change(tensor)
+        for module in self.changes.values():
+            tensor = module(tensor)
         return tensor
 
 
-def attach(model: nn.Module, interventions: Mapping[str, Any], runs: int, shape: Any) -> None:
-    """Give every hook point of a model the interventions that name its kind, in the order of their names."""
-    for name, change in sorted(interventions.items()):  # a request names them in no particular order
+class HookIntervention(ABC):
+    """An intervention that changes the tensors at some hook points of the model; subclasses are frozen dataclasses.
+
+    Attributes:
+        hook_points: the kinds of hook points it attaches to, out of ``HOOK_POINTS``.
+    """
+
+    hook_points: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def attach(self, runs: int, config: Any) -> nn.Module:
+        """Build the module for one hook point of ``runs`` models of this shape (a ``ModelConfig``)."""
+
+
+class Predictions(NamedTuple):
+    """The predictions of a batch, of which a loss term gets the fields that it ``uses``; the others are None.
+
+    Gradients flow back through logits, log Z and hidden states.  At tokens that do not count, logits, hidden states
+    and targets are 0.
+
+    Attributes:
+        logits_rbtv: logits, as the cross-entropy sees them.
+        log_z_rbt: log of the softmax normalizer.
+        targets_rbt: the token that is to be predicted.
+        hidden_rbtd: output of the last LayerNorm, before the head; a custom model has none.
+    """
+
+    logits_rbtv: Tensor
+    log_z_rbt: Tensor
+    targets_rbt: Tensor
+    hidden_rbtd: Tensor
+
+
+class LossTerm(ABC):
+    """An intervention that adds a term to the loss; subclasses are frozen dataclasses.
+
+    Attributes:
+        uses: the fields of ``Predictions`` it reads.
+    """
+
+    uses: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def __call__(self, predictions: Predictions) -> Tensor:
+        """The term per token ``[r b t]``; its mean over tokens is added to the run's loss."""
+
+
+def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs: int, config: Any) -> None:
+    """Attach interventions, in the order of their names, to all hook points of the kinds they name."""
+    for name, intervention in sorted(interventions.items()):  # a request names them in no particular order
         for point in model.modules():
-            if isinstance(point, HookPoint) and point.kind in change.attaches_to:
-                point.changes[name] = change.attach(runs, shape)
+            if isinstance(point, HookPoint) and point.kind in intervention.hook_points:
+                point.changes[name] = intervention.attach(runs, config)
 
 
 Measure = Callable[..., "Tensor | dict[str, Tensor]"]
@@ -69,7 +117,7 @@ Measure = Callable[..., "Tensor | dict[str, Tensor]"]
 
 @dataclass(frozen=True)
 class Probe:
-    """A named function of what is announced under ``hears``; gives one number per run, or one per tensor and run."""
+    """A named function of the announcements of kind ``hears``; gives one number per run, or one per tensor and run."""
 
     name: str
     hears: str

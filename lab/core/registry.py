@@ -109,8 +109,7 @@ KINDS: dict[str, Registry[Any]] = {
 # What the lab asks of an entry, whatever else that has.
 REQUIRED_ATTRIBUTES = {
     "data": ("open", "seed"),
-    "intervention": ("attaches_to",),
-    "link": ("makes", "begin"),
+    "link": ("takes", "begin"),
     "model": ("build",),
     "parametrization": ("factors", "attention_scale"),
     "schedule": ("shape",),
@@ -121,13 +120,13 @@ REQUIRED_ATTRIBUTES = {
 def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any], Any]:
     """Class decorator, of a probe function decorator: file the entry under ``name``.
 
-    A loss term is an intervention that attaches to ``loss``.  A probe says which announcement it ``hears``.
+    An intervention is a ``HookIntervention`` or a ``LossTerm``.  A probe says which announcement it ``hears``.
 
     Raises:
         RequestError: there is no such kind, nothing is ever heard of that kind, the name is taken, or the entry lacks
             what its kind has or is no dataclass, whose fields are the keys of a config.
     """
-    from lab.core.hooks import ANNOUNCEMENTS, Probe  # which loads torch
+    from lab.core.hooks import ANNOUNCEMENTS, HookIntervention, LossTerm, Probe  # which loads torch
 
     if kind not in KINDS:
         raise RequestError(f"unknown kind {kind!r}; {nearest(kind, KINDS)}")
@@ -139,9 +138,15 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
     def file(entry: Any) -> Any:
         if hears is None and not dataclasses.is_dataclass(entry):
             raise RequestError(f"{kind} {name!r} must be a frozen dataclass; its fields are the keys of a config")
-        there = {*dir(entry), *getattr(entry, "__dataclass_fields__", ())}
-        if lacking := [part for part in REQUIRED_ATTRIBUTES.get(kind, ()) if part not in there]:
-            raise RequestError(f"{kind} {name!r} lacks {' and '.join(lacking)}")
+        required = list(REQUIRED_ATTRIBUTES.get(kind, ()))
+        if kind == "intervention":
+            if not (isinstance(entry, type) and issubclass(entry, (HookIntervention, LossTerm))):
+                raise RequestError(f"intervention {name!r} must inherit from lab.HookIntervention or lab.LossTerm")
+            required += ["hook_points"] * issubclass(entry, HookIntervention) + ["uses"] * issubclass(entry, LossTerm)
+        present = {*dir(entry), *getattr(entry, "__dataclass_fields__", ())}
+        missing = [attribute for attribute in required if attribute not in present]
+        if missing := [*missing, *sorted(getattr(entry, "__abstractmethods__", ()))]:
+            raise RequestError(f"{kind} {name!r} lacks {' and '.join(missing)}")
         KINDS[kind].register(name)(entry if hears is None else Probe(name, hears, entry))
         return entry
 

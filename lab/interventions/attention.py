@@ -11,6 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core.axes import over
+from lab.core.hooks import HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
 from lab.model.config import ModelConfig
@@ -21,26 +22,24 @@ NO_VECTOR = 1e-12  # a mean square so small leaves no direction to keep
 
 @INTERVENTIONS.register("qk_layernorm")
 @dataclass(frozen=True)
-class QKLayerNorm:
+class QKLayerNorm(HookIntervention):
     """LayerNorm on queries and keys, per head, its gain shared by the heads (Wortsman et al. 2023, sec. 3.1.1)."""
 
-    attaches_to: ClassVar = ("query", "key")
+    hook_points: ClassVar = ("query", "key")
 
-    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
-        """The module to put at one hook point of a model of this shape."""
-        return LayerNorm(runs, model.head_width)
+    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+        return LayerNorm(runs, config.head_width)
 
 
 @INTERVENTIONS.register("qk_layernorm_model")
 @dataclass(frozen=True)
-class QKLayerNormModel:
+class QKLayerNormModel(HookIntervention):
     """LayerNorm on queries and keys over the whole model width, before heads part (Wortsman et al. 2023, fig. E.8)."""
 
-    attaches_to: ClassVar = ("query", "key")
+    hook_points: ClassVar = ("query", "key")
 
-    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
-        """The module to put at one hook point of a model of this shape."""
-        return AcrossHeads(LayerNorm(runs, model.width))
+    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+        return AcrossHeads(LayerNorm(runs, config.width))
 
 
 class AcrossHeads(nn.Module):
@@ -57,14 +56,13 @@ class AcrossHeads(nn.Module):
 
 @INTERVENTIONS.register("kappa_transplant")
 @dataclass(frozen=True)
-class KappaTransplant:
+class KappaTransplant(HookIntervention):
     """Give queries and keys the mean square kappa, and with it scores of that size (Wortsman et al. 2023, fig. 10)."""
 
-    attaches_to: ClassVar = ("query", "key")
+    hook_points: ClassVar = ("query", "key")
     kappa: PerRun = bounded(above=0)
 
-    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
-        """The module to put at one hook point of a model of this shape."""
+    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
         return MeanSquare(self.kappa)
 
 
@@ -81,13 +79,12 @@ class MeanSquare(nn.Module):
 
 @INTERVENTIONS.register("pointwise_attention")
 @dataclass(frozen=True)
-class PointwiseAttention:
+class PointwiseAttention(HookIntervention):
     """Squared ReLU of the score over sqrt(length) in place of softmax (Wortsman et al. 2023, fig. E.11)."""
 
-    attaches_to: ClassVar = ("weighing",)
+    hook_points: ClassVar = ("weighing",)
 
-    def attach(self, runs: int, model: ModelConfig) -> nn.Module:
-        """The module to put at one hook point of a model of this shape."""
+    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
         return SquaredReLU()
 
 

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.core.errors import RequestError
-from lab.core.hooks import HookPoint, attach
+from lab.core.hooks import HookIntervention, HookPoint, attach
 from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
 
@@ -41,7 +41,7 @@ class CustomModel(nn.Module):
         self,
         make: Build,
         runs: int,
-        interventions: Mapping[str, Any],
+        interventions: Mapping[str, HookIntervention],
         config: ModelConfig,
         operands: torch.dtype | None = None,
     ) -> None:
@@ -59,7 +59,9 @@ class CustomModel(nn.Module):
         if next(self.at_logits.parameters(), None) is not None:
             raise RequestError("what is attached to a guest may bring no weights of its own")
 
-    def forward(self, tokens_rbt: Tensor) -> Tensor:
+    def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, None]:
+        """Logits ``[r b t v]``; the module does not tell its hidden states."""
+
         def alone(weights: dict[str, Tensor], tokens_bt: Tensor) -> Tensor:
             logits_btv: Tensor = functional_call(self.inner, weights, (tokens_bt,))
             return logits_btv
@@ -70,7 +72,7 @@ class CustomModel(nn.Module):
         with rounded, sdpa_kernel(SDPBackend.MATH):
             logits_rbtv = vmap(alone, randomness="error")(weights, tokens_rbt)
         heard_rbtv: Tensor = self.at_logits(logits_rbtv.to(next(iter(weights.values())).dtype))
-        return heard_rbtv
+        return heard_rbtv, None
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight ``[r ...]`` by the name it has in the user's own module."""
@@ -142,7 +144,7 @@ def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
     """What keeps two of it from being trained side by side, in words."""
     both = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2))
     both.initialize((0, 1), {})
-    logits_rbtv = both(tokens_bt.expand(2, -1, -1))
+    logits_rbtv, _ = both(tokens_bt.expand(2, -1, -1))
     for logits_btv, seed in zip(logits_rbtv, (0, 1), strict=True):
         if not torch.allclose(logits_btv, build_from_seed(make, seed)(tokens_bt), rtol=1e-4, atol=1e-4, equal_nan=True):
             return "computes something else side by side than alone, or is not decided by torch's seed"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.core.hooks import announce
+from lab.core.hooks import LossTerm, Predictions, announce
 
 # A target that is not counted, in the loss as in every term added to it.
 IGNORED = -1
@@ -47,8 +47,31 @@ class TokenLoss(torch.autograd.Function):
         return gradient_rbtv.masked_fill_(ignored_rbt1, 0.0), None
 
 
-def losses(logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Loss to train on ``[r]`` and cross-entropy ``[r]`` in nats per token; targets equal to IGNORED do not count."""
+def _used(term: LossTerm, predictions: Predictions, counted_rbt: Tensor) -> Predictions:
+    """The fields that a term uses, without the tokens that do not count: no NaN may come back from there."""
+    used: dict[str, Any] = dict.fromkeys(Predictions._fields)
+    for name in term.uses:
+        value = getattr(predictions, name)
+        counted = counted_rbt.view(*counted_rbt.shape, *(1,) * (value.ndim - counted_rbt.ndim))
+        # no gradient leaves TokenLoss through log Z of an ignored target
+        used[name] = value if name == "log_z_rbt" else torch.where(counted, value, 0)
+    return Predictions(**used)
+
+
+def losses(
+    logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, LossTerm], hidden_rbtd: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss to train on and the cross-entropy; targets equal to IGNORED do not count.
+
+    Args:
+        logits_rbtv: the model's output.
+        targets_rbt: the tokens to predict.
+        terms: loss terms by name; those that use hidden states need ``hidden_rbtd``.
+        hidden_rbtd: what the head made the logits of.
+
+    Returns:
+        Loss ``[r]`` and cross-entropy ``[r]``, in nats per token.
+    """
     counted_rbt = targets_rbt != IGNORED
     cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)  # type: ignore[no-untyped-call]
     cross_entropy_r = mean_over_tokens(cross_entropy_rbt, counted_rbt)
@@ -56,6 +79,7 @@ def losses(logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, Any]) -
     announce("log_z_square", "", mean_over_tokens(log_z_rbt.square(), counted_rbt))
     announce("train_loss", "", cross_entropy_r)
     total_r = cross_entropy_r
-    for name in sorted(terms):
-        total_r = total_r + mean_over_tokens(terms[name](log_z_rbt), counted_rbt)
+    predictions = Predictions(logits_rbtv, log_z_rbt, targets_rbt, hidden_rbtd)  # type: ignore[arg-type]
+    for _, term in sorted(terms.items()):
+        total_r = total_r + mean_over_tokens(term(_used(term, predictions, counted_rbt)), counted_rbt)
     return total_r, cross_entropy_r

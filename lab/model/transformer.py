@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core.distributed import copy_whole
-from lab.core.hooks import HookPoint, announce, attach
+from lab.core.hooks import HookIntervention, HookPoint, announce, attach
 from lab.model.config import ModelConfig
 from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw, gelu, product
 from lab.model.parametrization import Factors, Role
@@ -124,7 +124,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens ``[r b t]`` to logits ``[r b t v]``; ``runs`` models of one shape side by side.
+    """Tokens ``[r b t]`` to logits ``[r b t v]`` and hidden states; ``runs`` models of one shape side by side.
 
     Given ``operands``, every matrix product rounds what it takes and what it makes to that precision, forward and
     backward; all between products keeps the weights' precision, in which the logits are returned.
@@ -137,7 +137,7 @@ class Transformer(nn.Module):
         config: ModelConfig,
         vocabulary: int,
         runs: int,
-        interventions: Mapping[str, Any],
+        interventions: Mapping[str, HookIntervention],
         attention_scale: float,
         operands: torch.dtype | None = None,
     ) -> None:
@@ -151,12 +151,14 @@ class Transformer(nn.Module):
         self.at_logits = HookPoint("logits", "")
         attach(self, interventions, runs, config)
 
-    def forward(self, tokens_rbt: Tensor) -> Tensor:
+    def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``[r b t v]``, and the hidden states ``[r b t d]`` that the head makes them of."""
         x_rbtd: Tensor = self.embedding(tokens_rbt)
         for where in self.blocks:
             x_rbtd = self.get_submodule(where)(x_rbtd)
-        logits_rbtv: Tensor = self.at_logits(self.head(self.final_norm(x_rbtd)).to(x_rbtd.dtype))
-        return logits_rbtv
+        hidden_rbtd: Tensor = self.final_norm(x_rbtd)
+        logits_rbtv: Tensor = self.at_logits(self.head(hidden_rbtd).to(x_rbtd.dtype))
+        return logits_rbtv, hidden_rbtd
 
     def layers(self) -> Iterator[tuple[str, Layer]]:
         """Every weight-owning layer by the name its weight goes by (``block0.attention.query``)."""

@@ -1,7 +1,7 @@
-"""Gradient in, update out: the links an optimizer chains, each a pure rule over all tensors of a fleet.
+"""The links of an optimizer, from gradient to update, each a pure rule over all tensors of a fleet.
 
-A link reads its numbers by field name out of ``conf/optimizer/NAME.yaml``.  ``makes`` says what leaves it: still a
-``gradient``, a ``direction`` (the rule's own step of about unit size), or the ``step`` that is subtracted.
+A link reads its numbers by field name out of ``conf/optimizer/NAME.yaml``.  Updates pass through the chain as a
+``gradient``, then as a ``direction`` (the rule's own step of about unit size), then as the ``step`` that is subtracted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,15 @@ class Now:
 
 
 class Link(ABC):
-    """A link without memory; ``begin`` gives the tensors a link keeps between steps, which it updates in place."""
+    """A link without memory; ``begin`` gives the tensors a link keeps between steps, which it updates in place.
 
-    makes: ClassVar[str]
+    Attributes:
+        takes: the kinds of updates it may be given: ``gradient``, ``direction``, ``step``.
+        makes: the kind it hands on; None is the kind it was given.  Probes hear as direction what a link makes as one.
+    """
+
+    takes: ClassVar[tuple[str, ...]]
+    makes: ClassVar[str | None] = None
 
     def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
         """Fresh state: tensors by a name of the link's own, each leading with the run axis."""
@@ -55,6 +61,7 @@ class Link(ABC):
 class Clip(Link):
     """Scale a run's whole gradient down to norm ``clip`` (Pascanu et al. 2013); infinity switches it off."""
 
+    takes: ClassVar = ("gradient",)
     makes: ClassVar = "gradient"
     clip: PerRun = bounded(above=0, infinite=True)
 
@@ -72,6 +79,7 @@ class Adam(Link):
     Where epsilon is 0 and no gradient ever came, 0 / 0 is 0.
     """
 
+    takes: ClassVar = ("gradient",)
     makes: ClassVar = "direction"
     beta1: PerRun = bounded(at_least=0, below=1)
     beta2: PerRun = bounded(at_least=0, below=1)
@@ -106,7 +114,7 @@ class Decay(Link):
     theta) (Wortsman et al. 2023, sec. 3.2.2; Loshchilov & Hutter 2019).
     """
 
-    makes: ClassVar = "step"
+    takes: ClassVar = ("direction", "step")
     weight_decay: PerRun = bounded(at_least=0)
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
@@ -118,6 +126,7 @@ class Decay(Link):
 class Peak(Link):
     """Multiply by the peak learning rate and the parametrization's multiplier for that tensor."""
 
+    takes: ClassVar = ("gradient", "direction")
     makes: ClassVar = "step"
     lr: PerRun = bounded(above=0)
 
@@ -130,7 +139,7 @@ class Peak(Link):
 class RMSScale(Link):
     """Multiply by the RMS of the weight, at least 1e-3, so that the LR is relative (Shazeer & Stern 2018, sec. 8)."""
 
-    makes: ClassVar = "step"
+    takes: ClassVar = ("direction", "step")
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         rms = {name: per_run_rms(weight).clamp(min=SMALLEST_RMS) for name, weight in now.weights.items()}
@@ -140,9 +149,9 @@ class RMSScale(Link):
 @LINKS.register("schedule")
 @dataclass(frozen=True)
 class Schedule(Link):
-    """Multiply by the schedule's shape, which every chain does last."""
+    """Multiply by the schedule's shape."""
 
-    makes: ClassVar = "step"
+    takes: ClassVar = ("step",)
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         return {name: u * over(now.shape_r, u) for name, u in updates.items()}

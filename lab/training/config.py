@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ import lab.probes.updates
 import lab.records.trackers  # noqa: F401  (these seven fill the registries)
 from lab.core import files
 from lab.core.errors import RequestError, nearest
-from lab.core.hooks import HOOK_POINTS
+from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
 from lab.core.registry import DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
 from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.config import ModelConfig
@@ -24,8 +24,8 @@ from lab.probes.listener import ProbesConfig
 from lab.records import store
 from lab.training.checkpoint import CheckpointConfig
 
-# What has no column: how a run was kept safe and shared, which two runs that are one may differ in.
-NO_COLUMN = ("ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
+# Has no column: names that the columns already have, and how a run was saved and shared, which its id ignores.
+NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,13 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_consistent(config: RunConfig) -> None:
-    """Refuse interventions that no model has a place for, and whatever a guest cannot have beside it."""
-    places = ("logits", "loss") if config.guest else (*HOOK_POINTS, "loss")
-    for name, change in config.intervention.items():
-        for kind in change.attaches_to:
-            if kind not in (*HOOK_POINTS, "loss"):
-                raise RequestError(f"intervention {name} attaches to {kind!r}; {nearest(kind, places)}")
-            if kind not in places:
-                raise RequestError(f"intervention {name} attaches to {kind}; a guest has {' and '.join(places)} only")
+    """Refuse interventions that use what the model does not have, and whatever a custom model cannot have beside it."""
+    for name, entry in config.intervention.items():
+        if isinstance(entry, HookIntervention):
+            _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
+        if isinstance(entry, LossTerm):
+            of_custom = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
+            _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, of_custom, config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, free in leaves(config.guest, "guest."):
@@ -139,15 +138,26 @@ def _check_consistent(config: RunConfig) -> None:
         raise RequestError(f"parametrization={name} has no say in a guest, which draws its own initial values")
 
 
+def _check_uses(
+    clause: str, names: Iterable[str], possible: Sequence[str], of_custom: Sequence[str], config: RunConfig
+) -> None:
+    for name in names:
+        if name not in possible:
+            raise RequestError(f"{clause} {name!r}; {nearest(name, possible)}")
+        if config.guest and name not in of_custom:
+            raise RequestError(f"{clause} {name}; a guest has {', '.join(of_custom)} only")
+
+
 def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
     """Dotted user key -> (value, whether it may differ inside a fleet); not where else its values go."""
     rows = {}
     for key, value, free in leaves(config):
         if key.startswith("tracker."):
             continue
-        key = key.replace(".entry.", ".").replace("optimizer.links.", "optimizer/")
-        if "optimizer/" in key:
-            key = f"optimizer.{key.rsplit('.', 1)[1]}"
+        key = key.replace(".entry.", ".")
+        if key.startswith("optimizer.links."):
+            number = key.removeprefix("optimizer.links.")
+            key = f"optimizer.{number if number in config.optimizer.owned else number.partition('.')[2]}"
         if key not in NO_COLUMN:
             rows[key] = (value, free)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch.func import functional_call
 from lab.core import distributed
 from lab.core.distributed import check_divisible, distribute, gradients, initial_device
 from lab.core.errors import RequestError
+from lab.core.hooks import HookIntervention, LossTerm
 from lab.core.schema import leaves, stack
 from lab.data.corpus import Corpus, Tokens
 from lab.data.packing import PackedCorpus
@@ -116,20 +116,20 @@ def check_custom(config: RunConfig) -> None:
         check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
 
 
-def _model_interventions(config: RunConfig) -> dict[str, Any]:
-    """The interventions that change the model; the others are terms of the loss."""
-    return {name: entry for name, entry in config.intervention.items() if "loss" not in entry.attaches_to}
+def _hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
+    return {name: entry for name, entry in config.intervention.items() if isinstance(entry, HookIntervention)}
 
 
 def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
     for entry in config.guest.values():
         make = partial(entry.build, config.model, vocabulary)
-        return CustomModel(make, runs, _model_interventions(config), config.model, operands)
+        return CustomModel(make, runs, _hook_interventions(config), config.model, operands)
     scale = config.parametrization.entry.attention_scale(config.model.head_width)
-    return Transformer(config.model, vocabulary, runs, _model_interventions(config), scale, operands)
+    return Transformer(config.model, vocabulary, runs, _hook_interventions(config), scale, operands)
 
 
+Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits and hidden states
 TrainingState = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
 
 
@@ -145,8 +145,8 @@ class Fleet:
         self.feed = BatchLoader(
             self.corpus, config.data.entry.seed, config.batch_size, config.seq_len, self.device, resident=resident
         )
-        self.own_forward = any(is_free for *_, is_free in leaves(_model_interventions(config)))
-        self.terms = {n: i for n, i in config.intervention.items() if "loss" in i.attaches_to}
+        self.own_forward = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
+        self.terms = {n: entry for n, entry in config.intervention.items() if isinstance(entry, LossTerm)}
         with initial_device(config.ranks):
             self.model = _build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
@@ -182,15 +182,15 @@ class Fleet:
     def _update(self, held: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """A step as a function of tensors; remembers each run's first step with a non-finite loss."""
         weights, state, first_bad_r = held
-        forward: Callable[[Tensor], Tensor] = self.shared
+        forward: Forward = self.shared
         if distributed.is_joined():
             learned = weights
         else:
             learned = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
             names = (name for name, _ in self.model.named_parameters())
             forward = partial(functional_call, self.model, dict(zip(names, learned.values(), strict=True)))
-        logits_rbtv = forward(tokens_rbt[..., :-1])
-        loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms)
+        logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
+        loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
         found = gradients(loss_r, learned)
         fresh_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r.detach()).isfinite()
         first_bad_r.copy_(torch.where(fresh_r, step, first_bad_r))
@@ -218,7 +218,7 @@ class Fleet:
         length = windows_nt.shape[1] - 1
         if not whole:
             windows_nt = windows_nt[:: max(1, len(windows_nt) * length // VALIDATION_TOKENS)]
-        model: Callable[[Tensor], Tensor] = self.model
+        model: Forward = self.model
         if places is not None:
             weights = {name: weight[places] for name, weight in self.model.named_parameters()}
             model = partial(functional_call, self.model, weights)
@@ -226,6 +226,7 @@ class Fleet:
         total_r = self.shape_sr.new_zeros(runs)
         for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
             tokens_rbt = chunk_bt.expand(runs, -1, -1)
-            _, loss_r = losses(model(tokens_rbt[..., :-1]), tokens_rbt[..., 1:], {})
+            logits_rbtv, _ = model(tokens_rbt[..., :-1])
+            _, loss_r = losses(logits_rbtv, tokens_rbt[..., 1:], {})
             total_r += loss_r * len(chunk_bt)
         return torch.div(total_r, len(windows_nt))

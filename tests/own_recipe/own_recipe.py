@@ -27,13 +27,13 @@ from lab import (
 
 @lab.register("intervention", "score_cap")
 @dataclass(frozen=True)
-class ScoreCap:
+class ScoreCap(lab.HookIntervention):
     """Squash attention scores into (-cap, cap)."""
 
-    attaches_to: ClassVar = ("scores",)
+    hook_points: ClassVar = ("scores",)
     cap: PerRun = bounded(above=0)
 
-    def attach(self, runs, model):
+    def attach(self, runs, config):
         return Squash(self.cap)
 
 
@@ -49,13 +49,14 @@ class Squash(nn.Module):
 
 @lab.register("intervention", "z_slope")
 @dataclass(frozen=True)
-class ZSlope:
+class ZSlope(lab.LossTerm):
     """Punish log Z by its size and not its square: a term of the loss."""
 
-    attaches_to: ClassVar = ("loss",)
+    uses: ClassVar = ("log_z_rbt",)
     coefficient: PerRun = bounded(at_least=0)
 
-    def __call__(self, log_z_rbt):
+    def __call__(self, predictions):
+        log_z_rbt = predictions.log_z_rbt
         return over(self.coefficient, log_z_rbt) * log_z_rbt.abs()
 
 
@@ -64,6 +65,7 @@ class ZSlope:
 class BoundedDirection(Link):
     """No entry of Adam's direction beyond ``bound``."""
 
+    takes: ClassVar = ("direction",)
     makes: ClassVar = "direction"
     bound: PerRun = bounded(above=0)
 
