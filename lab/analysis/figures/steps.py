@@ -21,7 +21,7 @@ from lab.records.store import Records
 
 FEWEST_STEPS, MOST_STEPS = 20, 150  # drawn per line
 MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
-MOST_PANELS = 8  # per row of panels; with more arms and sizes only the largest size of each arm is shown
+MOST_STACKS = 8  # of panels, one per arm and size; beyond that only the largest size of each arm is shown
 ROW_HEIGHT, ROW_GAP, STACK_GAP, TITLE_GAP = 1.25, 0.1, 0.2, 0.85  # inches
 
 
@@ -51,7 +51,7 @@ def over_steps(
     Raises:
         NothingToDrawError: no run recorded the first row.
     """
-    if runs.groupby(["arm", "size"]).ngroups > MOST_PANELS:
+    if runs.groupby(["arm", "size"]).ngroups > MOST_STACKS:
         runs = runs[runs["size"] == runs.groupby("arm")["size"].transform("max")]
     single_arm = runs["arm"].nunique() == 1
     if single_arm:  # show its sizes side by side, as if they were arms
@@ -66,7 +66,7 @@ def over_steps(
     for index, (arms, size) in enumerate(stacks):
         top = index * len(lines)
         if not single_arm:
-            sheet.beside(top, top + len(lines) - 1, f"{count(size)} parameters")
+            sheet.label_rows(top, top + len(lines) - 1, f"{count(size)} parameters")
         bottom = top + len(lines) - 1 if index + 1 == len(stacks) or stacks[index + 1][0] != arms else -1
         is_first = index == 0 or stacks[index - 1][0] != arms
         for sheet_row, (row, table) in enumerate(lines.items(), start=top):

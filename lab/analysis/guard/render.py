@@ -24,7 +24,7 @@ from lab.core.files import printable
 MEANING = {
     OK: "no change lies outside its margin",
     REGRESSION: "the 90 % interval of a change lies wholly outside its margin",
-    CANNOT_JUDGE: "the two cannot be held against each other",
+    CANNOT_JUDGE: "the two cannot be compared",
 }
 EXIT_CODES = {OK: 0, REGRESSION: 1, CANNOT_JUDGE: 2}
 RULE = """A change is that of the mean over seeds, paired by seed where both sides have the same seeds. It counts as a
@@ -149,9 +149,10 @@ def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> s
         body.append(html.section("Changes", html.paragraph(RULE), html.table(table(check))))
     if check.remarks:
         body.append(html.section("What else differs", html.bullets(check.remarks)))
-    for name, baseline in zip(("baseline", "runs"), baselines or (), strict=False):
+    titles = ("How the baseline was made", "How the runs were made")
+    for title, baseline in zip(titles, baselines or (), strict=False):
         blocks = [html.block("\n".join(lines)) for lines in baseline.made.values()]
-        body.append(html.section(f"How the {name} came to be", *blocks))
+        body.append(html.section(title, *blocks))
     return html.document(f"Check: {check.verdict}", body)
 
 

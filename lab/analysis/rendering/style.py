@@ -79,9 +79,9 @@ class Sheet:
 
     def __init__(self, columns: int, rows: Sequence[tuple[float, float]], headroom: float = 0.4) -> None:
         """Each of ``rows`` is a height and the space below it; ``headroom`` is the space above the first. In inches."""
-        self.panel_width = {1: 3.7, 2: 2.8, 3: 2.35}.get(columns, 1.75)
+        self.column_width = {1: 3.7, 2: 2.8, 3: 2.35}.get(columns, 1.75)
         self.rows, self.headroom = list(rows), headroom
-        width = LEFT + columns * (self.panel_width + BETWEEN) - BETWEEN + KEYS
+        width = LEFT + columns * (self.column_width + BETWEEN) - BETWEEN + KEYS
         self.figure = Figure(figsize=(width, headroom + sum(map(sum, self.rows))))
 
     @property
@@ -100,14 +100,14 @@ class Sheet:
             **shared: ``sharex`` and ``sharey``, as in matplotlib.
         """
         width, height = self.figure.get_size_inches()
-        x = LEFT + column * (self.panel_width + BETWEEN)
+        x = LEFT + column * (self.column_width + BETWEEN)
         y = height - self.headroom - sum(map(sum, self.rows[:row])) - self.rows[row][0]
-        panel_width = columns * (self.panel_width + BETWEEN) - BETWEEN
+        panel_width = columns * (self.column_width + BETWEEN) - BETWEEN
         return self.figure.add_axes(
             ((x + gap) / width, y / height, (panel_width - gap) / width, self.rows[row][0] / height), **shared
         )
 
-    def beside(self, first: int, last: int, text: str) -> None:
+    def label_rows(self, first: int, last: int, text: str) -> None:
         """Write text upwards at the far left of rows ``first`` to ``last``."""
         width, height = self.figure.get_size_inches()
         above = [self.headroom + sum(map(sum, self.rows[:row])) for row in (first, last)]
