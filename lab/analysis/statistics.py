@@ -51,7 +51,9 @@ class Interval(NamedTuple):
 def student_t(values: Iterable[float], level: float = 0.95, grain: float = 0.0) -> Interval:
     """Interval of the mean of ``values``, one per seed; NaN is no value.
 
-    Values that are known to steps of ``grain`` only spread by as much as that leaves open, even where all are equal.
+    Args:
+        grain: step to which the values are known, in their unit. The variance of that rounding is added, so values on
+            a grid have an interval even where all are equal.
     """
     known = np.array([value for value in values if not math.isnan(value)], dtype=float)
     n, shown = len(known), tuple(known.tolist())

@@ -148,7 +148,7 @@ def inverse_scale_needs_qk_layernorm(inverse: ArmTables) -> Effects:
     return -border_over_top(inverse, inverse.sizes[-1])
 
 
-MAX_SIZE_RATIO = 1.3  # of models of one size that grew in different ways
+COMPARABLE_SIZES = 1.3  # largest ratio between models that grew in different ways
 
 shape = partial(claim, frees=[DEPTH], holds={QK: ON}, sweep="depth_width")
 shape_without = partial(claim, frees=[DEPTH], holds={QK: None}, sweep="depth_width")
@@ -169,7 +169,7 @@ def _grown(*ways: str) -> ChooseArms:
         if min(len(arm.sizes) for arm in arms) < 2:
             raise MissingRunsError("no models that grow in depth and others that grow in width", arms_exist=False)
         largest = [arm.sizes[-1] for arm in arms]
-        if max(largest) > MAX_SIZE_RATIO * min(largest):
+        if max(largest) > COMPARABLE_SIZES * min(largest):
             raise MissingRunsError("models that grow in depth and in width end at unlike sizes")
         return arms
 
