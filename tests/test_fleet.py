@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cap import Cap
+from cap import Cap, HiddenQuartic
 from lab.core.errors import RequestError
+from lab.core.hooks import listening
 from lab.core.registry import INTERVENTIONS
 from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet, pick_device
 from lab.training.loop import train
@@ -133,6 +134,24 @@ def test_a_number_per_run_in_the_forward_pass_is_each_runs_own(monkeypatch: pyte
     together = trained(wanted)
     assert repr(together) == repr([trained([config])[0] for config in wanted])
     assert together[0][0]["loss_at_init"] != together[1][0]["loss_at_init"]
+
+
+def test_a_loss_term_gets_the_hidden_states_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(INTERVENTIONS._entries, "hidden", HiddenQuartic)
+    fleet = brief(Fleet(configs("", shared=("intervention=[]", "+intervention.hidden.coefficient=2"))))
+    tokens_rbt, heard, hidden = fleet.feed.batch(0), {}, []
+    removed = fleet.model.final_norm.register_forward_hook(lambda module, given, output: hidden.append(output))
+    logits_rbtv, _ = fleet.model(tokens_rbt[..., :-1])
+    removed.remove()
+    cross_entropy = F.cross_entropy(logits_rbtv.flatten(0, 2), tokens_rbt[..., 1:].flatten())
+    loss = cross_entropy + 2 * hidden[0].pow(4).mean()
+    names = ("final_norm", "block0.mlp_up", "embedding")
+    expected = torch.autograd.grad(loss, [fleet.weights[name] for name in names])
+    with listening(lambda kind, where, *values: heard.__setitem__(kind, values[0])):
+        held = (fleet.weights, fleet.state, fleet.first_bad_r)
+        fleet._update(held, tokens_rbt, fleet.step_s[0], fleet.shape_sr[0])
+    for name, gradient in zip(names, expected, strict=True):
+        torch.testing.assert_close(heard["gradients"][name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_a_high_loss_on_the_way_is_not_divergence() -> None:

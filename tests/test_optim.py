@@ -484,6 +484,7 @@ def test_probes_hear_gradients_after_clipping_and_the_direction_before_decay_and
     chain = optimizer(name, {"clip": 0.5, "weight_decay": 0.5, "eps": 1e-30})
 
     def hear(kind: str, where: str, values: dict[str, Tensor], *more: Any) -> None:
+        assert kind not in heard
         heard[kind] = {tensor: value.clone() for tensor, value in values.items()}
 
     with listening(hear):

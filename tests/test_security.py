@@ -350,7 +350,7 @@ def test_a_run_cannot_be_named_out_of_its_folder(name: str, capsys: pytest.Captu
     for run in (*Path("out/runs").glob("*/*"), *Path("out/runs").glob("*"), Path("out/runs")):
         run.unlink() if run.is_file() else run.rmdir()
     for words in (["report", "out"], ["export", "out", "--to", "csv"], ["export", "out", "--to", "csv", "--out", "o"]):
-        assert "a run's id is no name" in refused(capsys, *words)
+        assert "a run's id is not a valid name" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

@@ -1,10 +1,10 @@
-"""Axis letters, reductions that keep the run axis, and spreading one number per run over a tensor.
+"""Axis letters, reductions that keep the run axis, and one number per run broadcast over a tensor.
 
 ``r`` run, ``b`` batch, ``t`` query position, ``s`` key position, ``d`` width, ``h`` heads, ``k`` head width,
 ``m`` MLP width, ``v`` vocabulary.  A tensor's name ends in its axes: ``q_rbhtk``.  ``r`` leads and is never contracted.
 
-On several ranks a mean or maximum is that of all ranks' shares of the batch, and a weight of which each rank has a part
-(a DTensor) counts as a whole.
+On several ranks a mean or maximum is over the batch of all ranks, and a weight of which each rank holds a shard (a
+DTensor) is reduced as a whole.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lab.core.distributed import max_over_ranks, mean_over_ranks
 
 
 def over(number_r: Tensor | float, tensor_r: Tensor) -> Tensor | float:
-    """Shape one number per run ``[r]`` so that it meets every entry of that run in ``tensor_r``; a plain float passes.
+    """Reshape one number per run ``[r]`` to broadcast over ``tensor_r``; a plain float is returned as it is.
 
-    Numbers per run are kept in float64 and rounded here, once, to the precision of the tensor they meet.
+    Numbers per run are kept in float64 and rounded here, once, to the precision of the tensor.
     """
     if isinstance(number_r, Tensor):
-        return _beside(tensor_r, number_r.to(tensor_r.dtype).view(-1, *(1,) * (tensor_r.ndim - 1)))
+        return _replicated(tensor_r, number_r.to(tensor_r.dtype).view(-1, *(1,) * (tensor_r.ndim - 1)))
     return number_r
 
 
-def _beside(tensor_r: Tensor, number_r1: Tensor) -> Tensor:
-    """The number as it may meet a tensor that is spread over ranks: there, too, and whole on each."""
+def _replicated(tensor_r: Tensor, number_r1: Tensor) -> Tensor:
+    """Replicate the number on all ranks if the tensor is sharded over them; only then may the two be multiplied."""
     mesh = getattr(tensor_r, "device_mesh", None)
     if mesh is None:
         return number_r1
@@ -39,7 +39,7 @@ def _beside(tensor_r: Tensor, number_r1: Tensor) -> Tensor:
 
 
 def _whole(number_r: Tensor) -> Tensor:
-    """A number per run of a tensor that is spread over ranks, put together from its parts."""
+    """Combine a number per run over the shards of a tensor."""
     return number_r.full_tensor() if hasattr(number_r, "full_tensor") else number_r
 
 
@@ -60,5 +60,5 @@ def per_run_rms(tensor_r: Tensor) -> Tensor:
 
 def per_run_norm(tensors_r: Iterable[Tensor]) -> Tensor:
     """Global norm ``[r]`` of all tensors of a run taken together, in the order given."""
-    # one after the other: a reduction over stacked tensors would add in another order for another number of runs
+    # one after the other: a reduction over stacked tensors adds in another order for another number of runs
     return _whole(reduce(add, (tensor_r.square().flatten(1).sum(1) for tensor_r in tensors_r))).sqrt()

@@ -1,4 +1,4 @@
-"""Several processes training one fleet: who this one is, what they exchange, how they share a model."""
+"""Training one fleet on several ranks: rank and world size, communication, and sharing the model."""
 
 from __future__ import annotations
 
@@ -7,56 +7,55 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from lab.core.errors import RequestError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch is loaded by the functions that need it: `lab --help` asks for its rank, too
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
-def _environment_number(name: str, otherwise: int) -> int:
-    """A number out of torchrun's environment; without RANK nobody speaks of ranks."""
-    return int(os.environ.get(name, otherwise)) if "RANK" in os.environ else otherwise
+def _environment_number(name: str, default: int) -> int:
+    """Read a number from torchrun's environment; without RANK the process is alone."""
+    return int(os.environ.get(name, default)) if "RANK" in os.environ else default
 
 
 def world_size() -> int:
-    """How many processes share this request; 1 when torchrun did not start this one."""
+    """Number of processes that train together; 1 without torchrun."""
     return _environment_number("WORLD_SIZE", 1)
 
 
 def local_world_size() -> int:
-    """How many of them are on this machine."""
+    """Number of them on this machine."""
     return _environment_number("LOCAL_WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """This process among them, from 0."""
+    """Index of this process among them, from 0."""
     return _environment_number("RANK", 0)
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that reads requests, writes records and speaks."""
+    """Whether this process is the one that reads requests, writes records and prints."""
     return rank() == 0
 
 
 def rank_device(kind: str) -> torch.device:
-    """The device of this process: of several CUDA devices on a machine, the one of its place there.
+    """The device of this process; of several CUDA devices the one of its local rank.
 
     Raises:
-        RequestError: more processes on this machine than devices, or a kind of device that cannot be shared.
+        RequestError: this machine has fewer devices than processes, or ranks cannot run on this kind of device.
     """
     import torch
 
     if world_size() == 1:
         return torch.device(kind)
-    here = local_world_size()
+    ranks = local_world_size()
     if kind == "cuda":
-        if here > torch.cuda.device_count():
-            there = torch.cuda.device_count()
-            raise RequestError(f"{here} ranks on a machine with {there} CUDA devices; --nproc-per-node {there} at most")
+        devices = torch.cuda.device_count()
+        if ranks > devices:
+            raise RequestError(
+                f"{ranks} ranks on a machine with {devices} CUDA devices; --nproc-per-node {devices} at most"
+            )
         torch.cuda.set_device(_environment_number("LOCAL_RANK", 0))
         return torch.device("cuda", _environment_number("LOCAL_RANK", 0))
     if kind != "cpu":
@@ -65,7 +64,7 @@ def rank_device(kind: str) -> torch.device:
 
 
 def batch_rows(batch_size: int) -> slice:
-    """The rows of a batch that are this rank's.
+    """The rows of a batch that this rank trains on.
 
     Raises:
         RequestError: the ranks do not divide the batch.
@@ -79,12 +78,11 @@ def batch_rows(batch_size: int) -> slice:
 
 
 def join() -> None:
-    """Meet the other ranks: tensors on the CPU travel by gloo, those on CUDA by NCCL.
+    """Join the process group of all ranks, by gloo for tensors on the CPU, by NCCL for those on CUDA.
 
     Raises:
-        RequestError: the environment does not say where they are.
+        RequestError: torchrun's environment is incomplete.
     """
-    import torch
     from torch import distributed
 
     try:
@@ -94,7 +92,7 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Part from the other ranks, all at the same point."""
+    """Leave the process group, once all ranks are here."""
     from torch import distributed
 
     wait_for_all()
@@ -102,106 +100,110 @@ def leave() -> None:
 
 
 def is_joined() -> bool:
-    """Whether this process trains together with others."""
+    """Whether this process has joined a process group."""
     from torch import distributed
 
     return distributed.is_available() and distributed.is_initialized()
 
 
-def send_to_all(what: Any) -> None:
-    """From the first rank to all others, which ``hear`` it."""
+def send_to_all(message: Any) -> None:
+    """Send an object from the first rank to all others, which call ``receive_from_first``."""
     from torch import distributed
 
-    distributed.broadcast_object_list([what], src=0)
+    distributed.broadcast_object_list([message], src=0)
 
 
 def receive_from_first() -> Any:
-    """What the first rank tells.
+    """Wait for the object that the first rank sends.
 
     Raises:
         ConnectionError: the first rank is gone.
     """
     from torch import distributed
 
-    heard: list[Any] = [None]
+    messages: list[Any] = [None]
     try:
-        distributed.broadcast_object_list(heard, src=0)
-    except RuntimeError as lost:
-        raise ConnectionError("the first rank is gone") from lost
-    return heard[0]
+        distributed.broadcast_object_list(messages, src=0)
+    except RuntimeError as fault:
+        raise ConnectionError("the first rank is gone") from fault
+    return messages[0]
 
 
 def wait_for_all() -> None:
-    """Go on once every rank is here."""
+    """Block until every rank is here."""
     if is_joined():
-        any_rank(0)
+        highest_on_any_rank(0)
 
 
-def any_rank(number: int) -> int:
+def highest_on_any_rank(number: int) -> int:
     """The highest of the ranks' numbers."""
     import torch
 
-    return int(_from_all(torch.tensor(number)).max()) if is_joined() else number
+    return int(_all_gather(torch.tensor(number)).max()) if is_joined() else number
 
 
 def mean_over_ranks(number_r: Tensor) -> Tensor:
-    """Mean of what each rank found in its share of the batch, which all have equal shares of; one rank's own."""
-    return _from_all(number_r).mean(0) if is_joined() else number_r
+    """Mean of the ranks' numbers, which come from equal shares of the batch."""
+    return _all_gather(number_r).mean(0) if is_joined() else number_r
 
 
 def max_over_ranks(number_r: Tensor) -> Tensor:
-    """Largest of what the ranks found, NaN where one found NaN."""
-    return _from_all(number_r).amax(0) if is_joined() else number_r
+    """Largest of the ranks' numbers, NaN where one of them is NaN."""
+    return _all_gather(number_r).amax(0) if is_joined() else number_r
 
 
-def _from_all(number: Tensor) -> Tensor:
-    """``[ranks ...]``; gathered rather than reduced, since the libraries' maximum may lose a NaN."""
+def _all_gather(number: Tensor) -> Tensor:
+    """``[ranks ...]``; gathered rather than reduced, since the libraries' maximum may drop a NaN."""
     import torch
     from torch import distributed
 
-    found = [torch.empty_like(number) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(found, number.detach().contiguous())
-    return torch.stack(found)
+    parts = [torch.empty_like(number) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, number.detach().contiguous())
+    return torch.stack(parts)
 
 
-# The axis FSDP cuts.  The run axis before it may be a single run long.
+# The axis that FSDP shards, since the run axis before it may hold a single run.
 SHARDED_AXIS = 1
 
 
-def initial_device(how: str) -> torch.device:
-    """Where a model is made before it is shared: nowhere, if no rank is to hold all of it."""
-    return torch.device("meta" if is_joined() and how == "fsdp" else "cpu")
+def initial_device(strategy: str) -> torch.device:
+    """Where a model is built before it is shared: without memory, if no rank is to hold all of it."""
+    import torch
+
+    return torch.device("meta" if is_joined() and strategy == "fsdp" else "cpu")
 
 
-def distribute(model: nn.Module, parts: Iterable[nn.Module], how: str, device: torch.device) -> nn.Module:
-    """Put a model on its device, there to be initialized, and on all ranks if there are several.
+def distribute(model: nn.Module, parts: Iterable[nn.Module], strategy: str, device: torch.device) -> nn.Module:
+    """Put a model on its device, to be initialized there, and share it among the ranks if there are several.
 
-    FSDP holds one of the ``parts`` whole at a time, and what is in none of them.
+    FSDP gathers one of the ``parts`` at a time, and all the weights that are in none of them.
 
     Returns:
-        What a training step calls; gradients that come back through it are averaged over the ranks.
+        The module that a training step calls; its gradients are averaged over the ranks.
     """
+    from torch import nn
+
     if not is_joined():
         return model.to(device)
-    if how == "ddp":
+    if strategy == "ddp":
         return nn.parallel.DistributedDataParallel(model.to(device))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard
 
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # which nothing changes in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing changes it in place
     mesh = init_device_mesh(device.type, (world_size(),))
     for part in (*parts, model):
-        # the model, too, gives its weights back after a forward pass: those that an evaluation left would go stale
+        # the model itself, too, frees its weights after a forward pass: those left by an evaluation would be stale
         fully_shard(part, mesh=mesh, reshard_after_forward=True, shard_placement_fn=lambda _: Shard(SHARDED_AXIS))
     return model.to_empty(device=device)
 
 
 def check_divisible(shapes: Mapping[str, torch.Size]) -> None:
-    """Refuse weights ``[r ...]`` that FSDP cannot cut into equal parts.
+    """Refuse weights ``[r ...]`` that FSDP cannot split into equal shards.
 
     Raises:
-        RequestError: it names the weight.
+        RequestError: the world size does not divide a weight, which the message names.
     """
     for name, shape in shapes.items():
         if shape[SHARDED_AXIS] % world_size():
@@ -211,22 +213,26 @@ def check_divisible(shapes: Mapping[str, torch.Size]) -> None:
 
 
 def gradients(loss_r: Tensor, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of the sum over runs; on several ranks by ``backward``, whose hooks average over them."""
+    """Gradients of the loss summed over runs; on several ranks by ``backward``, whose hooks average over them."""
+    import torch
+
     if not is_joined():
         return dict(zip(weights, torch.autograd.grad(loss_r.sum(), list(weights.values())), strict=True))
     loss_r.sum().backward()  # type: ignore[no-untyped-call]
-    found: dict[str, Any] = {name: weight.grad for name, weight in weights.items()}
+    averaged: dict[str, Any] = {name: weight.grad for name, weight in weights.items()}
     for weight in weights.values():
         weight.grad = None
-    return found
+    return averaged
 
 
-@torch.no_grad()
 def copy_whole(target: Tensor, whole: Tensor) -> None:
-    """Copy ``whole`` into ``target``; where each rank has a part of that, its part."""
+    """Copy ``whole`` into ``target``, on each rank its shard of it if the target is sharded."""
+    import torch
+
     if hasattr(target, "device_mesh") and hasattr(target, "placements"):
         from torch.distributed.tensor import distribute_tensor
 
         whole = whole.to(target.device, target.dtype)
         whole = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-    target.copy_(whole)
+    with torch.no_grad():
+        target.copy_(whole)

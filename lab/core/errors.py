@@ -1,4 +1,4 @@
-"""Errors a user can mend: one line that says what, where and the nearest valid choice."""
+"""The error for a request that the user has to change, and the nearest valid choices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class RequestError(ValueError):
-    """The request cannot be carried out: one line that says what, where, and the nearest valid choice (exit code 2)."""
+    """A request that cannot be carried out; one line says what, where, and the nearest valid choice (exit code 2)."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``nearest: a, b`` for the known names most like ``name``; all of them when none is alike."""
+    """``nearest: a, b``, the names most similar to ``name``; all known names when none is similar."""
     known = sorted(set(known))
-    alike = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    return f"nearest: {', '.join(alike)}" if alike else f"known: {', '.join(known) or 'none'}"
+    similar = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    return f"nearest: {', '.join(similar)}" if similar else f"known: {', '.join(known) or 'none'}"

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, checked for damage, and text made safe to show."""
+"""Files written atomically and checked for damage, digests, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.core.errors import RequestError
 
 
 def printable(text: str) -> str:
-    """The text with control characters, surrogates and marks that turn the direction of writing spelled out."""
+    """Escape control characters, surrogates and marks that change the direction of writing."""
     return "".join(
         letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
         for letter in text
@@ -26,24 +26,28 @@ def printable(text: str) -> str:
 
 
 def digest(value: Any) -> str:
-    """Sixteen hexadecimal digits that stand for a JSON value; the order of keys does not matter."""
+    """Sixteen hexadecimal digits of a JSON value's SHA-256; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file that is there whole or not at all."""
-    with atomic_write(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+    """Write a text file atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
-# A note in a table's own footer: this word, then the digest of the file in which zeros stand for the digest.
+# A table's footer holds this word and then the digest of the file, computed with zeros in the digest's place.
 SEAL, ZEROS = b"sealed by sha256:", b"0" * 64
 
 
 @contextmanager
 def atomic_write(path: Path) -> Any:
-    """Within the block write the file this gives; then it stands under ``path``, whole."""
+    """Yield a temporary path to write within the block; it is moved to ``path`` at the end.
+
+    Raises:
+        RequestError: the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -59,15 +63,15 @@ def atomic_write(path: Path) -> Any:
 
 
 def file_digest(path: Path) -> str:
-    """Sixteen hexadecimal digits that stand for the bytes of a file."""
+    """Sixteen hexadecimal digits of a file's SHA-256."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def check_zip(file: Path | BinaryIO) -> None:
-    """Compare what lies in a zip, such as ``torch.save`` writes, with its checksums, which torch does not.
+    """Verify the checksums of a zip file, such as ``torch.save`` writes; torch itself does not.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     try:
         damaged = zipfile.ZipFile(file).testzip()
@@ -78,31 +82,31 @@ def check_zip(file: Path | BinaryIO) -> None:
 
 
 def write_table(path: Path, table: pd.DataFrame, **packing: Any) -> str:
-    """Write a table and its seal; returns the digest of the file."""
-    import pyarrow  # slow to load, and not everybody writes
+    """Write a table as parquet, sealed with its checksum; returns the digest of the file."""
+    import pyarrow  # slow to load, and needed only to write
     import pyarrow.parquet
 
     content = pyarrow.Table.from_pandas(table, preserve_index=False)
     content = content.replace_schema_metadata({**content.schema.metadata, b"seal": SEAL + ZEROS})
-    with atomic_write(path) as beside:
-        pyarrow.parquet.write_table(content, beside, compression="zstd", **packing)
-        written = beside.read_bytes()
-        with open(beside, "r+b") as file:
+    with atomic_write(path) as temporary:
+        pyarrow.parquet.write_table(content, temporary, compression="zstd", **packing)
+        written = temporary.read_bytes()
+        with open(temporary, "r+b") as file:
             file.seek(written.rindex(SEAL) + len(SEAL))
             file.write(hashlib.sha256(written).hexdigest().encode())
-        return file_digest(beside)
+        return file_digest(temporary)
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A table; one that was written before there were seals is taken as it is.
+    """Read a table and verify its seal; a table without one is read as it is.
 
     Raises:
-        ValueError: the seal does not fit.
+        ValueError: the file differs from what was written.
     """
     content = path.read_bytes()
-    found = content.rfind(SEAL)
-    place = slice(found + len(SEAL), found + len(SEAL) + len(ZEROS))
-    blank = content[: place.start] + ZEROS + content[place.stop :]
-    if found >= 0 and hashlib.sha256(blank).hexdigest().encode() != content[place]:
+    seal = content.rfind(SEAL)
+    position = slice(seal + len(SEAL), seal + len(SEAL) + len(ZEROS))
+    blank = content[: position.start] + ZEROS + content[position.stop :]
+    if seal >= 0 and hashlib.sha256(blank).hexdigest().encode() != content[position]:
         raise ValueError(f"{path.name} is not what was written")
     return pd.read_parquet(io.BytesIO(content))

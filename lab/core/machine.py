@@ -21,7 +21,7 @@ FP32_ERROR = 1e-4
 
 
 def choose_matmul_library() -> None:
-    """oneDNN, where MKL runs its slow kernels and oneDNN's results are as exact."""
+    """Choose oneDNN for fp32 products where MKL would run slow kernels and oneDNN is as exact."""
     if is_intel():
         return
     _matmul_backend().fp32_precision = "bf16"
@@ -30,16 +30,16 @@ def choose_matmul_library() -> None:
 
 
 def matmul_library() -> str:
-    """``MKL`` or ``oneDNN``.
+    """The library of fp32 products: ``MKL`` or ``oneDNN``.
 
-    MKL keeps its fast kernels for Intel's processors; on others oneDNN is about twice as fast.  Torch hands it fp32
-    products only where they *may* be rounded to bf16, and none below 4096 multiplications.
+    MKL reserves its fast kernels for Intel's processors; on others oneDNN is about twice as fast.  Torch calls it for
+    fp32 products only if they *may* be rounded to bf16, and never below 4096 multiplications.
     """
     return "oneDNN" if _matmul_backend().fp32_precision == "bf16" else "MKL"
 
 
 def is_intel() -> bool:
-    """Whether this is a processor that MKL knows; taken for granted where the system does not tell."""
+    """Whether this is an Intel processor, assumed if the system does not say."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -53,7 +53,7 @@ def _matmul_backend() -> Any:
 
 
 def _is_exact() -> bool:
-    """Whether fp32 products err as fp32 does; a unit for bf16 would round to it, as it was allowed to."""
+    """Whether fp32 products have fp32 precision; a processor with bf16 units may round to bf16, as it is allowed to."""
     import torch
 
     a, b = torch.randn(2, 4, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -61,19 +61,19 @@ def _is_exact() -> bool:
     return bool(error < FP32_ERROR)
 
 
-# glibc's numbers for mallopt(3), and the values asked for.
+# glibc's option numbers for mallopt(3), and the values to set.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEEP, PAD = 2_000_000_000, 64 * 2**20
-# Exit code of what was told to stop and may be started again: EX_TEMPFAIL of sysexits.h.
+# Exit code of a process that was preempted and may be started again: EX_TEMPFAIL of sysexits.h.
 EXIT_PREEMPTED = 75
 
 
 def configure_process() -> None:
-    """Let the allocator keep what it has, products be the same bits everywhere, and what is compiled be found again."""
+    """Configure the allocator, matrix products and the compile cache for reproducible runs."""
     configure_allocator()
-    if not is_intel():  # elsewhere MKL's bits depend on where in memory a matrix lies, unless asked
+    if not is_intel():  # elsewhere MKL's bits depend on a matrix's address, unless told otherwise
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-    with suppress(OSError, RuntimeError):  # no home, or not ours: torch knows a place of its own, which lasts less long
+    with suppress(OSError, RuntimeError):  # no home folder that can be written: torch uses a temporary cache
         cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
@@ -81,9 +81,9 @@ def configure_process() -> None:
 
 
 def configure_allocator() -> None:
-    """Let the allocator keep what it has.
+    """Let the allocator keep freed memory.
 
-    Every step frees tensors of a few megabytes: by default glibc hands each back to the system and faults it in again,
+    Every step frees tensors of a few megabytes; by default glibc returns each to the system and faults it in again,
     page by page.
     """
     mallopt = _glibc("mallopt")
@@ -93,21 +93,21 @@ def configure_allocator() -> None:
 
 
 def cache_folder() -> Path:
-    """Where things lie that can be made anew: ``LAB_CACHE``, else ``instability-lab`` in the user's cache.
+    """The folder for files that can be made again: ``LAB_CACHE``, else ``instability-lab`` in the user's cache.
 
     Raises:
         RuntimeError: there is no home folder.
     """
-    if named := os.environ.get("LAB_CACHE"):
-        return Path(named).expanduser().absolute()
+    if folder := os.environ.get("LAB_CACHE"):
+        return Path(folder).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "instability-lab"
 
 
 def configure_torch() -> None:
-    """Tell torch how this process trains: on one thread, without denormal numbers, its fp32 products by ``products``.
+    """Configure torch: one thread, denormal numbers flushed to zero, and the library of fp32 products.
 
-    One thread gives the same bits on any number of cores.  Attention that has collapsed is full of numbers below
-    1e-38, on which a CPU is many times slower; they are zero to every purpose here.
+    One thread gives the same bits on any number of cores.  Collapsed attention is full of numbers below 1e-38, on
+    which a CPU is many times slower; treating them as zero changes no result that matters here.
     """
     import torch
 
@@ -117,12 +117,12 @@ def configure_torch() -> None:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def clean_process_context(imports: Sequence[str] = ("lab.training.fleet", "lab.training.recorder")) -> BaseContext:
-    """Where processes come from that inherit no state: forks of a clean one, which imports these modules once."""
+    """A context whose processes inherit no state: forks of a clean server that imports these modules once."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     processes = multiprocessing.get_context("forkserver")
@@ -131,7 +131,7 @@ def clean_process_context(imports: Sequence[str] = ("lab.training.fleet", "lab.t
 
 
 def synchronize() -> None:
-    """Until an accelerator has done what it was told; a CPU always has."""
+    """Wait for the device to finish; a no-op on the CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -139,13 +139,13 @@ def synchronize() -> None:
 
 
 def peak_memory(device: str = "cpu") -> float:
-    """Bytes this process has taken so far at most: of graphics memory on ``cuda``, else resident."""
+    """Most bytes this process has used so far: device memory on ``cuda``, else resident memory; 0 on Windows."""
     if device == "cuda":
         import torch
 
         return float(torch.cuda.max_memory_allocated())
     if sys.platform == "win32":
-        return 0.0  # not told
+        return 0.0
     import resource
 
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
@@ -156,16 +156,16 @@ def visible_gpus() -> list[str]:
     import torch
 
     count = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(index) for index in range(count)] if devices is None else devices.split(",")[:count]
 
 
-def free_memory(device: str = "cpu", place: int = 0) -> float:
-    """Bytes that can still be taken: on ``cuda`` of the device at that place, else of main memory."""
+def free_memory(device: str = "cpu", index: int = 0) -> float:
+    """Bytes that are free: of the ``cuda`` device with this index, else of main memory."""
     if device == "cuda":
         import torch
 
-        return float(torch.cuda.mem_get_info(place)[0])
+        return float(torch.cuda.mem_get_info(index)[0])
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         kilobytes = dict(line.split()[:2] for line in meminfo.read_text().splitlines())
@@ -176,36 +176,36 @@ def free_memory(device: str = "cpu", place: int = 0) -> float:
 
 
 def free_cgroup_memory(root: Path = Path("/")) -> Iterator[float]:
-    """Bytes that each control group around this process has left; containers and clusters set such limits."""
+    """Free bytes of each control group of this process; containers and clusters set such limits."""
     try:
         groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:  # a kernel without them
         return
     inside = {controllers: path.strip("/") for _, controllers, path in groups}
-    # version 2, then 1: limit, use, and what of the use is files read lately, dropped on demand
-    for top, limit, used, dropped in (
+    # version 2, then 1: limit, use, and the part of it that caches files and is freed on demand
+    for top, limit, used, cache in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         home = root / "sys/fs/cgroup" / top
         group = home / inside.get(top, "")
         for folder in (group, *group.parents[: len(group.parts) - len(home.parts)]):
-            with suppress(OSError, ValueError, KeyError):  # a group that limits nothing has no such file, or says max
-                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())[dropped]
+            with suppress(OSError, ValueError, KeyError):  # a group without a limit has no such file, or says max
+                cached = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())[cache]
                 yield float(int((folder / limit).read_text()) - int((folder / used).read_text()) + int(cached))
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
-    """Whether an allocator had nothing left; torch's for the CPU and for mps have no exception of their own."""
+    """Whether an allocator failed; torch's allocators for the CPU and mps have no exception type of their own."""
     import torch
 
-    words = ("can't allocate memory", "not enough memory", "out of memory")
-    said = isinstance(fault, RuntimeError) and any(word in str(fault) for word in words)
-    return said or isinstance(fault, (MemoryError, torch.OutOfMemoryError))
+    phrases = ("can't allocate memory", "not enough memory", "out of memory")
+    says_so = isinstance(fault, RuntimeError) and any(phrase in str(fault) for phrase in phrases)
+    return says_so or isinstance(fault, (MemoryError, torch.OutOfMemoryError))
 
 
 def release_memory() -> None:
-    """Give back what a failed attempt held: cycles, and what the allocators were told to keep."""
+    """Free the memory of a failed attempt: reference cycles, and what the allocators keep."""
     import torch
 
     gc.collect()
@@ -216,21 +216,21 @@ def release_memory() -> None:
 
 
 def _glibc(function: str) -> Any:
-    """A function of this process's C library; none, where it has none of that name, as musl."""
+    """A function of glibc by its name; None in other C libraries, such as musl."""
     return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
 
 
 @contextmanager
 def catching_sigterm() -> Iterator[Callable[[], bool]]:
-    """Within the block SIGTERM, or SIGUSR2, which SLURM may send before, ends nothing; gives whether one has come."""
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be heard
+    """Catch SIGTERM, and SIGUSR2, which SLURM may send before it; yields a function that says whether one arrived."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield lambda: False
         return
-    came = threading.Event()
+    received = threading.Event()
     signals = [signal.SIGTERM, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else [])]
-    before = [signal.signal(number, lambda *_: came.set()) for number in signals]
+    before = [signal.signal(number, lambda *_: received.set()) for number in signals]
     try:
-        yield came.is_set
+        yield received.is_set
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a config field may hold: static or per run, within which bounds; how plain numbers become a typed config."""
+"""Config fields, static or per run, with their bounds; plain values become a typed config, and configs a stack."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def bounded(
     at_most: float | None = None,
     infinite: bool = False,
 ) -> Any:
-    """A number that must lie inside the bounds given; NaN never does, infinity only where it means something."""
+    """A number within the bounds given; never NaN, and infinite only if ``infinite`` says so."""
     bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most, "infinite": infinite}
     return dataclasses.field(default=default, metadata=bounds)
 
 
 def seed(default: Any = dataclasses.MISSING) -> Any:
-    """A seed: what a random generator takes, and a table of 64-bit numbers holds."""
+    """A seed: a number that a random generator takes and a table of 64-bit integers can hold."""
     return bounded(default, at_least=0, below=2**63)
 
 
 def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
-    """A word out of a closed list."""
+    """One of the given words."""
     return dataclasses.field(default=default, metadata={"choices": choices})
 
 
@@ -65,24 +65,24 @@ def build(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
-            raise RequestError(f"unknown key '{_inside(where, key)}'; {nearest(key, fields)}")
+            raise RequestError(f"unknown key '{_dotted(where, key)}'; {nearest(key, fields)}")
     missing = [
         name
         for name, field in fields.items()
         if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise RequestError(f"key '{_inside(where, missing[0])}' is missing")
-    made = {name: _convert(kind, fields[name], value, _inside(where, name)) for name, value in values.items()}
+        raise RequestError(f"key '{_dotted(where, missing[0])}' is missing")
+    converted = {name: _convert(kind, fields[name], value, _dotted(where, name)) for name, value in values.items()}
     try:
-        return kind(**made)
+        return kind(**converted)
     except RequestError:
         raise
-    except ValueError as refusal:
-        raise RequestError(f"{where}: {refusal}") from None
+    except ValueError as fault:
+        raise RequestError(f"{where}: {fault}") from None
 
 
-def _inside(where: str, key: str) -> str:
+def _dotted(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
@@ -106,10 +106,10 @@ def _convert(kind: type, field: dataclasses.Field[Any], value: Any, where: str) 
 
 
 def text_value(value: Any, where: str) -> str:
-    """Text that a table and the name of a file can hold; a number is its digits.
+    """Text that a table and a file name can hold; a number becomes its digits.
 
     Raises:
-        RequestError: ``value`` is none.
+        RequestError: ``value`` is not a word of that kind.
     """
     if not isinstance(value, (str, int, float)):
         raise RequestError(f"{where} must be a word, not {value!r}")
@@ -129,28 +129,28 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if hint is int else "a number"
         raise RequestError(f"{where} must be {kind}, not {value!r}") from None
-    above, least, below, most = (bounds.get(name) for name in ("above", "at least", "below", "at most"))
+    above, at_least, below, at_most = (bounds.get(name) for name in ("above", "at least", "below", "at most"))
     if math.isnan(number):
         raise RequestError(f"{where} is NaN")
     if math.isinf(number) and not bounds.get("infinite"):
         raise RequestError(f"{where} must be finite, not {value}")
     if above is not None and not exact > above:
         raise RequestError(f"{where} must be above {above:g}, not {value}")
-    if least is not None and not exact >= least:
-        raise RequestError(f"{where} must be at least {least:g}, not {value}")
+    if at_least is not None and not exact >= at_least:
+        raise RequestError(f"{where} must be at least {at_least:g}, not {value}")
     if below is not None and not exact < below:
         raise RequestError(f"{where} must be below {below:g}, not {value}")
-    if most is not None and not exact <= most:
-        raise RequestError(f"{where} must be at most {most:g}, not {value}")
+    if at_most is not None and not exact <= at_most:
+        raise RequestError(f"{where} must be at most {at_most:g}, not {value}")
     if hint is float:
-        return number + 0.0  # there is one zero, and so one id
+        return number + 0.0  # -0.0 becomes 0.0, so that equal numbers have one id
     if not -(2**63) <= exact < 2**63:
         raise RequestError(f"{where} must be below 2**63, as in any table, not {value}")
     return int(exact)
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Every value of a nested config as ``(dotted key, value, whether it may differ inside a fleet)``."""
+    """Yield every value of a nested config as ``(dotted key, value, whether it may differ inside a fleet)``."""
     if isinstance(config, Mapping):
         for key in sorted(config):
             yield from leaves(config[key], f"{prefix}{key}.")
@@ -164,7 +164,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def stack(configs: Sequence[Any], device: torch.device) -> Any:
-    """Write N configs of one static shape as one: floats per run become a float64 tensor ``[r]``, seeds a tuple."""
+    """Combine N configs of one static shape: floats per run become a float64 tensor ``[r]``, seeds a tuple."""
     first = configs[0]
     if isinstance(first, Mapping):
         return {key: stack([config[key] for config in configs], device) for key in first}
@@ -182,6 +182,6 @@ def _stacked(first: Any, name: str, configs: Sequence[Any], device: torch.device
     if _hints(kind)[name] == PerRunSeed:
         return tuple(values)
     if _hints(kind)[name] == PerRun:
-        precision = torch.float32 if device.type == "mps" else torch.float64  # the one device without float64
+        precision = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
         return torch.tensor(values, dtype=precision, device=device)
     return values[0]

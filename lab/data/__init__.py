@@ -1,4 +1,4 @@
-"""Corpora and the batches drawn from them; each source is a registered entry of DATA."""
+"""Corpora and the batches drawn from them; importing this package registers all data sources."""
 
 from lab.data import huggingface, synthetic, text
 

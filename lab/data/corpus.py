@@ -1,4 +1,4 @@
-"""What every data source opens to: batches addressed by (seed, step), and held-out windows that are always the same."""
+"""The corpus that every data source opens: batches addressed by (seed, step), and fixed held-out windows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from scipy.sparse import csr_array
 
 from lab.core.errors import RequestError
 
-HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, as far as the corpus allows
+HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, fewer in a small corpus
 BACKOFF = 2.0  # pseudo-counts that a bigram row borrows from the unigram
 
-# Streams of randomness that can never overlap, whatever the seed.
+# Independent random streams: no two overlap, for any seeds.
 TRAINING, HELD_OUT, COUNTED, DEFINITION = range(4)
 
 Tokens = NDArray[np.int64]
@@ -31,30 +31,32 @@ def draw(stream: int, seed: int, step: int, rows: int, columns: int) -> Bits:
     """Uniform 64-bit integers ``[rows, columns]``, a pure function of the arguments; more rows change no earlier row.
 
     Philox-4x64-10 (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405): the key is (seed, stream), the
-    counter (place in the step, step).  Only raw bits are taken, since numpy promises them for good, on every machine,
-    and promises nothing about its distributions.
+    counter (position in the step, step).  Only raw bits are used, since numpy guarantees them on every machine and in
+    every version, unlike its distributions.
     """
     bits = np.random.Philox(key=seed % 2**64 + stream * 2**64, counter=step * 2**128)
     return bits.random_raw(rows * columns).reshape(rows, columns)
 
 
 def fingerprint(*parts: NDArray[np.generic]) -> str:
-    """Sixteen hexadecimal digits that stand for the parts, in this order and with these borders."""
-    whole = hashlib.sha256()
+    """Sixteen hexadecimal digits of the SHA-256 of the parts' own digests, in this order."""
+    combined = hashlib.sha256()
     for part in parts:
-        whole.update(hashlib.sha256(part.data).digest())
-    return whole.hexdigest()[:16]
+        combined.update(hashlib.sha256(part.data).digest())
+    return combined.hexdigest()[:16]
 
 
 def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> csr_array:
-    """How often a token follows another along the last axis: counts ``[previous, next]``, sparse."""
+    """Count how often a token follows another along the last axis: ``[previous, next]``, sparse."""
     previous, following = tokens[..., :-1].ravel(), tokens[..., 1:].ravel()
-    piece = 2**22  # the number of a pair takes 8 bytes; a large text must not need eight times its size
+    chunk = 2**22  # a pair's index takes 8 bytes; a large text must not need eight times its size
     counts = csr_array((vocabulary, vocabulary), dtype=np.int64)
-    for start in range(0, previous.size, piece):
-        pairs = previous[start : start + piece].astype(np.int64) * vocabulary + following[start : start + piece]
-        found = pd.Series(pairs).value_counts(sort=False)
-        counts += csr_array((found.to_numpy(), np.divmod(found.index.to_numpy(), vocabulary)), shape=counts.shape)
+    for start in range(0, previous.size, chunk):
+        pairs = previous[start : start + chunk].astype(np.int64) * vocabulary + following[start : start + chunk]
+        chunk_counts = pd.Series(pairs).value_counts(sort=False)
+        counts += csr_array(
+            (chunk_counts.to_numpy(), np.divmod(chunk_counts.index.to_numpy(), vocabulary)), shape=counts.shape
+        )
     return counts
 
 
@@ -73,9 +75,12 @@ def bigram_loss(counts: csr_array, windows: Tokens) -> float:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Corpus(ABC):
-    """Tokens to learn from and tokens held out, both below ``vocabulary``.
+    """Training tokens and held-out tokens, all below ``vocabulary``.
 
-    ``fingerprint`` stands for the tokens, wherever they came from; ``notes`` say what else a record should hold.
+    Attributes:
+        fingerprint: a digest of the tokens, whatever their source.
+        notes: further properties of the data, for the record of a run.
+        vocabulary: number of token values.
     """
 
     fingerprint: str
@@ -85,7 +90,7 @@ class Corpus(ABC):
     @property
     @abstractmethod
     def longest(self) -> int:
-        """The largest ``seq_len`` that both the training part and the held-out part allow."""
+        """The largest ``seq_len`` that training part and held-out part allow."""
 
     @abstractmethod
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
@@ -93,14 +98,14 @@ class Corpus(ABC):
 
     @abstractmethod
     def held_out(self, seq_len: int) -> Tokens:
-        """Validation windows ``[n, seq_len + 1]``, at least 65,536 targets where there are as many; no seed enters."""
+        """Validation windows ``[n, seq_len + 1]``, with 65,536 targets or more if the corpus has them; no seed."""
 
     @abstractmethod
     def pair_counts(self) -> csr_array:
-        """How often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
+        """Count how often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
 
     def loss_bigram(self, seq_len: int) -> float:
-        """``bigram_loss`` (nats per token) on the held-out windows of this length, the ones a run is validated on."""
+        """``bigram_loss`` (nats per token) on the held-out windows of this length, on which a run is validated."""
         return bigram_loss(self._counted, self.held_out(seq_len))
 
     @cached_property
@@ -108,10 +113,10 @@ class Corpus(ABC):
         return self.pair_counts()
 
     def check(self, batch_size: int, seq_len: int) -> None:
-        """Refuse windows that the corpus cannot fill; any ``batch_size`` can be, since windows are drawn anew.
+        """Refuse windows longer than the corpus; any ``batch_size`` is possible, since windows may overlap.
 
         Raises:
-            RequestError: one part of the corpus is too short for a window of ``seq_len + 1`` tokens.
+            RequestError: a part of the corpus is too short for a window of ``seq_len + 1`` tokens.
         """
         if seq_len > self.longest:
             raise RequestError(
@@ -125,9 +130,9 @@ _up_to_date: set[tuple[Any, ...]] = set()
 
 
 def once(read: Callable[Arguments, Corpus]) -> Callable[Arguments, Corpus]:
-    """Decorator: keep the corpus of these positional arguments until ``look_again``.
+    """Decorator: cache the corpus of these positional arguments until ``look_again``.
 
-    Read again with the same fingerprint, it is still the same object.
+    A corpus that is read again with the same fingerprint stays the same object.
     """
 
     @wraps(read)
@@ -144,5 +149,5 @@ def once(read: Callable[Arguments, Corpus]) -> Callable[Arguments, Corpus]:
 
 
 def look_again() -> None:
-    """Let every source be read again when it is next opened, since its files may have changed."""
+    """Read every source again when it is next opened, since its files may have changed."""
     _up_to_date.clear()

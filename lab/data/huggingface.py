@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, or folders laid out like them: streamed once, and packed."""
+"""Data sets of the Hugging Face Hub, or folders of the same layout, streamed once and packed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.data.packing import HELD_OUT_EVERY, LEARNED_FROM, Notes, fill, packed
 from lab.data.text import text_of
 from lab.data.tokenizer import BYTES, Bytes, Pieces, check, is_local, learned, pretrained, require
 
-PATIENCE = 5.0  # seconds until a host that does not answer is given up
+PATIENCE = 5.0  # seconds to wait for the Hub to answer
 VALIDATION = "validation"
 
 
@@ -58,81 +58,81 @@ class HuggingFace:
 
 
 @once
-def _open(asked: HuggingFace) -> Corpus:
+def _open(source: HuggingFace) -> Corpus:
     releases = {package: require(package, "data=huggingface") for package in ("datasets", "tokenizers")}
-    folder = Path(str(asked.path)).expanduser().absolute()
-    named = {key: value for key, value in vars(asked).items() if key != "seed"}
+    folder = Path(str(source.path)).expanduser().absolute()
+    named = {key: value for key, value in vars(source).items() if key != "seed"}
     request = {**named, **releases, "files": _files(folder) if folder.is_dir() else []}
 
     def write(training: BinaryIO, reserved: BinaryIO, kind: np.dtype[Any]) -> Notes:
-        if not folder.is_dir() or not is_local(asked.tokenizer):
+        if not folder.is_dir() or not is_local(source.tokenizer):
             _reach_hub()
-        splits = _splits(asked, folder)
-        pieces = _pieces(asked, splits)
-        parts = [_documents(asked, splits, held_out=held_out) for held_out in (False, True)]
-        most = (asked.tokens, asked.tokens // HELD_OUT_EVERY)
-        return fill((training, reserved), parts, pieces, kind, f"data.path={asked.path}", most)
+        splits = _splits(source, folder)
+        pieces = _pieces(source, splits)
+        parts = [_documents(source, splits, held_out=held_out) for held_out in (False, True)]
+        most = (source.tokens, source.tokens // HELD_OUT_EVERY)
+        return fill((training, reserved), parts, pieces, kind, f"data.path={source.path}", most)
 
-    made = packed(request, asked.vocabulary, write)
-    said: Notes = {"vocabulary": asked.vocabulary, "tokenizer": asked.tokenizer, **releases}
-    return replace(made, notes={**made.notes, **said})
+    made = packed(request, source.vocabulary, write)
+    tokens: Notes = {"vocabulary": source.vocabulary, "tokenizer": source.tokenizer, **releases}
+    return replace(made, notes={**made.notes, **tokens})
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
-    """What tells a folder from a changed one; its content may be too large to be read every time."""
-    found = sorted(text.below(str(folder)), key=Path.as_posix)
-    return [(file.as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
+    """Path, size and time of change of every file; the content may be too large to read every time."""
+    paths = sorted(text.below(str(folder)), key=Path.as_posix)
+    return [(file.as_posix(), file.stat().st_size, file.stat().st_mtime_ns) for file in paths]
 
 
-def _splits(asked: HuggingFace, folder: Path) -> Mapping[str, Any]:
+def _splits(source: HuggingFace, folder: Path) -> Mapping[str, Any]:
     from datasets import load_dataset
 
-    path = str(folder) if folder.is_dir() else asked.path
+    path = str(folder) if folder.is_dir() else source.path
     try:
-        splits: Mapping[str, Any] = load_dataset(path, asked.subset, revision=asked.revision, streaming=True)
-    except Exception as refusal:  # whatever the library says
-        raise _refusal(asked, refusal) from None
-    if asked.split not in splits:
-        raise RequestError(f"data.path={asked.path} has no split {asked.split!r}; {nearest(asked.split, splits)}")
+        splits: Mapping[str, Any] = load_dataset(path, source.subset, revision=source.revision, streaming=True)
+    except Exception as fault:  # the library raises exceptions of any type
+        raise _refusal(source, fault) from None
+    if source.split not in splits:
+        raise RequestError(f"data.path={source.path} has no split {source.split!r}; {nearest(source.split, splits)}")
     return splits
 
 
 def _reach_hub() -> None:
-    """Ask the Hub for a sign, since the libraries try for minutes.
+    """Check that the Hub answers, since the libraries retry for minutes.
 
     Raises:
-        RequestError: none came.
+        RequestError: it does not.
     """
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception as refusal:  # of the client that the libraries use, whichever that is
-        why = f"cannot reach {constants.ENDPOINT}: {_one_line(refusal)}"
-        raise RequestError(f"{why}; data=huggingface needs it until its tokens are packed") from None
+    except Exception as fault:  # the HTTP client depends on the library's version
+        failure = f"cannot reach {constants.ENDPOINT}: {_one_line(fault)}"
+        raise RequestError(f"{failure}; data=huggingface needs it until its tokens are packed") from None
 
 
-def _documents(asked: HuggingFace, splits: Mapping[str, Any], *, held_out: bool) -> Iterator[bytes]:
+def _documents(source: HuggingFace, splits: Mapping[str, Any], *, held_out: bool) -> Iterator[bytes]:
     """The documents of one part, in order."""
-    apart = VALIDATION in splits and asked.split != VALIDATION
-    rows = enumerate(splits[VALIDATION if apart and held_out else asked.split], 1)
+    apart = VALIDATION in splits and source.split != VALIDATION
+    rows = enumerate(splits[VALIDATION if apart and held_out else source.split], 1)
     while True:
         try:
-            place, row = next(rows)
+            number, row = next(rows)
         except StopIteration:
             return
-        except Exception as refusal:  # whatever the library says
-            raise _refusal(asked, refusal) from None
-        if apart or (place % HELD_OUT_EVERY == 0) == held_out:
-            yield text_of(row, asked.field, f"data.path={asked.path}, row {place}").encode("utf-8", errors="replace")
+        except Exception as fault:  # the library raises exceptions of any type
+            raise _refusal(source, fault) from None
+        if apart or (number % HELD_OUT_EVERY == 0) == held_out:
+            yield text_of(row, source.field, f"data.path={source.path}, row {number}").encode("utf-8", errors="replace")
 
 
-def _pieces(asked: HuggingFace, splits: Mapping[str, Any]) -> Bytes | Pieces:
-    if asked.tokenizer == "bytes":
+def _pieces(source: HuggingFace, splits: Mapping[str, Any]) -> Bytes | Pieces:
+    if source.tokenizer == "bytes":
         return Bytes()
-    if asked.tokenizer != "bpe":
-        return pretrained(asked.tokenizer, asked.vocabulary)
-    return learned(_first(_documents(asked, splits, held_out=False)), asked.vocabulary)
+    if source.tokenizer != "bpe":
+        return pretrained(source.tokenizer, source.vocabulary)
+    return learned(_first(_documents(source, splits, held_out=False)), source.vocabulary)
 
 
 def _first(documents: Iterator[bytes]) -> Iterator[bytes]:
@@ -144,9 +144,9 @@ def _first(documents: Iterator[bytes]) -> Iterator[bytes]:
             return
 
 
-def _refusal(asked: HuggingFace, refusal: Exception) -> RequestError:
-    return RequestError(f"cannot read data.path={asked.path}: {_one_line(refusal)}")
+def _refusal(source: HuggingFace, fault: Exception) -> RequestError:
+    return RequestError(f"cannot read data.path={source.path}: {_one_line(fault)}")
 
 
-def _one_line(refusal: Exception) -> str:
-    return " ".join(str(refusal).split()) or type(refusal).__name__
+def _one_line(fault: Exception) -> str:
+    return " ".join(str(fault).split()) or type(fault).__name__

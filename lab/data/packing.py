@@ -1,4 +1,4 @@
-"""Packing: documents split, tokenized, laid end to end and kept in a cache."""
+"""Packing: documents are split, tokenized, concatenated and cached."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from lab.core.errors import RequestError
 from lab.data.corpus import HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.data.tokenizer import Bytes, Pieces, check, learned, require
 
-COUNTED_TOKENS = 2**28  # of a longer training part the bigram model learns no more; they take half a minute
+COUNTED_TOKENS = 2**28  # that the bigram model learns from at most; they take half a minute
 PARTS = ("training", "reserved")
 Notes = dict[str, str | float]
-# Writes both stretches to files, as tokens of the type it is told, and returns what a record should hold of them.
+# Writes both parts to files, as tokens of the given type, and returns notes for the record.
 Write = Callable[[BinaryIO, BinaryIO, "np.dtype[Any]"], Notes]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackedCorpus(Corpus):
-    """Two stretches of tokens of any integer type: ``training`` and ``reserved``."""
+    """Two arrays of tokens of any integer type: ``training``, and ``reserved`` for validation."""
 
     training: NDArray[np.integer]
     reserved: NDArray[np.integer]
@@ -42,18 +42,18 @@ class PackedCorpus(Corpus):
         return min(self.training.size, self.reserved.size) - 1
 
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
-        """Windows ``[batch_size, seq_len + 1]`` from anywhere in the training part, all places being equally likely."""
+        """Windows ``[batch_size, seq_len + 1]`` that start anywhere in the training part with equal probability."""
         return _windows(self.training, self.starts(seed, step, batch_size, seq_len), seq_len)
 
     def starts(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
-        """Where the windows of a batch begin in the training part ``[batch_size, 1]``."""
+        """Start positions ``[batch_size, 1]`` of a batch's windows in the training part."""
         self.check(batch_size, seq_len)
-        places = np.uint64(self.training.size - seq_len)
-        # The remainder favours early places by less than size / 2**64: nothing one could measure.
-        return (draw(TRAINING, seed, step, batch_size, 1) % places).astype(np.int64)
+        positions = np.uint64(self.training.size - seq_len)
+        # The remainder favours early positions by less than size / 2**64, which cannot be measured.
+        return (draw(TRAINING, seed, step, batch_size, 1) % positions).astype(np.int64)
 
     def held_out(self, seq_len: int) -> Tokens:
-        """Windows ``[n, seq_len + 1]`` at even distances over the held-out part; no target is in two of them."""
+        """Windows ``[n, seq_len + 1]`` evenly spaced over the held-out part; no target is in two of them."""
         targets = self.reserved.size - 1
         self.check(1, seq_len)
         count = min(-(-HELD_OUT_TARGETS // seq_len), targets // seq_len)
@@ -61,7 +61,7 @@ class PackedCorpus(Corpus):
         return _windows(self.reserved, starts, seq_len)
 
     def pair_counts(self) -> csr_array:
-        """How often a token follows another in the training part (its first 268 million tokens), sparse ``[v, v]``."""
+        """Count how often a token follows another in the first 268 million training tokens: sparse ``[v, v]``."""
         return count_pairs(self.training[:COUNTED_TOKENS], self.vocabulary)
 
 
@@ -71,29 +71,31 @@ def _windows(tokens: NDArray[np.integer], starts_n1: Tokens, seq_len: int) -> To
 
 
 def packed(request: Mapping[str, Any], vocabulary: int, write: Callable[[BinaryIO, BinaryIO, Any], Notes]) -> Corpus:
-    """The corpus that ``write`` makes for this request; made when it is not in the cache, or damaged there.
+    """The corpus of this request, from the cache if it is intact there, else made by ``write``.
 
     Raises:
         RequestError: it has to be made, and the cache cannot be written.
     """
-    place = _place(request)
+    folder = _cache_folder(request)
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return _read(place, vocabulary)
+        return _read(folder, vocabulary)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            _make(beside, np.min_scalar_type(vocabulary - 1).newbyteorder("<"), write)
-            _move(beside, place)
+            _make(temporary, np.min_scalar_type(vocabulary - 1).newbyteorder("<"), write)
+            _move(temporary, folder)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
-        return _read(place, vocabulary)
-    except OSError as refusal:
-        why = refusal.strerror or refusal
-        raise RequestError(f"cannot keep tokens in {place.parent}: {why}; LAB_CACHE=DIR names another folder") from None
+            shutil.rmtree(temporary, ignore_errors=True)
+        return _read(folder, vocabulary)
+    except OSError as fault:
+        reason = fault.strerror or fault
+        raise RequestError(
+            f"cannot keep tokens in {folder.parent}: {reason}; LAB_CACHE=DIR names another folder"
+        ) from None
 
 
-def _place(request: Mapping[str, Any]) -> Path:
+def _cache_folder(request: Mapping[str, Any]) -> Path:
     try:
         return machine.cache_folder() / "tokens" / files.digest(request)
     except RuntimeError:
@@ -104,38 +106,38 @@ def _make(folder: Path, kind: np.dtype[Any], write: Write) -> None:
     with open(folder / PARTS[0], "wb") as training, open(folder / PARTS[1], "wb") as reserved:
         notes = write(training, reserved, kind)
     parts = [_map(folder / name, kind) for name in PARTS]
-    about = {"type": kind.str, "fingerprint": fingerprint(*parts), "notes": notes}
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    header = {"type": kind.str, "fingerprint": fingerprint(*parts), "notes": notes}
+    (folder / "about.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
 
 
-def _move(beside: Path, place: Path) -> None:
-    """Let the folder stand under its name, unless another process was faster; what is damaged there goes."""
-    os.chmod(beside, 0o755)
+def _move(temporary: Path, folder: Path) -> None:
+    """Move a folder to its name, unless another process has put an intact one there."""
+    os.chmod(temporary, 0o755)
     try:
-        os.replace(beside, place)
-    except OSError:  # a folder that is not empty
+        os.replace(temporary, folder)
+    except OSError:  # the folder exists and is not empty
         with suppress(OSError, ValueError, KeyError, TypeError):
-            _read(place, 0)
+            _read(folder, 0)
             return
-        shutil.rmtree(place)
-        os.replace(beside, place)
+        shutil.rmtree(folder)
+        os.replace(temporary, folder)
 
 
-def _read(place: Path, vocabulary: int) -> Corpus:
-    """What lies there, if it is what was written there.
+def _read(folder: Path, vocabulary: int) -> Corpus:
+    """Read a packed corpus and verify its fingerprint.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: it is not.
+        OSError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
-    about = json.loads((place / "about.json").read_text(encoding="utf-8"))
-    training, reserved = (_map(place / name, np.dtype(about["type"])) for name in PARTS)
-    if fingerprint(training, reserved) != about["fingerprint"]:
+    header = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    training, reserved = (_map(folder / name, np.dtype(header["type"])) for name in PARTS)
+    if fingerprint(training, reserved) != header["fingerprint"]:
         raise ValueError("damaged")
     return PackedCorpus(
         training=training,
         reserved=reserved,
-        fingerprint=about["fingerprint"],
-        notes=dict(about["notes"]),
+        fingerprint=header["fingerprint"],
+        notes=dict(header["notes"]),
         vocabulary=vocabulary,
     )
 
@@ -145,16 +147,16 @@ def _map(file: Path, kind: np.dtype[Any]) -> NDArray[np.integer]:
 
 
 HELD_OUT_EVERY = 20
-LEARNED_FROM = 4_000_000  # bytes, about: of evenly spaced documents, so that learning takes a second or two
+LEARNED_FROM = 4_000_000  # bytes of evenly spaced documents, roughly, so that learning takes a second or two
 
 Parts = tuple[Sequence[bytes], Sequence[bytes]]
 
 
 def corpus(documents: Sequence[bytes], origin: str, notes: Notes, tokenizer: str, vocabulary: int) -> Corpus:
-    """A corpus of documents that are at hand; see ``split`` and ``pack``.
+    """A corpus of documents in memory; see ``split`` and ``pack``.
 
     Raises:
-        RequestError: they hold too little, a vocabulary the tokenizer cannot have, or a cache that cannot be written.
+        RequestError: too little text, a vocabulary the tokenizer cannot have, or a cache that cannot be written.
     """
     check(tokenizer, vocabulary)
     parts = split(documents)
@@ -169,20 +171,23 @@ def corpus(documents: Sequence[bytes], origin: str, notes: Notes, tokenizer: str
 
 
 def split(documents: Sequence[bytes]) -> Parts:
-    """Those to train on, and the 20th, 40th, ..., of fewer than 20 the last, of one its last tenth, held out."""
+    """Split documents for training and validation.
+
+    Held out are the 20th, 40th, ... document; of fewer than 20 the last one; of a single one its last tenth.
+    """
     if len(documents) == 1:
         cut = len(documents[0]) * 9 // 10
         return [documents[0][:cut]], [documents[0][cut:]]
     if len(documents) < HELD_OUT_EVERY:
         return documents[:-1], documents[-1:]
-    training = [document for place, document in enumerate(documents, 1) if place % HELD_OUT_EVERY]
+    training = [document for number, document in enumerate(documents, 1) if number % HELD_OUT_EVERY]
     return training, documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
 
 
 def pack(
     source: Mapping[str, Any], read: Callable[[], Parts], origin: str, notes: Notes, tokenizer: str, vocabulary: int
 ) -> Corpus:
-    """The packed corpus of what ``source`` stands for; only when it has to be made are the documents ``read``.
+    """The packed corpus of a source, from the cache if possible, else of the documents that ``read`` returns.
 
     Raises:
         RequestError: as ``corpus``.
@@ -198,8 +203,8 @@ def pack(
         return fill((training, reserved), parts, pieces, kind, origin)
 
     made = packed(request, vocabulary, write)
-    said: Notes = {"vocabulary": vocabulary, "tokenizer": f"{tokenizer} {release}".strip()}
-    return replace(made, notes={**made.notes, **notes, **said})
+    tokens: Notes = {"vocabulary": vocabulary, "tokenizer": f"{tokenizer} {release}".strip()}
+    return replace(made, notes={**made.notes, **notes, **tokens})
 
 
 def fill(
@@ -210,10 +215,10 @@ def fill(
     origin: str,
     most: Iterable[float] = (math.inf, math.inf),
 ) -> Notes:
-    """Write the training part and the held-out part as tokens, so many at ``most``; returns how much that was.
+    """Write the training part and the held-out part as tokens, ``most`` of each; returns their sizes as notes.
 
     Raises:
-        RequestError: it is too little to draw a window from.
+        RequestError: a part is too short for a window.
     """
     notes: Notes = {}
     for name, file, documents, limit in zip(("training", "held_out"), files, parts, most, strict=True):
@@ -227,7 +232,7 @@ def fill(
 def _append(
     file: BinaryIO, encoded: Iterable[tuple[int, Any]], between: Sequence[int], kind: np.dtype[Any], most: float
 ) -> tuple[int, int]:
-    """Write documents and what stands between them; how many tokens that is, and bytes of text."""
+    """Write documents and the separators between them; returns the number of tokens, and of bytes of text."""
     tokens = size = 0
     for length, document in encoded:
         for row in (np.asarray(between if tokens else (), dtype=kind), np.asarray(document, dtype=kind)):

@@ -1,4 +1,4 @@
-"""A language without end: Zipf-distributed successors, and rows that quote themselves so that attention pays."""
+"""An endless synthetic language: Zipf-distributed successors, and rows that quote themselves to reward attention."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUOTING = 0.9  # share of the rows that quote themselves
 SHORTEST = 8  # tokens of a quotation; the longest is a third of the row
 COUNTED_ROWS = 16_384  # rows of 65 tokens that the bigram model is counted on
 COUNTED_SEQ_LEN = 64
-FIRST = 0  # the token that is taken to stand before every row
+FIRST = 0  # the token assumed before every row
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,10 +87,10 @@ def _origins(bits: Bits, length: int) -> Tokens:
     place_t1 = np.arange(length, dtype=np.int64)[:, None]
     if length // 3 < SHORTEST:
         return np.broadcast_to(place_t1, (length, len(bits)))
-    quotes, some_size, some_start, some_source = bits.T
-    size = SHORTEST + _below(length // 3 - SHORTEST + 1, some_size)
-    start = size + _below(length - 2 * size + 1, some_start)
-    source = _below(start - size + 1, some_source)
+    quotes, size_bits, start_bits, source_bits = bits.T
+    size = SHORTEST + _below(length // 3 - SHORTEST + 1, size_bits)
+    start = size + _below(length - 2 * size + 1, start_bits)
+    source = _below(start - size + 1, source_bits)
     quotes = quotes < np.uint64(int(QUOTING * 2**64))
     quoted = quotes & (place_t1 >= start) & (place_t1 < start + size)
     return place_t1 - np.where(quoted, start - source, 0)
@@ -108,7 +108,7 @@ class Synthetic:
     seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
-        """Lay down the tables of the language, once per process."""
+        """Make the tables of the language, once per process."""
         return _open()
 
 

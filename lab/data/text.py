@@ -30,15 +30,15 @@ def named(path: str, suffixes: Sequence[str]) -> list[Path]:
         RequestError: nothing is there, or a folder cannot be read.
     """
     if os.path.isdir(path):
-        found = [file for file in below(path) if file.suffix.lower() in suffixes]
+        paths = [file for file in below(path) if file.suffix.lower() in suffixes]
     elif os.path.exists(path):
-        found = [Path(path)]
+        paths = [Path(path)]
     elif not glob.has_magic(path):
         raise RequestError(f"data.path={path} does not exist")
     else:
-        found = [Path(match) for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
+        paths = [Path(match) for match in glob.glob(path, recursive=True) if os.path.isfile(match)]
     # Ordered as words: the order of Path objects depends on the system.
-    return sorted(found, key=Path.as_posix)
+    return sorted(paths, key=Path.as_posix)
 
 
 def below(root: str, without: frozenset[str] = frozenset()) -> Iterator[Path]:
@@ -48,8 +48,8 @@ def below(root: str, without: frozenset[str] = frozenset()) -> Iterator[Path]:
         RequestError: a folder cannot be read.
     """
 
-    def refuse(refusal: OSError) -> None:
-        raise RequestError(f"cannot read {refusal.filename}: {refusal.strerror}")
+    def refuse(fault: OSError) -> None:
+        raise RequestError(f"cannot read {fault.filename}: {fault.strerror}")
 
     for folder, inner, names in os.walk(root, onerror=refuse):
         # Pruned on the way rather than filtered afterwards: site-packages may be larger than all the rest.
@@ -58,10 +58,10 @@ def below(root: str, without: frozenset[str] = frozenset()) -> Iterator[Path]:
 
 
 def absolute(path: str | None, source: str) -> str:
-    """What the user gave as ``data.path``, which may begin with ``~``.
+    """The absolute path of ``data.path``, which may begin with ``~``.
 
     Raises:
-        RequestError: nothing was given.
+        RequestError: no path is given.
     """
     if not path:
         raise RequestError(f"data={source} needs data.path=FILE|DIR|GLOB")
@@ -88,7 +88,7 @@ class StandardLibrary:
         """Read the library, once per process.
 
         Raises:
-            RequestError: this Python keeps no readable sources, or see ``documents.corpus``.
+            RequestError: this Python keeps no readable sources, or see ``packing.corpus``.
         """
         return _open_library(sysconfig.get_paths()["stdlib"], self.tokenizer, self.vocabulary)
 
@@ -112,7 +112,7 @@ class Text:
         """Read the files, once per process.
 
         Raises:
-            RequestError: no path, nothing there, files that cannot be read, or see ``documents.corpus``.
+            RequestError: no path, nothing there, files that cannot be read, or see ``packing.corpus``.
         """
         return _open_text(absolute(self.path, "text"), self.tokenizer, self.vocabulary)
 
@@ -129,18 +129,18 @@ def _open_text(path: str, tokenizer: str, vocabulary: int) -> Corpus:
     return _corpus(named(path, TEXT_SUFFIXES), f"data.path={path}", {}, tokenizer, vocabulary)
 
 
-def _corpus(found: list[Path], origin: str, notes: Notes, tokenizer: str, vocabulary: int) -> Corpus:
-    if not found:
+def _corpus(paths: list[Path], origin: str, notes: Notes, tokenizer: str, vocabulary: int) -> Corpus:
+    if not paths:
         raise RequestError(f"{origin} holds no text file")
-    texts = [_read(file) for file in found]
-    return packing.corpus(texts, origin, {**notes, "files": len(found)}, tokenizer, vocabulary)
+    texts = [_read(file) for file in paths]
+    return packing.corpus(texts, origin, {**notes, "files": len(paths)}, tokenizer, vocabulary)
 
 
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError as refusal:
-        raise RequestError(f"cannot read {file}: {refusal.strerror}") from None
+    except OSError as fault:
+        raise RequestError(f"cannot read {file}: {fault.strerror}") from None
 
 
 # All documents of a file, in order, given the field that holds their text.
@@ -165,7 +165,7 @@ class JsonLines:
         """Read the files, once for all processes.
 
         Raises:
-            RequestError: no path, nothing there, a line that is no document, or see ``documents.corpus``.
+            RequestError: no path, nothing there, a line that is no document, or see ``packing.corpus``.
         """
         return _open("jsonl", absolute(self.path, "jsonl"), self.field, self.tokenizer, self.vocabulary)
 
@@ -189,33 +189,33 @@ class Parquet:
 
         Raises:
             RequestError: no path, nothing there, files that are no parquet or lack the column, or see
-                ``documents.corpus``.
+                ``packing.corpus``.
         """
         return _open("parquet", absolute(self.path, "parquet"), self.field, self.tokenizer, self.vocabulary)
 
 
 @once
 def _open(kind: str, path: str, field: str, tokenizer: str, vocabulary: int) -> Corpus:
-    found, origin = named(path, [f".{kind}"]), f"data.path={path}"
-    if not found:
+    paths, origin = named(path, [f".{kind}"]), f"data.path={path}"
+    if not paths:
         raise RequestError(f"{origin} holds no {kind} file")
-    source = {"kind": kind, "field": field, "files": [_digest(file) for file in found]}
+    source = {"kind": kind, "field": field, "files": [_digest(file) for file in paths]}
 
     def read() -> packing.Parts:
-        rows = [row.encode("utf-8", errors="replace") for file in found for row in READERS[kind](file, field)]
+        rows = [row.encode("utf-8", errors="replace") for file in paths for row in READERS[kind](file, field)]
         if not rows:
             raise RequestError(f"{origin} holds no documents")
         return packing.split(rows)
 
-    return packing.pack(source, read, origin, {"files": len(found)}, tokenizer, vocabulary)
+    return packing.pack(source, read, origin, {"files": len(paths)}, tokenizer, vocabulary)
 
 
 def _digest(file: Path) -> str:
     try:
         with open(file, "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as refusal:
-        raise RequestError(f"cannot read {file}: {refusal.strerror}") from None
+    except OSError as fault:
+        raise RequestError(f"cannot read {file}: {fault.strerror}") from None
 
 
 def _lines(file: Path, field: str) -> Iterator[str]:
@@ -225,8 +225,8 @@ def _lines(file: Path, field: str) -> Iterator[str]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as refusal:
-                raise RequestError(f"{file}, line {number}: no JSON ({refusal})") from None
+            except ValueError as fault:
+                raise RequestError(f"{file}, line {number}: no JSON ({fault})") from None
             if not isinstance(row, dict):
                 raise RequestError(f"{file}, line {number}: no object with fields")
             yield text_of(row, field, f"{file}, line {number}")
@@ -256,8 +256,8 @@ def _rows(file: Path, field: str) -> Iterator[str]:
             batches = (batch.to_pylist() for batch in table.iter_batches(columns=[field]))
             for number, row in enumerate(chain.from_iterable(batches), 1):
                 yield text_of(row, field, f"{file}, row {number}")
-    except pa.ArrowException as refusal:
-        raise RequestError(f"{file} cannot be read as parquet: {str(refusal).splitlines()[0]}") from None
+    except pa.ArrowException as fault:
+        raise RequestError(f"{file} cannot be read as parquet: {str(fault).splitlines()[0]}") from None
 
 
 READERS: dict[str, Read] = {"jsonl": _lines, "parquet": _rows}

@@ -1,4 +1,4 @@
-"""Tokenizers: text as its bytes, as pieces learned from it, or as pieces that others have learned."""
+"""Tokenizers: bytes, byte-level BPE learned from the text, and pretrained ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from lab.core.errors import RequestError
 
 BYTES = 256
-AT_ONCE = 256  # documents that are encoded together
-ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")  # what tokenizers call the end of a document
+AT_ONCE = 256  # documents encoded together
+ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")  # names of the end-of-document token
 
 
-def require(package: str, asked: str) -> str:
-    """Version of a package that what is asked for needs.
+def require(package: str, setting: str) -> str:
+    """The version of a package that a setting needs.
 
     Raises:
         RequestError: it is not installed.
@@ -26,14 +26,14 @@ def require(package: str, asked: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        raise RequestError(f"{asked} needs an extra: pip install 'instability-lab[data]'") from None
+        raise RequestError(f"{setting} needs an extra: pip install 'instability-lab[data]'") from None
 
 
 def check(tokenizer: str, vocabulary: int) -> None:
-    """Refuse a size that the tokenizer cannot have.
+    """Refuse a vocabulary size that the tokenizer cannot have.
 
     Raises:
-        RequestError: bytes are 256 tokens, and a learned vocabulary holds them and more.
+        RequestError: bytes have 256 tokens, and a learned vocabulary has more.
     """
     if tokenizer == "bytes" and vocabulary != BYTES:
         raise RequestError(
@@ -44,28 +44,28 @@ def check(tokenizer: str, vocabulary: int) -> None:
 
 
 class Bytes:
-    """A token is a byte of UTF-8."""
+    """The tokenizer of UTF-8 bytes."""
 
-    BETWEEN = b"\0"  # a byte that text does not hold, so a model can tell where a document ends
+    BETWEEN = b"\0"  # a byte that no text contains, so that a model can tell where a document ends
     between: Sequence[int] = tuple(BETWEEN)
 
     def encode(self, documents: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-        """Size in bytes and tokens of every document."""
+        """Yield the size in bytes and the tokens of every document."""
         return ((len(document), np.frombuffer(document, dtype=np.uint8)) for document in documents)
 
 
 class Pieces:
-    """A tokenizer of the library ``tokenizers``; what is no UTF-8 is read as U+FFFD."""
+    """A tokenizer of the library ``tokenizers``; invalid UTF-8 is read as U+FFFD."""
 
     def __init__(self, model: Any, between: Sequence[int]) -> None:
         self.model, self.between = model, between
 
     def encode(self, documents: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-        """Size in bytes and tokens of every document, without special tokens."""
+        """Yield the size in bytes and the tokens of every document, without special tokens."""
         rest = iter(documents)
-        while some := list(islice(rest, AT_ONCE)):
-            encoded = self.model.encode_batch_fast([_text(document) for document in some], add_special_tokens=False)
-            yield from ((len(document), piece.ids) for document, piece in zip(some, encoded, strict=True))
+        while batch := list(islice(rest, AT_ONCE)):
+            encoded = self.model.encode_batch_fast([_text(document) for document in batch], add_special_tokens=False)
+            yield from ((len(document), piece.ids) for document, piece in zip(batch, encoded, strict=True))
 
 
 def _text(document: bytes) -> str:
@@ -73,10 +73,13 @@ def _text(document: bytes) -> str:
 
 
 def learned(documents: Iterable[bytes], vocabulary: int) -> Pieces:
-    """Byte-level BPE (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2): 256 bytes, the rest merges.
+    """Learn byte-level BPE from documents: 256 bytes, and merges up to the size of the vocabulary.
 
     Raises:
-        RequestError: the documents hold fewer merges.
+        RequestError: the documents have too few merges.
+
+    References:
+        Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -85,13 +88,13 @@ def learned(documents: Iterable[bytes], vocabulary: int) -> Pieces:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=letters, show_progress=False)
     model.train_from_iterator((_text(document) for document in documents), trainer)
-    if (found := model.get_vocab_size()) < vocabulary:
-        raise RequestError(f"the text gives {found} tokens, fewer than data.vocabulary={vocabulary}")
+    if (size := model.get_vocab_size()) < vocabulary:
+        raise RequestError(f"the text gives {size} tokens, fewer than data.vocabulary={vocabulary}")
     return Pieces(model, model.encode(_text(Bytes.BETWEEN)).ids)
 
 
 def is_local(name: str) -> bool:
-    """Whether a tokenizer is ours, or in a folder of this machine."""
+    """Whether a tokenizer needs no network: built in, or a folder of this machine."""
     return name in ("bytes", "bpe") or _file(name).is_file()
 
 
@@ -100,17 +103,17 @@ def _file(name: str) -> Path:
 
 
 def pretrained(name: str, vocabulary: int) -> Pieces:
-    """A tokenizer of the Hugging Face Hub, or of a folder with a ``tokenizer.json``; its end of text between documents.
+    """Load a tokenizer from the Hugging Face Hub or a folder; its end-of-text token separates documents.
 
     Raises:
-        RequestError: it cannot be had, or has more tokens than the vocabulary.
+        RequestError: it cannot be loaded, or has more tokens than the vocabulary.
     """
     from tokenizers import Tokenizer
 
     try:
         model = Tokenizer.from_file(str(_file(name))) if is_local(name) else Tokenizer.from_pretrained(name)
-    except Exception as refusal:  # whatever the library says
-        raise RequestError(f"cannot read data.tokenizer={name}: {' '.join(str(refusal).split())}") from None
+    except Exception as fault:  # the library raises exceptions of any type
+        raise RequestError(f"cannot read data.tokenizer={name}: {' '.join(str(fault).split())}") from None
     if (size := model.get_vocab_size()) > vocabulary:
         raise RequestError(f"data.tokenizer={name} has {size} tokens; give data.vocabulary={size} or more")
     model.no_truncation()

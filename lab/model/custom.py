@@ -17,12 +17,12 @@ from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
 
 Build = Callable[[], nn.Module]
-CHECKED_ROWS = 2  # of the batch a rehearsal takes
+CHECKED_ROWS = 2  # of the batch that checks a module
 RANDOM = "makes other logits of the same tokens the next time, as with dropout or a state it keeps"
 
 
 def build_from_seed(make: Build, seed: int) -> nn.Module:
-    """The model of one run as its author builds it; what is random in that comes from the run's seed alone."""
+    """Build the model of one run; all its randomness comes from the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -34,7 +34,7 @@ class CustomModel(nn.Module):
     Given ``operands``, the forward pass is under ``torch.autocast`` to that precision; its logits are not.
     """
 
-    ends = ()  # nobody says which of its weights embed, so all are counted
+    ends = ()  # it is unknown which weights embed, so all are counted
     blocks = ()
 
     def __init__(
@@ -48,8 +48,8 @@ class CustomModel(nn.Module):
         super().__init__()
         self.make, self.operands = make, operands
         self.inner = build_from_seed(make, 0)
-        own = list(self.inner.parameters())  # kept, so that no id is given twice
-        stacked = {id(weight): nn.Parameter(weight.new_empty(runs, *weight.shape)) for weight in own}
+        single = list(self.inner.parameters())  # kept alive, so that ids stay unique
+        stacked = {id(weight): nn.Parameter(weight.new_empty(runs, *weight.shape)) for weight in single}
         for module in self.inner.modules():
             for name, weight in module._parameters.items():
                 if weight is not None:  # tied weights stay tied
@@ -62,24 +62,24 @@ class CustomModel(nn.Module):
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, None]:
         """Logits ``[r b t v]``; the module does not tell its hidden states."""
 
-        def alone(weights: dict[str, Tensor], tokens_bt: Tensor) -> Tensor:
+        def forward_one(weights: dict[str, Tensor], tokens_bt: Tensor) -> Tensor:
             logits_btv: Tensor = functional_call(self.inner, weights, (tokens_bt,))
             return logits_btv
 
         weights, enabled = self.weights(), self.operands is not None
-        # attention in parts that can be vmapped: the fused kernels would be called run by run
+        # attention without fused kernels, which vmap would call once per run
         rounded = torch.autocast(tokens_rbt.device.type, self.operands, enabled, cache_enabled=False)
         with rounded, sdpa_kernel(SDPBackend.MATH):
-            logits_rbtv = vmap(alone, randomness="error")(weights, tokens_rbt)
-        heard_rbtv: Tensor = self.at_logits(logits_rbtv.to(next(iter(weights.values())).dtype))
-        return heard_rbtv, None
+            logits_rbtv = vmap(forward_one, randomness="error")(weights, tokens_rbt)
+        changed_rbtv: Tensor = self.at_logits(logits_rbtv.to(next(iter(weights.values())).dtype))
+        return changed_rbtv, None
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight ``[r ...]`` by the name it has in the user's own module."""
         return dict(self.inner.named_parameters())
 
     def factors(self, parametrization: Any, width: int) -> dict[str, Factors]:
-        """No LR multiplier, and no initial scale: that is the guest's own."""
+        """No LR multiplier, and no initial scale: the module draws its own initial values."""
         return dict.fromkeys(self.weights(), Factors(init_std=math.nan))
 
     @torch.no_grad()
@@ -92,24 +92,24 @@ class CustomModel(nn.Module):
 
 
 def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) -> None:
-    """Refuse a module that is no language model, or cannot be trained as one of a fleet.
+    """Refuse a module that is not a language model, or cannot be trained in a fleet.
 
     Raises:
-        RequestError: it says in one line what is amiss, be it an exception of the module's own.
+        RequestError: one line says what is wrong, or which exception the module raised.
     """
     with torch.random.fork_rng(devices=[]):
         tokens_bt = torch.randint(vocabulary, (CHECKED_ROWS, seq_len), generator=torch.Generator().manual_seed(0))
         try:
-            amiss = _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt)
+            problem = _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt)
         except Exception as fault:
-            said = " ".join(str(fault).split())
-            amiss = RANDOM if "random operation" in said else f"fails: {type(fault).__name__}: {said}"
-    if amiss:
-        raise RequestError(f"guest {name} {amiss}")
+            message = " ".join(str(fault).split())
+            problem = RANDOM if "random operation" in message else f"fails: {type(fault).__name__}: {message}"
+    if problem:
+        raise RequestError(f"guest {name} {problem}")
 
 
 def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | None:
-    """What keeps one model of it from being trained, in words; none is the usual case."""
+    """Why a single model cannot be trained, in words; None if it can."""
     model = build_from_seed(make, 0)
     if not isinstance(model, nn.Module):
         return f"builds {type(model).__name__}, not a torch.nn.Module"
@@ -117,13 +117,13 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
     if frozen := [name for name, weight in weights.items() if not weight.requires_grad]:
         return f"has a parameter that is not trained: make {frozen[0]} a buffer"
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if unlike := _first_difference(before, dict(build_from_seed(make, 1).named_buffers())):
-        return f"has a buffer that depends on the seed: make {unlike} a parameter"
+    if name := _first_difference(before, dict(build_from_seed(make, 1).named_buffers())):
+        return f"has a buffer that depends on the seed: make {name} a parameter"
     logits_btv = model(tokens_bt)
-    wanted = (*tokens_bt.shape, vocabulary)
-    found = tuple(logits_btv.shape) if isinstance(logits_btv, Tensor) else type(logits_btv).__name__
-    if found != wanted:
-        return f"makes {found} of tokens [b t]; logits [b t v] would be {wanted}"
+    expected = (*tokens_bt.shape, vocabulary)
+    shape = tuple(logits_btv.shape) if isinstance(logits_btv, Tensor) else type(logits_btv).__name__
+    if shape != expected:
+        return f"makes {shape} of tokens [b t]; logits [b t v] would be {expected}"
     if changed := _first_difference(before, dict(model.named_buffers())):
         return f"changes a buffer in its forward pass, as batch normalization does: {changed}"
     gradients = torch.autograd.grad(logits_btv.sum(), list(weights.values()), allow_unused=True)
@@ -141,10 +141,10 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
 
 @torch.no_grad()
 def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
-    """What keeps two of it from being trained side by side, in words."""
-    both = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2))
-    both.initialize((0, 1), {})
-    logits_rbtv, _ = both(tokens_bt.expand(2, -1, -1))
+    """Why two models cannot be trained side by side, in words; None if they can."""
+    pair = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2))
+    pair.initialize((0, 1), {})
+    logits_rbtv, _ = pair(tokens_bt.expand(2, -1, -1))
     for logits_btv, seed in zip(logits_rbtv, (0, 1), strict=True):
         if not torch.allclose(logits_btv, build_from_seed(make, seed)(tokens_bt), rtol=1e-4, atol=1e-4, equal_nan=True):
             return "computes something else side by side than alone, or is not decided by torch's seed"

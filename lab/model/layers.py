@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lab.model.parametrization import Role
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
-WHOLE_VECTORS = 64  # entries; a multiple of what any CPU kernel takes at once
+WHOLE_VECTORS = 64  # entries; a multiple of any CPU's vector length
 
 
 class Gelu(torch.autograd.Function):
@@ -42,7 +42,7 @@ class Gelu(torch.autograd.Function):
 def gelu(x_rbtm: Tensor) -> Tensor:
     """GELU of every entry, the same bits wherever in the fleet a run stands.
 
-    A CPU's kernels round the tail of a buffer otherwise than its body; so every run gets whole vectors.
+    A CPU's kernels round the tail of a buffer differently from its body, so every run is padded to whole vectors.
     """
     entries = x_rbtm[0].numel()
     if spare := -entries % WHOLE_VECTORS:
@@ -51,7 +51,7 @@ def gelu(x_rbtm: Tensor) -> Tensor:
     return Gelu.apply(x_rbtm)  # type: ignore[no-any-return,no-untyped-call]
 
 
-# std of a unit normal cut at two standard deviations; dividing by it makes the *truncated* std the one asked for
+# std of a unit normal truncated at two standard deviations; dividing by it gives the truncated normal the right std
 TRUNCATED_STD = 0.87962566103423978
 LAYERNORM_EPS = 1e-6
 
@@ -112,14 +112,14 @@ class LayerNorm(Layer):
 
 
 def draw(layer: Layer, name: str, seed: int, std: float) -> Tensor:
-    """One run's initial value, from (seed, name) alone: arms that share a weight share its values.
+    """Draw one run's initial value from (seed, name) alone: arms that share a weight share its values.
 
     Drawn on the CPU in float64, so that every device and precision starts from the same numbers.
     """
     shape = layer.weight.shape[1:]
     if layer.role is Role.GAIN:
         return torch.ones(shape, dtype=torch.float64)
-    if std == 0:  # a normal cut at two times nothing cannot be drawn
+    if std == 0:  # a truncated normal needs a positive std
         return torch.zeros(shape, dtype=torch.float64)
     stream = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(stream[:8], "big", signed=True))

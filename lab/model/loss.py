@@ -1,4 +1,4 @@
-"""A sum of named terms, one number per run: cross-entropy, and whatever an intervention adds to it."""
+"""The loss: cross-entropy per run, and the terms that interventions add to it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lab.core.hooks import LossTerm, Predictions, announce
 
-# A target that is not counted, in the loss as in every term added to it.
+# A target that does not count, in the cross-entropy and in every term.
 IGNORED = -1
 
 
 def mean_over_tokens(value_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
-    """``[r b t] -> [r]``: mean over the counted tokens; ``where``, since a product would let NaN through."""
+    """``[r b t] -> [r]``: mean over the counted tokens, NaN at others notwithstanding."""
     total_r = torch.where(counted_rbt, value_rbt, 0.0).flatten(1).sum(1)
     return total_r / counted_rbt.flatten(1).sum(1)
 

@@ -30,7 +30,7 @@ def _rotations(length: int, size: int, scale: float, dtype: torch.dtype, device:
 class CausalSoftmax(torch.autograd.Function):
     """Scores ``[... t s]`` to attention weights over s <= t.
 
-    Written out because no gradient reaches a masked score anyway, which autograd would mask once more.
+    Written out because autograd would mask the gradient of a masked score, zero already, a second time.
     """
 
     @staticmethod
@@ -47,7 +47,7 @@ class CausalSoftmax(torch.autograd.Function):
 
 
 class Weighing(HookPoint):
-    """Where scores ``[... t s]`` become attention weights: by causal softmax, unless something else is attached."""
+    """Turns scores ``[... t s]`` into attention weights: by causal softmax, or by the attached module."""
 
     def forward(self, scores_ts: Tensor) -> Tensor:
         if self.changes:
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return output_rbtd
 
     def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[r b h t k]`` by one product, which a CPU does faster than three narrow ones."""
+        """Queries, keys and values ``[r b h t k]`` by one product, faster on a CPU than three narrow ones."""
         weight_rdo = torch.cat([part.weight for part in (self.query, self.key, self.value)], dim=-1)
         qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.operands)
         batch, length = x_rbtd.shape[1:3]
@@ -161,7 +161,7 @@ class Transformer(nn.Module):
         return logits_rbtv, hidden_rbtd
 
     def layers(self) -> Iterator[tuple[str, Layer]]:
-        """Every weight-owning layer by the name its weight goes by (``block0.attention.query``)."""
+        """Yield every layer that owns a weight, by the weight's name (``block0.attention.query``)."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
                 yield path.replace(".at_", ".").replace(".changes.", "."), module
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seeds: Sequence[int], factors: Mapping[str, Factors]) -> None:
-        """Draw every weight of run i from seed i; the run's neighbours play no part."""
+        """Draw every weight of run i from seed i, whatever the other runs."""
         for name, layer in self.layers():
             for run, seed in enumerate(seeds):
                 copy_whole(layer.weight[run], draw(layer, name, seed, factors[name].init_std))

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the step: a shape in [0, 1] that multiplies the peak."""
+"""Learning-rate schedules: pure functions of the step with values in [0, 1] that multiply the peak."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _steps(steps: int, peak_r: Tensor) -> Tensor:
 
 
 def _line(step_s1: Tensor, begin_r: Tensor, steps: int, floor_r: Tensor) -> Tensor:
-    """From 1 at ``begin_r`` straight down to the floor, which would be reached at ``steps``: ``[s r]``."""
+    """A straight line from 1 at ``begin_r`` to the floor at ``steps``: ``[s r]``."""
     progress_sr = ((step_s1 - begin_r) / (steps - begin_r).clamp(min=1)).clamp(0, 1)
     return 1 - (1 - floor_r.clamp(max=1)) * progress_sr
 

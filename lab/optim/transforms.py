@@ -25,9 +25,9 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Now:
-    """What a link may look at: the weights, the schedule's shape ``[r]`` at this step, each tensor's LR multiplier.
+    """The state of training at a step: weights, the schedule's value ``[r]``, and each tensor's LR multiplier.
 
-    The step is a tensor without axes, so that a step compiled once is every step.
+    The step is a tensor without axes, so that one compiled graph serves all steps.
     """
 
     step: Tensor
@@ -48,12 +48,12 @@ class Link(ABC):
     makes: ClassVar[str | None] = None
 
     def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
-        """Fresh state: tensors by a name of the link's own, each leading with the run axis."""
+        """Fresh state: tensors ``[r ...]`` by names that the link chooses."""
         return {}
 
     @abstractmethod
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
-        """What goes in, changed; the state is kept up to date in place."""
+        """Return the changed updates, and update the state in place."""
 
 
 @LINKS.register("clip")
@@ -76,7 +76,7 @@ class Clip(Link):
 class Adam(Link):
     """Bias-corrected first moment over root of second (Kingma & Ba 2015); moments kept in the weights' precision.
 
-    Where epsilon is 0 and no gradient ever came, 0 / 0 is 0.
+    With epsilon 0, a weight that never had a gradient has direction 0 / 0 = 0.
     """
 
     takes: ClassVar = ("gradient",)

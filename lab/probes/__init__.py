@@ -1,1 +1,1 @@
-"""What may be overheard of a training step."""
+"""Probes: numbers measured in a training step."""

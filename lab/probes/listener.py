@@ -1,4 +1,4 @@
-"""What a probe is, when it fires, and how it overhears the real step."""
+"""Registration of probes, the steps at which they fire, and the listener that evaluates them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ProbesConfig:
 
 
 class Listener:
-    """An ear for one step: what the named probes make of what is announced, by (probe, where), ``[r]`` each.
+    """Evaluates the named probes on the announcements of one step: values ``[r]`` by (probe, where).
 
-    A probe that raises is silent at this step, and wherever the same ``faults`` are given; they say why, by its name.
+    A probe that raises is silent at this step and in every listener with the same ``faults``, which say why, by name.
     """
 
     def __init__(self, names: Iterable[str], faults: dict[str, str] | None = None) -> None:
@@ -57,21 +57,21 @@ class Listener:
             self._by_kind.setdefault(PROBES[name].hears, []).append(PROBES[name])
 
     def hears(self, kind: str) -> bool:
-        """Whether any of its probes cares for this kind."""
+        """Whether any of its probes listens to this kind."""
         return kind in self._by_kind
 
     @torch.no_grad()
-    def __call__(self, kind: str, where: str, *heard: Any) -> None:
-        for listens in self._by_kind.get(kind, ()):
-            if listens.name in self.faults:
+    def __call__(self, kind: str, where: str, *announced: Any) -> None:
+        for each in self._by_kind.get(kind, ()):
+            if each.name in self.faults:
                 continue
             try:
-                value = listens.measure(*heard)
+                value = each.measure(*announced)
                 values = dict(value) if isinstance(value, Mapping) else {where: value.clone()}
-                self.heard |= {(listens.name, name): number_r for name, number_r in values.items()}
-            except Exception as fault:  # whatever a probe does, the run goes on
+                self.heard |= {(each.name, name): number_r for name, number_r in values.items()}
+            except Exception as fault:  # the run goes on without the probe
                 if is_out_of_memory(fault):
                     raise
-                said = f"{type(fault).__name__}: {fault}".split("\n")[0]
-                self.faults[listens.name] = f"probe {listens.name} is silent, having raised {said}"
-                self.heard = {key: value_r for key, value_r in self.heard.items() if key[0] != listens.name}
+                message = f"{type(fault).__name__}: {fault}".split("\n")[0]
+                self.faults[each.name] = f"probe {each.name} is silent, having raised {message}"
+                self.heard = {key: value_r for key, value_r in self.heard.items() if key[0] != each.name}

@@ -1,4 +1,4 @@
-"""Records handed on: the runs of a folder as two csv files, or in a tracker as if they had just been trained."""
+"""Export of records: the runs of a folder as two csv files, or logged to a tracker as if just trained."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lab.records.trackers import Tracker, config_and_outcome, require, tag
 
 
 def destinations() -> list[str]:
-    """What records can be exported to."""
+    """The names of all destinations."""
     return ["csv", *(name for name in TRACKERS if name != "none")]
 
 
 def export_records(folder: Path, to: str, out: Path | None = None) -> str:
-    """Hand on every run of ``folder``, new files into ``out`` or else ``folder``; returns a line that says so.
+    """Export every run of ``folder``, with files in ``out`` or else ``folder``; returns a line that says so.
 
     Raises:
-        RequestError: no such destination, its extra is not installed, no runs in the folder, or it did not work.
+        RequestError: unknown destination, its extra is not installed, no runs in the folder, or the export failed.
     """
     if to not in destinations():
         raise RequestError(f"cannot export to {to!r}; {nearest(to, destinations())}")
@@ -32,37 +32,37 @@ def export_records(folder: Path, to: str, out: Path | None = None) -> str:
     tracker: Tracker | None = None if to == "csv" else TRACKERS[to]()
     if tracker:
         require(tracker)
-    records, place = store.read(folder), out or folder
+    records, target = store.read(folder), out or folder
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         if tracker:
-            _track(records, tracker, folder.resolve().name, place)
+            _track(records, tracker, folder.resolve().name, target)
         else:
-            _write_csv(records, place)
-    except Exception as fault:  # whatever the tracker says
+            _write_csv(records, target)
+    except Exception as fault:  # trackers raise exceptions of any type
         raise RequestError(f"cannot export to {to}: {type(fault).__name__}: {fault}") from None
-    where = f", files in {place}" if to != "trackio" else ""
-    return f"exported {len(records.runs)} runs to {to}{where}"
+    files_in = f", files in {target}" if to != "trackio" else ""
+    return f"exported {len(records.runs)} runs to {to}{files_in}"
 
 
-def _write_csv(records: Records, place: Path) -> None:
+def _write_csv(records: Records, target: Path) -> None:
     for name, table in records._asdict().items():
-        files.write_text(place / f"{name}.csv", table.to_csv(index=False))
+        files.write_text(target / f"{name}.csv", table.to_csv(index=False))
 
 
-def _track(records: Records, tracker: Tracker, group: str, place: Path) -> None:
-    heard = dict(list(records.metrics.groupby("id")))
+def _track(records: Records, tracker: Tracker, group: str, target: Path) -> None:
+    metrics_of = dict(list(records.metrics.groupby("id")))
     for row in records.runs.astype(object).to_dict("records"):
         config, outcome = config_and_outcome(
             {str(key): None if pd.isna(value) else value for key, value in row.items()}
         )
-        run = tracker.begin(row["id"], group, config, place)
-        assert run, "a destination tracks"
+        run = tracker.begin(row["id"], group, config, target)
+        assert run, "every destination opens a run"
         try:
-            mine = heard.get(row["id"], records.metrics[:0])
-            for step, table in mine.groupby("step"):
+            metrics = metrics_of.get(row["id"], records.metrics[:0])
+            for step, table in metrics.groupby("step"):
                 tags = map(tag, table["probe"], table["where"])
                 run.log(dict(zip(tags, table["value"].tolist(), strict=True)), int(str(step)))
-            run.log(outcome, int(mine["step"].max()) if len(mine) else 0)
+            run.log(outcome, int(metrics["step"].max()) if len(metrics) else 0)
         finally:
             run.finish()

@@ -1,4 +1,4 @@
-"""A request under way: its frozen list of points and fleets, and how far each fleet is."""
+"""Plans: the frozen points and fleets of a request, and the progress of each fleet."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lab.core.files import digest, write_text
 
 
 def freeze(folder: Path, plan: Mapping[str, Any]) -> str:
-    """Freeze a request before anything of it runs; returns the name under which ``thaw`` finds it."""
+    """Write the plan of a request before it runs; returns the name by which ``thaw`` reads it."""
     name = digest(plan)
     write_text(folder / "plans" / f"{name}.json", json.dumps(plan, indent=1) + "\n")
     return name
 
 
 def thaw(folder: Path, name: str) -> dict[str, Any]:
-    """The request frozen under ``name``.
+    """Read the plan of this name.
 
     Raises:
-        RequestError: it is not there as it was written.
+        RequestError: it is missing or damaged.
     """
     path = folder / "plans" / f"{name}.json"
     with suppress(OSError, ValueError):
@@ -35,20 +35,20 @@ def thaw(folder: Path, name: str) -> dict[str, Any]:
 
 
 def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
-    """Say how far a fleet of a plan is, to whoever watches the folder."""
+    """Write the progress of one fleet of a plan, for other processes to read."""
     write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress))
 
 
 def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
-    """How far the fleets of a plan are that have begun, by index; what cannot be read is left out."""
-    found = {}
-    with suppress(FileNotFoundError):  # another process that trains the same may clear it meanwhile
-        for place in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
+    """Read the progress of all fleets of a plan that have begun, by index; unreadable files are left out."""
+    progress = {}
+    with suppress(FileNotFoundError):  # another process that trains the same plan may clear the folder meanwhile
+        for path in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
             with suppress(OSError, ValueError):
-                found[int(place.name)] = json.loads(place.read_text())
-    return found
+                progress[int(path.name)] = json.loads(path.read_text())
+    return progress
 
 
 def forget_progress(folder: Path, plan: str) -> None:
-    """Clear what ``write_progress`` left: at the start of a request, and at its end."""
+    """Delete the progress of a plan, at the start of a request and at its end."""
     shutil.rmtree(folder / "plans" / f"{plan}.progress", ignore_errors=True)

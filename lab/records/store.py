@@ -1,4 +1,4 @@
-"""What a run leaves behind, and the only doorway between training and analysis.
+"""The results folder: training writes the records of its runs here, and analysis reads them.
 
 A results folder holds::
 
@@ -6,13 +6,13 @@ A results folder holds::
     commands.json                  every command that added to this folder
     plans/<digest>.json            the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
-    checkpoints/<digest>/<k>...    the state of a fleet after k updates, until it has left its runs behind
-    runs/<id>/metrics.parquet      what the probes heard
-    runs/<id>/run.json             the run card; written last, so a run is there whole or not at all
+    checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
+    runs/<id>/metrics.parquet      the values of the probes
+    runs/<id>/run.json             the run card; written last, so that a run is complete or absent
     runs.parquet, metrics.parquet  all runs in two tables, gathered from the above
 
-Every file appears at once under its name (written beside it, then moved), so a killed process leaves no half file.
-Records hold a digest of themselves: what a disk did to them is found, and not taken for a result.
+Every file is written atomically, so a killed process leaves no partial file.  Records hold their own digest, by which
+damage is detected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENGINES = ("eager", "compiled")
 # Columns every run has, whatever its config.  A column of the config is its dotted key (``optimizer.lr``).
 RUN_COLUMNS = {
     "id": "string",  # digest of everything that can change the record
-    "intervention": "string",  # names of what is switched on, sorted, joined with "+"; "none"
+    "intervention": "string",  # names of the interventions, sorted, joined with "+"; or "none"
     "status": "string",  # finished | diverged | failed
     "diverged_at": "Int64",  # first step with a non-finite loss; null when there was none
     "reason": "string",  # why a run failed or counts as diverged
@@ -46,16 +46,16 @@ RUN_COLUMNS = {
     "parameters_without_embeddings": "Int64",  # without input embedding and output head
     "model_steps_per_second": "float64",  # steps of all runs of the fleet, per second
     "wall_seconds": "float64",  # of the fleet, divided by its runs
-    "notes": "string",  # what else came to pass: probes that failed, sizes of fleets for which memory did not do
+    "notes": "string",  # probes that failed, and sizes of fleets that ran out of memory
     "versions": "string",
     "data_fingerprint": "string",
-    "data_notes": "string",  # what the data says of itself: files, Python version, entropy
+    "data_notes": "string",  # properties of the data: files, Python version, entropy
 }
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
-# Columns of the config that may differ in what is one run: labels, where records go, what carries its steps out.
+# Columns of the config that do not change the run: labels, the folder of its records, device and engine.
 NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name"}
 STATUSES = ("finished", "diverged", "failed")
-NAME = r"[\w-]+"  # of a run, which names its folder, here and in a tracker
+NAME = r"[\w-]+"  # of a run and its folder, here and in a tracker
 
 
 class Records(NamedTuple):
@@ -66,7 +66,7 @@ class Records(NamedTuple):
 
 
 def run_id(card: Mapping[str, Any]) -> str:
-    """Digest of a card's config, data and record version; not of ``NO_PART_OF_ID``, nor of the order of probes."""
+    """Digest of a card's config, data and record version, without ``NO_PART_OF_ID`` and the order of probes."""
     outcome = {*RUN_COLUMNS} - {"intervention"}
     config = {key: value for key, value in card.items() if key not in outcome | NO_PART_OF_ID}
     config["probes.names"] = "+".join(sorted(card["probes.names"].split("+")))
@@ -74,13 +74,13 @@ def run_id(card: Mapping[str, Any]) -> str:
 
 
 def _write_metrics(path: Path, metrics: pd.DataFrame) -> str:
-    # numbers that few bits tell apart pack to half the size byte by byte
-    words = [column for column in METRIC_COLUMNS if column != "value"]
-    return files.write_table(path, metrics, use_dictionary=words, use_byte_stream_split=["value"])
+    # similar numbers compress to half the size byte by byte
+    keys = [column for column in METRIC_COLUMNS if column != "value"]
+    return files.write_table(path, metrics, use_dictionary=keys, use_byte_stream_split=["value"])
 
 
 def open_folder(folder: Path, engine: str) -> None:
-    """Make ``folder`` ready to be written; its steps are carried out by this engine from the first command on.
+    """Prepare ``folder`` for writing; all its runs use this engine.
 
     Raises:
         RequestError: it holds records of another version, or cannot be written.
@@ -90,16 +90,20 @@ def open_folder(folder: Path, engine: str) -> None:
 
 
 def check_version(folder: Path) -> str | None:
-    """Refuse a folder whose records were written in another version; an empty or absent folder passes.
+    """Refuse a folder whose records have another version; an empty or absent folder passes.
 
-    Returns the engine that ``open_folder`` was told, None where it was not.
+    Returns:
+        The engine given to ``open_folder``; None without one.
+
+    Raises:
+        RequestError: another version, or a file that cannot be read.
     """
     card = folder / "store.json"
     if not card.exists():
         return None
     try:
-        about = json.loads(card.read_text())
-        version, engine = about["record_version"], about.get("engine")
+        header = json.loads(card.read_text())
+        version, engine = header["record_version"], header.get("engine")
         if engine not in (None, *ENGINES):
             raise ValueError(engine)
     except (OSError, ValueError, KeyError, TypeError):
@@ -112,19 +116,19 @@ def check_version(folder: Path) -> str | None:
 
 
 def note_command(folder: Path, command: str) -> None:
-    """Remember, once, a command that added to this folder."""
-    known = commands(folder)
-    if command not in known:
-        write_text(folder / "commands.json", json.dumps([*known, command], indent=1) + "\n")
+    """Record, once, a command that adds to this folder."""
+    earlier = commands(folder)
+    if command not in earlier:
+        write_text(folder / "commands.json", json.dumps([*earlier, command], indent=1) + "\n")
 
 
 def results_folders(folder: Path) -> list[Path]:
-    """The results folders right inside a folder that is none itself."""
+    """The results folders directly inside a folder that is not one itself."""
     return [] if (folder / "store.json").exists() else sorted(card.parent for card in folder.glob("*/store.json"))
 
 
 def commands(folder: Path) -> list[str]:
-    """The commands that filled this folder, oldest first."""
+    """The commands that added to this folder, oldest first."""
     try:
         return list(map(str, json.loads((folder / "commands.json").read_text())))
     except (OSError, ValueError, TypeError):
@@ -132,39 +136,42 @@ def commands(folder: Path) -> list[str]:
 
 
 def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int, str, str, float]]) -> None:
-    """Leave one run behind: its metrics ``(step, probe, where, value)``, then its card, a row of ``runs.parquet``.
+    """Write one run: its metrics ``(step, probe, where, value)``, then its card, a row of ``runs.parquet``.
 
-    An intact run of the same id that did not fail is left alone.
+    Do nothing if the folder holds an intact run of the same id that did not fail.
 
     Raises:
-        RequestError: the id is no name, or not that of the config and data on the card; or nothing can be written.
+        RequestError: the id is not a valid name, or not that of the config and data on the card; or the folder cannot
+            be written.
     """
     if not re.fullmatch(NAME, card["id"]):
         raise RequestError(f"a run cannot be called {card['id']!r}")
     if "data_fingerprint" in card and card["id"] != run_id(card):
         raise RequestError(f"run {card['id']} is not a run of this config and data, which make it {run_id(card)}")
-    place = folder / "runs" / card["id"]
-    there = _card(place)
-    if there and there["status"] != "failed":
+    run_folder = folder / "runs" / card["id"]
+    existing = _card(run_folder)
+    if existing and existing["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    seal = digest([card, _write_metrics(place / "metrics.parquet", table)])
-    write_text(place / "run.json", json.dumps({**card, "digest": seal}, indent=1) + "\n")
+    seal = digest([card, _write_metrics(run_folder / "metrics.parquet", table)])
+    write_text(run_folder / "run.json", json.dumps({**card, "digest": seal}, indent=1) + "\n")
 
 
-def _card(place: Path) -> dict[str, Any] | None:
-    """The card of a run that is there as it was written, its metrics with it; else ``None``."""
+def _card(run_folder: Path) -> dict[str, Any] | None:
+    """The card of a run if card and metrics are intact; else ``None``."""
     try:
-        card: dict[str, Any] = json.loads((place / "run.json").read_text())
+        card: dict[str, Any] = json.loads((run_folder / "run.json").read_text())
         seal = card.pop("digest")
-        whole = card["id"] == place.name and seal == digest([card, files.file_digest(place / "metrics.parquet")])
-        return card if whole else None
+        intact = card["id"] == run_folder.name and seal == digest(
+            [card, files.file_digest(run_folder / "metrics.parquet")]
+        )
+        return card if intact else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def read(folder: Path) -> Records:
-    """All runs of a folder: the gathered tables, with the runs left behind since then added.
+    """Read all runs of a folder: the gathered tables, and the runs written since.
 
     Raises:
         RequestError: no such folder, no runs in it, or records of another version.
@@ -178,50 +185,54 @@ def read(folder: Path) -> Records:
 
 
 def find(folder: Path) -> Records | None:
-    """``read``, but None where no runs are."""
+    """As ``read``, but None if there are no runs.
+
+    Raises:
+        RequestError: records of another version, or damaged tables.
+    """
     check_version(folder)
-    left_behind = {place.name: place for place in sorted((folder / "runs").glob("*"))}
-    gathered = _gathered(folder, left_behind)
+    run_folders = {path.name: path for path in sorted((folder / "runs").glob("*"))}
+    gathered = _gathered(folder, run_folders)
     final = set[str]()
     if gathered:
-        # What failed may have been trained since; all else is final.  Of two processes that gathered at once, one
-        # may have left its runs and the other its metrics.
+        # Failed runs may have been trained since; all others are final.  Of two processes that gathered at once, one
+        # may have written the runs and the other the metrics.
         runs, metrics = gathered
         final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
-    cards = {name: card for name, place in left_behind.items() if name not in final and (card := _card(place))}
-    heard = [files.read_table(left_behind[name] / "metrics.parquet") for name in cards]
+    cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
+    metrics_since = [files.read_table(run_folders[name] / "metrics.parquet") for name in cards]
     kept = [table[~table["id"].isin(cards)] for table in gathered]
     runs = pd.concat([*kept[:1], pd.DataFrame(list(cards.values()))], ignore_index=True)
     if not len(runs):
         return None
-    return Records(_declared(runs), pd.concat([*kept[1:], *heard], ignore_index=True).astype(METRIC_COLUMNS))
+    return Records(_declared(runs), pd.concat([*kept[1:], *metrics_since], ignore_index=True).astype(METRIC_COLUMNS))
 
 
-def _gathered(folder: Path, left_behind: Collection[str]) -> list[pd.DataFrame]:
-    """The two tables, none when they are not there, or damaged and to be made again from ``runs/``.
+def _gathered(folder: Path, run_folders: Collection[str]) -> list[pd.DataFrame]:
+    """The two tables; none if they are absent, or damaged and can be made again from ``runs/``.
 
     Raises:
-        RequestError: they are damaged, and hold runs that are nowhere else.
+        RequestError: they are damaged, and hold runs that exist nowhere else.
     """
     paths, tables, faults = [folder / "runs.parquet", folder / "metrics.parquet"], [], []
     for path in paths:
         try:
             table = files.read_table(path)
             if not table["id"].drop_duplicates().str.fullmatch(NAME).all():
-                raise ValueError("a run's id is no name")
+                raise ValueError("a run's id is not a valid name")
             tables.append(table)
         except Exception as fault:  # a damaged file fails in many ways
             faults.append(str(fault).split("\n")[0])
     if not faults or not any(path.exists() for path in paths):
         return tables
-    known = {name for table in tables for name in table["id"].unique()}
-    if left_behind and known <= set(left_behind):
+    readable = {name for table in tables for name in table["id"].unique()}
+    if run_folders and readable <= set(run_folders):
         return []
     raise RequestError(f"the tables in {folder} are damaged: {'; '.join(faults)}; without them their runs are missing")
 
 
 def _declared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Fixed columns first and in their declared types, then every config column, none dropped; rows by id."""
+    """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
     for column, kind in RUN_COLUMNS.items():
         runs[column] = (runs[column] if column in runs else pd.Series([None] * len(runs), runs.index)).astype(kind)  # type: ignore[call-overload]
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
@@ -229,20 +240,24 @@ def _declared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def statuses(folder: Path) -> dict[str, str]:
-    """How every run of a folder ended, by id; none in a folder that holds no runs, or is not there yet."""
+    """The status of every run of a folder, by id; empty without runs or without the folder."""
     records = find(folder)
     return dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
 
 
 def gather(folder: Path) -> Records:
-    """Write all runs of a folder as ``runs.parquet`` and ``metrics.parquet``, and return them."""
+    """Write all runs of a folder as ``runs.parquet`` and ``metrics.parquet``, and return them.
+
+    Raises:
+        RequestError: as ``read``, or the folder cannot be written.
+    """
     while True:
         records = read(folder)
-        # the runs last: what stands there is taken for gathered
+        # the runs last: a run in that table counts as gathered
         written = {
             "metrics.parquet": _write_metrics(folder / "metrics.parquet", records.metrics),
             "runs.parquet": files.write_table(folder / "runs.parquet", records.runs),
         }
-        # another process may have put one of its own between ours
+        # another process may have replaced one of the two files meanwhile
         if written == {name: files.file_digest(folder / name) for name in written}:
             return records

@@ -1,4 +1,4 @@
-"""Trackers: where else the values of a run can go, and a fleet in one while it trains."""
+"""Trackers: experiment trackers to which the values of runs go besides the store."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class TrackedRun(Protocol):
     """One run, open in a tracker; the names are those of ``wandb.Run`` and ``trackio.Run``."""
 
     def log(self, values: Mapping[str, Value], step: int) -> None:
-        """Hand over values of one step, NaN and infinity included; steps never go back."""
+        """Log values of one step, NaN and infinity included; steps never decrease."""
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """Close the run."""
 
 
 class Tracker(Protocol):
-    """A place that takes runs; its fields are the keys of ``conf/tracker/NAME.yaml``."""
+    """A destination of runs; its fields are the keys of ``conf/tracker/NAME.yaml``."""
 
-    package: ClassVar[str]  # what it imports, and the extra that brings it; empty when it needs none
+    package: ClassVar[str]  # the package it imports, and the extra of that name; empty without one
 
     def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun | None:
-        """Open a run; what the tracker writes itself goes into ``folder``.  None is a run that is not tracked."""
+        """Open a run; the tracker's own files go into ``folder``.  None is a run that is not tracked."""
 
 
 @TRACKERS.register("none")
 @dataclass(frozen=True)
 class NoTracker:
-    """Values go to the store alone."""
+    """Values go only to the store."""
 
     package: ClassVar[str] = ""
 
     def begin(self, name: str, group: str, config: Config, folder: Path) -> None:
-        """Nothing."""
+        """Track nothing."""
 
 
 @TRACKERS.register("tensorboard")
@@ -61,27 +61,27 @@ class TensorBoard:
     package: ClassVar[str] = "tensorboard"
 
     def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
-        """An event file; one left by an earlier attempt at this run is replaced."""
-        place = folder / "tensorboard" / name
-        for earlier in place.glob("events.out.tfevents.*"):
+        """Open an event file; that of an earlier attempt at this run is deleted."""
+        event_folder = folder / "tensorboard" / name
+        for earlier in event_folder.glob("events.out.tfevents.*"):
             earlier.unlink()
-        return EventFile(place, name, config)
+        return EventFile(event_folder, name, config)
 
 
 class EventFile:
     """One run in TensorBoard's format, written without torch or TensorFlow."""
 
-    def __init__(self, place: Path, name: str, config: Config) -> None:
+    def __init__(self, folder: Path, name: str, config: Config) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self.event, self.text, self.writer = Event, text_pb, EventFileWriter(str(place))
+        self.event, self.text, self.writer = Event, text_pb, EventFileWriter(str(folder))
         self.writer.add_event(Event(wall_time=time.time(), summary=hparams_pb(dict(config), trial_id=name)))
 
     def log(self, values: Mapping[str, Value], step: int) -> None:
-        """One event: numbers as scalars, words as text."""
+        """Write one event: numbers as scalars, words as text."""
         event = self.event(wall_time=time.time(), step=step)
         for tag, value in values.items():
             if isinstance(value, str):
@@ -104,7 +104,7 @@ class WeightsAndBiases:
     package: ClassVar[str] = "wandb"
 
     def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
-        """A run beside those already open in this process, which would otherwise become this one."""
+        """Open a run beside those already open in this process; by default they would be one."""
         run: TrackedRun = import_module(self.package).init(
             project=self.project,
             name=name,
@@ -126,13 +126,13 @@ class Trackio:
     package: ClassVar[str] = "trackio"
 
     def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
-        """A run in a context of its own: trackio ends the run it finds open in the current one."""
+        """Open a run in its own context: trackio ends a run that is open in the current one."""
         init = partial(import_module(self.package).init, project=self.project, embed=False)
         return QuietRun(lambda: Context().run(init, name=name, group=group, config=dict(config)))
 
 
 class QuietRun:
-    """A run of a tracker that prints when one begins and ends."""
+    """Silences a tracker that prints when a run begins and ends."""
 
     def __init__(self, begin: Callable[[], TrackedRun]) -> None:
         with redirect_stdout(io.StringIO()):
@@ -140,13 +140,13 @@ class QuietRun:
         self.log = self.run.log
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """Close the run."""
         with redirect_stdout(io.StringIO()):
             self.run.finish()
 
 
 def require(tracker: Tracker) -> None:
-    """Refuse, before anything is trained, a tracker that cannot be imported.
+    """Refuse a tracker that is not installed, before anything is trained.
 
     Raises:
         RequestError: its package is not installed.
@@ -160,19 +160,19 @@ def require(tracker: Tracker) -> None:
 
 
 def tag(probe: str, where: str) -> str:
-    """The name under which a tracker knows what a probe heard."""
+    """The name of a probe's values in a tracker."""
     return f"{probe}/{where}" if where else probe
 
 
 def config_and_outcome(row: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, Value]]:
-    """A row of ``runs.parquet`` as config and outcome, without what is absent."""
-    there = {key: value for key, value in row.items() if value is not None and key != "id"}
-    outcome = {key: value for key, value in there.items() if key in RUN_COLUMNS and key != "intervention"}
-    return {key: value for key, value in there.items() if key not in outcome}, outcome
+    """Split a row of ``runs.parquet`` into config and outcome, without missing values."""
+    present = {key: value for key, value in row.items() if value is not None and key != "id"}
+    outcome = {key: value for key, value in present.items() if key in RUN_COLUMNS and key != "intervention"}
+    return {key: value for key, value in present.items() if key not in outcome}, outcome
 
 
 class FleetTracker:
-    """The runs of a fleet in a tracker.  What fails there is said in one line and ends the tracking, nothing else."""
+    """The runs of a fleet in a tracker.  A failure there prints one line and ends the tracking, not the training."""
 
     def __init__(self, tracker: Tracker, folder: Path, runs: Mapping[str, Config], say: Callable[[str], None]) -> None:
         self.tracker, self.folder, self.runs, self.say = tracker, folder, runs, say
@@ -180,27 +180,27 @@ class FleetTracker:
         self.open: dict[str, TrackedRun] = {}
 
     def log(self, step: int, values: Mapping[str, Mapping[str, Value]]) -> None:
-        """Values of some runs at a step; a run begun anew, in half its fleet, is silent until it is where it was."""
-        with self._apart():
+        """Log values of runs at a step; a run that starts again, in half its fleet, skips the steps logged before."""
+        with self._contained():
             for name in values:
                 if name in self.open and step >= self.steps[name]:
                     self.open[name].log(values[name], step)
                     self.steps[name] = step
 
     def end(self, row: Mapping[str, Any]) -> None:
-        """The outcome of the run whose row this is, with its last step."""
-        with self._apart():
+        """Log the outcome of the run of this row, at its last step."""
+        with self._contained():
             if run := self.open.get(row["id"]):
                 run.log(config_and_outcome(row)[1], max(0, self.steps[row["id"]]))
 
     def close(self) -> None:
-        """Finish every run that is open, whatever became of it."""
-        with self._apart():
+        """Finish all open runs."""
+        with self._contained():
             while self.open:
                 self.open.popitem()[1].finish()
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _contained(self) -> Iterator[None]:
         try:
             yield
         except BaseException as fault:
@@ -212,7 +212,7 @@ class FleetTracker:
             self.say(f"tracking ends here, training goes on: {type(fault).__name__}: {fault}".split("\n")[0])
 
     def __enter__(self) -> FleetTracker:
-        with self._apart():
+        with self._contained():
             for name, config in self.runs.items():
                 if run := self.tracker.begin(
                     name, self.folder.resolve().name, config_and_outcome(config)[0], self.folder

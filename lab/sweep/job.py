@@ -88,8 +88,8 @@ def train_resumably(
         if moment.done == fleet.config.steps:
             break
         # all ranks stop, and save, after the same step
-        stop = distributed.any_rank(told_to_stop())
-        save = distributed.any_rank(checkpointer.due(moment.done))
+        stop = distributed.highest_on_any_rank(told_to_stop())
+        save = distributed.highest_on_any_rank(checkpointer.due(moment.done))
         if moment.done and (stop or save):
             _save_checkpoint(recorder, checkpointer, moment.done, note)
         if stop:
@@ -179,7 +179,7 @@ class _Job:
         self.progress.end(fleet_summary(runs), [outcome.get("final_val_loss") for outcome in outcomes])
         if distributed.is_first_rank():
             checkpoint.remove(self.folder, ended)
-        if distributed.any_rank(self.told_to_stop()):
+        if distributed.highest_on_any_rank(self.told_to_stop()):
             raise Preempted
         return len(ended) == len(self.configs)
 
@@ -239,7 +239,7 @@ class _Job:
             message = "the data changed since these runs were planned" if changed else None
         except RequestError as refusal:
             message = str(refusal)
-        if distributed.any_rank(message is not None):
+        if distributed.highest_on_any_rank(message is not None):
             cause = message or "another rank has other data"
             raise ChangedDataError(
                 f"{cause}; nothing was recorded, and the same command trains on the data as they are"

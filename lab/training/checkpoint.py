@@ -192,7 +192,7 @@ class Checkpointer:
             except Exception as refusal:  # a damaged file fails in many ways
                 fault = (str(refusal) or type(refusal).__name__).splitlines()[0]
                 note(f"checkpoint {path} is not used: {fault}")
-            if not distributed.any_rank(fault is not None):
+            if not distributed.highest_on_any_rank(fault is not None):
                 try:
                     fill_all()
                 except RuntimeError:  # found too late for this time; the next will not find it
@@ -240,7 +240,7 @@ def _first_rank(work: Callable[[], None]) -> None:
             work()
         except (OSError, RuntimeError, RequestError) as its:
             fault = its
-    if distributed.any_rank(fault is not None):
+    if distributed.highest_on_any_rank(fault is not None):
         raise fault or OSError("the first rank could not")
 
 
