@@ -1,4 +1,4 @@
-"""The pytest plugin: a repository of yours guards the curves of its own recipe.
+"""The pytest plugin: lets another repository guard the learning-rate sensitivity of its recipe.
 
     pytest --lab-sweep smoke --lab-baseline baseline.json
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lab.analysis.guard.compare import Comparison
 
 
-# What came of training a sweep in this session, by sweep and overrides: its folder, or why there is none.
+# Sweeps trained in this session, by sweep and overrides: the results folder, or why training failed.
 TRAINED: pytest.StashKey[dict[tuple[str, ...], Path | RegressionError]] = pytest.StashKey()
 
 
@@ -36,7 +36,7 @@ class RegressionError(AssertionError):
 
 
 def train(sweep: str, overrides: Sequence[str], folder: Path) -> Path | RegressionError:
-    """Train a sweep; returns its folder, or what ``lab sweep`` said when it could not."""
+    """Train a sweep; returns its folder, or the error that ``lab sweep`` printed."""
     from lab.sweep.run import quoted
 
     if folder.exists() and any(folder.iterdir()):
@@ -49,7 +49,7 @@ def train(sweep: str, overrides: Sequence[str], folder: Path) -> Path | Regressi
 
 
 class SensitivityCurve:
-    """A sweep that was trained, and the baseline it is held against."""
+    """A trained sweep, and the baseline to compare it with."""
 
     def __init__(self, folder: Path, baseline: str | None, margin: float) -> None:
         self.folder, self.baseline, self.margin = folder, baseline, margin
@@ -63,15 +63,15 @@ class SensitivityCurve:
 
     @cached_property
     def checked(self) -> Comparison:
-        """What ``lab check`` finds."""
+        """The comparison of ``lab check``."""
         from lab.analysis.guard import check
         from lab.core import files
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
-        held = check.check_folder(self.folder, Path(self.baseline), self.margin)
-        files.write_text(self.folder / "check.html", held.page())
-        return held.comparison
+        checked = check.check_folder(self.folder, Path(self.baseline), self.margin)
+        files.write_text(self.folder / "check.html", checked.page())
+        return checked.comparison
 
     def check(self) -> None:
         """Compare with the baseline.
@@ -87,7 +87,7 @@ class SensitivityCurve:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say the options."""
+    """Add the options."""
     group = parser.getgroup("lab", "learning-rate sensitivity (instability-lab)")
     group.addoption("--lab-sweep", metavar="NAME|FILE", help="sweep to train and to hold against --lab-baseline")
     group.addoption("--lab-baseline", metavar="FILE", help="what `lab baseline save` wrote, or a results folder")
@@ -96,7 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say the marker."""
+    """Add the marker."""
     config.addinivalue_line(
         "markers", "sensitivity(sweep, baseline, margin, overrides): what the fixture sensitivity_curve trains"
     )
@@ -113,13 +113,13 @@ def sensitivity_curve(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 def _curve(
     config: pytest.Config,
-    places: pytest.TempPathFactory,
+    folders: pytest.TempPathFactory,
     sweep: str | None = None,
     baseline: str | None = None,
     margin: str | None = None,
     overrides: Sequence[str] = (),
 ) -> SensitivityCurve:
-    """What is not said here, the options say; a sweep is trained once per session, whoever asks for it."""
+    """Train a sweep, once per session; the options stand in for arguments that are not given."""
     from lab.analysis.guard.check import margin_of
 
     sweep, baseline = sweep or config.getoption("--lab-sweep"), baseline or config.getoption("--lab-baseline")
@@ -127,19 +127,19 @@ def _curve(
         raise pytest.UsageError("no sweep; give --lab-sweep NAME|FILE, or sweep= in the marker `sensitivity`")
     part = margin_of(margin or config.getoption("--lab-margin"))
     trained = config.stash.setdefault(TRAINED, {})
-    asked = (sweep, *overrides)
-    if asked not in trained:
+    key = (sweep, *overrides)
+    if key not in trained:
         kept = config.getoption("--lab-out")
         name = Path(sweep).stem + f"-{len(trained)}" * bool(trained) + os.environ.get("PYTEST_XDIST_WORKER", "")
-        trained[asked] = train(sweep, overrides, Path(kept, name) if kept else places.mktemp("sensitivity"))
-    found = trained[asked]
-    if isinstance(found, RegressionError):
-        raise found
-    return SensitivityCurve(found, baseline, part)
+        trained[key] = train(sweep, overrides, Path(kept, name) if kept else folders.mktemp("sensitivity"))
+    result = trained[key]
+    if isinstance(result, RegressionError):
+        raise result
+    return SensitivityCurve(result, baseline, part)
 
 
 class _Guard(pytest.Item):
-    """The test that --lab-sweep and --lab-baseline make of themselves."""
+    """The test that --lab-sweep and --lab-baseline add."""
 
     def runtest(self) -> None:
         _curve(self.config, self.config._tmp_path_factory).check()  # type: ignore[attr-defined]
@@ -152,10 +152,10 @@ class _Guard(pytest.Item):
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where no test asks for the sweep of the options, the options are a test."""
+    """Add a test of the sweep in the options if no test uses it."""
     sweep, baseline = config.getoption("--lab-sweep"), config.getoption("--lab-baseline")
-    asked = any("sensitivity_curve" in getattr(item, "fixturenames", ()) and not _says_sweep(item) for item in items)
-    if sweep and not asked:
+    is_used = any("sensitivity_curve" in getattr(item, "fixturenames", ()) and not _names_sweep(item) for item in items)
+    if sweep and not is_used:
         if not baseline:
             raise pytest.UsageError("--lab-sweep without a test that uses it wants --lab-baseline FILE")
         items.append(_Guard.from_parent(session, name=f"lab check {sweep} against {baseline}"))
@@ -163,6 +163,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         raise pytest.UsageError("--lab-baseline wants --lab-sweep NAME|FILE")
 
 
-def _says_sweep(item: pytest.Item) -> bool:
+def _names_sweep(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("sensitivity")
     return marker is not None and "sweep" in marker.kwargs

@@ -19,6 +19,7 @@ from lab.sweep import job
 from lab.sweep.planner import points
 from lab.training.engine import ProbeValues
 from lab.training.fleet import Fleet
+from lab.training.recorder import run_card
 from small import forget_data, tree
 
 FOX, SPHINX = "the quick brown fox jumps over the lazy dog. " * 200, "jackdaws love my big sphinx of quartz. " * 230
@@ -159,7 +160,7 @@ def card(text: Path) -> dict[str, object]:
     """The card of a run on this text, as a fleet leaves it."""
     (point,) = points([tree(*words(text))])
     outcome = {"status": "finished", "final_val_loss": 2.0, "loss_at_init": 5.0}
-    return job.card(point.id, point.config, outcome)
+    return run_card(point.id, point.config, outcome)
 
 
 def test_the_store_refuses_a_card_whose_data_or_config_is_not_that_of_its_id(folder: Path, text: Path) -> None:

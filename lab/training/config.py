@@ -1,4 +1,4 @@
-"""One run, written down: the config tree a user speaks becomes frozen dataclasses here, and nowhere else."""
+"""The config of a run: turns the resolved config tree into frozen dataclasses, its columns and its id."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Name of the preset that sized the sweep; its numbers have gone into the keys that refer to them."""
+    """Name of the preset that sized the sweep; other keys refer to its numbers."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class NamedEntry:
-    """An entry of a registry, and the name it was found by."""
+    """An entry of a registry, and its name there."""
 
     name: str
     entry: Any
@@ -85,17 +85,17 @@ def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> Name
 
 
 def _present(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Entries that are there by the presence of their keys."""
+    """Entries that are switched on by the presence of their keys."""
     values = _group(tree, where, named=False)
     keys = {name: f"{where}.{name}" for name in values}
     return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
 
 
 def run_config(tree: Mapping[str, Any]) -> RunConfig:
-    """Types for a resolved config tree of plain dicts, lists and scalars.
+    """Build the config of a run from a resolved tree of dicts, lists and scalars.
 
     Raises:
-        RequestError: an unknown or missing key, an unknown name, a value that makes no sense; one line.
+        RequestError: a key is unknown or missing, a name is unknown, or a value makes no sense.
     """
     known = [field.name for field in fields(RunConfig)]
     for key in tree:
@@ -149,7 +149,7 @@ def _check_uses(
 
 
 def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
-    """Dotted user key -> (value, whether it may differ inside a fleet); not where else its values go."""
+    """Dotted config key -> (value, whether it may differ inside a fleet); without the tracker."""
     rows = {}
     for key, value, free in leaves(config):
         if key.startswith("tracker."):
@@ -171,17 +171,17 @@ def columns(config: RunConfig) -> dict[str, Any]:
 
 
 def _custom_model(config: RunConfig) -> dict[str, str]:
-    """The name of the guest, if there is one; a run without is the same run as before there could be any."""
+    """The name of the custom model; no key without one, so that ids of other runs do not depend on it."""
     return {"guest": next(iter(config.guest))} if config.guest else {}
 
 
 def static_key(config: RunConfig) -> str:
-    """Runs whose static keys are equal have the same shapes and may share a fleet."""
+    """A digest of what may not differ inside a fleet; runs with equal keys have the same shapes."""
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, free) in _rows(config).items() if not free and key not in labels}
     return files.digest({**shared, "intervention": sorted(config.intervention), **_custom_model(config)})
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:
-    """The id under which the store takes the record of this config and of data with this fingerprint."""
+    """The id of the run with this config, on data with this fingerprint."""
     return store.run_id({**columns(config), "data_fingerprint": fingerprint})

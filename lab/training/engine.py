@@ -1,4 +1,4 @@
-"""How a step is carried out: as it is written, or traced once and compiled whole."""
+"""Engines: carry out a training step eagerly, or traced once and compiled whole."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from lab.core.hooks import listening
 from lab.probes.listener import Listener
 
 ProbeValues = dict[tuple[str, str], Tensor]
-# Changes what it holds, nested dicts of tensors, in place; the other arguments are what is new at a step.
+# Changes its first argument, nested dicts of tensors, in place; the other arguments are the inputs of a step.
 Update = Callable[..., None]
-# A step as a function of tensors, which it changes in place; returns what the probes heard.
+# A step as a function of tensors, which it changes in place; returns probe values.
 Step = Callable[..., list[Tensor]]
 WARM_UPS = 3  # steps that compile, tune and allocate before a CUDA graph is captured
 
 
 def can_compile() -> bool:
-    """Whether this machine has what compiling takes: a C++ compiler, and the headers of Python."""
+    """Whether this machine has a C++ compiler and the headers of Python, which compiling needs."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     return bool(compiler) and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
 class Eager:
-    """Operation by operation; nothing to wait for."""
+    """Carries out a step operation by operation."""
 
     def __init__(self, update: Update, held: Any, probes: Sequence[str]) -> None:
         self.update, self.held, self.probes = update, held, probes
-        self.faults: dict[str, str] = {}  # of probes, which are silent since
+        self.faults: dict[str, str] = {}  # messages of probes that raised, and are silent since
 
     def __call__(self, *news: Tensor, listens: bool) -> ProbeValues:
-        """One step; what the probes heard of it ``[r]``, by (probe, where), nothing if they do not listen."""
+        """Carry out a step; returns probe values ``[r]`` by (probe, hook point), none unless they listen."""
         return self._carry_out(self.held, news, listens=listens)
 
     def _carry_out(self, held: Any, news: Sequence[Tensor], *, listens: bool) -> ProbeValues:
@@ -50,9 +50,9 @@ class Eager:
 
 
 class Compiled(Eager):
-    """Forward, backward and update as one graph, traced at the first step; a second graph, that listens, has probes.
+    """Compiles forward, backward and update as one graph, traced at the first step, and a second graph with probes.
 
-    Numbers per run are inputs of both, so that fleets of one shape share what was compiled, across processes, too.
+    Numbers per run are inputs of both graphs, so fleets of one shape share the compiled code, even across processes.
     """
 
     def __init__(self, update: Update, held: Any, probes: Sequence[str]) -> None:
@@ -79,26 +79,26 @@ class Compiled(Eager):
             self.keys = list(heard) or self.keys
             return list(heard.values())
 
-        # tracing carries the step out: on copies
+        # tracing carries out the step, so it gets copies
         return make_fx(step)(*(tensor.clone() for tensor in inputs))
 
 
 class Captured:
-    """A step on CUDA as one launch instead of hundreds: what is new is copied to where the captured graph reads it.
+    """A step captured as a CUDA graph: one launch instead of hundreds; inputs are copied to where it reads them.
 
-    What a step changes must stay where it is in memory, and what it returns is overwritten by the next.
+    Tensors that a step changes must stay at their address; those it returns are overwritten by the next step.
     """
 
     def __init__(self, step: Step, inputs: Sequence[Tensor], news: int) -> None:
         held = inputs[: len(inputs) - news]
         self.news = [tensor.clone() for tensor in inputs[len(held) :]]
         before = [tensor.clone() for tensor in held]
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 step(*held, *self.news)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(stream)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
@@ -106,7 +106,7 @@ class Captured:
             self.values = step(*held, *self.news)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        for place, new in zip(self.news, inputs[len(inputs) - len(self.news) :], strict=True):
-            place.copy_(new)
+        for buffer, value in zip(self.news, inputs[len(inputs) - len(self.news) :], strict=True):
+            buffer.copy_(value)
         self.graph.replay()
         return self.values

@@ -24,14 +24,14 @@ from lab.optim.transforms import Now, Tensors
 from lab.training.config import RunConfig, static_key
 from lab.training.engine import Compiled, Eager, ProbeValues
 
-RESIDENT_TOKENS = 2**28  # that an accelerator keeps at most; a longer text stays on the host
+RESIDENT_TOKENS = 2**28  # an accelerator keeps at most so many; a longer text stays on the host
 
 
 class BatchLoader:
     """Windows ``[r b t+1]`` of a step, this rank's rows; runs of equal data seed see the same ones.
 
-    On an accelerator the training part of a packed corpus lies in its memory, a token in one to four bytes.  What else
-    there is, such as a language without end, is drawn on the host and sent.
+    An accelerator keeps the training part of a packed corpus in its memory, at one to four bytes a token.  Batches of
+    any other corpus, such as an endless language, are drawn on the host and copied.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class BatchLoader:
     ) -> None:
         self.batch_size, self.seq_len, self.device = batch_size, seq_len, device
         self.seeds = sorted(set(seed))
-        self.seed_r = torch.tensor([self.seeds.index(one) for one in seed], device=device)
+        self.seed_r = torch.tensor([self.seeds.index(data_seed) for data_seed in seed], device=device)
         self.draw: Callable[[int, int, int, int], Tokens] = corpus.batch
         self.tokens_n: Tensor | None = None
-        # of a kind of its own nobody knows that its batches are windows of its text
+        # a subclass may draw batches that are not windows of its text
         if resident and type(corpus) is PackedCorpus and corpus.training.size <= RESIDENT_TOKENS:
             kind = next(k for k in (np.uint8, np.int16, np.int32) if corpus.vocabulary - 1 <= np.iinfo(k).max)
             self.draw = corpus.starts
@@ -57,44 +57,44 @@ class BatchLoader:
             self.place_t = torch.arange(seq_len + 1, device=device)
 
     def batch(self, step: int) -> Tensor:
-        """The windows of this step."""
+        """The windows ``[r b t+1]`` of this step."""
         mine = distributed.batch_rows(self.batch_size)
         drawn = [self.draw(seed, step, self.batch_size, self.seq_len)[mine] for seed in self.seeds]
-        # each sent to the device once, and copied there for the runs that share it
+        # each is copied to the device once, and repeated there for the runs that share it
         drawn_sbt = torch.from_numpy(np.stack(drawn)).to(self.device)
         if self.tokens_n is not None:
             drawn_sbt = self.tokens_n[drawn_sbt + self.place_t].long()
         return drawn_sbt[self.seed_r]
 
 
-# Held-out tokens of a look between start and end, and of one pass through the model; both are the same for every
-# fleet, so that a run's bits do not depend on its neighbours.
+# Held-out tokens of an evaluation between start and end, and of one pass through the model; both are the same for
+# every fleet, so that a run's bits do not depend on its neighbours.
 VALIDATION_TOKENS = 1024
 PASS_TOKENS = 2048
 OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
 
 
 def pick_device(device: str) -> torch.device:
-    """``auto`` is the first of cuda, mps, cpu that is there.
+    """The device that a config names; ``auto`` is the first available of cuda, mps and cpu.
 
     Raises:
-        RequestError: the device named is not there.
+        RequestError: the device is not available.
     """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        return distributed.rank_device(next(name for name, is_there in there.items() if is_there))
-    if not there[device]:
+        return distributed.rank_device(next(name for name, is_available in available.items() if is_available))
+    if not available[device]:
         raise RequestError(
-            f"device={device} is not available here; available: {', '.join(d for d in there if there[d])}"
+            f"device={device} is not available here; available: {', '.join(d for d in available if available[d])}"
         )
     return distributed.rank_device(device)
 
 
 def check_ranks(config: RunConfig) -> None:
-    """Refuse a run whose batch or weights cannot be shared by the ranks there are.
+    """Refuse a run whose batch or weights cannot be split among the ranks.
 
     Raises:
-        RequestError: it says what the number of ranks does not divide.
+        RequestError: the number of ranks does not divide the batch size or a weight.
     """
     if config.guest and distributed.world_size() > 1:
         raise RequestError(f"guest {next(iter(config.guest))} trains in one process; leave torchrun away")
@@ -164,23 +164,23 @@ class Fleet:
         self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a step changes in place, by name: the weights and what the links remember."""
+        """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
         links = {f"{link}.{name}": tensor for link, kept in self.state.items() for name, tensor in kept.items()}
         return {f"weight.{name}": weight for name, weight in self.weights.items()} | links
 
     def parameters(self) -> tuple[int, int]:
-        """Parameters of one run: all of them, and without input embedding and output head."""
+        """Numbers of parameters of one run: all, and without input embedding and output head."""
         sizes = {name: weight[0].numel() for name, weight in self.weights.items()}
         total = sum(sizes.values())
         return total, total - sum(sizes[name] for name in self.model.ends)
 
     def step(self, step: int) -> ProbeValues:
-        """Forward, backward, update; what the probes that listen at this step heard ``[r]``, by (probe, where)."""
+        """Forward, backward, update; returns values ``[r]`` of the probes that fire, by (probe, hook point)."""
         listens = self.config.probes.fires(step, self.config.steps)
         return self.engine(self.feed.batch(step), self.step_s[step], self.shape_sr[step], listens=listens)
 
     def _update(self, held: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
-        """A step as a function of tensors; remembers each run's first step with a non-finite loss."""
+        """A step as a function of tensors; also notes each run's first step with a non-finite loss."""
         weights, state, first_bad_r = held
         forward: Forward = self.shared
         if distributed.is_joined():
@@ -197,10 +197,9 @@ class Fleet:
         self.config.optimizer.step(found, state, Now(step, weights, shape_r, self.lr_factor))
 
     def evaluate_at_init(self) -> Tensor:
-        """``evaluate(whole=True)`` before the first update, when runs of equal seed are still one model and seen once.
+        """``evaluate(whole=True)`` before the first update, with runs of equal seed, still one model, evaluated once.
 
-        They are not, where an intervention brings a number per run into the forward pass.  On several ranks all runs
-        are seen, through the model as it is shared.
+        All runs are evaluated if an intervention brings a number per run into the forward pass, and on several ranks.
         """
         if self.own_forward or distributed.is_joined():
             return self.evaluate(whole=True)
@@ -212,7 +211,7 @@ class Fleet:
     def evaluate(self, *, whole: bool, places: Sequence[int] | None = None) -> Tensor:
         """Held-out cross-entropy ``[r]`` in nats per token: on all windows, or on a fixed slice of them.
 
-        Given ``places`` in the fleet, only of the runs that stand there.
+        ``places`` are indices of the runs to evaluate; None means all.
         """
         windows_nt = self.held_out_nt
         length = windows_nt.shape[1] - 1

@@ -1,4 +1,4 @@
-"""The loop; it yields moments, and whoever calls writes, prints or stops."""
+"""The training loop: yields a moment per update, and leaves writing, printing and stopping to its caller."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lab.training.fleet import Fleet
 
 
 class Moment(NamedTuple):
-    """A step gone by: what the probes heard of it ``[r]`` each, and the whole held-out loss ``[r]`` if evaluated.
+    """The state after a step: probe values ``[r]`` by (probe, hook point), and the held-out loss ``[r]`` if evaluated.
 
-    ``done`` counts the updates made so far: none in the moment before the first.
+    ``done`` counts the updates so far; the moment before the first has 0.
     """
 
     done: int
@@ -24,15 +24,17 @@ class Moment(NamedTuple):
 
 
 def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
-    """Train a fleet: a moment before the first update, then one after each; go on where so many are ``done``.
+    """Train a fleet, resuming after ``done`` updates; yields a moment before the first update and after each.
 
-    The first and the last moment carry the loss on the whole held-out set.  In between, ``val_loss`` is heard on a
-    slice of it, before the update of that step.
+    The first and the last moment carry the loss on the whole held-out set.  In between, the probe ``val_loss`` measures
+    it on a slice, before the update of that step.
     """
     probes, steps = fleet.config.probes, fleet.config.steps
-    # a single step is the first and the last; its one val_loss is that of the end
+    # a single step is both the first and the last; its val_loss is measured at the end
     if not done:
-        yield _look(0, 0, Listener(probes.names if steps > 1 else (), fleet.engine.faults), fleet.evaluate_at_init())
+        yield _evaluated(
+            0, 0, Listener(probes.names if steps > 1 else (), fleet.engine.faults), fleet.evaluate_at_init()
+        )
     for step in range(done, steps):
         last = step == steps - 1
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
@@ -40,11 +42,11 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
             listener("val_loss", "", fleet.evaluate(whole=False))
         listener.heard |= fleet.step(step)
         if last:
-            yield _look(steps, step, listener, fleet.evaluate(whole=True))
+            yield _evaluated(steps, step, listener, fleet.evaluate(whole=True))
         else:
             yield Moment(step + 1, step, listener.heard, None)
 
 
-def _look(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> Moment:
+def _evaluated(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> Moment:
     listener("val_loss", "", val_loss_r)
     return Moment(done, step, listener.heard, val_loss_r)

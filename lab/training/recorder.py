@@ -1,4 +1,4 @@
-"""What a fleet leaves behind: one card and one list of probe values per run, in plain Python numbers."""
+"""Records of a fleet: one card and one list of probe values per run, in plain Python numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = tuple[Mapping[str, Any], Sequence[Row]]
 
 
 class Recorder:
-    """Keeps the moments of a fleet on its device, and unrolls them run by run at the end."""
+    """Keeps the probe values of a fleet on its device, and splits them by run at the end."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.started = fleet, time.perf_counter()
@@ -31,10 +31,10 @@ class Recorder:
         self._names: dict[Names, Names] = {}
         self._values: list[torch.Tensor] = []
         self._whole: list[torch.Tensor] = []
-        self._told = 0
+        self._tracked = 0
 
     def keep(self, moment: Moment) -> None:
-        """Take down what was heard; nothing is copied off the device yet."""
+        """Keep a moment; nothing is copied off the device yet."""
         if moment.heard:
             names = tuple(moment.heard)
             self._heard.append((moment.step, self._names.setdefault(names, names)))
@@ -43,13 +43,13 @@ class Recorder:
             self._whole.append(moment.val_loss_r)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the fleet's tensors."""
+        """What a checkpoint stores besides the fleet's tensors."""
         self._values = [torch.cat(self._values)] if self._values else []
         kept = {"heard": self._heard, "values": self._values, "whole": self._whole, "faults": self.fleet.engine.faults}
         return {**kept, "first_bad_r": self.fleet.first_bad_r, "seconds": time.perf_counter() - self.started}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` gave."""
+        """Continue from a ``state``."""
         self._heard = [(step, self._names.setdefault(names, names)) for step, names in state["heard"]]
         self._values, self._whole = ([v.to(self.fleet.device) for v in state[kind]] for kind in ("values", "whole"))
         self.fleet.first_bad_r.copy_(state["first_bad_r"])
@@ -57,14 +57,14 @@ class Recorder:
         self.started = time.perf_counter() - state["seconds"]
 
     def news(self) -> Iterator[tuple[int, list[dict[str, float]]]]:
-        """What was heard since this was last asked: the step, and of each run its values under trackers' names."""
-        heard, self._told = self._heard[self._told :], len(self._heard)
+        """Values recorded since the last call: the step, and for each run a value by tracker tag."""
+        heard, self._tracked = self._heard[self._tracked :], len(self._heard)
         if heard:
-            # a block of values holds what was heard at one step or more
+            # a tensor of values covers one step or more
             values = torch.cat(self._values[-len(heard) :])[-sum(len(names) for _, names in heard) :]
             for (step, names), values_kr in zip(heard, torch.split(values, [len(n) for _, n in heard]), strict=True):
                 tags = [tag(*name) for name in names]
-                yield step, [dict(zip(tags, of_run, strict=True)) for of_run in values_kr.T.tolist()]
+                yield step, [dict(zip(tags, values_k, strict=True)) for values_k in values_kr.T.tolist()]
 
     def runs(self) -> list[Run]:
         """Outcome and probe values of every run, in the fleet's order."""
@@ -85,10 +85,10 @@ class Recorder:
 
 
 def outcome(loss_at_init: float, final: float, first_bad: int, steps: int) -> dict[str, Any]:
-    """How a run ended.  It diverged if it went non-finite, or did not end below where it began; nothing else counts.
+    """How a run ended: it diverged if a loss was not finite, or the final loss is not below that at initialization.
 
-    ``first_bad`` is the first step with a non-finite loss, -1 for none; a run whose last update broke it went bad at
-    ``steps``.
+    ``first_bad`` is the first step with a non-finite loss, or -1; if only the final loss is not finite, the run
+    diverged at ``steps``.
     """
     broken = first_bad >= 0 or not math.isfinite(final)
     grew = not broken and not final < loss_at_init
@@ -102,7 +102,7 @@ def outcome(loss_at_init: float, final: float, first_bad: int, steps: int) -> di
 
 
 def failure(reason: str) -> Run:
-    """What is left of a run that could not be trained."""
+    """The record of a run that could not be trained."""
     return {"status": "failed", "reason": reason.split("\n")[0]}, []
 
 
@@ -123,7 +123,7 @@ def run_card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[s
 
 
 def fleet_label(configs: Sequence[RunConfig]) -> str:
-    """A fleet in a few words."""
+    """A fleet in a few words, for the user."""
     config, rates = configs[0], sorted({config.optimizer.lr for config in configs})
     lr = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g}..{rates[-1]:g}"
     switched_on = "+".join(sorted(config.intervention)) or "none"
@@ -134,7 +134,7 @@ def fleet_label(configs: Sequence[RunConfig]) -> str:
 
 
 def fleet_summary(runs: Sequence[Run]) -> str:
-    """A fleet's end in a few words: the range of final losses, and how many runs did not finish."""
+    """The range of final losses of a fleet, and how many runs did not finish."""
     outcomes = [outcome for outcome, _ in runs]
     finals = [o["final_val_loss"] for o in outcomes if o["status"] == "finished"]
     words = [f"val loss {min(finals):.3f}..{max(finals):.3f}"] if finals else []
