@@ -545,6 +545,7 @@ def test_numbers_of_a_link_have_columns_of_their_own_and_may_differ_in_a_fleet(m
         {"optimizer.eps": 0.1, "optimizer.damp.eps": 0.5},
     ]
     assert {*columns(own[0])} - {*columns(shared)} == {"optimizer.damp.eps"}
+    assert "optimizer.owned" not in columns(shared)
     assert static_key(own[0]) == static_key(own[1])
     assert stack(own, CPU).optimizer.links["damp"].eps.tolist() == [0.1, 0.5]
     assert run_id(own[0], "data") != run_id(own[1], "data")
