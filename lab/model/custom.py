@@ -57,7 +57,7 @@ class CustomModel(nn.Module):
         self.at_logits = HookPoint("logits", "")
         attach(self, interventions, runs, config)
         if next(self.at_logits.parameters(), None) is not None:
-            raise RequestError("what is attached to a guest may bring no weights of its own")
+            raise RequestError("an intervention on a custom model may not bring weights of its own")
 
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, None]:
         """Logits ``[r b t v]``; the module does not tell its hidden states."""
@@ -105,7 +105,7 @@ def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) ->
             message = " ".join(str(fault).split())
             problem = RANDOM if "random operation" in message else f"fails: {type(fault).__name__}: {message}"
     if problem:
-        raise RequestError(f"guest {name} {problem}")
+        raise RequestError(f"custom model {name} {problem}")
 
 
 def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | None:

@@ -94,7 +94,7 @@ def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
         raise RequestError("coordcheck trains in one process; leave torchrun away")
     requested = points(trees)
     if requested[0].config.guest:
-        raise RequestError("coordcheck compares parametrizations, and none has a say in a guest")
+        raise RequestError("coordcheck compares parametrizations, and none applies to a custom model")
     for key in swept_keys(requested):
         if key not in VARIES:
             raise RequestError(f"coordcheck compares widths: give model.width and seed several values, not {key}")

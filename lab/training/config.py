@@ -132,10 +132,14 @@ def _check_consistent(config: RunConfig) -> None:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, free in leaves(config.guest, "guest."):
         if free:
-            raise RequestError(f"{key} is a number per run, and a guest's belong to its shape: declare it int or float")
+            raise RequestError(
+                f"{key} is a number per run, but fields of a custom model are static: declare it int or float"
+            )
     if config.guest and config.parametrization.name != "standard":
         name = config.parametrization.name
-        raise RequestError(f"parametrization={name} has no say in a guest, which draws its own initial values")
+        raise RequestError(
+            f"parametrization={name} does not apply to a custom model, which draws its own initial values"
+        )
 
 
 def _check_uses(
@@ -145,7 +149,7 @@ def _check_uses(
         if name not in possible:
             raise RequestError(f"{clause} {name!r}; {nearest(name, possible)}")
         if config.guest and name not in of_custom:
-            raise RequestError(f"{clause} {name}; a guest has {', '.join(of_custom)} only")
+            raise RequestError(f"{clause} {name}; a custom model has {', '.join(of_custom)} only")
 
 
 def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:

@@ -97,7 +97,7 @@ def check_ranks(config: RunConfig) -> None:
         RequestError: the number of ranks does not divide the batch size or a weight.
     """
     if config.guest and distributed.world_size() > 1:
-        raise RequestError(f"guest {next(iter(config.guest))} trains in one process; leave torchrun away")
+        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; leave torchrun away")
     distributed.batch_rows(config.batch_size)
     if distributed.world_size() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
@@ -106,7 +106,7 @@ def check_ranks(config: RunConfig) -> None:
 
 
 def check_custom(config: RunConfig) -> None:
-    """Try a guest, if the run has one, in a forward pass and a backward pass.
+    """Try a custom model, if the run has one, in a forward pass and a backward pass.
 
     Raises:
         RequestError: it cannot be trained as one of a fleet.

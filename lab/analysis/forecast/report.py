@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
+import lab.analysis.forecast.fits as fits
 from lab.analysis.curves import load, points
-from lab.analysis.forecast import fits
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, Crossing, Line
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, make_forecasts

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.guard import baseline as baselines
-from lab.analysis.guard import render
+import lab.analysis.guard.baseline as baselines
+import lab.analysis.guard.render as render
 from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.compare import Comparison, compare_baselines, measured, runs_of, where
 from lab.analysis.statistics import student_t

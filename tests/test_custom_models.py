@@ -119,7 +119,7 @@ ODD = ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3")
 
 
 @pytest.mark.parametrize("shared", [GUEST, (*GUEST, *ODD), PLAIN], ids=" ".join)
-def test_a_guests_run_is_the_same_bits_alone_and_in_any_company(shared: tuple[str, ...]) -> None:
+def test_a_custom_models_run_is_the_same_bits_alone_and_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=(*shared, "steps=6"))
     together = trained(wanted)
     alone = [trained([config])[0] for config in wanted]
@@ -163,7 +163,7 @@ def plainly(config: RunConfig, steps: int, fleet: Fleet) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "plain"])
-def test_a_guest_in_a_fleet_is_what_an_ordinary_loop_makes_of_it(kind: str) -> None:
+def test_a_custom_model_in_a_fleet_is_what_an_ordinary_loop_makes_of_it(kind: str) -> None:
     shared = (
         *(f"+guest.own.kind={kind}", "intervention=[]", "optimizer=adamw_coupled", "optimizer.clip=inf"),
         *("schedule=constant", "schedule.warmup=0", "model.depth=1", "probes=none", "steps=10"),
@@ -193,7 +193,7 @@ def test_runs_start_where_their_seed_alone_says() -> None:
         assert not torch.equal(weight[0], weight[1])
 
 
-def test_a_guest_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_custom_model_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     wanted = configs(*PER_RUN[1:], shared=(*PLAIN, "probes.every=3"))
     whole, *_ = go_on(tmp_path / "alone", wanted)
     go_on(tmp_path, wanted, cut_after=10)
@@ -202,7 +202,7 @@ def test_a_guest_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert repr(resumed) == repr(whole)
 
 
-def test_probes_and_interventions_meet_a_guest_at_its_logits_and_by_its_own_names() -> None:
+def test_probes_and_interventions_meet_a_custom_model_at_its_logits_and_by_its_own_names() -> None:
     shared = (*GUEST, "+intervention.logit_cap.cap=1", "probes.every=1", "model.depth=1")
     wanted = configs("intervention.logit_cap.cap=0.01", "intervention.logit_cap.cap=50", shared=shared)
     together = trained(wanted)
@@ -243,7 +243,7 @@ def test_bf16_is_autocast_of_the_forward_pass() -> None:
 @pytest.mark.parametrize(
     ("shared", "traced"), [(PLAIN, True), *(pytest.param(one, False, marks=pytest.mark.slow) for one in (GUEST, PLAIN))]
 )
-def test_a_compiled_guest_is_an_eager_one(
+def test_a_compiled_custom_model_is_an_eager_one(
     shared: tuple[str, ...], traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step is traced whole; what is made of the graph afterwards is the compiler's, and takes it long."""
@@ -257,14 +257,14 @@ def test_a_compiled_guest_is_an_eager_one(
         assert [row[3] for row in fast] == pytest.approx([row[3] for row in rows], rel=1e-4)
 
 
-def test_without_a_guest_a_run_is_the_run_it_was() -> None:
+def test_without_a_custom_model_a_run_is_the_run_it_was() -> None:
     plain, other = configs("", "intervention=[] optimizer=adamw_coupled seed=3")
     assert [run_id(config, "0" * 16) for config in (plain, other)] == ["88e7f7c7f6e2d1c0", "e67f1874ef80e0be"]
     assert [static_key(config) for config in (plain, other)] == ["750c312ac2c0b772", "3b7238320e756929"]
     assert not [key for key in columns(plain) if "guest" in key]
 
 
-def test_a_guest_is_part_of_id_columns_and_shape() -> None:
+def test_a_custom_model_is_part_of_id_columns_and_shape() -> None:
     without, mlp, plain = configs("intervention=[z_loss]", " ".join(GUEST), " ".join(PLAIN))
     assert columns(mlp) == columns(without) | {"guest": "own", "guest.own.kind": "mlp"}
     assert len({run_id(config, "") for config in (without, mlp, plain)}) == 3
@@ -279,7 +279,7 @@ def test_guests_without_numbers_are_told_apart_by_their_names(monkeypatch: pytes
     assert len({run_id(config, "") for config in found}) == 3
 
 
-def test_an_arm_is_called_by_its_guest_where_that_says_its_numbers_too() -> None:
+def test_an_arm_is_called_by_its_custom_model_where_that_says_its_numbers_too() -> None:
     none, one = (
         {"intervention": "none", "guest": None, "guest.own.kind": None},
         {"guest": "own", "guest.own.kind": "mlp"},
@@ -291,7 +291,7 @@ def test_an_arm_is_called_by_its_guest_where_that_says_its_numbers_too() -> None
 
 @dataclass(frozen=True)
 class Bare:
-    """A guest without numbers of its own."""
+    """A custom model without numbers of its own."""
 
     def build(self, shape: Any, vocabulary: int) -> nn.Module:
         return Mlp(shape.width, 0, vocabulary)
@@ -299,7 +299,7 @@ class Bare:
 
 @dataclass(frozen=True)
 class Free(Own):
-    """A number per run in a guest."""
+    """A number per run in a custom model."""
 
     rate: PerRun = 1.0
 
@@ -328,9 +328,9 @@ class Hiden(HiddenQuartic):
 REFUSED = [
     (
         ("intervention=[qk_layernorm,z_loss]",),
-        "intervention qk_layernorm attaches to query; a guest has logits only",
+        "intervention qk_layernorm attaches to query; a custom model has logits only",
     ),
-    (("parametrization=mup_simple",), "parametrization=mup_simple has no say in a guest"),
+    (("parametrization=mup_simple",), "parametrization=mup_simple does not apply to a custom model"),
     (("+guest.other.kind=mlp",), "guest must hold one model, not own, other"),
     (("+guest.onw.kind=mlp",), "unknown guest 'onw'; nearest: own"),
     (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate is a number per run"),
@@ -338,14 +338,14 @@ REFUSED = [
     (("+intervention.misspelt.cap=1",), "intervention misspelt attaches to 'logit'; nearest: logits"),
     (
         ("+intervention.hidden.coefficient=1",),
-        "loss term hidden uses hidden_rbtd; a guest has logits_rbtv, log_z_rbt, targets_rbt only",
+        "loss term hidden uses hidden_rbtd; a custom model has logits_rbtv, log_z_rbt, targets_rbt only",
     ),
     (("+intervention.hiden.coefficient=1",), "loss term hiden uses 'hiden_rbtd'; nearest: hidden_rbtd"),
 ]
 
 
 @pytest.mark.parametrize(("overrides", "said"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_a_guest_cannot_have_is_refused(
+def test_what_a_custom_model_cannot_have_is_refused(
     overrides: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS._entries, "other", Own)
@@ -363,7 +363,7 @@ def test_ranks_and_weights_from_outside_are_refused(monkeypatch: pytest.MonkeyPa
         Fleet(configs("", shared=(*GUEST, "+intervention.heavy.cap=1")))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RequestError, match="guest own trains in one process; leave torchrun away"):
+    with pytest.raises(RequestError, match="custom model own trains in one process; leave torchrun away"):
         check_ranks(configs("", shared=GUEST)[0])
 
 
@@ -428,7 +428,7 @@ AMISS = {
 def test_a_module_that_cannot_be_trained_so_is_refused_in_one_line(amiss: str) -> None:
     with pytest.raises(RequestError) as refusal:
         check_custom_model("odd", partial(Odd, amiss), 7, 5)
-    assert str(refusal.value).startswith(f"guest odd {AMISS[amiss]}")
+    assert str(refusal.value).startswith(f"custom model odd {AMISS[amiss]}")
     assert "\n" not in str(refusal.value)
 
 
@@ -440,11 +440,11 @@ def test_a_module_with_nothing_amiss_passes(make: Callable[[], nn.Module]) -> No
 
 
 def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(RequestError, match="guest odd builds int, not a"):
+    with pytest.raises(RequestError, match="custom model odd builds int, not a"):
         check_custom_model("odd", lambda: 3, 7, 5)  # type: ignore[arg-type, return-value]
 
 
 def test_a_request_is_rehearsed_at_its_own_length() -> None:
     check_custom(configs("", shared=(*PLAIN, f"seq_len={LENGTH}"))[0])
-    with pytest.raises(RequestError, match="guest own fails: RuntimeError: The size of tensor a"):
+    with pytest.raises(RequestError, match="custom model own fails: RuntimeError: The size of tensor a"):
         check_custom(configs("", shared=(*PLAIN, f"seq_len={LENGTH + 1}"))[0])
