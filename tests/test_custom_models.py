@@ -359,7 +359,7 @@ def test_what_a_custom_model_cannot_have_is_refused(
 
 def test_ranks_and_weights_from_outside_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INTERVENTIONS._entries, "heavy", Heavy)
-    with pytest.raises(RequestError, match="may bring no weights of its own"):
+    with pytest.raises(RequestError, match="may not bring weights of its own"):
         Fleet(configs("", shared=(*GUEST, "+intervention.heavy.cap=1")))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

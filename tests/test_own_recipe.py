@@ -202,7 +202,10 @@ REFUSED = [
     (["train", "guest=window_mlp"], "guest must hold keys and values, not 'window_mlp'"),
     (["train", "guest.window_mlp.window=3"], "unknown key 'guest.window_mlp.window'; known: guest; one of your own is"),
     (["train", "+guest.window_mlp.window=0"], "guest.window_mlp.window must be above 0"),
-    (["train", "+guest.window_mlp.window=3"], "intervention qk_layernorm attaches to query; a guest has logits only"),
+    (
+        ["train", "+guest.window_mlp.window=3"],
+        "intervention qk_layernorm attaches to query; a custom model has logits only",
+    ),
     (["train", "+guest.window_mlp={}"], "key 'guest.window_mlp.window' is missing"),
     (
         ["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"],
