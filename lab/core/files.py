@@ -37,7 +37,8 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-# A table's footer holds this word and then the digest of the file, computed with zeros in the digest's place.
+# A table's footer holds this word and then the digest of the file, computed with zeros in the digest's place.  A digest
+# in a file of its own could belong to the table of another process that gathers at the same time.
 SEAL, ZEROS = b"sealed by sha256:", b"0" * 64
 
 
