@@ -28,6 +28,7 @@ html_static_path, html_css_files = ["_static"], ["wide.css"]
 
 myst_heading_anchors = 3
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_google_docstring, napoleon_numpy_docstring, napoleon_use_ivar = True, False, True
@@ -65,8 +66,16 @@ def add_contents(_app: object, page: str, source: list[str]) -> None:
         source[0] += CONTENTS
 
 
+def skip_tuple_fields(
+    _app: object, _what: str, _name: str, member: object, _skip: bool, _options: object
+) -> bool | None:
+    """Leave out the fields of named tuples, whose docstrings only count them; the class describes them."""
+    return True if str(getattr(member, "__doc__", "")).startswith("Alias for field number") else None
+
+
 def setup(app: object) -> None:
     # autodoc lists the names that a module holds, and these two import theirs on first use
     for module in (lab, lab.analysis):
         vars(module).update({name: getattr(module, name) for name in module.__all__})
     app.connect("source-read", add_contents)  # type: ignore[attr-defined]
+    app.connect("autodoc-skip-member", skip_tuple_fields)  # type: ignore[attr-defined]
