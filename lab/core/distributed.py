@@ -83,6 +83,7 @@ def join() -> None:
     Raises:
         RequestError: torchrun's environment is incomplete.
     """
+    import torch
     from torch import distributed
 
     try:
