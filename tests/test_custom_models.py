@@ -225,7 +225,7 @@ def test_listening_changes_no_bits_and_all_parameters_count() -> None:
 
 def test_bf16_is_autocast_of_the_forward_pass() -> None:
     full, half = (Fleet(configs("", shared=(*GUEST, f"precision={name}"))) for name in ("fp32", "bf16"))
-    tokens_rbt = full.feed.batch(0)[..., :-1]
+    tokens_rbt = full.loader.batch(0)[..., :-1]
     logits, rounded = full.model(tokens_rbt)[0], half.model(tokens_rbt)[0]
     assert rounded.dtype == torch.float32
     assert {weight.dtype for weight in half.weights.values()} == {torch.float32}
@@ -363,7 +363,7 @@ def test_ranks_and_weights_from_outside_are_refused(monkeypatch: pytest.MonkeyPa
         Fleet(configs("", shared=(*GUEST, "+intervention.heavy.cap=1")))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RequestError, match="custom model own trains in one process; leave torchrun away"):
+    with pytest.raises(RequestError, match="custom model own trains in one process; start it without torchrun"):
         check_ranks(configs("", shared=GUEST)[0])
 
 

@@ -50,7 +50,7 @@ class Listener:
     """
 
     def __init__(self, names: Iterable[str], faults: dict[str, str] | None = None) -> None:
-        self.heard: dict[tuple[str, str], Tensor] = {}
+        self.probe_values: dict[tuple[str, str], Tensor] = {}
         self.faults = {} if faults is None else faults
         self._by_kind: dict[str, list[Probe]] = {}
         for name in sorted(names):
@@ -68,10 +68,10 @@ class Listener:
             try:
                 value = each.measure(*announced)
                 values = dict(value) if isinstance(value, Mapping) else {where: value.clone()}
-                self.heard |= {(each.name, name): number_r for name, number_r in values.items()}
+                self.probe_values |= {(each.name, name): number_r for name, number_r in values.items()}
             except Exception as fault:  # the run goes on without the probe
                 if is_out_of_memory(fault):
                     raise
                 message = f"{type(fault).__name__}: {fault}".split("\n")[0]
                 self.faults[each.name] = f"probe {each.name} is silent, having raised {message}"
-                self.heard = {key: value_r for key, value_r in self.heard.items() if key[0] != each.name}
+                self.probe_values = {key: value_r for key, value_r in self.probe_values.items() if key[0] != each.name}
