@@ -61,7 +61,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for shelf in KINDS.values():
         monkeypatch.setattr(shelf, "_entries", dict(shelf._entries))
-        monkeypatch.setattr(shelf, "_outside_loaded", False)
+        monkeypatch.setattr(shelf, "_external_loaded", False)
     registry.load_plugins.cache_clear()
     yield Path.cwd()
     registry.load_plugins.cache_clear()

@@ -137,7 +137,7 @@ def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, mon
     (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text("[lab.interventions]\ntheirs = theirs\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(INTERVENTIONS, "_entries", dict(INTERVENTIONS._entries))
-    monkeypatch.setattr(INTERVENTIONS, "_outside_loaded", False)
+    monkeypatch.setattr(INTERVENTIONS, "_external_loaded", False)
     assert "theirs" in INTERVENTIONS
     del sys.modules["theirs"]
     assert first_line(INTERVENTIONS["theirs"]) == "What it does."
