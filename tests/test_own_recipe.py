@@ -209,7 +209,7 @@ REFUSED = [
     (["train", "+guest.window_mlp={}"], "key 'guest.window_mlp.window' is missing"),
     (
         ["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"],
-        "coordcheck compares parametrizations, and none has a say",
+        "coordcheck compares parametrizations, and none applies to a custom model",
     ),
 ]
 

@@ -19,7 +19,7 @@ from lab.optim.optimizer import build_optimizer
 from lab.probes.listener import ProbesConfig
 from pieces import CONF, recipe
 
-FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # guests are users' own
+FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom models are users' own
 # Files that are an entry with other numbers.
 PRESETS = {"data/c4": "huggingface"}
 EVERY_ENTRY = [(each, name) for each in FILLED for name in each]
