@@ -80,7 +80,7 @@ class MeanSquare(nn.Module):
 @INTERVENTIONS.register("pointwise_attention")
 @dataclass(frozen=True)
 class PointwiseAttention(HookIntervention):
-    """Weights relu(score)^2 / sqrt(length) in place of softmax (Wortsman et al. 2023, fig. E.11)."""
+    """Attention weights relu(score)^2 / sqrt(length) in place of softmax (Wortsman et al. 2023, fig. E.11)."""
 
     hook_points: ClassVar = ("weighing",)
 

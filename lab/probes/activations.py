@@ -77,7 +77,7 @@ def key_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
 
 @probe(hears="query_key")
 def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
-    """Mean absolute cosine between a query and the keys it may see, rotated (Wortsman et al. 2023, fig. E.1)."""
+    """Mean absolute cosine between a query and the keys it may see, after rotation (Wortsman et al. 2023, fig. E.1)."""
     q_rbhtk, k_rbhsk = F.normalize(q_rbhtk, dim=-1), F.normalize(k_rbhsk, dim=-1)
     cosine_rbhts = torch.matmul(q_rbhtk, k_rbhsk.transpose(-1, -2)).abs()
     past_ts = torch.ones(cosine_rbhts.shape[-2:], dtype=torch.bool, device=cosine_rbhts.device).tril()
