@@ -1,9 +1,9 @@
-"""Speed beside what a user would otherwise write, and what cost depends on: writes RESULTS.md and results.json.
+"""Compares the lab's speed with other training loops, and measures its cost: writes RESULTS.md and results.json.
 
     python benchmarks/bench.py [WIDTH ...]
 
-All sides of a width are set up first, then stepped in alternating rounds, so that what else the machine does hits all
-of them.  Ratios are of fastest rounds.  Without JAX its two sides are left out.
+All sides of a width are set up first, then stepped in alternating rounds, so that other load on the machine affects all
+of them.  Ratios are of fastest rounds.  The two sides of JAX are left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ METHOD = f"""\
 One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
 four above. Time is wall time over all model-steps done in each of {ROUNDS} alternating rounds; set-up and compiling are
-outside. Ratios are of fastest rounds, since whatever else a machine does only adds to a round.
-A side takes as many threads or processes as its name says; of (b) to (d), one model at a time, what did best when all
-were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's allocator setting, the JAX sides
-huge pages; JAX multiplies in bf16.
+outside. Ratios are of fastest rounds, since other load on the machine only slows a round.
+A side takes as many threads or processes as its name says; of (b) to (d), one model at a time, the best of all
+that were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's allocator setting, the JAX
+sides huge pages; JAX multiplies in bf16.
 (a) to (e) train one model per process, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs one process of
-one thread per core, each with a fleet as large as (f)'s, probes at their default interval, held-out looks included.
+one thread per core, each with a fleet as large as (f)'s, probes at their default interval, evaluation included.
 """
 TARGETS = """\
 Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
-time or one process per core. at most: plain over the products of a step alone, what an engine would reach for which all
-else took no time. A target stands in brackets; one above what is possible at most cannot be met on this machine.
+time or one process per core. at most: plain over the products of a step alone, the ratio of an engine in which all else
+takes no time. Targets are in brackets; a target above "at most" cannot be met on this machine.
 """
 FLOORS = """\
 The products alone, one process per core: their rate, and their part of a compiled step. The rest of a step is norms,
 rotations, softmax, GELU, loss, clipping and Adam: a compiled step passes over a tensor once for many operations, an
 eager one once for each.
 """
-# By the key of a ratio: its name in the table, and what it is asked to be at each of WIDTHS, if anything.
+# By the key of a ratio: its name in the table, and its targets at each of WIDTHS, if any.
 RATIOS: dict[str, tuple[str, tuple[float, ...]]] = {
     "fp32_vs_plain": ("fp32 over plain", (2.0, 2.0, 1.8, 1.8)),
     "fp32_at_most": ("at most", ()),
@@ -65,7 +65,7 @@ RATIOS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 Timings = Mapping[tuple[str, int], list[float]]
 
-# A hearing costs too little to be seen at every 25th step: heard at each step, and divided.
+# Probes at every 25th step cost too little to be measured, so they fire at every step and the cost is divided.
 PROBES = {"none": "probes=none", "at every step": "probes.every=1"}
 EAGER_FP32, EAGER_BF16 = "lab, fp32, eager", "lab, bf16, eager"
 FP32, BF16 = "lab, fp32, compiled", "lab, bf16, compiled"
@@ -73,21 +73,21 @@ PRODUCTS = {precision: f"the products of {precision} alone" for precision in ("f
 
 
 def peers(width: int) -> dict[str, Side]:
-    """What a user would otherwise write; set-up takes long, so the plain loop alone is tried on one core and on all."""
+    """Return the sides of other training loops; set-up takes long, so only two of them run on one thread and on all."""
     wide = width > 64
-    ways: dict[str, tuple[tuple[str, ...], set[int]]] = {
+    options_and_threads: dict[str, tuple[tuple[str, ...], set[int]]] = {
         "(a) plain torch": ((), {1, CORES}),
         "(b) torch, AMP": (("amp",), {CORES}),
         "(c) torch, compile" + ", AMP" * wide: (("compiled", *["amp"] * wide), {CORES}),
         "(d) torch, AMP, explicit attention": (("amp", "explicit"), {1, CORES}),
     }
     sides = {}
-    for name, (options, counts) in ways.items():
-        for threads in sorted(counts):
-            # one model at a time; the tuned loop also as one process per core, the strictest opponent there is
+    for name, (options, thread_counts) in options_and_threads.items():
+        for threads in sorted(thread_counts):
+            # one model at a time; the tuned loop also as one process per core, which is the strictest comparison
             workers = CORES if name.startswith("(d)") and threads == 1 else 1
-            told = f"{name}, {threads} thread{'s' * (threads > 1)}"
-            sides[told] = Side("torch", options, workers=workers, threads=threads)
+            side_name = f"{name}, {threads} thread{'s' * (threads > 1)}"
+            sides[side_name] = Side("torch", options, workers=workers, threads=threads)
     if importlib.util.find_spec("jax"):
         for name, options in {"(e) JAX jit": (), "(f) JAX jit, vmap": ("vmap",)}.items():
             sides[f"{name}, {CORES} threads"] = Side("jax", options, threads=CORES)
@@ -95,7 +95,7 @@ def peers(width: int) -> dict[str, Side]:
 
 
 def ours() -> dict[str, Side]:
-    """A single-threaded process per core, and the products alone."""
+    """Return the lab's sides, a single-threaded process per core, and those of the products alone."""
     engines = {
         EAGER_FP32: ("fp32", "eager"),
         FP32: ("fp32", "compiled"),
@@ -110,11 +110,11 @@ def ours() -> dict[str, Side]:
 
 
 def summary(timings: Timings, width: int) -> dict[str, Any]:
-    """One width in numbers; ms per model-step of the whole machine, ratios above 1 where the lab is faster."""
+    """Sum up one width: ms per model-step of the whole machine, and ratios above 1 where the lab is faster."""
     ms = {key: min(values) for key, values in timings.items()}
     plain = {key: value for key, value in ms.items() if key[0].startswith("(a)")}
     best_plain = min(plain, key=lambda key: plain[key])
-    others = [value for (name, workers), value in ms.items() if name[:3] in ("(b)", "(c)", "(e)", "(f)")]
+    peers_ms = [value for (name, workers), value in ms.items() if name[:3] in ("(b)", "(c)", "(e)", "(f)")]
     tuned = [value for (name, _), value in ms.items() if name.startswith("(d)")]
     tuned_alone = [value for (name, workers), value in ms.items() if name.startswith("(d)") and workers == 1]
     fp32, bf16, eager = (ms[name, CORES] for name in (FP32, BF16, EAGER_BF16))
@@ -127,13 +127,13 @@ def summary(timings: Timings, width: int) -> dict[str, Any]:
         "fp32_eager_ms": ms[EAGER_FP32, CORES],
         "bf16_ms": bf16,
         "eager_ms": eager,
-        "best_peer_ms": min(others),
+        "best_peer_ms": min(peers_ms),
         "tuned_ms": min(tuned_alone),
         "fp32_vs_plain": plain[best_plain] / fp32,
         "fp32_eager_vs_plain": plain[best_plain] / ms[EAGER_FP32, CORES],
         "bf16_vs_plain": plain[best_plain] / bf16,
         "eager_vs_plain": plain[best_plain] / eager,
-        "bf16_vs_best_peer": min(others) / bf16,
+        "bf16_vs_best_peer": min(peers_ms) / bf16,
         "bf16_vs_tuned": min(tuned_alone) / bf16,
         "bf16_vs_tuned_per_core": min(tuned) / bf16,
         "fp32_at_most": plain[best_plain] / fp32_products,
@@ -146,51 +146,51 @@ def summary(timings: Timings, width: int) -> dict[str, Any]:
 
 
 def rows(timings: Timings, plain_ms: float) -> Iterator[str]:
-    """The table of one width."""
+    """Yield the rows of the table of one width."""
     for name in dict.fromkeys(name for name, _ in timings):
         busy = max(workers for other, workers in timings if other == name)
-        whole, one = timings[name, busy], timings[name, 1]
-        found = [f"{which(whole):.2f}" for which in (min, statistics.median, max)]
-        alone = f"{statistics.median(one):.2f}" if busy > 1 or "1 thread" in name else ""
-        full = name + f", {busy} processes" * (busy > 1)
-        yield row(full, [*found, f"{plain_ms / min(whole):.2f}", alone])
+        all_ms, single_ms = timings[name, busy], timings[name, 1]
+        cells = [f"{statistic(all_ms):.2f}" for statistic in (min, statistics.median, max)]
+        alone = f"{statistics.median(single_ms):.2f}" if busy > 1 or "1 thread" in name else ""
+        label = name + f", {busy} processes" * (busy > 1)
+        yield row(label, [*cells, f"{plain_ms / min(all_ms):.2f}", alone])
 
 
 def costs() -> dict[str, dict[str, float]]:
-    """ms per model-step of one core against fleet size, length and probes, at width 64 in bf16."""
+    """Measure ms per model-step of one core by fleet size, length and probes, at width 64 in bf16."""
     eager, compiled = (("precision=bf16", f"engine={engine}") for engine in ("eager", "compiled"))
     varied: dict[str, dict[str, tuple[str, ...]]] = {
         "fleet of": {str(runs): (*eager, f"runs={runs}") for runs in (1, 4, 16)},
         "sequence length": {str(length): (*eager, f"seq_len={length}") for length in (64, 128, 256)},
-        "probes": {name: (*eager, word) for name, word in PROBES.items()},
-        "probes, compiled": {name: (*compiled, word) for name, word in PROBES.items()},
+        "probes": {name: (*eager, override) for name, override in PROBES.items()},
+        "probes, compiled": {name: (*compiled, override) for name, override in PROBES.items()},
     }
-    sides = {f"{what}/{value}": Side("lab", ways) for what, by in varied.items() for value, ways in by.items()}
-    found = medians(compare(sides, 64, ROUNDS, 2 * SECONDS))
-    return {what: {value: found[f"{what}/{value}", 1] for value in by} for what, by in varied.items()}
+    sides = {f"{what}/{value}": Side("lab", words) for what, by in varied.items() for value, words in by.items()}
+    ms = medians(compare(sides, 64, ROUNDS, 2 * SECONDS))
+    return {what: {value: ms[f"{what}/{value}", 1] for value in by} for what, by in varied.items()}
 
 
-def probes_cost(found: Mapping[str, float]) -> str:
-    """What listening adds to a step at the default interval."""
+def probes_cost(ms: Mapping[str, float]) -> str:
+    """Describe what probes add to a step at the default interval, from ms per model-step."""
     every = int(OmegaConf.load(data_folder("conf") / "probes" / "all.yaml").every)
-    none, heard = (found[name] for name in PROBES)
-    return f"; at every {every}th, as by default, they cost {(heard / none - 1) / every:.1%}"
+    without, with_probes = (ms[name] for name in PROBES)
+    return f"; at every {every}th, as by default, they cost {(with_probes / without - 1) / every:.1%}"
 
 
 def whole_runs() -> dict[str, float]:
-    """Seconds of `lab train` from the shell, with its report, against the number of steps."""
+    """Measure seconds of `lab train` from the shell, with its report, by number of steps."""
     seconds = {}
     for steps in (100, 400):
         with TemporaryDirectory() as out:
-            words = [f"out={out}", f"steps={steps}", f"seq_len={LENGTH}", f"batch_size={BATCH}", "precision=bf16"]
+            overrides = [f"out={out}", f"steps={steps}", f"seq_len={LENGTH}", f"batch_size={BATCH}", "precision=bf16"]
             started = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "lab", "train", *words], check=True, capture_output=True)
+            subprocess.run([sys.executable, "-m", "lab", "train", *overrides], check=True, capture_output=True)
             seconds[str(steps)] = time.perf_counter() - started
     return seconds
 
 
 def processor() -> str:
-    """Its name, where the system tells."""
+    """Return the processor's name, if the system reports it, or else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(": ")[1] for line in lines if line.startswith("model name"))
@@ -198,8 +198,8 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def described() -> dict[str, Any]:
-    """The machine and what runs on it."""
+def environment() -> dict[str, Any]:
+    """Describe the machine and the versions of the libraries."""
     machine.configure_torch()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     if importlib.util.find_spec("jax"):
@@ -215,20 +215,20 @@ def described() -> dict[str, Any]:
 
 
 def row(first: object, cells: Sequence[str]) -> str:
-    """A line of a table."""
+    """Return a line of a table."""
     return f"| {first} | " + " | ".join(cells) + " |"
 
 
 def table(first: str, names: Sequence[str]) -> Iterator[str]:
-    """The head of a table."""
+    """Yield the head of a table."""
     yield row(first, names)
     yield "|---" * (1 + len(names)) + "|"
 
 
-def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results: Mapping[str, Any]) -> Iterator[str]:
-    """RESULTS.md, line by line."""
-    facts = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in about.items())
-    yield f"# Speed\n\nWritten by `make bench`. {facts}.\n"
+def page(facts: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield RESULTS.md, line by line."""
+    line = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
+    yield f"# Speed\n\nWritten by `make bench`. {line}.\n"
     yield METHOD
     for width, lines in tables.items():
         yield f"## Width {width}, {depth(width)} blocks\n"
@@ -241,10 +241,10 @@ def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     yield "## Targets\n"
     yield TARGETS
     yield from table("width", [name for name, _ in RATIOS.values()])
-    asked = {key: dict(zip(WIDTHS, targets, strict=False)) for key, (_, targets) in RATIOS.items()}
+    targets_of = {key: dict(zip(WIDTHS, targets, strict=False)) for key, (_, targets) in RATIOS.items()}
     for width, numbers in widths.items():
-        targets = [f" ({of[width]:g})" if width in of else "" for of in asked.values()]
-        yield row(width, [f"{numbers[key]:.2f}{target}" for key, target in zip(asked, targets, strict=True)])
+        targets = [f" ({by_width[width]:g})" if width in by_width else "" for by_width in targets_of.values()]
+        yield row(width, [f"{numbers[key]:.2f}{target}" for key, target in zip(targets_of, targets, strict=True)])
     yield "\n## Products\n"
     yield FLOORS
     yield from table("width", ["fp32, GFLOP/s", "of a step", "bf16, GFLOP/s", "of a step"])
@@ -253,17 +253,17 @@ def page(about: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
         yield row(width, [f"{numbers[key]:.0f}" if "gflops" in key else f"{numbers[key]:.0%}" for key in keys])
     yield "\n## What cost depends on\n"
     yield "ms per model-step on one core, width 64, bf16, fleets of 8, eager unless said.\n"
-    for what, found in results["cpu"]["costs"].items():
-        of_probes = probes_cost(found) if what.startswith("probes") else ""
-        yield f"- {what}: " + ", ".join(f"{value} {ms:.2f}" for value, ms in found.items()) + of_probes
-    found = results["cpu"]["seconds_of_lab_train_by_steps"]
+    for what, by_value in results["cpu"]["costs"].items():
+        of_probes = probes_cost(by_value) if what.startswith("probes") else ""
+        yield f"- {what}: " + ", ".join(f"{value} {ms:.2f}" for value, ms in by_value.items()) + of_probes
+    by_steps = results["cpu"]["seconds_of_lab_train_by_steps"]
     yield "\nSeconds of `lab train` (width 64, head width 16, bf16), start and report included: "
-    yield ", ".join(f"{steps} steps {seconds:.1f}" for steps, seconds in found.items())
+    yield ", ".join(f"{steps} steps {seconds:.1f}" for steps, seconds in by_steps.items())
 
 
 def main() -> None:
     """Measure, print, write."""
-    started, tables, results = time.time(), {}, {"machine": described(), "cpu": {}}
+    started, tables, results = time.time(), {}, {"machine": environment(), "cpu": {}}
     for width in [int(word) for word in sys.argv[1:]] or WIDTHS:
         timings = compare({**peers(width), **ours()}, width, ROUNDS, SECONDS)
         numbers = summary(timings, width)

@@ -1,4 +1,4 @@
-"""The loop a JAX user would write: one jitted step in bf16, of one model or, under vmap, of several."""
+"""The training loop of a JAX user: one jitted step in bf16, of one model or, under vmap, of several."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Tree = Any
 
 
 def norm(x: jax.Array, gain: jax.Array) -> jax.Array:
-    """LayerNorm in fp32."""
+    """Apply LayerNorm in fp32."""
     x = x.astype(jnp.float32)
     x = x - x.mean(-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * gain
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """``x @ w`` with bf16 operands."""
+    """Return ``x @ w`` with bf16 operands."""
     return x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
 
 
 def rotate(x_bhtk: jax.Array) -> jax.Array:
-    """Rotary positions."""
+    """Apply rotary positions."""
     frequency_k = 10_000 ** (-jnp.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
     angle_tk = jnp.outer(jnp.arange(LENGTH), frequency_k)
     a, b = jnp.split(x_bhtk, 2, -1)
@@ -37,7 +37,7 @@ def rotate(x_bhtk: jax.Array) -> jax.Array:
 
 
 def block(x_btd: jax.Array, w: Tree) -> jax.Array:
-    """Attention, then an MLP."""
+    """Apply attention, then an MLP."""
     heads = x_btd.shape[-1] // HEAD_WIDTH
     qkv_bto = product(norm(x_btd, w["norm_1"]), w["qkv"])
     q, k, v = jnp.moveaxis(qkv_bto.reshape(*x_btd.shape[:2], 3, heads, HEAD_WIDTH), (2, 3), (0, 2))
@@ -50,7 +50,7 @@ def block(x_btd: jax.Array, w: Tree) -> jax.Array:
 
 
 def loss_of(weights: Tree, tokens_bt: jax.Array) -> jax.Array:
-    """Cross-entropy and z-loss."""
+    """Return cross-entropy plus z-loss."""
     x_btd = weights["embedding"][tokens_bt[:, :-1]]
     for w in weights["blocks"]:
         x_btd = block(x_btd, w)
@@ -61,26 +61,27 @@ def loss_of(weights: Tree, tokens_bt: jax.Array) -> jax.Array:
 
 
 def step_of(state: Tree, tokens_bt: jax.Array) -> Tree:
-    """Gradient, clip at norm 1, AdamW."""
+    """Carry out a step: gradient, clipping at norm 1, AdamW."""
     weights, mean, square, count, lr = state
     gradient = jax.grad(loss_of)(weights, tokens_bt)
-    norm_of_all = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(gradient)))
-    keep, count = jnp.minimum(1.0, 1.0 / norm_of_all), count + 1
+    global_norm = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(gradient)))
+    clip, count = jnp.minimum(1.0, 1.0 / global_norm), count + 1
 
     def update(w: jax.Array, g: jax.Array, m: jax.Array, s: jax.Array) -> tuple[jax.Array, ...]:
-        m, s = 0.9 * m + 0.1 * g * keep, 0.95 * s + 0.05 * jnp.square(g * keep)
+        m, s = 0.9 * m + 0.1 * g * clip, 0.95 * s + 0.05 * jnp.square(g * clip)
         direction = m / (1 - 0.9**count) / (jnp.sqrt(s / (1 - 0.95**count)) + 1e-8)
         return w - lr * (direction + 0.1 * w), m, s
 
-    made = jax.tree.map(update, weights, gradient, mean, square)
+    updated = jax.tree.map(update, weights, gradient, mean, square)
     weights, mean, square = (
-        jax.tree.map(lambda three, i=i: three[i], made, is_leaf=lambda leaf: isinstance(leaf, tuple)) for i in range(3)
+        jax.tree.map(lambda values, i=i: values[i], updated, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        for i in range(3)
     )
     return weights, mean, square, count, lr
 
 
 def weights_of(width: int, seed: int) -> Tree:
-    """Fresh weights."""
+    """Draw initial weights."""
     draw = np.random.default_rng(seed).standard_normal
 
     def linear(fan_in: int, fan_out: int) -> jax.Array:
@@ -97,7 +98,7 @@ def weights_of(width: int, seed: int) -> Tree:
 
 
 def loop(width: int, *, vmap: bool) -> Callable[[], int]:
-    """One step of one model, or of several with learning rates of their own on the same batch."""
+    """Build a step of one model, or of several with different learning rates on the same batch."""
     models = runs(width) if vmap else 1
     states = []
     for run in range(models):
@@ -106,13 +107,13 @@ def loop(width: int, *, vmap: bool) -> Callable[[], int]:
         states.append((weights, *zeros, jnp.zeros(()), jnp.asarray(1e-3 * 2.0**-run)))
     state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states) if vmap else states[0]
     step_jit = jax.jit(jax.vmap(step_of, in_axes=(0, None)) if vmap else step_of, donate_argnums=0)
-    corpus, seen = StandardLibrary(seed=0).open(), 0
+    corpus, steps_done = StandardLibrary(seed=0).open(), 0
 
     def step() -> int:
-        nonlocal seen, state
-        state = step_jit(state, jnp.asarray(corpus.batch(0, seen, BATCH, LENGTH), jnp.int32))
+        nonlocal steps_done, state
+        state = step_jit(state, jnp.asarray(corpus.batch(0, steps_done, BATCH, LENGTH), jnp.int32))
         jax.block_until_ready(state)
-        seen += 1
+        steps_done += 1
         return models
 
     return step

@@ -19,28 +19,28 @@ from lab.training.recorder import Recorder
 
 
 def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
-    """A step of the whole fleet: batch, update, probes when they listen, their values taken down."""
+    """Build a step of the whole fleet: batch, update, probes when they fire, recording; it returns model-steps."""
     machine.configure_torch()
     shape = [f"seq_len={LENGTH}", f"batch_size={BATCH}", f"model.width={width}", f"model.head_width={HEAD_WIDTH}"]
     with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
-        words = [*shape, f"model.depth={depth(width)}", "steps=100000", *overrides]
-        tree: Any = OmegaConf.to_container(compose("config", words), resolve=True)
+        overrides_of_all = [*shape, f"model.depth={depth(width)}", "steps=100000", *overrides]
+        tree: Any = OmegaConf.to_container(compose("config", overrides_of_all), resolve=True)
     del tree["fleet"]
-    # one data seed for all, as in a sweep over learning rates, and as the other sides have it
+    # one data seed for all runs, as in a sweep over learning rates and as on the other sides
     trees = [{**tree, "optimizer": tree["optimizer"] | {"lr": 1e-3 / (run + 1)}} for run in range(runs)]
-    tape = Recorder(Fleet([run_config(one) for one in trees]))
-    moments: Iterator[Moment] = train(tape.fleet)
-    tape.keep(next(moments))
+    recorder = Recorder(Fleet([run_config(tree) for tree in trees]))
+    moments: Iterator[Moment] = train(recorder.fleet)
+    recorder.keep(next(moments))
 
     def step() -> int:
-        tape.keep(next(moments))
+        recorder.keep(next(moments))
         return runs
 
     return step
 
 
 def shapes_of_products(width: int, runs: int) -> list[tuple[int, int, int, int]]:
-    """The forward products of a step of a fleet: ``[r n i] @ [r i o]``."""
+    """Return the shapes (r, n, i, o) of a step's forward products ``[r n i] @ [r i o]``."""
     tokens, pairs = BATCH * LENGTH, runs * BATCH * width // HEAD_WIDTH
     linear = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
     shapes = [(runs, tokens, *sizes) for sizes in [*linear * depth(width), (width, VOCABULARY)]]
@@ -48,14 +48,14 @@ def shapes_of_products(width: int, runs: int) -> list[tuple[int, int, int, int]]
 
 
 def products(width: int, precision: str, runs: int) -> Callable[[], int]:
-    """The products of a step of a fleet, forward and backward, and nothing else: what no engine gets under."""
+    """Build a step of a fleet's matrix products alone, forward and backward: no engine can be faster."""
     machine.configure_torch()
     shapes, operands = shapes_of_products(width, runs), OPERANDS[precision]
-    made = {shape: [torch.randn(s, dtype=operands) for s in _operands(*shape)] for shape in set(shapes)}
+    matrices = {shape: [torch.randn(s, dtype=operands) for s in _operands(*shape)] for shape in set(shapes)}
 
     def step() -> int:
         for shape in shapes:
-            a_rni, b_rio, c_rno = made[shape]
+            a_rni, b_rio, c_rno = matrices[shape]
             torch.bmm(a_rni, b_rio)
             torch.bmm(c_rno, b_rio.transpose(1, 2))
             torch.bmm(a_rni.transpose(1, 2), c_rno)
@@ -65,10 +65,10 @@ def products(width: int, precision: str, runs: int) -> Callable[[], int]:
 
 
 def floor_of_step(width: int, runs: int) -> tuple[float, float]:
-    """Floating-point operations of a step, and bytes it moves at least.
+    """Count the floating-point operations of a step, and the bytes that it moves at least.
 
-    Each product goes forward once and backward twice, and reads and writes bf16; of each weight, in fp32, value,
-    gradient and two moments are read and three written.  What is done element by element costs no bytes of its own.
+    Each product is computed once forward and twice backward, and reads and writes bf16.  Of each weight, in fp32,
+    value, gradient and two moments are read and three are written.  Elementwise operations count no further bytes.
     """
     shapes = shapes_of_products(width, runs)
     flops = sum(6.0 * r * n * i * o for r, n, i, o in shapes)

@@ -1,4 +1,4 @@
-"""Sides of a comparison: each a set of processes that step when told to, so that rounds can alternate between them."""
+"""Sides of a comparison: each is a set of processes that step on request, so that rounds can alternate between them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import shapes
 from lab.core import machine
 
 CORES = machine.cores()
-SETTLE_STEPS = 3  # untimed, after whatever is compiled
+WARM_UP_STEPS = 3  # untimed; they compile
 
 
 @dataclass(frozen=True)
 class Side:
-    """One way to train: what a worker runs, in how many processes at once, on how many cores each."""
+    """One way to train: what a worker runs, in how many processes at once, and the threads of each."""
 
     kind: str  # torch | jax | lab | products
     options: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Side:
 
 
 def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Callable[[], Callable[[], int]]:
-    """What makes the step of a side; libraries are loaded in the worker alone."""
+    """Return the function that builds the step of a side; only the worker loads the libraries."""
     if kind == "torch":
         import torch_loop
 
@@ -49,12 +49,12 @@ def maker(kind: str, width: int, threads: int, options: tuple[str, ...]) -> Call
 
 
 def work(kind: str, width: int, threads: int, options: tuple[str, ...]) -> None:
-    """A worker: for every line read, step for that many seconds and say how many model-steps were done."""
-    machine.configure_allocator()  # help that every side gets
-    if kind in ("lab", "products"):  # the rest of what the lab asks for is its own affair
+    """Run a worker: for every line read, step for that many seconds and print how many model-steps were done."""
+    machine.configure_allocator()  # on every side
+    if kind in ("lab", "products"):  # the lab's other settings are part of its speed
         machine.configure_process()
     step = maker(kind, width, threads, options)()
-    for _ in range(SETTLE_STEPS):
+    for _ in range(WARM_UP_STEPS):
         step()
     print("ready", flush=True)
     for line in sys.stdin:
@@ -64,27 +64,27 @@ def work(kind: str, width: int, threads: int, options: tuple[str, ...]) -> None:
         print(done, flush=True)
 
 
-class Started:
+class RunningSide:
     """A side whose workers are ready."""
 
     def __init__(self, side: Side, width: int) -> None:
-        words = [sys.executable, __file__, side.kind, str(width), str(side.threads), *side.options]
+        command = [sys.executable, __file__, side.kind, str(width), str(side.threads), *side.options]
         environment = {**os.environ, "OMP_NUM_THREADS": str(side.threads)}
-        if side.kind == "jax":  # its own best: huge pages
+        if side.kind == "jax":  # huge pages make it faster
             environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         pipe = subprocess.PIPE
-        # one after the other: the second finds compiled what the first compiled
+        # one after the other, so that the second finds the code compiled by the first
         self.workers = []
         for _ in range(side.workers):
-            worker = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment)
+            worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
             self.workers.append(worker)
             assert worker.stdout is not None
             while (line := worker.stdout.readline()) != "ready\n":
                 if not line:
-                    raise RuntimeError(f"{' '.join(words)} died")
+                    raise RuntimeError(f"{' '.join(command)} died")
 
     def milliseconds(self, seconds: float, workers: int) -> float:
-        """Wall time over all model-steps done, with this many of the workers busy."""
+        """Return wall time over all model-steps done, in ms, with this many of the workers busy."""
         busy = self.workers[:workers]
         started = time.perf_counter()
         for worker in busy:
@@ -94,32 +94,36 @@ class Started:
         return (time.perf_counter() - started) / done * 1e3
 
     def close(self) -> None:
-        """Let the workers go."""
+        """End the workers."""
         for worker in self.workers:
             worker.kill()
             worker.wait()
 
 
 def compare(sides: Mapping[str, Side], width: int, rounds: int, seconds: float) -> dict[tuple[str, int], list[float]]:
-    """Milliseconds per model-step of every side by (name, workers busy), round by round; all ready before the first."""
+    """Time all sides in alternating rounds, after all are set up.
+
+    Returns:
+        Milliseconds per model-step in each round, by (name of the side, workers busy).
+    """
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(CORES) as pool:  # setting up is compiling, mostly
-        started = dict(zip(sides, pool.map(lambda side: Started(side, width), sides.values()), strict=True))
+    with ThreadPoolExecutor(CORES) as pool:  # set-up is mostly compiling
+        running = dict(zip(sides, pool.map(lambda side: RunningSide(side, width), sides.values()), strict=True))
     timings: dict[tuple[str, int], list[float]] = {}
     try:
         for _ in range(rounds):
-            for name, side in started.items():
+            for name, side in running.items():
                 for workers in sorted({1, sides[name].workers}):
                     timings.setdefault((name, workers), []).append(side.milliseconds(seconds, workers))
     finally:
-        for side in started.values():
+        for side in running.values():
             side.close()
     return timings
 
 
 def medians(timings: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], float]:
-    """The median over rounds of each."""
+    """Return the median over rounds of each side."""
     return {key: statistics.median(values) for key, values in timings.items()}
 
 

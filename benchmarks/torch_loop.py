@@ -1,4 +1,4 @@
-"""The loop a PyTorch user would write: one model, nn.Module, AdamW; as published, or tuned."""
+"""The training loop of a PyTorch user: one model, nn.Module, AdamW; plain, or tuned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.data.text import StandardLibrary
 
 
 def rotate(x_bhtk: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
-    """Rotary positions."""
+    """Apply rotary positions."""
     a_bhtk, b_bhtk = x_bhtk.chunk(2, -1)
     return torch.cat([a_bhtk * cos_tk - b_bhtk * sin_tk, b_bhtk * cos_tk + a_bhtk * sin_tk], -1)
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def attend(self, q_bhtk: Tensor, k_bhsk: Tensor, v_bhsk: Tensor) -> Tensor:
-        """PyTorch's own attention; explicit scores are faster at short lengths in bf16."""
+        """Attend by PyTorch's own function, or by explicit scores, which are faster at short lengths in bf16."""
         if not self.explicit:
             return F.scaled_dot_product_attention(q_bhtk, k_bhsk, v_bhsk, is_causal=True)
         scores_bhts = (q_bhtk * HEAD_WIDTH**-0.5) @ k_bhsk.transpose(-1, -2)
@@ -69,18 +69,18 @@ class Model(nn.Module):
 def loop(
     width: int, threads: int, *, amp: bool, compiled: bool, explicit: bool, device: str = "cpu"
 ) -> Callable[[], int]:
-    """One step of one model; returns how many model-steps that is."""
+    """Build a step of one model; it returns the number of model-steps, 1."""
     torch.set_num_threads(threads)
     model = Model(width, explicit).to(device)
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     precision = torch.autocast(device, torch.bfloat16) if amp else contextlib.nullcontext()
-    corpus, seen = StandardLibrary(seed=0).open(), 0
+    corpus, steps_done = StandardLibrary(seed=0).open(), 0
 
     def step() -> int:
-        nonlocal seen
-        tokens_bt = torch.from_numpy(corpus.batch(0, seen, BATCH, LENGTH)).to(device)
-        seen += 1
+        nonlocal steps_done
+        tokens_bt = torch.from_numpy(corpus.batch(0, steps_done, BATCH, LENGTH)).to(device)
+        steps_done += 1
         with precision:
             logits_btv = forward(tokens_bt[:, :-1])
         logits_btv = logits_btv.float()

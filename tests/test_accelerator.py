@@ -34,17 +34,17 @@ def test_the_loop_asks_for_no_value(recipe: str, monkeypatch: pytest.MonkeyPatch
     shared = ("probes=all", "probes.every=2", "steps=4", "model.depth=1", *recipe.split())
     fleet = brief(Fleet(configs(*RUNS, shared=shared)))
     moments = list(train(fleet))
-    assert [len(moment.heard) > 1 for moment in moments] == [False, True, False, True, True]
-    assert {value.device for moment in moments for value in moment.heard.values()} == {NOWHERE}
+    assert [len(moment.probe_values) > 1 for moment in moments] == [False, True, False, True, True]
+    assert {value.device for moment in moments for value in moment.probe_values.values()} == {NOWHERE}
     assert not fleet.engine.faults
     assert {tensor.device for tensor in fleet.tensors().values()} == {NOWHERE}
 
 
 def test_a_text_lies_on_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("data=stdlib",)
-    assert Fleet(configs(*RUNS, shared=text)).feed.tokens_n is None
+    assert Fleet(configs(*RUNS, shared=text)).loader.tokens_n is None
     monkeypatch.setattr(lab.training.fleet, "pick_device", lambda name: NOWHERE)
-    tokens_n = Fleet(configs(*RUNS, shared=text)).feed.tokens_n
+    tokens_n = Fleet(configs(*RUNS, shared=text)).loader.tokens_n
     assert tokens_n is not None
     assert (tokens_n.device, tokens_n.dtype) == (NOWHERE, torch.uint8)
 
@@ -109,10 +109,10 @@ def test_replaying_a_captured_step_is_training() -> None:
     eager = brief(Fleet(configs(*RUNS, shared=shared)))
     captured = brief(Fleet(configs(*RUNS, shared=(*shared, "engine=compiled"))))
     assert isinstance(captured.engine, Compiled)
-    inputs = [*trees.tree_leaves(captured.engine.held), *_news(captured)]
-    for listens in (False, True):
-        traced = torch.no_grad()(captured.engine._trace([tensor.detach() for tensor in inputs], listens=listens))
-        captured.engine.graphs[listens] = Captured(traced, [tensor.detach() for tensor in inputs], 3)
+    tensors = [t.detach() for t in (*trees.tree_leaves(captured.engine.training_state), *_inputs(captured))]
+    for with_probes in (False, True):
+        traced = torch.no_grad()(captured.engine._trace(tensors, with_probes=with_probes))
+        captured.engine.graphs[with_probes] = Captured(traced, tensors, 3)
     assert torch.equal(captured.weights["embedding"], eager.weights["embedding"])
     heard = [[fleet.step(step) for step in range(8)] for fleet in (eager, captured)]
     assert [len(values) for values in heard[1]] == [len(values) for values in heard[0]]
@@ -123,5 +123,5 @@ def test_replaying_a_captured_step_is_training() -> None:
         torch.testing.assert_close(captured.tensors()[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-def _news(fleet: Fleet) -> tuple[Tensor, Tensor, Tensor]:
-    return fleet.feed.batch(0), fleet.step_s[0], fleet.shape_sr[0]
+def _inputs(fleet: Fleet) -> tuple[Tensor, Tensor, Tensor]:
+    return fleet.loader.batch(0), fleet.step_s[0], fleet.shape_sr[0]

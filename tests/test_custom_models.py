@@ -109,7 +109,7 @@ def _entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INTERVENTIONS._entries, "logit_cap", LogitCap)
 
 
-GUEST = ("+guest.own.kind=mlp", "intervention=[z_loss]")
+MLP = ("+guest.own.kind=mlp", "intervention=[z_loss]")
 PLAIN = ("+guest.own.kind=plain", "intervention=[z_loss]")
 PER_RUN = [
     f"optimizer.lr={lr} seed={seed} schedule.warmup={warmup} optimizer.eps={eps}"
@@ -118,7 +118,7 @@ PER_RUN = [
 ODD = ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3")
 
 
-@pytest.mark.parametrize("shared", [GUEST, (*GUEST, *ODD), PLAIN], ids=" ".join)
+@pytest.mark.parametrize("shared", [MLP, (*MLP, *ODD), PLAIN], ids=" ".join)
 def test_a_custom_models_run_is_the_same_bits_alone_and_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=(*shared, "steps=6"))
     together = trained(wanted)
@@ -183,9 +183,9 @@ def test_a_custom_model_in_a_fleet_is_what_an_ordinary_loop_makes_of_it(kind: st
 
 
 def test_runs_start_where_their_seed_alone_says() -> None:
-    fleet = Fleet(configs("seed=1", "seed=2", "seed=1 optimizer.lr=1", shared=GUEST))
+    fleet = Fleet(configs("seed=1", "seed=2", "seed=1 optimizer.lr=1", shared=MLP))
     state = torch.get_rng_state()
-    again = Fleet(configs("seed=2", shared=GUEST))
+    again = Fleet(configs("seed=2", shared=MLP))
     assert torch.equal(torch.get_rng_state(), state)
     for name, weight in fleet.weights.items():
         assert torch.equal(weight[0], weight[2])
@@ -203,7 +203,7 @@ def test_a_custom_model_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None
 
 
 def test_probes_and_interventions_meet_a_custom_model_at_its_logits_and_by_its_own_names() -> None:
-    shared = (*GUEST, "+intervention.logit_cap.cap=1", "probes.every=1", "model.depth=1")
+    shared = (*MLP, "+intervention.logit_cap.cap=1", "probes.every=1", "model.depth=1")
     wanted = configs("intervention.logit_cap.cap=0.01", "intervention.logit_cap.cap=50", shared=shared)
     together = trained(wanted)
     assert repr(together) == repr([trained([config])[0] for config in wanted])
@@ -217,15 +217,15 @@ def test_probes_and_interventions_meet_a_custom_model_at_its_logits_and_by_its_o
 
 
 def test_listening_changes_no_bits_and_all_parameters_count() -> None:
-    heard, deaf = (trained(configs(*PER_RUN[:2], shared=(*GUEST, f"probes={name}"))) for name in ("all", "none"))
+    heard, deaf = (trained(configs(*PER_RUN[:2], shared=(*MLP, f"probes={name}"))) for name in ("all", "none"))
     assert repr([result for result, _ in heard]) == repr([result for result, _ in deaf])
     counts = {result[key] for result, _ in heard for key in ("parameters", "parameters_without_embeddings")}
     assert counts == {sum(weight.numel() for weight in Mlp(16, 2, 256).parameters())}
 
 
 def test_bf16_is_autocast_of_the_forward_pass() -> None:
-    full, half = (Fleet(configs("", shared=(*GUEST, f"precision={name}"))) for name in ("fp32", "bf16"))
-    tokens_rbt = full.feed.batch(0)[..., :-1]
+    full, half = (Fleet(configs("", shared=(*MLP, f"precision={name}"))) for name in ("fp32", "bf16"))
+    tokens_rbt = full.loader.batch(0)[..., :-1]
     logits, rounded = full.model(tokens_rbt)[0], half.model(tokens_rbt)[0]
     assert rounded.dtype == torch.float32
     assert {weight.dtype for weight in half.weights.values()} == {torch.float32}
@@ -241,7 +241,7 @@ def test_bf16_is_autocast_of_the_forward_pass() -> None:
 
 @compiles
 @pytest.mark.parametrize(
-    ("shared", "traced"), [(PLAIN, True), *(pytest.param(one, False, marks=pytest.mark.slow) for one in (GUEST, PLAIN))]
+    ("shared", "traced"), [(PLAIN, True), *(pytest.param(one, False, marks=pytest.mark.slow) for one in (MLP, PLAIN))]
 )
 def test_a_compiled_custom_model_is_an_eager_one(
     shared: tuple[str, ...], traced: bool, monkeypatch: pytest.MonkeyPatch
@@ -265,13 +265,13 @@ def test_without_a_custom_model_a_run_is_the_run_it_was() -> None:
 
 
 def test_a_custom_model_is_part_of_id_columns_and_shape() -> None:
-    without, mlp, plain = configs("intervention=[z_loss]", " ".join(GUEST), " ".join(PLAIN))
+    without, mlp, plain = configs("intervention=[z_loss]", " ".join(MLP), " ".join(PLAIN))
     assert columns(mlp) == columns(without) | {"guest": "own", "guest.own.kind": "mlp"}
     assert len({run_id(config, "") for config in (without, mlp, plain)}) == 3
     assert len({static_key(config) for config in (without, mlp, plain)}) == 3
 
 
-def test_guests_without_numbers_are_told_apart_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_models_without_numbers_are_told_apart_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "other"):
         monkeypatch.setitem(MODELS._entries, name, Bare)
     found = [configs("intervention=[]", shared=guest)[0] for guest in ((), ("+guest.one={}",), ("+guest.other={}",))]
@@ -354,17 +354,17 @@ def test_what_a_custom_model_cannot_have_is_refused(
     monkeypatch.setitem(INTERVENTIONS._entries, "hidden", HiddenQuartic)
     monkeypatch.setitem(INTERVENTIONS._entries, "hiden", Hiden)
     with pytest.raises(RequestError, match=said):
-        run_config(tree(*GUEST, *overrides))
+        run_config(tree(*MLP, *overrides))
 
 
 def test_ranks_and_weights_from_outside_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INTERVENTIONS._entries, "heavy", Heavy)
     with pytest.raises(RequestError, match="may not bring weights of its own"):
-        Fleet(configs("", shared=(*GUEST, "+intervention.heavy.cap=1")))
+        Fleet(configs("", shared=(*MLP, "+intervention.heavy.cap=1")))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RequestError, match="custom model own trains in one process; leave torchrun away"):
-        check_ranks(configs("", shared=GUEST)[0])
+    with pytest.raises(RequestError, match="custom model own trains in one process; start it without torchrun"):
+        check_ranks(configs("", shared=MLP)[0])
 
 
 class Odd(nn.Module):

@@ -89,7 +89,7 @@ def test_a_probe_that_raises_while_a_step_is_traced_leaves_the_step_as_it_is(mon
     held = torch.zeros(2, 3)
     step = Compiled(update, held, ["broken", "fine"])
     for number in (1.0, 2.0):
-        heard = step(torch.full((2, 3), number), listens=True)
+        heard = step(torch.full((2, 3), number), with_probes=True)
         assert {where: values.tolist() for where, values in heard.items()} == {
             ("fine", "block0"): [number, number],
             ("fine", "block1"): [number, number],

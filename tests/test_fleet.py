@@ -69,12 +69,12 @@ def test_arms_share_the_initial_values_of_the_weights_they_share() -> None:
     )
     assert set(without.weights) < set(with_norm.weights)
     assert all(torch.equal(weight, with_norm.weights[name]) for name, weight in without.weights.items())
-    assert torch.equal(with_norm.feed.batch(7), without.feed.batch(7))
+    assert torch.equal(with_norm.loader.batch(7), without.loader.batch(7))
 
 
 def test_data_and_initial_values_follow_their_own_seeds() -> None:
     fleet = Fleet(configs("seed=1", "seed=1 data.seed=5", "seed=5"))
-    batch_rbt = fleet.feed.batch(3)
+    batch_rbt = fleet.loader.batch(3)
     assert torch.equal(batch_rbt[1], batch_rbt[2])
     assert not torch.equal(batch_rbt[0], batch_rbt[1])
     query_rdd = fleet.weights["block0.attention.query"]
@@ -98,7 +98,7 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
 
 def test_on_the_way_the_held_out_loss_is_heard_before_the_update_of_its_step() -> None:
     wanted = configs(*PER_RUN[:2], shared=("probes.every=5", "steps=12"))
-    heard = {moment.step: moment.heard for moment in train(brief(Fleet(wanted)))}
+    heard = {moment.step: moment.probe_values for moment in train(brief(Fleet(wanted)))}
     fleet = brief(Fleet(wanted))
     for step in range(11):
         if step in (5, 10):
@@ -139,7 +139,7 @@ def test_a_number_per_run_in_the_forward_pass_is_each_runs_own(monkeypatch: pyte
 def test_a_loss_term_gets_the_hidden_states_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INTERVENTIONS._entries, "hidden", HiddenQuartic)
     fleet = brief(Fleet(configs("", shared=("intervention=[]", "+intervention.hidden.coefficient=2"))))
-    tokens_rbt, heard, hidden = fleet.feed.batch(0), {}, []
+    tokens_rbt, heard, hidden = fleet.loader.batch(0), {}, []
     removed = fleet.model.final_norm.register_forward_hook(lambda module, given, output: hidden.append(output))
     logits_rbtv, _ = fleet.model(tokens_rbt[..., :-1])
     removed.remove()

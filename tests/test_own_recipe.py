@@ -61,7 +61,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for shelf in KINDS.values():
         monkeypatch.setattr(shelf, "_entries", dict(shelf._entries))
-        monkeypatch.setattr(shelf, "_outside_loaded", False)
+        monkeypatch.setattr(shelf, "_external_loaded", False)
     registry.load_plugins.cache_clear()
     yield Path.cwd()
     registry.load_plugins.cache_clear()
@@ -209,7 +209,7 @@ REFUSED = [
     (["train", "+guest.window_mlp={}"], "key 'guest.window_mlp.window' is missing"),
     (
         ["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"],
-        "coordcheck compares parametrizations, and none has a say",
+        "coordcheck compares parametrizations, and none applies to a custom model",
     ),
 ]
 
@@ -319,7 +319,7 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
     )  # the loop tells that
     with listening(lambda kind, where, *values: heard.add(kind)):
         fleet._update(
-            (fleet.weights, fleet.state, fleet.first_bad_r), fleet.feed.batch(0), fleet.step_s[0], fleet.shape_sr[0]
+            (fleet.weights, fleet.state, fleet.first_bad_r), fleet.loader.batch(0), fleet.step_s[0], fleet.shape_sr[0]
         )
     assert heard == set(hooks.ANNOUNCEMENTS)
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}

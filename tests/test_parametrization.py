@@ -83,7 +83,7 @@ def test_scores_are_products_of_queries_and_keys_times_the_scale(name: str) -> N
     fleet.weights["block0.attention.query"].data.normal_(generator=torch.Generator().manual_seed(0))
     heard: dict[tuple[str, str], Tensor] = {}
     with listening(lambda kind, where, *values: heard.update({(kind, where): values[0].detach()})):
-        fleet.model(fleet.feed.batch(0))
+        fleet.model(fleet.loader.batch(0))
     query, key, scores = (heard[kind, "block0"] for kind in ("query", "key", "scores"))
     # a token's query and key are turned by the same angle
     torch.testing.assert_close(scores.diagonal(dim1=-2, dim2=-1), TABLE[name][2] * (query * key).sum(-1))

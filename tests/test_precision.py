@@ -65,7 +65,7 @@ def backward(made: Transformer, rows_rbt: Tensor, terms: Mapping[str, Any], engi
         for place, value in zip(values.values(), (*parts, loss_r, logits_rbtv), strict=True):
             place.copy_(value.detach())
 
-    engine(update, (weights, values), ())(rows_rbt, listens=False)
+    engine(update, (weights, values), ())(rows_rbt, with_probes=False)
     return values
 
 

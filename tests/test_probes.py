@@ -58,7 +58,7 @@ class Steps:
                 now = Now(torch.tensor(step), weights, shape_r, dict.fromkeys(weights, 1.0))
                 chain.step(dict(zip(weights, parts, strict=True)), state, now)
             listener("val_loss", "", bare_r)  # the one that is not part of a step
-            heard.append(listener.heard)
+            heard.append(listener.probe_values)
         return {name: weight.detach() for name, weight in weights.items()}, heard
 
 
@@ -290,7 +290,7 @@ def test_unknown_probes_are_refused_before_anything_runs() -> None:
 def test_no_probe_means_nothing_is_heard() -> None:
     listener = Listener(())
     listener("train_loss", "", torch.ones(2))
-    assert not listener.heard
+    assert not listener.probe_values
     assert not listener.hears("train_loss")
     assert Listener(["grad_norm"]).hears("gradients")
 

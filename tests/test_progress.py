@@ -203,8 +203,8 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     monkeypatch.setattr(plans, "write_progress", lambda *said: written.append(said[-1]))
     for step in range(1000):
         now += 0.01
-        heard: Any = {("train_loss", ""): Losses()} if step % 25 == 0 else {}
-        sayer.update(Moment(step, step, heard, None))
+        values: Any = {("train_loss", ""): Losses()} if step % 25 == 0 else {}
+        sayer.update(Moment(step, step, values, None))
     assert len(written) == Losses.copied == 20
     assert str(written[-1]["losses"]) == "[1.0, nan]"
     assert written[-1]["rate"] == pytest.approx(100)
@@ -215,13 +215,13 @@ def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
     """A fleet that is halved begins anew: its rate is not counted backwards, and nobody stands in another's place."""
     import torch
 
-    def heard(*losses: float) -> dict[tuple[str, str], Any]:
+    def values(*losses: float) -> dict[tuple[str, str], Any]:
         return {("train_loss", ""): torch.tensor(losses)}
 
     sayer = ProgressWriter(tmp_path, "plan", 0, 100, 3)
-    sayer.update(Moment(50, 50, heard(1.0, 2.0, 3.0), None))
+    sayer.update(Moment(50, 50, values(1.0, 2.0, 3.0), None))
     sayer.write()
-    sayer.update(Moment(1, 1, heard(4.0, 5.0), None), 1)
+    sayer.update(Moment(1, 1, values(4.0, 5.0), None), 1)
     sayer.note("halved")
     said = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
     assert list(said.losses) == [1.0, 4.0, 5.0]
@@ -236,9 +236,9 @@ def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None
 
     def told(**losses: float) -> float:
         whole = losses.pop("whole", None)
-        heard = {(probe, ""): torch.tensor([loss]) for probe, loss in losses.items()}
+        values = {(probe, ""): torch.tensor([loss]) for probe, loss in losses.items()}
         sayer = ProgressWriter(tmp_path, "plan", 0, 10, 1)
-        sayer.update(Moment(1, 1, heard, None if whole is None else torch.tensor([whole])))
+        sayer.update(Moment(1, 1, values, None if whole is None else torch.tensor([whole])))
         sayer.note("now")
         return float(plans.read_progress(tmp_path, "plan")[0]["losses"][0])
 

@@ -19,7 +19,7 @@ from lab.optim.optimizer import build_optimizer
 from lab.probes.listener import ProbesConfig
 from pieces import CONF, recipe
 
-FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # guests are users' own
+FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom models are users' own
 # Files that are an entry with other numbers.
 PRESETS = {"data/c4": "huggingface"}
 EVERY_ENTRY = [(each, name) for each in FILLED for name in each]
@@ -137,7 +137,7 @@ def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, mon
     (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text("[lab.interventions]\ntheirs = theirs\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(INTERVENTIONS, "_entries", dict(INTERVENTIONS._entries))
-    monkeypatch.setattr(INTERVENTIONS, "_outside_loaded", False)
+    monkeypatch.setattr(INTERVENTIONS, "_external_loaded", False)
     assert "theirs" in INTERVENTIONS
     del sys.modules["theirs"]
     assert first_line(INTERVENTIONS["theirs"]) == "What it does."

@@ -1,4 +1,4 @@
-"""Hook points of a model, the announcements of a training step, and what interventions and probes are."""
+"""Hook points of a model, the announcements of a training step, and the interfaces of interventions and probes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-# Kinds of hook points a model may have, and what else is announced in the course of a step.
+# Kinds of hook points that a model may have.
 HOOK_POINTS = ("query", "key", "scores", "weighing", "attention", "block_output", "logits")
+# Kinds of announcements in a step: those of the hook points, and values that cannot be changed.
 ANNOUNCEMENTS = (
     *HOOK_POINTS,
     *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
@@ -40,9 +41,13 @@ def listening(callback: Callback | None) -> Iterator[None]:
 
 
 class HookPoint(nn.Module):
-    """Announces the tensor that arrives, then passes it through the attached modules, if there are any.
+    """Announces a tensor, then passes it through the attached modules, if any.
 
     Probes receive the tensor *before* it is changed (a score before its cap).
+
+    Args:
+        kind: one of ``HOOK_POINTS``.
+        where: the part of the model, such as ``block0``; empty for the whole model.
     """
 
     def __init__(self, kind: str, where: str) -> None:
@@ -68,20 +73,28 @@ class HookIntervention(ABC):
 
     @abstractmethod
     def attach(self, runs: int, config: Any) -> nn.Module:
-        """Build the module for one hook point of ``runs`` models of this shape (a ``ModelConfig``)."""
+        """Build the module for one hook point.
+
+        Args:
+            runs: number of runs in the fleet.
+            config: the shape of the model, a ``ModelConfig``.
+
+        Returns:
+            A module from the tensor of the hook point, which leads with the run axis, to one of the same shape.
+        """
 
 
 class Predictions(NamedTuple):
-    """The predictions of a batch, of which a loss term gets the fields that it ``uses``; the others are None.
+    """The predictions of a batch.  A loss term gets the fields that it ``uses``; the others are None.
 
     Gradients flow back through logits, log Z and hidden states.  At tokens that do not count, logits, hidden states
     and targets are 0.
 
     Attributes:
-        logits_rbtv: logits, as the cross-entropy sees them.
+        logits_rbtv: logits that enter the cross-entropy.
         log_z_rbt: log of the softmax normalizer.
-        targets_rbt: the token that is to be predicted.
-        hidden_rbtd: output of the last LayerNorm, before the head; a custom model has none.
+        targets_rbt: tokens to predict.
+        hidden_rbtd: output of the last LayerNorm, before the head; custom models have none.
     """
 
     logits_rbtv: Tensor
@@ -101,12 +114,12 @@ class LossTerm(ABC):
 
     @abstractmethod
     def __call__(self, predictions: Predictions) -> Tensor:
-        """The term per token ``[r b t]``; its mean over tokens is added to the run's loss."""
+        """Return the term per token ``[r b t]``; its mean over tokens is added to the run's loss."""
 
 
 def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs: int, config: Any) -> None:
     """Attach interventions, in the order of their names, to all hook points of the kinds they name."""
-    for name, intervention in sorted(interventions.items()):  # a request names them in no particular order
+    for name, intervention in sorted(interventions.items()):  # the order of a request must not matter
         for point in model.modules():
             if isinstance(point, HookPoint) and point.kind in intervention.hook_points:
                 point.changes[name] = intervention.attach(runs, config)
@@ -117,7 +130,13 @@ Measure = Callable[..., "Tensor | dict[str, Tensor]"]
 
 @dataclass(frozen=True)
 class Probe:
-    """A named function of the announcements of kind ``hears``; gives one number per run, or one per tensor and run."""
+    """A named measurement of the announcements of one kind.
+
+    Attributes:
+        name: its name in configs and records.
+        hears: the kind, one of ``ANNOUNCEMENTS``.
+        measure: from the announced values to one number per run ``[r]``, or to a dict of these by tensor name.
+    """
 
     name: str
     hears: str

@@ -1,4 +1,4 @@
-"""Registries: entries found by name, those of the lab and those a user's own package adds."""
+"""Registries: the lab's own entries and those of installed packages, by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Entry = TypeVar("Entry")
 
 
 def _load(point: EntryPoint) -> None:
-    """Import what an installed package names.
+    """Import the object of an entry point.
 
     Raises:
-        RequestError: it cannot be imported; whatever that raised, it is no fault of the lab.
+        RequestError: importing it raised, whatever the exception.
     """
     try:
         point.load()
@@ -38,50 +38,58 @@ def load_plugins() -> None:
 class Registry(Generic[Entry]):
     """Entries of one kind by name.
 
-    Outside packages add theirs through the entry-point group ``lab.<plural>``, of any kind through ``lab.plugins``.
+    Other packages add entries through the entry-point group ``lab.<plural>``, or, of any kind, through ``lab.plugins``.
+
+    Args:
+        kind: what an entry is called in messages.
+        plural: the last part of the name of the entry-point group.
     """
 
     def __init__(self, kind: str, plural: str) -> None:
         self.kind, self.plural = kind, plural
         self._entries: dict[str, Entry] = {}
-        self._outside_loaded = False
+        self._external_loaded = False
 
     def register(self, name: str) -> Callable[[Any], Any]:
-        """Class or function decorator: file the entry under ``name``."""
+        """Return a class or function decorator that registers the entry under ``name``.
 
-        def file(entry: Any) -> Any:
+        Raises:
+            RequestError: the name is taken.
+        """
+
+        def decorate(entry: Any) -> Any:
             if name in self._entries:
                 first, second = (getattr(each, "measure", each).__module__ for each in (self._entries[name], entry))
                 raise RequestError(f"{self.kind} {name!r} is already registered, by {first}, so not by {second}")
             self._entries[name] = entry
             return entry
 
-        return file
+        return decorate
 
-    def _load_outside(self) -> None:
-        if not self._outside_loaded:
-            self._outside_loaded = True
+    def _load_external(self) -> None:
+        if not self._external_loaded:
+            self._external_loaded = True
             load_plugins()
             for point in entry_points(group=f"lab.{self.plural}"):
                 _load(point)
 
     def __getitem__(self, name: str) -> Entry:
-        self._load_outside()
+        self._load_external()
         if name not in self._entries:
             raise RequestError(f"unknown {self.kind} {name!r}; {nearest(name, self._entries)}")
         return self._entries[name]
 
     def __contains__(self, name: str) -> bool:
-        self._load_outside()
+        self._load_external()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        self._load_outside()
+        self._load_external()
         return iter(sorted(self._entries))
 
 
 def first_line(documented: Any) -> str:
-    """The sentence that introduces an entry: the first line of its docstring."""
+    """Return the first line of a docstring, which introduces an entry in lists."""
     return (documented.__doc__ or "").strip().split("\n")[0]
 
 
@@ -94,7 +102,7 @@ PROBES: Registry[Any] = Registry("probe", "probes")
 SCHEDULES: Registry[Any] = Registry("schedule", "schedules")
 TRACKERS: Registry[Any] = Registry("tracker", "trackers")
 
-# What ``lab.register`` calls them.
+# Registries by the kind that ``lab.register`` takes.
 KINDS: dict[str, Registry[Any]] = {
     "data": DATA,
     "intervention": INTERVENTIONS,
@@ -106,7 +114,7 @@ KINDS: dict[str, Registry[Any]] = {
     "tracker": TRACKERS,
 }
 
-# What the lab asks of an entry, whatever else that has.
+# Attributes that an entry of each kind must have.
 REQUIRED_ATTRIBUTES = {
     "data": ("open", "seed"),
     "link": ("takes", "begin"),
@@ -118,15 +126,21 @@ REQUIRED_ATTRIBUTES = {
 
 
 def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any], Any]:
-    """Class decorator, of a probe function decorator: file the entry under ``name``.
+    """Return a decorator that registers a class, or the function of a probe, under ``name``.
 
-    An intervention is a ``HookIntervention`` or a ``LossTerm``.  A probe says which announcement it ``hears``.
+    The class is a frozen dataclass, whose fields are the keys of a config.  That of an intervention inherits from
+    ``HookIntervention`` or ``LossTerm``.
+
+    Args:
+        kind: one of ``KINDS``.
+        name: the name by which configs choose the entry.
+        hears: for a probe, the kind of announcement that it measures, one of ``ANNOUNCEMENTS``.
 
     Raises:
-        RequestError: there is no such kind, nothing is ever heard of that kind, the name is taken, or the entry lacks
-            what its kind has or is no dataclass, whose fields are the keys of a config.
+        RequestError: the kind or the announcement is unknown, the name is taken, or the entry is no dataclass or lacks
+            an attribute that its kind requires.
     """
-    from lab.core.hooks import ANNOUNCEMENTS, HookIntervention, LossTerm, Probe  # which loads torch
+    from lab.core.hooks import ANNOUNCEMENTS, HookIntervention, LossTerm, Probe  # imported here because it loads torch
 
     if kind not in KINDS:
         raise RequestError(f"unknown kind {kind!r}; {nearest(kind, KINDS)}")
@@ -135,7 +149,7 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
     if hears is not None and hears not in ANNOUNCEMENTS:
         raise RequestError(f"probe {name!r} hears {hears!r}; {nearest(hears, ANNOUNCEMENTS)}")
 
-    def file(entry: Any) -> Any:
+    def decorate(entry: Any) -> Any:
         if hears is None and not dataclasses.is_dataclass(entry):
             raise RequestError(f"{kind} {name!r} must be a frozen dataclass; its fields are the keys of a config")
         required = list(REQUIRED_ATTRIBUTES.get(kind, ()))
@@ -150,4 +164,4 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
         KINDS[kind].register(name)(entry if hears is None else Probe(name, hears, entry))
         return entry
 
-    return file
+    return decorate

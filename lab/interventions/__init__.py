@@ -1,1 +1,1 @@
-"""What a recipe may add to the model or to the loss, each by the presence of a config key."""
+"""Interventions: changes to attention, and terms of the loss; the presence of its config key switches one on."""

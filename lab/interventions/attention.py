@@ -17,7 +17,7 @@ from lab.core.schema import PerRun, bounded
 from lab.model.config import ModelConfig
 from lab.model.layers import LayerNorm
 
-NO_VECTOR = 1e-12  # a mean square so small leaves no direction to keep
+EPS = 1e-12  # added to a mean square, so that a zero vector stays zero
 
 
 @INTERVENTIONS.register("qk_layernorm")
@@ -34,7 +34,7 @@ class QKLayerNorm(HookIntervention):
 @INTERVENTIONS.register("qk_layernorm_model")
 @dataclass(frozen=True)
 class QKLayerNormModel(HookIntervention):
-    """LayerNorm on queries and keys over the whole model width, before heads part (Wortsman et al. 2023, fig. E.8)."""
+    """LayerNorm on queries and keys over the model width, all heads together (Wortsman et al. 2023, fig. E.8)."""
 
     hook_points: ClassVar = ("query", "key")
 
@@ -43,7 +43,7 @@ class QKLayerNormModel(HookIntervention):
 
 
 class AcrossHeads(nn.Module):
-    """What a layer does to ``[r b t d]``, done to heads ``[r b h t k]`` taken together."""
+    """Applies a layer of ``[r b t d]`` to heads ``[r b h t k]``, joined and split again."""
 
     def __init__(self, layer: LayerNorm) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class AcrossHeads(nn.Module):
 @INTERVENTIONS.register("kappa_transplant")
 @dataclass(frozen=True)
 class KappaTransplant(HookIntervention):
-    """Give queries and keys the mean square kappa, and with it scores of that size (Wortsman et al. 2023, fig. 10)."""
+    """Scale every query and key to mean square kappa, and so their scores (Wortsman et al. 2023, fig. 10)."""
 
     hook_points: ClassVar = ("query", "key")
     kappa: PerRun = bounded(above=0)
@@ -74,13 +74,13 @@ class MeanSquare(nn.Module):
         self.kappa = kappa
 
     def forward(self, z_r: Tensor) -> Tensor:
-        return z_r * (over(self.kappa, z_r) / (z_r.square().mean(-1, keepdim=True) + NO_VECTOR)).sqrt()
+        return z_r * (over(self.kappa, z_r) / (z_r.square().mean(-1, keepdim=True) + EPS)).sqrt()
 
 
 @INTERVENTIONS.register("pointwise_attention")
 @dataclass(frozen=True)
 class PointwiseAttention(HookIntervention):
-    """Squared ReLU of the score over sqrt(length) in place of softmax (Wortsman et al. 2023, fig. E.11)."""
+    """Attention weights relu(score)^2 / sqrt(length) in place of softmax (Wortsman et al. 2023, fig. E.11)."""
 
     hook_points: ClassVar = ("weighing",)
 
@@ -89,7 +89,7 @@ class PointwiseAttention(HookIntervention):
 
 
 class SquaredReLU(nn.Module):
-    """Scores ``[... t s]`` to weights relu(score)^2 / sqrt(s) over the keys a query may see."""
+    """Scores ``[... t s]`` to weights relu(score)^2 / sqrt(length), causal: 0 at later keys."""
 
     def forward(self, scores_ts: Tensor) -> Tensor:
         past_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()

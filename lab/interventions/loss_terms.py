@@ -16,7 +16,7 @@ from lab.core.schema import PerRun, bounded
 @INTERVENTIONS.register("z_loss")
 @dataclass(frozen=True)
 class ZLoss(LossTerm):
-    """coefficient * (log Z)^2 per token, Z the softmax normalizer (PaLM; Wortsman et al. 2023, sec. 3.1.2)."""
+    """coefficient * (log Z)^2 per token; Z is the softmax normalizer (PaLM; Wortsman et al. 2023, sec. 3.1.2)."""
 
     uses: ClassVar = ("log_z_rbt",)
     coefficient: PerRun = bounded(at_least=0)

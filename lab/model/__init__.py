@@ -1,1 +1,1 @@
-"""A decoder-only Transformer whose every weight leads with the run axis."""
+"""A decoder-only Transformer, and custom models; every weight leads with the run axis."""

@@ -9,7 +9,17 @@ from lab.core.schema import bounded
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of the model; ``depth`` 0 is the zero-block bigram model."""
+    """Shape of a model.
+
+    Attributes:
+        name: label of the size.
+        width: entries of the residual stream, a multiple of ``head_width``.
+        depth: number of blocks; without any, the model is a bigram model.
+        head_width: entries of a query or key, even.
+
+    Raises:
+        ValueError: the widths do not fit.
+    """
 
     name: str
     width: int = bounded(above=0)

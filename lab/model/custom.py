@@ -17,24 +17,32 @@ from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
 
 Build = Callable[[], nn.Module]
-CHECKED_ROWS = 2  # of the batch that checks a module
-RANDOM = "makes other logits of the same tokens the next time, as with dropout or a state it keeps"
+CHECKED_ROWS = 2  # rows of the batch on which a module is checked
+VARIES = "makes other logits of the same tokens the next time, as with dropout or a state it keeps"
 
 
 def build_from_seed(make: Build, seed: int) -> nn.Module:
-    """Build the model of one run; all its randomness comes from the run's seed."""
+    """Build the module of one run, with torch's generator seeded by the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
 
 
 class CustomModel(nn.Module):
-    """Tokens ``[r b t]`` to logits ``[r b t v]``: ``runs`` modules side by side that take ``[b t]`` to ``[b t v]``.
+    """Tokens ``[r b t]`` to logits ``[r b t v]``: a user's modules side by side, each from ``[b t]`` to ``[b t v]``.
 
-    Given ``operands``, the forward pass is under ``torch.autocast`` to that precision; its logits are not.
+    Args:
+        make: builds the module of one run.
+        runs: size of the run axis.
+        interventions: hook interventions by name; only the hook point ``logits`` exists.
+        config: the shape of the model, for the interventions.
+        operands: the precision of ``torch.autocast`` in the forward pass; the logits keep that of the weights.
+
+    Raises:
+        RequestError: an intervention has weights.
     """
 
-    ends = ()  # it is unknown which weights embed, so all are counted
+    ends = ()  # which weights embed is unknown, so all are counted
     blocks = ()
 
     def __init__(
@@ -60,7 +68,7 @@ class CustomModel(nn.Module):
             raise RequestError("an intervention on a custom model may not bring weights of its own")
 
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, None]:
-        """Logits ``[r b t v]``; the module does not tell its hidden states."""
+        """Return logits ``[r b t v]``, and None because a module does not return its hidden states."""
 
         def forward_one(weights: dict[str, Tensor], tokens_bt: Tensor) -> Tensor:
             logits_btv: Tensor = functional_call(self.inner, weights, (tokens_bt,))
@@ -75,16 +83,16 @@ class CustomModel(nn.Module):
         return changed_rbtv, None
 
     def weights(self) -> dict[str, Tensor]:
-        """Every weight ``[r ...]`` by the name it has in the user's own module."""
+        """Return every weight ``[r ...]`` by its name in the user's module."""
         return dict(self.inner.named_parameters())
 
     def factors(self, parametrization: Any, width: int) -> dict[str, Factors]:
-        """No LR multiplier, and no initial scale: the module draws its own initial values."""
+        """Return factors with LR multiplier 1 and no initial scale: the module draws its own initial values."""
         return dict.fromkeys(self.weights(), Factors(init_std=math.nan))
 
     @torch.no_grad()
     def initialize(self, seeds: Sequence[int], factors: Mapping[str, Factors]) -> None:
-        """Build the model of run i from seed i; the run's neighbours play no part."""
+        """Set the weights of run i to those of a module built from seed i alone."""
         weights = self.weights()
         for run, seed in enumerate(seeds):
             for name, value in build_from_seed(self.make, seed).named_parameters():
@@ -92,10 +100,16 @@ class CustomModel(nn.Module):
 
 
 def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) -> None:
-    """Refuse a module that is not a language model, or cannot be trained in a fleet.
+    """Refuse a module that is not a causal language model, or cannot be trained in a fleet.
+
+    Args:
+        name: name of the custom model, for the message.
+        make: builds the module of one run.
+        vocabulary: number of tokens.
+        seq_len: tokens per window.
 
     Raises:
-        RequestError: one line says what is wrong, or which exception the module raised.
+        RequestError: the module fails a check or raised an exception; the message names it.
     """
     with torch.random.fork_rng(devices=[]):
         tokens_bt = torch.randint(vocabulary, (CHECKED_ROWS, seq_len), generator=torch.Generator().manual_seed(0))
@@ -103,13 +117,13 @@ def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) ->
             problem = _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt)
         except Exception as fault:
             message = " ".join(str(fault).split())
-            problem = RANDOM if "random operation" in message else f"fails: {type(fault).__name__}: {message}"
+            problem = VARIES if "random operation" in message else f"fails: {type(fault).__name__}: {message}"
     if problem:
         raise RequestError(f"custom model {name} {problem}")
 
 
 def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | None:
-    """Why a single model cannot be trained, in words; None if it can."""
+    """Return why a single model cannot be trained, as the rest of a sentence; None if it can."""
     model = build_from_seed(make, 0)
     if not isinstance(model, nn.Module):
         return f"builds {type(model).__name__}, not a torch.nn.Module"
@@ -131,7 +145,7 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
         if gradient is None:
             return f"makes its logits without the parameter {weight}"
     if not torch.equal(model(tokens_bt), logits_btv):
-        return RANDOM
+        return VARIES
     other_bt = tokens_bt.clone()
     other_bt[:, -1] = (other_bt[:, -1] + 1) % vocabulary
     if not torch.allclose(model(other_bt)[:, :-1], logits_btv[:, :-1], rtol=1e-4, atol=1e-4, equal_nan=True):
@@ -141,7 +155,7 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
 
 @torch.no_grad()
 def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
-    """Why two models cannot be trained side by side, in words; None if they can."""
+    """Return why two models cannot be trained side by side, as the rest of a sentence; None if they can."""
     pair = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2))
     pair.initialize((0, 1), {})
     logits_rbtv, _ = pair(tokens_bt.expand(2, -1, -1))
@@ -152,5 +166,5 @@ def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
 
 
 def _first_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
-    """The first name under which two sets of tensors differ."""
+    """Return the first name under which two dicts of tensors differ, or None."""
     return next((name for name in one if not torch.equal(one[name], other[name])), None)

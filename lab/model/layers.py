@@ -1,4 +1,4 @@
-"""Layers that own weights, every weight with a leading run axis, and GELU."""
+"""Layers, whose weights lead with the run axis, and GELU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from lab.model.parametrization import Role
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
-WHOLE_VECTORS = 64  # entries; a multiple of any CPU's vector length
+PADDING = 64  # entries; a multiple of the vector length of every CPU
 
 
 class Gelu(torch.autograd.Function):
-    """GELU in its tanh form (Hendrycks & Gimpel, arXiv:1606.08415), written as x sigmoid(2 u).
+    """GELU in its tanh form, written as x sigmoid(2 u) with u = sqrt(2/pi) (x + 0.044715 x^3).
 
-    u = sqrt(2/pi) (x + 0.044715 x^3), and (1 + tanh u) / 2 = sigmoid(2 u), which a CPU computes several times faster.
+    (1 + tanh u) / 2 equals sigmoid(2 u), which a CPU computes several times faster.
+
+    References:
+        Hendrycks & Gimpel, arXiv:1606.08415, sec. 2.
     """
 
     @staticmethod
@@ -40,33 +43,46 @@ class Gelu(torch.autograd.Function):
 
 
 def gelu(x_rbtm: Tensor) -> Tensor:
-    """GELU of every entry, the same bits wherever in the fleet a run stands.
+    """Apply GELU to every entry; a run's result has the same bits at every index of the fleet.
 
-    A CPU's kernels round the tail of a buffer differently from its body, so every run is padded to whole vectors.
+    CPU kernels round the tail of a buffer differently from its body, so every run is padded to whole vectors.
     """
     entries = x_rbtm[0].numel()
-    if spare := -entries % WHOLE_VECTORS:
-        padded_rn = F.pad(x_rbtm.flatten(1), (0, spare))
+    if missing := -entries % PADDING:
+        padded_rn = F.pad(x_rbtm.flatten(1), (0, missing))
         return Gelu.apply(padded_rn)[:, :entries].view_as(x_rbtm)  # type: ignore[no-any-return,no-untyped-call]
     return Gelu.apply(x_rbtm)  # type: ignore[no-any-return,no-untyped-call]
 
 
-# std of a unit normal truncated at two standard deviations; dividing by it gives the truncated normal the right std
+# Standard deviation of a unit normal truncated at two standard deviations; initial values are divided by it.
 TRUNCATED_STD = 0.87962566103423978
 LAYERNORM_EPS = 1e-6
 
 
 def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
-    """Batched matrix product over the last two axes, both operands rounded to ``operands`` first, if it is given.
+    """Multiply matrices over the last two axes.
 
-    The result is rounded to ``operands``, too, and keeps that dtype: whoever adds, normalizes or exponentiates it casts
-    it back.  So it is with the products of the backward pass: what they take and what they make is rounded.
+    Args:
+        a: ``[... i j]``.
+        b: ``[... j k]``.
+        operands: the precision to which both operands are rounded first; None leaves them as they are.
+
+    Returns:
+        ``[... i k]``, in the precision ``operands`` if given; the caller casts it back.  The products of the backward
+        pass round their operands and results alike.
     """
     return torch.matmul(a, b) if operands is None else torch.matmul(a.to(operands), b.to(operands))
 
 
 class Layer(nn.Module):
-    """One weight ``[r ...]``, its role, and the fan-in that sets its scale."""
+    """A module that owns one weight ``[r ...]``.
+
+    Args:
+        runs: size of the run axis.
+        shape: the shape of one run's weight.
+        role: its role, by which the parametrization scales it.
+        fan_in: number of inputs, which sets the initial scale.
+    """
 
     def __init__(self, runs: int, shape: tuple[int, ...], role: Role, fan_in: int) -> None:
         super().__init__()
@@ -75,7 +91,7 @@ class Layer(nn.Module):
 
 
 class Embedding(Layer):
-    """Tokens ``[r b t]`` to vectors ``[r b t d]``; normal at initialization (Flax's default)."""
+    """Tokens ``[r b t]`` to vectors ``[r b t d]``; initial values are normal, as in Flax."""
 
     def __init__(self, runs: int, vocabulary: int, width: int) -> None:
         super().__init__(runs, (vocabulary, width), Role.EMBEDDING, fan_in=width)
@@ -87,7 +103,10 @@ class Embedding(Layer):
 
 
 class Linear(Layer):
-    """``x @ W`` per run, no bias; truncated normal at initialization.  For ``operands`` see ``product``."""
+    """``x @ W`` per run, ``[r b t i]`` to ``[r b t o]``, without bias; initial values are truncated normal.
+
+    The result has the precision ``operands``, as in ``product``.
+    """
 
     def __init__(
         self, runs: int, fan_in: int, fan_out: int, operands: torch.dtype | None, role: Role = Role.MATRIX
@@ -101,7 +120,7 @@ class Linear(Layer):
 
 
 class LayerNorm(Layer):
-    """LayerNorm over the last axis with a gain per run and no bias (Flax's, eps 1e-6), in the gain's precision."""
+    """LayerNorm over the last axis with a gain and no bias (epsilon 1e-6, as in Flax), in the gain's precision."""
 
     def __init__(self, runs: int, width: int) -> None:
         super().__init__(runs, (width,), Role.GAIN, fan_in=width)
@@ -114,17 +133,26 @@ class LayerNorm(Layer):
 def draw(layer: Layer, name: str, seed: int, std: float) -> Tensor:
     """Draw one run's initial value from (seed, name) alone: arms that share a weight share its values.
 
-    Drawn on the CPU in float64, so that every device and precision starts from the same numbers.
+    The CPU draws it in float64, so that every device and precision starts from the same numbers.
+
+    Args:
+        layer: gives the shape and the role.
+        name: name of the weight.
+        seed: seed of the run.
+        std: standard deviation; unused for gains, which are ones.
+
+    Returns:
+        The value of one run, without a run axis, in float64.
     """
     shape = layer.weight.shape[1:]
     if layer.role is Role.GAIN:
         return torch.ones(shape, dtype=torch.float64)
     if std == 0:  # a truncated normal needs a positive std
         return torch.zeros(shape, dtype=torch.float64)
-    stream = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(stream[:8], "big", signed=True))
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
     value = torch.empty(shape, dtype=torch.float64)
     if layer.role is Role.EMBEDDING:
         return value.normal_(0.0, std, generator=generator)
-    full = std / TRUNCATED_STD
-    return nn.init.trunc_normal_(value, 0.0, full, -2 * full, 2 * full, generator=generator)
+    untruncated = std / TRUNCATED_STD
+    return nn.init.trunc_normal_(value, 0.0, untruncated, -2 * untruncated, 2 * untruncated, generator=generator)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from lab.core.hooks import LossTerm, Predictions, announce
 
-# A target that does not count, in the cross-entropy and in every term.
-IGNORED = -1
+IGNORED = -1  # a target that counts neither in the cross-entropy nor in any term
 
 
 def mean_over_tokens(value_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
-    """``[r b t] -> [r]``: mean over the counted tokens, NaN at others notwithstanding."""
+    """Return the mean over the counted tokens, ``[r b t]`` to ``[r]``; NaN at other tokens does not enter it."""
     total_r = torch.where(counted_rbt, value_rbt, 0.0).flatten(1).sum(1)
     return total_r / counted_rbt.flatten(1).sum(1)
 
@@ -25,7 +24,8 @@ class TokenLoss(torch.autograd.Function):
     """Logits ``[r b t v]``, targets ``[r b t]`` to cross-entropy and log Z ``[r b t]``, in nats.
 
     Written out because its gradient is one formula, (dCE + dlogZ) softmax - dCE onehot, which autograd would spread
-    over four more tensors of the logits' size.  Nothing comes back from targets equal to IGNORED, not even NaN.
+    over four more tensors of the logits' size.  The gradient at targets equal to IGNORED is zero, even where the
+    logits are NaN.
     """
 
     @staticmethod
@@ -34,26 +34,26 @@ class TokenLoss(torch.autograd.Function):
         index_rbt1 = targets_rbt.unsqueeze(-1).masked_fill(ignored_rbt1, 0)
         p_rbtv, largest_rbt1 = F.softmax(logits_rbtv, dim=-1), logits_rbtv.amax(-1, keepdim=True)
         ctx.save_for_backward(p_rbtv, index_rbt1, ignored_rbt1)
-        log_largest_p_rbt1 = p_rbtv.amax(-1, keepdim=True).log()  # never of a p that underflowed
+        log_largest_p_rbt1 = p_rbtv.amax(-1, keepdim=True).log()  # the largest p never underflows
         loss_rbt1 = largest_rbt1 - logits_rbtv.gather(-1, index_rbt1) - log_largest_p_rbt1
         return loss_rbt1.squeeze(-1), (largest_rbt1 - log_largest_p_rbt1).squeeze(-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         p_rbtv, index_rbt1, ignored_rbt1 = ctx.saved_tensors
-        of_loss_rbt1, of_log_z_rbt1 = (gradient_rbt.unsqueeze(-1) for gradient_rbt in gradients)
-        gradient_rbtv = p_rbtv * (of_loss_rbt1 + of_log_z_rbt1)
-        gradient_rbtv.scatter_add_(-1, index_rbt1, -of_loss_rbt1)
+        dloss_rbt1, dlog_z_rbt1 = (gradient_rbt.unsqueeze(-1) for gradient_rbt in gradients)
+        gradient_rbtv = p_rbtv * (dloss_rbt1 + dlog_z_rbt1)
+        gradient_rbtv.scatter_add_(-1, index_rbt1, -dloss_rbt1)
         return gradient_rbtv.masked_fill_(ignored_rbt1, 0.0), None
 
 
 def _used(term: LossTerm, predictions: Predictions, counted_rbt: Tensor) -> Predictions:
-    """The fields that a term uses, without the tokens that do not count: no NaN may come back from there."""
+    """Return the fields that a term uses, 0 at tokens that do not count, so that no NaN comes back from them."""
     used: dict[str, Any] = dict.fromkeys(Predictions._fields)
     for name in term.uses:
         value = getattr(predictions, name)
         counted = counted_rbt.view(*counted_rbt.shape, *(1,) * (value.ndim - counted_rbt.ndim))
-        # no gradient leaves TokenLoss through log Z of an ignored target
+        # TokenLoss returns no gradient through log Z of an ignored target
         used[name] = value if name == "log_z_rbt" else torch.where(counted, value, 0)
     return Predictions(**used)
 
@@ -64,10 +64,10 @@ def losses(
     """Compute the loss to train on and the cross-entropy; targets equal to IGNORED do not count.
 
     Args:
-        logits_rbtv: the model's output.
+        logits_rbtv: the output of the model.
         targets_rbt: the tokens to predict.
         terms: loss terms by name; those that use hidden states need ``hidden_rbtd``.
-        hidden_rbtd: what the head made the logits of.
+        hidden_rbtd: hidden states, from which the head computed the logits.
 
     Returns:
         Loss ``[r]`` and cross-entropy ``[r]``, in nats per token.

@@ -30,7 +30,7 @@ def _rotations(length: int, size: int, scale: float, dtype: torch.dtype, device:
 class CausalSoftmax(torch.autograd.Function):
     """Scores ``[... t s]`` to attention weights over s <= t.
 
-    Written out because autograd would mask the gradient of a masked score, zero already, a second time.
+    Written out because autograd would mask gradients of masked scores again, although they are zero.
     """
 
     @staticmethod
@@ -63,7 +63,7 @@ def rotate(x_tk: Tensor, scale: float = 1.0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention with explicit scores, which are products of queries and keys times ``scale``."""
+    """Causal attention, ``[r b t d]`` to ``[r b t d]``; scores are products of queries and keys times ``scale``."""
 
     query: Linear
     key: Linear
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return output_rbtd
 
     def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[r b h t k]`` by one product, faster on a CPU than three narrow ones."""
+        """Return queries, keys and values ``[r b h t k]``, from one product: on a CPU it is faster than three."""
         weight_rdo = torch.cat([part.weight for part in (self.query, self.key, self.value)], dim=-1)
         qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.operands)
         batch, length = x_rbtd.shape[1:3]
@@ -105,7 +105,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP of four times the width with tanh-form GELU, each added to the residual stream."""
+    """Pre-LayerNorm attention, then an MLP of four times the width with GELU, each added to the residual stream."""
 
     def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: torch.dtype | None) -> None:
         super().__init__()
@@ -124,10 +124,16 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens ``[r b t]`` to logits ``[r b t v]`` and hidden states; ``runs`` models of one shape side by side.
+    """Tokens ``[r b t]`` to logits ``[r b t v]`` and hidden states ``[r b t d]``: models of one shape side by side.
 
-    Given ``operands``, every matrix product rounds what it takes and what it makes to that precision, forward and
-    backward; all between products keeps the weights' precision, in which the logits are returned.
+    Args:
+        config: the shape of one model.
+        vocabulary: number of tokens.
+        runs: size of the run axis.
+        interventions: hook interventions by name.
+        attention_scale: factor of the products of queries and keys.
+        operands: the precision to which every matrix product, forward and backward, rounds its operands and its
+            result; everything else, logits included, keeps the precision of the weights.
     """
 
     ends = ("embedding", "head")  # weights that are not counted among those "without embeddings"
@@ -152,7 +158,7 @@ class Transformer(nn.Module):
         attach(self, interventions, runs, config)
 
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[r b t v]``, and the hidden states ``[r b t d]`` that the head makes them of."""
+        """Return logits ``[r b t v]`` and the hidden states ``[r b t d]`` before the head."""
         x_rbtd: Tensor = self.embedding(tokens_rbt)
         for where in self.blocks:
             x_rbtd = self.get_submodule(where)(x_rbtd)
@@ -167,16 +173,16 @@ class Transformer(nn.Module):
                 yield path.replace(".at_", ".").replace(".changes.", "."), module
 
     def weights(self) -> dict[str, Tensor]:
-        """Every weight by its name."""
+        """Return every weight ``[r ...]`` by its name."""
         return {name: layer.weight for name, layer in self.layers()}
 
     def factors(self, parametrization: Any, width: int) -> dict[str, Factors]:
-        """Initial scale and LR multiplier of every weight, by name."""
+        """Return initial scale and LR multiplier of every weight, by name."""
         return {name: parametrization.factors(layer.role, layer.fan_in, width) for name, layer in self.layers()}
 
     @torch.no_grad()
     def initialize(self, seeds: Sequence[int], factors: Mapping[str, Factors]) -> None:
-        """Draw every weight of run i from seed i, whatever the other runs."""
+        """Draw every weight of run i from seed i alone."""
         for name, layer in self.layers():
             for run, seed in enumerate(seeds):
                 copy_whole(layer.weight[run], draw(layer, name, seed, factors[name].init_std))

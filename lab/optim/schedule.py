@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step with values in [0, 1] that multiply the peak."""
+"""Learning-rate schedules: functions of the step, with values in [0, 1] that multiply the peak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.core.schema import PerRun, bounded
 
 
 def _ramp(step_s1: Tensor, steps: int, warmup: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Warm-up length in steps (below 1 it is a fraction of all steps), and the ramp ``[s r]`` up to 1."""
+    """Return the warm-up in steps, of which a value below 1 is a fraction, and the ramp ``[s r]`` up to 1."""
     warmup_r = torch.as_tensor(warmup, dtype=step_s1.dtype, device=step_s1.device)
     warmup_r = torch.where(warmup_r < 1, warmup_r * steps, warmup_r)
     return warmup_r, torch.where(step_s1 < warmup_r, step_s1 / warmup_r, 1.0)
@@ -24,7 +24,7 @@ def _steps(steps: int, peak_r: Tensor) -> Tensor:
 
 
 def _line(step_s1: Tensor, begin_r: Tensor, steps: int, floor_r: Tensor) -> Tensor:
-    """A straight line from 1 at ``begin_r`` to the floor at ``steps``: ``[s r]``."""
+    """Return a straight line ``[s r]`` from 1 at ``begin_r`` to the floor at ``steps``."""
     progress_sr = ((step_s1 - begin_r) / (steps - begin_r).clamp(min=1)).clamp(0, 1)
     return 1 - (1 - floor_r.clamp(max=1)) * progress_sr
 
@@ -38,7 +38,7 @@ class Cosine:
     floor: PerRun = bounded(at_least=0)
 
     def shape(self, steps: int, peak_r: Tensor) -> Tensor:
-        """``s_t`` ``[s r]``, LR at step t over the peak: computed as a shape, never by dividing one by the other."""
+        """Return LR over peak ``[s r]``; computed as a shape, never as one rate over the other."""
         step_s1 = _steps(steps, peak_r)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         floor_r = (self.floor / peak_r).clamp(max=1)
@@ -56,7 +56,7 @@ class Linear:
     floor: PerRun = bounded(at_least=0)
 
     def shape(self, steps: int, peak_r: Tensor) -> Tensor:
-        """``s_t`` ``[s r]``, LR at step t over the peak."""
+        """Return LR over peak at every step, ``[s r]``."""
         step_s1 = _steps(steps, peak_r)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         return torch.where(step_s1 < warmup_r, ramp_sr, _line(step_s1, warmup_r, steps, self.floor / peak_r))
@@ -70,7 +70,7 @@ class ReciprocalSquareRoot:
     warmup: PerRun = bounded(at_least=0)
 
     def shape(self, steps: int, peak_r: Tensor) -> Tensor:
-        """``s_t`` ``[s r]``, LR at step t over the peak."""
+        """Return LR over peak at every step, ``[s r]``."""
         step_s1 = _steps(steps, peak_r)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         root_sr = (warmup_r.ceil().clamp(min=1) / step_s1.clamp(min=1)).clamp(max=1).sqrt()
@@ -80,14 +80,14 @@ class ReciprocalSquareRoot:
 @SCHEDULES.register("wsd")
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    """Linear warm-up, the peak, at the end a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
+    """Linear warm-up, then the peak, then a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
 
     warmup: PerRun = bounded(at_least=0)
     cooldown: PerRun = bounded(above=0, at_most=1)
     floor: PerRun = bounded(at_least=0)
 
     def shape(self, steps: int, peak_r: Tensor) -> Tensor:
-        """``s_t`` ``[s r]``, LR at step t over the peak; ``cooldown`` is the fraction of steps spent going down."""
+        """Return LR over peak ``[s r]``; ``cooldown`` is the fraction of steps in which it decays."""
         step_s1 = _steps(steps, peak_r)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         begin_r = torch.maximum(
@@ -104,5 +104,5 @@ class Constant:
     warmup: PerRun = bounded(at_least=0)
 
     def shape(self, steps: int, peak_r: Tensor) -> Tensor:
-        """``s_t`` ``[s r]``, LR at step t over the peak."""
+        """Return LR over peak at every step, ``[s r]``."""
         return _ramp(_steps(steps, peak_r), steps, self.warmup)[1].expand(-1, len(peak_r))

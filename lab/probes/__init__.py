@@ -1,1 +1,1 @@
-"""Probes: numbers measured in a training step."""
+"""Probes: numbers per run, measured in a training step."""

@@ -1,4 +1,7 @@
-"""Probes of the forward pass: losses, attention scores and weights, logits, residual stream."""
+"""Probes of the forward pass: losses, attention scores and weights, logits, residual stream.
+
+Every probe returns one number per run, ``[r]``, for each hook point that announces.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def train_loss(loss_r: Tensor) -> Tensor:
 
 @probe(hears="val_loss")
 def val_loss(loss_r: Tensor) -> Tensor:
-    """Held-out cross-entropy: all of it at the start and after the last update, a fixed slice in between."""
+    """Held-out cross-entropy, nats per token: of all windows at the start and the end, of a fixed slice in between."""
     return loss_r
 
 
@@ -32,13 +35,13 @@ def attention_logit_max(scores_rbhts: Tensor) -> Tensor:
 
 @probe(hears="attention")
 def attention_entropy(weights_rbhts: Tensor) -> Tensor:
-    """Mean entropy of the attention weights over queries and heads, nats (Zhai et al., arXiv:2303.06296)."""
+    """Mean entropy of the attention weights over queries and heads, nats (Zhai et al. 2023, arXiv:2303.06296)."""
     return per_run_mean(torch.special.entr(weights_rbhts).sum(-1))
 
 
 @probe(hears="logits")
 def output_logit_mean(logits_rbtv: Tensor) -> Tensor:
-    """Mean output logit; its drift is the output-logit divergence of Wortsman et al., fig. 4."""
+    """Mean output logit; its drift is the output logit divergence of Wortsman et al. 2023, fig. 4."""
     return per_run_mean(logits_rbtv)
 
 
@@ -56,25 +59,25 @@ def log_z(log_z_r: Tensor) -> Tensor:
 
 @probe(hears="log_z_square")
 def log_z_square(log_z_square_r: Tensor) -> Tensor:
-    """Mean square of log Z over the tokens that count, what z-loss punishes (Wortsman et al., fig. 4)."""
+    """Mean square of log Z over the tokens that count, which z-loss penalizes (Wortsman et al. 2023, fig. 4)."""
     return mean_over_ranks(log_z_square_r)
 
 
 @probe(hears="query_key")
 def query_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
-    """Mean norm of a head's query, after qk-layernorm if there is one (Wortsman et al., fig. E.1)."""
+    """Mean norm of a head's query, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1)."""
     return per_run_mean(q_rbhtk.norm(dim=-1)) / scale
 
 
 @probe(hears="query_key")
 def key_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
-    """Mean norm of a head's key, after qk-layernorm if there is one (Wortsman et al., fig. E.1)."""
+    """Mean norm of a head's key, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1)."""
     return per_run_mean(k_rbhsk.norm(dim=-1))
 
 
 @probe(hears="query_key")
 def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
-    """Mean size of the cosine between a query and the keys it may see, positions included (fig. E.1)."""
+    """Mean absolute cosine between a query and the keys it may see, after rotation (Wortsman et al. 2023, fig. E.1)."""
     q_rbhtk, k_rbhsk = F.normalize(q_rbhtk, dim=-1), F.normalize(k_rbhsk, dim=-1)
     cosine_rbhts = torch.matmul(q_rbhtk, k_rbhsk.transpose(-1, -2)).abs()
     past_ts = torch.ones(cosine_rbhts.shape[-2:], dtype=torch.bool, device=cosine_rbhts.device).tril()
@@ -83,5 +86,5 @@ def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
 
 @probe(hears="block_output")
 def block_rms(x_rbtd: Tensor) -> Tensor:
-    """Root mean square of a block's output, the residual stream after it (Wortsman et al., fig. C.1)."""
+    """Root mean square of a block's output, the residual stream after it (Wortsman et al. 2023, fig. C.1)."""
     return per_run_rms(x_rbtd)

@@ -1,4 +1,4 @@
-"""Registration of probes, the steps at which they fire, and the listener that evaluates them."""
+"""How probes are registered, at which steps they fire, and the listener that evaluates them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lab.core.schema import bounded
 
 
 def probe(hears: str) -> Callable[[Measure], Measure]:
-    """Register a function as the probe of its own name."""
+    """Return a decorator that registers a function, under its own name, as a probe of the announcements ``hears``."""
 
-    def file(measure: Measure) -> Measure:
+    def decorate(measure: Measure) -> Measure:
         name = measure.__name__
         PROBES.register(name)(Probe(name, hears, measure))
         return measure
 
-    return file
+    return decorate
 
 
 @dataclass(frozen=True)
 class ProbesConfig:
-    """Which probes listen, and every how many steps."""
+    """Names of the probes that fire, every ``every`` steps."""
 
     name: str
     every: int = bounded(at_least=1)
@@ -39,25 +39,32 @@ class ProbesConfig:
             PROBES[name]
 
     def fires(self, step: int, steps: int) -> bool:
-        """Whether probes listen at ``step``: the first, every ``every``-th, the last; never without probes."""
+        """Whether probes fire at ``step``: the first, every ``every``-th and the last of ``steps``."""
         return bool(self.names) and (step % self.every == 0 or step == steps - 1)
 
 
 class Listener:
-    """Evaluates the named probes on the announcements of one step: values ``[r]`` by (probe, where).
+    """Evaluates probes on the announcements of one step.
 
-    A probe that raises is silent at this step and in every listener with the same ``faults``, which say why, by name.
+    A probe that raises has no values at this step, and is silent in every listener with the same ``faults``.
+
+    Args:
+        names: names of the probes.
+        faults: messages of probes that raised, by name; the listener adds to it.
+
+    Attributes:
+        probe_values: numbers ``[r]`` by (probe, hook point or name of a tensor).
     """
 
     def __init__(self, names: Iterable[str], faults: dict[str, str] | None = None) -> None:
-        self.heard: dict[tuple[str, str], Tensor] = {}
+        self.probe_values: dict[tuple[str, str], Tensor] = {}
         self.faults = {} if faults is None else faults
         self._by_kind: dict[str, list[Probe]] = {}
         for name in sorted(names):
             self._by_kind.setdefault(PROBES[name].hears, []).append(PROBES[name])
 
     def hears(self, kind: str) -> bool:
-        """Whether any of its probes listens to this kind."""
+        """Whether any of its probes measures announcements of this kind."""
         return kind in self._by_kind
 
     @torch.no_grad()
@@ -68,10 +75,10 @@ class Listener:
             try:
                 value = each.measure(*announced)
                 values = dict(value) if isinstance(value, Mapping) else {where: value.clone()}
-                self.heard |= {(each.name, name): number_r for name, number_r in values.items()}
+                self.probe_values |= {(each.name, name): number_r for name, number_r in values.items()}
             except Exception as fault:  # the run goes on without the probe
                 if is_out_of_memory(fault):
                     raise
                 message = f"{type(fault).__name__}: {fault}".split("\n")[0]
                 self.faults[each.name] = f"probe {each.name} is silent, having raised {message}"
-                self.heard = {key: value_r for key, value_r in self.heard.items() if key[0] != each.name}
+                self.probe_values = {key: value_r for key, value_r in self.probe_values.items() if key[0] != each.name}

@@ -1,4 +1,7 @@
-"""Probes of the backward pass and the update: gradient, update and parameter RMS per tensor, norms per run."""
+"""Probes of the backward pass and the update.
+
+A norm is one number per run, ``[r]``; an RMS or a ratio is one per weight tensor and run, by the tensor's name.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ def grad_norm_clipped(gradients: Mapping[str, Tensor]) -> Tensor:
 
 @probe(hears="clipped_gradients")
 def grad_rms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradient RMS per tensor, after clipping (Wortsman et al., fig. 11)."""
+    """Gradient RMS per tensor, after clipping (Wortsman et al. 2023, fig. 11)."""
     return _rms_of_each(gradients)
 
 
 @probe(hears="direction")
 def update_rms(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Update RMS per tensor, before the learning rate and without decay (Wortsman et al., fig. 13)."""
+    """Update RMS per tensor, before the learning rate and without decay (Wortsman et al. 2023, fig. 13)."""
     return _rms_of_each(directions)
 
 
@@ -46,5 +49,5 @@ def param_rms(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @probe(hears="adam")
 def eps_ratio(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
-    """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al., sec. 3.4)."""
+    """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al. 2023, sec. 3.4)."""
     return {name: eps / rms for name, rms in _rms_of_each(gradients).items()}

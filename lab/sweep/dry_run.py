@@ -86,10 +86,10 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     config, recorder, listener = fleet.config, Recorder(fleet), Listener(fleet.config.probes.names)
     probe_steps = [step for step in range(config.steps) if config.probes.fires(step, config.steps)]
     plain_step = next((step for step in range(config.steps) if step not in probe_steps), 0)
-    probed = clock.seconds(lambda: listener.heard.update(fleet.step(0)))
+    probed = clock.seconds(lambda: listener.probe_values.update(fleet.step(0)))
     plain = clock.seconds(lambda: fleet.step(plain_step))
     evaluation = clock.seconds(lambda: losses.append(fleet.evaluate(whole=False)))
-    recorder.keep(Moment(0, 0, listener.heard, losses[0]))
+    recorder.keep(Moment(0, 0, listener.probe_values, losses[0]))
     with TemporaryDirectory() as folder:
         for run, (outcome, metrics) in zip(configs, recorder.runs(), strict=True):
             store.write_run(Path(folder), run_card(run_id(run, fleet.corpus.fingerprint), run, outcome), metrics)

@@ -221,7 +221,7 @@ class _Job:
                     noted.add(message)
                     self.progress.note(f"{message}; training goes on")
             if self.tracking.open:
-                for step, values in recorder.news():
+                for step, values in recorder.new_values():
                     self.tracking.log(step, dict(zip(names, values, strict=True)))
 
         return report

@@ -41,7 +41,7 @@ class ProgressWriter:
         if moment.step < self.step:  # half of the fleet starts over
             self.timed_from = None
         self.first = first
-        probed = [moment.heard.get((probe, "")) for probe in ("val_loss", "train_loss")]
+        probed = [moment.probe_values.get((probe, "")) for probe in ("val_loss", "train_loss")]
         self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *probed) if loss_r is not None), self.loss_r)
         self.step = moment.step
         if self.step and not self.timed_from:  # the first step may include compiling

@@ -24,20 +24,20 @@ from lab.probes.listener import ProbesConfig
 from lab.records import store
 from lab.training.checkpoint import CheckpointConfig
 
-# Has no column: names that the columns already have, and how a run was saved and shared, which its id ignores.
+# Keys without a column: names of other columns, and how a run was saved and split among ranks, which its id ignores.
 NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Name of the preset that sized the sweep; other keys refer to its numbers."""
+    """Name of the preset that sets the sizes of a sweep; other keys refer to its numbers."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class NamedEntry:
-    """An entry of a registry, and its name there."""
+    """An entry of a registry and its name in the registry."""
 
     name: str
     entry: Any
@@ -45,7 +45,7 @@ class NamedEntry:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides one run; stacked, everything that decides a fleet."""
+    """The config of one run; stacked, the config of a fleet."""
 
     model: ModelConfig
     parametrization: NamedEntry
@@ -85,7 +85,7 @@ def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> Name
 
 
 def _present(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Entries that are switched on by the presence of their keys."""
+    """Build the entries whose keys are present, which switches them on."""
     values = _group(tree, where, named=False)
     keys = {name: f"{where}.{name}" for name in values}
     return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
@@ -97,11 +97,11 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
     Raises:
         RequestError: a key is unknown or missing, a name is unknown, or a value makes no sense.
     """
-    known = [field.name for field in fields(RunConfig)]
+    keys = [field.name for field in fields(RunConfig)]
     for key in tree:
-        if key not in known:
-            raise RequestError(f"unknown key '{key}'; {nearest(key, known)}")
-    parts = {
+        if key not in keys:
+            raise RequestError(f"unknown key '{key}'; {nearest(key, keys)}")
+    groups = {
         "model": build(ModelConfig, _group(tree, "model"), "model"),
         "parametrization": _named(PARAMETRIZATIONS, tree, "parametrization"),
         "intervention": _present(INTERVENTIONS, tree, "intervention"),
@@ -114,24 +114,24 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
         "checkpoint": build(CheckpointConfig, _group(tree, "checkpoint", named=False), "checkpoint"),
         "tracker": _named(TRACKERS, tree, "tracker"),
     }
-    plain = {key: value for key, value in tree.items() if key not in parts}
-    config = build(RunConfig, {**parts, **plain}, "")
+    scalars = {key: value for key, value in tree.items() if key not in groups}
+    config = build(RunConfig, {**groups, **scalars}, "")
     _check_consistent(config)
     return config
 
 
 def _check_consistent(config: RunConfig) -> None:
-    """Refuse interventions that use what the model does not have, and whatever a custom model cannot have beside it."""
+    """Refuse interventions that use what the model lacks, and settings that do not apply to a custom model."""
     for name, entry in config.intervention.items():
         if isinstance(entry, HookIntervention):
             _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
         if isinstance(entry, LossTerm):
-            of_custom = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
-            _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, of_custom, config)
+            custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
+            _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
-    for key, _, free in leaves(config.guest, "guest."):
-        if free:
+    for key, _, is_per_run in leaves(config.guest, "guest."):
+        if is_per_run:
             raise RequestError(
                 f"{key} is a number per run, but fields of a custom model are static: declare it int or float"
             )
@@ -143,49 +143,49 @@ def _check_consistent(config: RunConfig) -> None:
 
 
 def _check_uses(
-    clause: str, names: Iterable[str], possible: Sequence[str], of_custom: Sequence[str], config: RunConfig
+    clause: str, names: Iterable[str], possible: Sequence[str], custom_has: Sequence[str], config: RunConfig
 ) -> None:
     for name in names:
         if name not in possible:
             raise RequestError(f"{clause} {name!r}; {nearest(name, possible)}")
-        if config.guest and name not in of_custom:
-            raise RequestError(f"{clause} {name}; a custom model has {', '.join(of_custom)} only")
+        if config.guest and name not in custom_has:
+            raise RequestError(f"{clause} {name}; a custom model has {', '.join(custom_has)} only")
 
 
 def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
     """Dotted config key -> (value, whether it may differ inside a fleet); without the tracker."""
     rows = {}
-    for key, value, free in leaves(config):
+    for key, value, is_per_run in leaves(config):
         if key.startswith("tracker."):
             continue
         key = key.replace(".entry.", ".")
         if key.startswith("optimizer.links."):
-            number = key.removeprefix("optimizer.links.")
-            key = f"optimizer.{number if number in config.optimizer.owned else number.partition('.')[2]}"
+            field = key.removeprefix("optimizer.links.")
+            key = f"optimizer.{field if field in config.optimizer.owned else field.partition('.')[2]}"
         if key not in NO_COLUMN:
-            rows[key] = (value, free)
+            rows[key] = (value, is_per_run)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
     return rows
 
 
 def columns(config: RunConfig) -> dict[str, Any]:
-    """One run's config as the columns of its record: dotted keys; lists joined with ``+``."""
+    """Return one run's config as the columns of its record: dotted keys, lists joined with ``+``."""
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in _rows(config).items()}
     return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_custom_model(config)}
 
 
 def _custom_model(config: RunConfig) -> dict[str, str]:
-    """The name of the custom model; no key without one, so that ids of other runs do not depend on it."""
+    """The column with the custom model's name; absent without one, so that ids of other runs do not depend on it."""
     return {"guest": next(iter(config.guest))} if config.guest else {}
 
 
 def static_key(config: RunConfig) -> str:
-    """A digest of what may not differ inside a fleet; runs with equal keys have the same shapes."""
+    """Digest the settings that may not differ inside a fleet; runs with equal keys have the same shapes."""
     labels = ("out", "model.name", "scale.name")
-    shared = {key: value for key, (value, free) in _rows(config).items() if not free and key not in labels}
+    shared = {key: value for key, (value, is_per_run) in _rows(config).items() if not is_per_run and key not in labels}
     return files.digest({**shared, "intervention": sorted(config.intervention), **_custom_model(config)})
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:
-    """The id of the run with this config, on data with this fingerprint."""
+    """Return the id of the run with this config, on data with this fingerprint."""
     return store.run_id({**columns(config), "data_fingerprint": fingerprint})

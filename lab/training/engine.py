@@ -18,7 +18,7 @@ from lab.core.hooks import listening
 from lab.probes.listener import Listener
 
 ProbeValues = dict[tuple[str, str], Tensor]
-# Changes its first argument, nested dicts of tensors, in place; the other arguments are the inputs of a step.
+# Changes its first argument, a tree of tensors, in place; the other arguments are the inputs of a step.
 Update = Callable[..., None]
 # A step as a function of tensors, which it changes in place; returns probe values.
 Step = Callable[..., list[Tensor]]
@@ -32,21 +32,27 @@ def can_compile() -> bool:
 
 
 class Eager:
-    """Carries out a step operation by operation."""
+    """Carries out a step operation by operation.
 
-    def __init__(self, update: Update, held: Any, probes: Sequence[str]) -> None:
-        self.update, self.held, self.probes = update, held, probes
-        self.faults: dict[str, str] = {}  # messages of probes that raised, and are silent since
+    Args:
+        update: a step as a function of the training state, changed in place, and of the inputs of the step.
+        training_state: weights, optimizer state and whatever else a step changes, as a tree of tensors.
+        probes: names of the probes.
+    """
 
-    def __call__(self, *news: Tensor, listens: bool) -> ProbeValues:
-        """Carry out a step; returns probe values ``[r]`` by (probe, hook point), none unless they listen."""
-        return self._carry_out(self.held, news, listens=listens)
+    def __init__(self, update: Update, training_state: Any, probes: Sequence[str]) -> None:
+        self.update, self.training_state, self.probes = update, training_state, probes
+        self.faults: dict[str, str] = {}  # messages of probes that raised, by name; they stay silent from then on
 
-    def _carry_out(self, held: Any, news: Sequence[Tensor], *, listens: bool) -> ProbeValues:
-        listener = Listener(self.probes if listens else (), self.faults)
+    def __call__(self, *inputs: Tensor, with_probes: bool) -> ProbeValues:
+        """Carry out a step; returns probe values ``[r]`` by (probe, hook point), none unless ``with_probes``."""
+        return self._carry_out(self.training_state, inputs, with_probes=with_probes)
+
+    def _carry_out(self, training_state: Any, inputs: Sequence[Tensor], *, with_probes: bool) -> ProbeValues:
+        listener = Listener(self.probes if with_probes else (), self.faults)
         with listening(listener):
-            self.update(held, *news)
-        return listener.heard
+            self.update(training_state, *inputs)
+        return listener.probe_values
 
 
 class Compiled(Eager):
@@ -55,58 +61,64 @@ class Compiled(Eager):
     Numbers per run are inputs of both graphs, so fleets of one shape share the compiled code, even across processes.
     """
 
-    def __init__(self, update: Update, held: Any, probes: Sequence[str]) -> None:
-        super().__init__(update, held, probes)
+    def __init__(self, update: Update, training_state: Any, probes: Sequence[str]) -> None:
+        super().__init__(update, training_state, probes)
         self.graphs: dict[bool, Step] = {}
         self.keys: list[tuple[str, str]] = []
 
-    def __call__(self, *news: Tensor, listens: bool) -> ProbeValues:
-        listens = listens and bool(self.probes)
-        inputs = [tensor.detach() for tensor in (*trees.tree_leaves(self.held), *news)]
-        if listens not in self.graphs:
-            compiled = torch.compile(self._trace(inputs, listens=listens), fullgraph=True, dynamic=False)
+    def __call__(self, *inputs: Tensor, with_probes: bool) -> ProbeValues:
+        with_probes = with_probes and bool(self.probes)
+        tensors = [tensor.detach() for tensor in (*trees.tree_leaves(self.training_state), *inputs)]
+        if with_probes not in self.graphs:
+            compiled = torch.compile(self._trace(tensors, with_probes=with_probes), fullgraph=True, dynamic=False)
             graph: Step = torch.no_grad()(compiled)  # the backward pass is in the graph
-            self.graphs[listens] = Captured(graph, inputs, len(news)) if inputs[0].is_cuda else graph
-        values = self.graphs[listens](*inputs)
-        return {key: value.clone() for key, value in zip(self.keys, values, strict=True)} if listens else {}
+            self.graphs[with_probes] = Captured(graph, tensors, len(inputs)) if tensors[0].is_cuda else graph
+        values = self.graphs[with_probes](*tensors)
+        return {key: value.clone() for key, value in zip(self.keys, values, strict=True)} if with_probes else {}
 
-    def _trace(self, inputs: Sequence[Tensor], *, listens: bool) -> Step:
-        _, shape = trees.tree_flatten(self.held)
+    def _trace(self, tensors: Sequence[Tensor], *, with_probes: bool) -> Step:
+        _, tree = trees.tree_flatten(self.training_state)
 
-        def step(*tensors: Tensor) -> list[Tensor]:
-            held = trees.tree_unflatten(tensors[: shape.num_leaves], shape)
-            heard = self._carry_out(held, tensors[shape.num_leaves :], listens=listens)
-            self.keys = list(heard) or self.keys
-            return list(heard.values())
+        def step(*traced: Tensor) -> list[Tensor]:
+            training_state = trees.tree_unflatten(traced[: tree.num_leaves], tree)
+            probe_values = self._carry_out(training_state, traced[tree.num_leaves :], with_probes=with_probes)
+            self.keys = list(probe_values) or self.keys
+            return list(probe_values.values())
 
         # tracing carries out the step, so it gets copies
-        return make_fx(step)(*(tensor.clone() for tensor in inputs))
+        return make_fx(step)(*(tensor.clone() for tensor in tensors))
 
 
 class Captured:
-    """A step captured as a CUDA graph: one launch instead of hundreds; inputs are copied to where it reads them.
+    """A step captured as a CUDA graph: one launch instead of hundreds.
 
-    Tensors that a step changes must stay at their address; those it returns are overwritten by the next step.
+    The tensors of the training state must stay at their addresses.  The inputs of a step are copied into buffers, from
+    which the graph reads them.  The next step overwrites the tensors that a step returns.
+
+    Args:
+        step: the step to capture; it is carried out ``WARM_UPS`` times, and the training state is then restored.
+        tensors: the tensors of the training state, then the inputs of a step.
+        input_count: how many of ``tensors`` are inputs.
     """
 
-    def __init__(self, step: Step, inputs: Sequence[Tensor], news: int) -> None:
-        held = inputs[: len(inputs) - news]
-        self.news = [tensor.clone() for tensor in inputs[len(held) :]]
-        before = [tensor.clone() for tensor in held]
+    def __init__(self, step: Step, tensors: Sequence[Tensor], input_count: int) -> None:
+        training_state = tensors[: len(tensors) - input_count]
+        self.buffers = [tensor.clone() for tensor in tensors[len(training_state) :]]
+        before = [tensor.clone() for tensor in training_state]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
-                step(*held, *self.news)
+                step(*training_state, *self.buffers)
         torch.cuda.current_stream().wait_stream(stream)
-        for tensor, value in zip(held, before, strict=True):
+        for tensor, value in zip(training_state, before, strict=True):
             tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.values = step(*held, *self.news)
+            self.values = step(*training_state, *self.buffers)
 
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        for buffer, value in zip(self.news, inputs[len(inputs) - len(self.news) :], strict=True):
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        for buffer, value in zip(self.buffers, tensors[len(tensors) - len(self.buffers) :], strict=True):
             buffer.copy_(value)
         self.graph.replay()
         return self.values

@@ -24,14 +24,22 @@ from lab.optim.transforms import Now, Tensors
 from lab.training.config import RunConfig, static_key
 from lab.training.engine import Compiled, Eager, ProbeValues
 
-RESIDENT_TOKENS = 2**28  # an accelerator keeps at most so many; a longer text stays on the host
+RESIDENT_TOKENS = 2**28  # the longest text that an accelerator keeps in its memory
 
 
 class BatchLoader:
-    """Windows ``[r b t+1]`` of a step, this rank's rows; runs of equal data seed see the same ones.
+    """Batches of a fleet, this rank's rows of them; runs of equal data seed see the same windows.
 
     An accelerator keeps the training part of a packed corpus in its memory, at one to four bytes a token.  Batches of
     any other corpus, such as an endless language, are drawn on the host and copied.
+
+    Args:
+        corpus: the source of the windows.
+        seed: the data seed of each run.
+        batch_size: windows per batch, over all ranks.
+        seq_len: tokens per window, without the last target.
+        device: where batches are returned.
+        resident: whether the device may keep the text in its memory.
     """
 
     def __init__(
@@ -51,31 +59,30 @@ class BatchLoader:
         self.tokens_n: Tensor | None = None
         # a subclass may draw batches that are not windows of its text
         if resident and type(corpus) is PackedCorpus and corpus.training.size <= RESIDENT_TOKENS:
-            kind = next(k for k in (np.uint8, np.int16, np.int32) if corpus.vocabulary - 1 <= np.iinfo(k).max)
+            dtype = next(d for d in (np.uint8, np.int16, np.int32) if corpus.vocabulary - 1 <= np.iinfo(d).max)
             self.draw = corpus.starts
-            self.tokens_n = torch.from_numpy(corpus.training.astype(kind)).to(device)
-            self.place_t = torch.arange(seq_len + 1, device=device)
+            self.tokens_n = torch.from_numpy(corpus.training.astype(dtype)).to(device)
+            self.offset_t = torch.arange(seq_len + 1, device=device)
 
     def batch(self, step: int) -> Tensor:
         """The windows ``[r b t+1]`` of this step."""
-        mine = distributed.batch_rows(self.batch_size)
-        drawn = [self.draw(seed, step, self.batch_size, self.seq_len)[mine] for seed in self.seeds]
-        # each is copied to the device once, and repeated there for the runs that share it
+        rows = distributed.batch_rows(self.batch_size)
+        drawn = [self.draw(seed, step, self.batch_size, self.seq_len)[rows] for seed in self.seeds]
+        # each seed's windows are copied to the device once, and repeated there for the runs that share them
         drawn_sbt = torch.from_numpy(np.stack(drawn)).to(self.device)
         if self.tokens_n is not None:
-            drawn_sbt = self.tokens_n[drawn_sbt + self.place_t].long()
+            drawn_sbt = self.tokens_n[drawn_sbt + self.offset_t].long()
         return drawn_sbt[self.seed_r]
 
 
-# Held-out tokens of an evaluation between start and end, and of one pass through the model; both are the same for
-# every fleet, so that a run's bits do not depend on its neighbours.
-VALIDATION_TOKENS = 1024
-PASS_TOKENS = 2048
+# Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
+VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
+PASS_TOKENS = 2048  # held-out tokens of one pass through the model
 OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
 
 
 def pick_device(device: str) -> torch.device:
-    """The device that a config names; ``auto`` is the first available of cuda, mps and cpu.
+    """Return the device that a config names; ``auto`` is the first available of cuda, mps and cpu.
 
     Raises:
         RequestError: the device is not available.
@@ -97,7 +104,7 @@ def check_ranks(config: RunConfig) -> None:
         RequestError: the number of ranks does not divide the batch size or a weight.
     """
     if config.guest and distributed.world_size() > 1:
-        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; leave torchrun away")
+        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
     distributed.batch_rows(config.batch_size)
     if distributed.world_size() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
@@ -106,10 +113,10 @@ def check_ranks(config: RunConfig) -> None:
 
 
 def check_custom(config: RunConfig) -> None:
-    """Try a custom model, if the run has one, in a forward pass and a backward pass.
+    """Check the custom model, if the run has one, in a forward pass and a backward pass.
 
     Raises:
-        RequestError: it cannot be trained as one of a fleet.
+        RequestError: the model cannot be trained in a fleet.
     """
     for name, entry in config.guest.items():
         vocabulary = config.data.entry.open().vocabulary
@@ -134,7 +141,12 @@ TrainingState = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
 
 
 class Fleet:
-    """N runs side by side; a fleet of one is a run, and there is no second code path."""
+    """Runs trained side by side; a fleet of one is a run, and there is no second code path.
+
+    Args:
+        configs: one per run; they differ only in numbers per run.
+        dtype: the precision of weights, optimizer state and losses.
+    """
 
     def __init__(self, configs: Sequence[RunConfig], dtype: torch.dtype = torch.float32) -> None:
         assert len({static_key(config) for config in configs}) == 1, "runs of different shapes cannot share a fleet"
@@ -142,11 +154,11 @@ class Fleet:
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
         resident = self.device.type != "cpu"
-        self.feed = BatchLoader(
+        self.loader = BatchLoader(
             self.corpus, config.data.entry.seed, config.batch_size, config.seq_len, self.device, resident=resident
         )
-        self.own_forward = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
-        self.terms = {n: entry for n, entry in config.intervention.items() if isinstance(entry, LossTerm)}
+        self.forward_differs = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
+        self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
         with initial_device(config.ranks):
             self.model = _build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
@@ -165,7 +177,7 @@ class Fleet:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
-        links = {f"{link}.{name}": tensor for link, kept in self.state.items() for name, tensor in kept.items()}
+        links = {f"{link}.{name}": tensor for link, tensors in self.state.items() for name, tensor in tensors.items()}
         return {f"weight.{name}": weight for name, weight in self.weights.items()} | links
 
     def parameters(self) -> tuple[int, int]:
@@ -176,52 +188,57 @@ class Fleet:
 
     def step(self, step: int) -> ProbeValues:
         """Forward, backward, update; returns values ``[r]`` of the probes that fire, by (probe, hook point)."""
-        listens = self.config.probes.fires(step, self.config.steps)
-        return self.engine(self.feed.batch(step), self.step_s[step], self.shape_sr[step], listens=listens)
+        with_probes = self.config.probes.fires(step, self.config.steps)
+        return self.engine(self.loader.batch(step), self.step_s[step], self.shape_sr[step], with_probes=with_probes)
 
-    def _update(self, held: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
-        """A step as a function of tensors; also notes each run's first step with a non-finite loss."""
-        weights, state, first_bad_r = held
+    def _update(self, training_state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
+        """Carry out a step as a function of tensors; also record each run's first step with a non-finite loss."""
+        weights, state, first_bad_r = training_state
         forward: Forward = self.shared
         if distributed.is_joined():
-            learned = weights
+            trained = weights
         else:
-            learned = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+            trained = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
             names = (name for name, _ in self.model.named_parameters())
-            forward = partial(functional_call, self.model, dict(zip(names, learned.values(), strict=True)))
+            forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
-        found = gradients(loss_r, learned)
-        fresh_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r.detach()).isfinite()
-        first_bad_r.copy_(torch.where(fresh_r, step, first_bad_r))
-        self.config.optimizer.step(found, state, Now(step, weights, shape_r, self.lr_factor))
+        weight_gradients = gradients(loss_r, trained)
+        newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r.detach()).isfinite()
+        first_bad_r.copy_(torch.where(newly_bad_r, step, first_bad_r))
+        self.config.optimizer.step(weight_gradients, state, Now(step, weights, shape_r, self.lr_factor))
 
     def evaluate_at_init(self) -> Tensor:
-        """``evaluate(whole=True)`` before the first update, with runs of equal seed, still one model, evaluated once.
+        """Return ``evaluate(whole=True)`` before the first update; runs of equal seed are one model, evaluated once.
 
-        All runs are evaluated if an intervention brings a number per run into the forward pass, and on several ranks.
+        Every run is evaluated if an intervention brings a number per run into the forward pass, or on several ranks.
         """
-        if self.own_forward or distributed.is_joined():
+        if self.forward_differs or distributed.is_joined():
             return self.evaluate(whole=True)
-        first = {seed: self.config.seed.index(seed) for seed in self.config.seed}
-        loss_of = dict(zip(first, self.evaluate(whole=True, places=list(first.values())), strict=True))
-        return torch.stack([loss_of[seed] for seed in self.config.seed])
+        first_run = {seed: self.config.seed.index(seed) for seed in self.config.seed}
+        loss = dict(zip(first_run, self.evaluate(whole=True, indices=list(first_run.values())), strict=True))
+        return torch.stack([loss[seed] for seed in self.config.seed])
 
     @torch.no_grad()
-    def evaluate(self, *, whole: bool, places: Sequence[int] | None = None) -> Tensor:
-        """Held-out cross-entropy ``[r]`` in nats per token: on all windows, or on a fixed slice of them.
+    def evaluate(self, *, whole: bool, indices: Sequence[int] | None = None) -> Tensor:
+        """Evaluate the fleet on held-out text.
 
-        ``places`` are indices of the runs to evaluate; None means all.
+        Args:
+            whole: on all windows, or else on a fixed slice of them.
+            indices: the runs to evaluate; None means all.
+
+        Returns:
+            Cross-entropy ``[r]``, nats per token.
         """
         windows_nt = self.held_out_nt
         length = windows_nt.shape[1] - 1
         if not whole:
             windows_nt = windows_nt[:: max(1, len(windows_nt) * length // VALIDATION_TOKENS)]
         model: Forward = self.model
-        if places is not None:
-            weights = {name: weight[places] for name, weight in self.model.named_parameters()}
+        if indices is not None:
+            weights = {name: weight[indices] for name, weight in self.model.named_parameters()}
             model = partial(functional_call, self.model, weights)
-        runs = self.runs if places is None else len(places)
+        runs = self.runs if indices is None else len(indices)
         total_r = self.shape_sr.new_zeros(runs)
         for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
             tokens_rbt = chunk_bt.expand(runs, -1, -1)

@@ -1,4 +1,4 @@
-"""The training loop: yields a moment per update, and leaves writing, printing and stopping to its caller."""
+"""The training loop: yields a moment per update; its caller writes, prints and stops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from lab.training.fleet import Fleet
 
 
 class Moment(NamedTuple):
-    """The state after a step: probe values ``[r]`` by (probe, hook point), and the held-out loss ``[r]`` if evaluated.
+    """The state of training after an update, or before the first.
 
-    ``done`` counts the updates so far; the moment before the first has 0.
+    Attributes:
+        done: updates so far.
+        step: index of the last update; 0 before the first.
+        probe_values: numbers ``[r]`` by (probe, hook point).
+        val_loss_r: cross-entropy on the whole held-out set, nats per token; None if not evaluated.
     """
 
     done: int
     step: int
-    heard: dict[tuple[str, str], Tensor]
+    probe_values: dict[tuple[str, str], Tensor]
     val_loss_r: Tensor | None
 
 
@@ -40,13 +44,13 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
         if listener.hears("val_loss") and step > 0 and not last:
             listener("val_loss", "", fleet.evaluate(whole=False))
-        listener.heard |= fleet.step(step)
+        listener.probe_values |= fleet.step(step)
         if last:
             yield _evaluated(steps, step, listener, fleet.evaluate(whole=True))
         else:
-            yield Moment(step + 1, step, listener.heard, None)
+            yield Moment(step + 1, step, listener.probe_values, None)
 
 
 def _evaluated(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> Moment:
     listener("val_loss", "", val_loss_r)
-    return Moment(done, step, listener.heard, val_loss_r)
+    return Moment(done, step, listener.probe_values, val_loss_r)

@@ -27,50 +27,60 @@ class Recorder:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.started = fleet, time.perf_counter()
-        self._heard: list[tuple[int, Names]] = []
+        self._probed_steps: list[tuple[int, Names]] = []
         self._names: dict[Names, Names] = {}
         self._values: list[torch.Tensor] = []
-        self._whole: list[torch.Tensor] = []
+        self._val_losses: list[torch.Tensor] = []
         self._tracked = 0
 
     def keep(self, moment: Moment) -> None:
         """Keep a moment; nothing is copied off the device yet."""
-        if moment.heard:
-            names = tuple(moment.heard)
-            self._heard.append((moment.step, self._names.setdefault(names, names)))
-            self._values.append(torch.stack([value_r.to(self.fleet.shape_sr) for value_r in moment.heard.values()]))
+        if moment.probe_values:
+            names = tuple(moment.probe_values)
+            self._probed_steps.append((moment.step, self._names.setdefault(names, names)))
+            values_r = moment.probe_values.values()
+            self._values.append(torch.stack([value_r.to(self.fleet.shape_sr) for value_r in values_r]))
         if moment.val_loss_r is not None:
-            self._whole.append(moment.val_loss_r)
+            self._val_losses.append(moment.val_loss_r)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores besides the fleet's tensors."""
         self._values = [torch.cat(self._values)] if self._values else []
-        kept = {"heard": self._heard, "values": self._values, "whole": self._whole, "faults": self.fleet.engine.faults}
-        return {**kept, "first_bad_r": self.fleet.first_bad_r, "seconds": time.perf_counter() - self.started}
+        return {
+            "heard": self._probed_steps,
+            "values": self._values,
+            "whole": self._val_losses,
+            "faults": self.fleet.engine.faults,
+            "first_bad_r": self.fleet.first_bad_r,
+            "seconds": time.perf_counter() - self.started,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a ``state``."""
-        self._heard = [(step, self._names.setdefault(names, names)) for step, names in state["heard"]]
-        self._values, self._whole = ([v.to(self.fleet.device) for v in state[kind]] for kind in ("values", "whole"))
+        """Continue from what ``state`` returned."""
+        self._probed_steps = [(step, self._names.setdefault(names, names)) for step, names in state["heard"]]
+        self._values, self._val_losses = (
+            [values.to(self.fleet.device) for values in state[key]] for key in ("values", "whole")
+        )
         self.fleet.first_bad_r.copy_(state["first_bad_r"])
         self.fleet.engine.faults |= state.get("faults", {})
         self.started = time.perf_counter() - state["seconds"]
 
-    def news(self) -> Iterator[tuple[int, list[dict[str, float]]]]:
-        """Values recorded since the last call: the step, and for each run a value by tracker tag."""
-        heard, self._tracked = self._heard[self._tracked :], len(self._heard)
-        if heard:
+    def new_values(self) -> Iterator[tuple[int, list[dict[str, float]]]]:
+        """Yield the values recorded since the last call: the step, and for each run its values by tracker tag."""
+        steps, self._tracked = self._probed_steps[self._tracked :], len(self._probed_steps)
+        if steps:
+            counts = [len(names) for _, names in steps]
             # a tensor of values covers one step or more
-            values = torch.cat(self._values[-len(heard) :])[-sum(len(names) for _, names in heard) :]
-            for (step, names), values_kr in zip(heard, torch.split(values, [len(n) for _, n in heard]), strict=True):
+            values = torch.cat(self._values[-len(steps) :])[-sum(counts) :]
+            for (step, names), values_kr in zip(steps, torch.split(values, counts), strict=True):
                 tags = [tag(*name) for name in names]
                 yield step, [dict(zip(tags, values_k, strict=True)) for values_k in values_kr.T.tolist()]
 
     def runs(self) -> list[Run]:
-        """Outcome and probe values of every run, in the fleet's order."""
+        """Return outcome and probe values of every run, in the fleet's order."""
         runs, seconds = self.fleet.runs, time.perf_counter() - self.started
-        at_init, final = (loss_r.tolist() for loss_r in (self._whole[0], self._whole[-1]))
-        keys = [(step, *name) for step, names in self._heard for name in names]
+        at_init, final = (loss_r.tolist() for loss_r in (self._val_losses[0], self._val_losses[-1]))
+        keys = [(step, *name) for step, names in self._probed_steps for name in names]
         values = torch.cat(self._values).T.tolist() if self._values else [[] for _ in range(runs)]
         speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self.fleet.config.steps * runs / seconds}
         notes = {"notes": "; ".join(self.fleet.engine.faults.values()) or None}
@@ -85,10 +95,16 @@ class Recorder:
 
 
 def outcome(loss_at_init: float, final: float, first_bad: int, steps: int) -> dict[str, Any]:
-    """How a run ended: it diverged if a loss was not finite, or the final loss is not below that at initialization.
+    """Judge how a run ended: it diverged if a loss was not finite, or the final loss is not below the initial one.
 
-    ``first_bad`` is the first step with a non-finite loss, or -1; if only the final loss is not finite, the run
-    diverged at ``steps``.
+    Args:
+        loss_at_init: held-out loss before the first update, nats per token.
+        final: held-out loss after the last update, nats per token.
+        first_bad: the first step with a non-finite loss, or -1.
+        steps: updates in all; if only the final loss is not finite, the run diverged at this step.
+
+    Returns:
+        Columns of the run's record.
     """
     broken = first_bad >= 0 or not math.isfinite(final)
     grew = not broken and not final < loss_at_init
@@ -107,7 +123,7 @@ def failure(reason: str) -> Run:
 
 
 def run_card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of ``runs.parquet``."""
+    """Build a row of ``runs.parquet``."""
     corpus = config.data.entry.open()
     return {
         "id": name,
@@ -123,7 +139,7 @@ def run_card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[s
 
 
 def fleet_label(configs: Sequence[RunConfig]) -> str:
-    """A fleet in a few words, for the user."""
+    """Name a fleet in a few words, for the user."""
     config, rates = configs[0], sorted({config.optimizer.lr for config in configs})
     lr = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g}..{rates[-1]:g}"
     switched_on = "+".join(sorted(config.intervention)) or "none"
@@ -134,7 +150,7 @@ def fleet_label(configs: Sequence[RunConfig]) -> str:
 
 
 def fleet_summary(runs: Sequence[Run]) -> str:
-    """The range of final losses of a fleet, and how many runs did not finish."""
+    """Sum up a fleet: the range of its final losses, and how many runs did not finish."""
     outcomes = [outcome for outcome, _ in runs]
     finals = [o["final_val_loss"] for o in outcomes if o["status"] == "finished"]
     words = [f"val loss {min(finals):.3f}..{max(finals):.3f}"] if finals else []
