@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.model.parametrization import Factors as Factors
     from lab.model.parametrization import Role as Role
     from lab.model.parametrization import Standard as Standard
-    from lab.optim.transforms import Link as Link
+    from lab.optim.links import Link as Link
     from lab.training.config import RunConfig as RunConfig
     from lab.training.config import run_config as run_config
     from lab.training.fleet import Fleet as Fleet
@@ -46,7 +46,7 @@ _MODULES = {
     "lab.data.corpus": ("Corpus", "fingerprint", "once"),
     "lab.data.packing": ("PackedCorpus",),
     "lab.model.parametrization": ("Factors", "Role", "Standard"),
-    "lab.optim.transforms": ("Link",),
+    "lab.optim.links": ("Link",),
     "lab.training.config": ("RunConfig", "run_config"),
     "lab.training.fleet": ("Fleet",),
     "lab.training.loop": ("train",),

@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     """Let the first rank carry out the request, and the others train what it sends them."""
-    from lab.sweep import run
+    from lab.sweep import pipeline
 
     code = _coded(distributed.join)
     if distributed.is_joined():
-        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else run.follow_first_rank)
+        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else pipeline.follow_first_rank)
         if distributed.is_first_rank() and code in (DONE, REFUSED):  # the others wait for the next fleet
             distributed.send_to_all(None)
         if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # otherwise they cannot be reached

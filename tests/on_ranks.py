@@ -16,7 +16,7 @@ import pytest
 from torch import Tensor
 
 from lab.core import axes, distributed, machine
-from lab.optim import transforms
+from lab.optim import links
 from lab.probes import activations
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
@@ -90,7 +90,7 @@ def main(folder: Path) -> None:
     found["ddp resumed as fsdp"] = trained(folder, 3, "fsdp", resumed="ddp 3")
     found["held"] = share_held()
     found["faults"] = {
-        "local clip": planted(folder, "fsdp", transforms, "per_run_norm", local_norm),
+        "local clip": planted(folder, "fsdp", links, "per_run_norm", local_norm),
         "local mean": planted(folder, "ddp", axes, "mean_over_ranks", mine),
         "local maximum": planted(folder, "ddp", axes, "max_over_ranks", mine),
         "local loss": planted(folder, "ddp", activations, "mean_over_ranks", mine),

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from lab.__main__ import main
-from lab.analysis import coordinates
+from lab.analysis import coordinate_growth
 from lab.analysis.rendering import style
 from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.model.parametrization import Factors, MuPIntermediate, Role
-from lab.sweep import coordcheck
+from lab.sweep import coordinate_check
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 
@@ -39,12 +39,12 @@ def lab(*words: str) -> int:
     return main(["coordcheck", *words])
 
 
-def checked(*words: str) -> coordcheck.CoordinateCheck:
-    return coordcheck.check_coordinates(launch.compose_points([*coordcheck.DEFAULTS, *SMALL, *words]))
+def checked(*words: str) -> coordinate_check.CoordinateCheck:
+    return coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *SMALL, *words]))
 
 
-def grown(check: coordcheck.CoordinateCheck) -> set[str]:
-    judged = coordinates.slopes(check.changes)
+def grown(check: coordinate_check.CoordinateCheck) -> set[str]:
+    judged = coordinate_growth.slopes(check.changes)
     return set(judged.loc[~judged["holds"], "coordinate"])
 
 
@@ -88,9 +88,9 @@ def test_a_forgotten_learning_rate_shows(role: Role, shows: set[str], monkeypatc
 
 
 def test_a_change_is_that_of_what_reaches_the_hook_points() -> None:
-    points = launch.compose_points([*coordcheck.DEFAULTS, *SMALL, "model.width=32", "seed=0", "steps=1"])
+    points = launch.compose_points([*coordinate_check.DEFAULTS, *SMALL, "model.width=32", "seed=0", "steps=1"])
     (config,) = (run_config(tree) for tree in points)
-    rows = {row["coordinate"]: row["change"] for row in coordcheck.changes([config])}
+    rows = {row["coordinate"]: row["change"] for row in coordinate_check.changes([config])}
     fleet = Fleet([config])
     tokens_rbt = fleet.held_out_nt[:8, :-1].expand(1, -1, -1)
 
@@ -117,21 +117,21 @@ def planted(power: float, noise: float, seeds: int = 4) -> pd.DataFrame:
 
 
 def test_the_slope_is_the_power_and_its_whole_interval_must_lie_below_the_bound() -> None:
-    (row,) = coordinates.slopes(planted(0.1, 0.01)).itertuples()
+    (row,) = coordinate_growth.slopes(planted(0.1, 0.01)).itertuples()
     assert row.slope.mean == pytest.approx(0.1)
     assert row.holds
-    assert not coordinates.slopes(planted(0.5, 0.01))["holds"].any()
-    assert not coordinates.slopes(planted(0.1, 0.5))["holds"].any()  # nobody can tell
-    assert coordinates.slopes(planted(-1.0, 0.1))["holds"].all()
+    assert not coordinate_growth.slopes(planted(0.5, 0.01))["holds"].any()
+    assert not coordinate_growth.slopes(planted(0.1, 0.5))["holds"].any()  # nobody can tell
+    assert coordinate_growth.slopes(planted(-1.0, 0.1))["holds"].all()
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0])
 def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None:
     changes = planted(0.0, 0.01)
     changes.loc[changes["seed"].eq(1) & changes["width"].eq(128), "change"] = broken
-    assert not coordinates.slopes(changes)["holds"].any()
-    assert list(coordinates.lines(changes))[-1].endswith("GROW")
-    style.svg(coordinates.figure(changes), "broken")
+    assert not coordinate_growth.slopes(changes)["holds"].any()
+    assert list(coordinate_growth.lines(changes))[-1].endswith("GROW")
+    style.svg(coordinate_growth.figure(changes), "broken")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.records import store
-from lab.sweep import run
+from lab.sweep import pipeline
 from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
 from lab.training import engine
 from lab.training.config import RunConfig
@@ -192,7 +192,9 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
     trees = [tree(f"out={folder}", *overrides)]
     with pytest.raises(SystemExit):  # nothing was trained
-        run.run_sweep(trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", is_local=True, slots=[None])
+        pipeline.run_sweep(
+            trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", is_local=True, slots=[None]
+        )
     return plans
 
 

@@ -23,8 +23,8 @@ from lab.analysis.sensitivity import paired
 from lab.interventions.attention import QKLayerNorm
 from lab.interventions.loss_terms import ZLoss
 from lab.model import transformer
+from lab.optim.links import Adam, Clip
 from lab.optim.optimizer import Optimizer
-from lab.optim.transforms import Adam, Clip
 from sweeping import finished
 
 SMOKE = Path(__file__).parents[1] / "results" / "baselines" / "smoke.json"

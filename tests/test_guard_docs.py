@@ -14,7 +14,7 @@ import yaml
 
 from lab.cli import launch
 from lab.cli.commands import USAGE
-from lab.sweep import run
+from lab.sweep import pipeline
 from lab.sweep.planner import points
 
 HOME = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def test_the_shares_it_shows_are_those_that_were_simulated() -> None:
 def test_its_sweeps_are_understood(name: str, runs: int, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.chdir(repository)
-    monkeypatch.setattr(run, "run_sweep", lambda trees, *_, **__: asked.extend(points(trees)))
+    monkeypatch.setattr(pipeline, "run_sweep", lambda trees, *_, **__: asked.extend(points(trees)))
     monkeypatch.setattr(sys, "argv", ["lab"])
     launch.run_hydra([], name=name, sweep=launch.find_sweep(f"sweeps/{name}.yaml"))
     assert len(asked) == runs

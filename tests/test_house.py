@@ -38,7 +38,7 @@ WINGS: dict[str, set[str]] = {
 ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "rendering"},
-    {"sensitivity", "grouping", "coordinates"},
+    {"sensitivity", "grouping", "coordinate_growth"},
     {"figures", "forecast", "claims", "guard"},
     {"report"},
 ]
@@ -46,8 +46,8 @@ ANALYSIS_FLOORS = [
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by wing or by room.
 ALLOWED = {
-    "print": {"lab.__main__", "lab.cli", "lab.sweep.run"},
-    "exit": {"lab.__main__", "lab.cli", "lab.sweep.run", "lab.sweep.local_jobs"},
+    "print": {"lab.__main__", "lab.cli", "lab.sweep.pipeline"},
+    "exit": {"lab.__main__", "lab.cli", "lab.sweep.pipeline", "lab.sweep.local_jobs"},
     "read arguments": {"lab.__main__", "lab.cli"},
     "know Hydra": {"lab.__main__", "lab.cli", "hydra_plugins"},
 }

@@ -18,7 +18,7 @@ import pytest
 from lab.core import machine
 from lab.records import store
 from lab.sweep.job import train_fleet
-from lab.sweep.run import run_sweep
+from lab.sweep.pipeline import run_sweep
 from lab.training.fleet import Fleet
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes

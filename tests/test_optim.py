@@ -19,9 +19,9 @@ from lab.core.hooks import listening
 from lab.core.registry import LINKS, SCHEDULES
 from lab.core.schema import PerRun, bounded, build, stack
 from lab.model.parametrization import MuPSimple
+from lab.optim.links import Link, Now
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Constant, Cosine
-from lab.optim.transforms import Link, Now
 from lab.training.config import columns, run_config, run_id, static_key
 from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
 from small import tree

@@ -122,9 +122,9 @@ def _write_report(folder: Path) -> Path:
 
 def _coordcheck(arguments: list[str]) -> None:
     from lab.cli import launch
-    from lab.sweep import coordcheck
+    from lab.sweep import coordinate_check
 
-    check = coordcheck.check_coordinates(launch.compose_points([*coordcheck.DEFAULTS, *arguments]))
+    check = coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *arguments]))
     check.write()
     for line in check.lines():
         print(line)

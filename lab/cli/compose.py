@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli import hydra_app
 from lab.core.errors import RequestError, nearest
-from lab.sweep import run
+from lab.sweep import pipeline
 
 CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 # The folder that --config-dir names, if it was given.
@@ -132,7 +132,7 @@ def _hydra_initialized() -> Iterator[None]:
 
 
 def _compose(overrides: Sequence[str], **options: Any) -> DictConfig:
-    search_paths = [f"hydra.searchpath=[{run.quoted(folder)}]" for folder in config_dirs()]
+    search_paths = [f"hydra.searchpath=[{pipeline.quoted(folder)}]" for folder in config_dirs()]
     return compose("config", [*overrides, *search_paths], **options)
 
 

@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from lab.core import machine
-from lab.sweep.run import train_planned_fleet
+from lab.sweep.pipeline import train_planned_fleet
 
 # For numbers of a config that follow from others, ``${divide:${scale.steps},2}``; gives an integer where it can.
 OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from lab.cli import hydra_app, override_rules
 from lab.cli.compose import CONFIG_DIR_FLAGS, composer, expand, parse, reading_request, use_config_dir
 from lab.core.errors import RequestError, nearest
-from lab.sweep import run
+from lab.sweep import pipeline
 
 # Hydra's flags that show something and run nothing, and those that say how to show it.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
@@ -70,7 +70,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     Raises:
         RequestError: the request cannot be carried out; nothing is written.
     """
-    run.COMMAND.set(shlex.join([*_program(sys.argv[0]), *sys.argv[1:]]))
+    pipeline.COMMAND.set(shlex.join([*_program(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     added: list[str] = []
     if sweep:
@@ -87,7 +87,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     override_rules.check_overrides(overrides)
     override_rules.check_defaults(content)
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
-        added.append(f"out={run.quoted(Path('runs', name))}")
+        added.append(f"out={pipeline.quoted(Path('runs', name))}")
     shows = any(flag.split("=")[0] in SHOW for flag in flags)
     if shows or sweep not in (None, *sweeps().values()) or not override_rules.chooses_own_files_only(overrides):
         point = override_rules.first_point([*added, *overrides], one=one)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from lab.cli.compose import expand, parse, reading_request, running_own_code
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.sweep import run
+from lab.sweep import pipeline
 from lab.sweep.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
 
 
@@ -33,7 +33,7 @@ def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: L
     trees = _compose_trees(points, config_loader, config)
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
     slots = getattr(launcher, "slots", [None])
-    run.run_sweep(trees, partial(_launch, launcher), is_local=is_local, slots=slots, **options)
+    pipeline.run_sweep(trees, partial(_launch, launcher), is_local=is_local, slots=slots, **options)
 
 
 def _compose_trees(points: Sequence[Sequence[str]], config_loader: Any, config: DictConfig) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The optimizer: a typed chain of links, built from the numbers of a config."""
+"""The optimizer: links chained from gradient to update, their order checked, their numbers read from a config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.core.errors import RequestError, nearest
 from lab.core.hooks import announce
 from lab.core.registry import LINKS
 from lab.core.schema import build, text_value
-from lab.optim.transforms import Link, Now, Tensors
+from lab.optim.links import Link, Now, Tensors
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Plans: the frozen points and fleets of a request, and the progress of each fleet."""
+"""Files of a sweep under way: the plan, frozen before anything runs, and how far each of its fleets is."""
 
 from __future__ import annotations
 

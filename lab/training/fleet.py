@@ -20,7 +20,7 @@ from lab.data.packing import PackedCorpus
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
-from lab.optim.transforms import Now, Tensors
+from lab.optim.links import Now, Tensors
 from lab.training.config import RunConfig, static_key
 from lab.training.engine import Compiled, Eager, ProbeValues
 

@@ -1,4 +1,4 @@
-"""Records of a fleet: one card and one list of probe values per run, in plain Python numbers."""
+"""The recorder: collects what a fleet measures and hands it out as one card and one list of probe values per run."""
 
 from __future__ import annotations
 

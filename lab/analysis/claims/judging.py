@@ -1,4 +1,4 @@
-"""Claims: sentences of a paper that can be false, the rule of each, and its verdict."""
+"""Judging claims: sentences of a paper that can be false, the rule of each, and its verdict."""
 
 from __future__ import annotations
 

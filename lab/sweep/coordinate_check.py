@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lab.analysis import coordinates
+from lab.analysis import coordinate_growth
 from lab.analysis.rendering import style
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import distributed, files, machine
@@ -41,7 +41,7 @@ DEFAULTS = [
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What a few updates changed at several widths, judged by ``analysis.coordinates.slopes``.
+    """What a few updates changed at several widths, judged by ``lab.analysis.coordinate_growth.slopes``.
 
     ``changes`` holds the rows of ``changes``; ``parametrization`` names the one checked.
     """
@@ -53,7 +53,7 @@ class CoordinateCheck:
     @cached_property
     def slopes(self) -> pd.DataFrame:
         """The slope of each coordinate with its interval, and whether it holds."""
-        return coordinates.slopes(self.changes)
+        return coordinate_growth.slopes(self.changes)
 
     @property
     def passed(self) -> bool:
@@ -62,16 +62,16 @@ class CoordinateCheck:
 
     def lines(self) -> Iterator[str]:
         """Table and verdict."""
-        yield from coordinates.lines(self.changes)
+        yield from coordinate_growth.lines(self.changes)
         grown = " ".join(self.slopes.loc[~self.slopes["holds"], "coordinate"])
         verdict = "passes" if self.passed else f"fails by {grown}"
-        rule = f"slopes with 95 % intervals over seeds; none may reach above {coordinates.BOUND:g}"
+        rule = f"slopes with 95 % intervals over seeds; none may reach above {coordinate_growth.BOUND:g}"
         yield f"{self.parametrization} {verdict} ({rule}); {self.folder}"
 
     def write(self) -> None:
         """Write ``coordcheck.csv`` and ``coordcheck.svg`` into the folder."""
         files.write_text(self.folder / "coordcheck.csv", self.changes.to_csv(index=False))
-        svg = style.svg(coordinates.figure(self.changes), "coordcheck")
+        svg = style.svg(coordinate_growth.figure(self.changes), "coordcheck")
         files.write_text(self.folder / "coordcheck.svg", svg)
 
 

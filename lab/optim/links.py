@@ -1,4 +1,4 @@
-"""The links of an optimizer, from gradient to update, each a pure rule over all tensors of a fleet.
+"""Links of an optimizer: clipping, Adam, weight decay, the learning rate, its schedule; each a rule over a whole fleet.
 
 A link reads its numbers by field name out of ``conf/optimizer/NAME.yaml``.  Updates pass through the chain as a
 ``gradient``, then as a ``direction`` (the rule's own step of about unit size), then as the ``step`` that is subtracted.
