@@ -71,7 +71,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 
 def test_a_planted_fault_is_found() -> None:
-    assert missing_paths("see `lab/optim/links.py` and lab/core") == ["lab/optim/links.py"]
+    assert missing_paths("see `lab/optim/absent.py` and lab/core") == ["lab/optim/absent.py"]
     assert unknown_commands("`lab repot results`\nlab sweep x\n.venv/bin/lab jugde x") == ["repot", "jugde"]
     assert dead_links("[a](docs/none.md#b) [b](https://x.org) ![c](README.md)", HOME) == ["docs/none.md"]
 
