@@ -66,6 +66,20 @@ def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     assert "tried: " in verdict.reason
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if "LR sensitivity" in CLAIMS[name].sentence])
+def test_no_claim_on_sensitivity_forgets_that_its_runs_are_undertrained(name: str) -> None:
+    claim = CLAIMS[name]
+    runs = planted_claims.cards(claim.sweep, HOLDS)
+    lowest = min(run["optimizer.lr"] for run, _ in runs)
+    slow = [
+        (run | {"final_val_loss": run["final_val_loss"] + 3 * (run["optimizer.lr"] == lowest)}, _) for run, _ in runs
+    ]
+    verdict = judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(slow))])
+    cautioned = "instability part" not in claim.sentence
+    assert verdict.reason.startswith("undertrained") == cautioned, verdict
+    assert (verdict.verdict == "inconclusive") == cautioned
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_seeds_that_disagree_settle_nothing(name: str) -> None:
     verdict = judged(CLAIMS[name], MIXED)

@@ -12,14 +12,13 @@ import pandas as pd
 from lab.analysis.claims.effects import (
     Effects,
     Qualified,
-    border_over_top,
     coincide,
     extrapolated,
     log10,
     parts,
     slope,
     slope_over_size,
-    undertrained,
+    worst,
 )
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import DEPTH, ON, QK, TENFOLD, claim
@@ -42,22 +41,22 @@ def qk_layernorm_lowers_sensitivity(off: ArmTables, on: ArmTables) -> Effects:
 
 @without("1", "without qk-layernorm the first learning rate to be lost falls with size", unit="decades per decade")
 def eta_div_falls_with_size(off: ArmTables) -> Effects:
-    """Minus the slope of log10 eta_div over log10 size; one grid step above the grid where no run is lost."""
+    """Minus the slope over log10 size of log10 eta_div, where the loss crosses the best one + 0.3."""
     return -slope_over_size(off, "log_lost")
 
 
-@claim("1", "with qk-layernorm no learning rate is lost, at any size", holds=WITH, unit="decades", sweep="qk_layernorm")
+@claim("1", "with qk-layernorm no learning rate is lost, at any size", holds=WITH, sweep="qk_layernorm")
 def qk_layernorm_keeps_every_learning_rate(on: ArmTables) -> Effects:
-    """Decades by which the border of stability lies above the top of the window, at each size."""
-    return border_over_top(on)
+    """The best loss + 0.3 minus the loss at each learning rate above the best one, the smallest, at each size."""
+    return -worst(on)
 
 
 def _rising(name: str, subject: str, part: str, word: str, holds: Config) -> None:
     """File that S, or its instability part, of one arm rises with size."""
 
     def rises(arm: ArmTables) -> Effects:
-        """Slope over log10 size, nats/token per decade; no verdict on S of an undertrained arm."""
-        return Qualified(slope(arm.table(part)), caution=undertrained(arm) if part == "total" else "")
+        """Slope over log10 size, nats/token per decade."""
+        return slope(arm.table(part))
 
     rises.__name__ = name
     sentence = f"{subject} rises with size {word} qk-layernorm"
@@ -82,9 +81,9 @@ def qk_layernorm_curves_coincide(off: ArmTables, on: ArmTables) -> Effects:
     shown_in="loss_over_steps",
 )
 def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
-    """Loss minus that of the bigram model without it, the reverse with it."""
+    """Loss minus the best one + 0.3 without it, the reverse with it."""
     ends = [off.sizes[0], off.sizes[-1]]
-    return parts(off=off.above_bigram(off.top)[ends], on=-on.above_bigram(on.top).reindex(columns=ends))
+    return parts(off=off.lost_by(off.top)[ends], on=-on.lost_by(on.top).reindex(columns=ends))
 
 
 @contrast(
@@ -158,12 +157,6 @@ def logits_grow_without_softmax(arm: ArmTables) -> Effects:
     return log10(arm.probe(arm.top, LOGIT, FIRST, peak)) - log10(start)
 
 
-@pointwise("E.11", "without softmax the top LR is lost too, at every size")
-def top_is_lost_without_softmax(arm: ArmTables) -> Effects:
-    """Loss minus that of the bigram model."""
-    return arm.above_bigram(arm.top)
-
-
 growth = partial(claim, holds={QK: None}, sweep="logit_growth", shown_in="attention_logit_with_size")
 
 
@@ -192,21 +185,32 @@ def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
     return extrapolated(logits.iloc[:, :-1], off.sizes[-1]) - logits.iloc[:, -1]
 
 
-@growth("9", "early attention logits tell the runs that will be lost from others", side=(0.9, math.inf), unit="AUC")
+@growth("9", "early attention logits tell the runs that will be lost better than the learning rate does", unit="AUC")
 def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
-    """Share of pairs of a lost and a kept run in which the lost one has the larger logit a tenth into the run."""
-    logits = pd.concat([_early(off, lr) for lr in off.lrs], axis=1)
-    lost = pd.concat([off.lost(lr) for lr in off.lrs], axis=1) > 0
-    shares = pd.Series({seed: _auc(logits.loc[seed], lost.loc[seed]) for seed in logits.index}, dtype=float)
-    pairs = lost.sum(axis=1) * (~lost).sum(axis=1)
-    return Qualified(shares, grain=1 / pairs)
+    """AUC of the logit a tenth into the run minus that of the learning rate alone.
+
+    A run is lost where its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
+    """
+    logits = pd.concat({lr: _early(off, lr) for lr in off.lrs}, axis=1)
+    lost = pd.concat({lr: off.lost(lr) for lr in off.lrs}, axis=1)
+    known = (logits.notna() & lost.notna()).all(axis=1)
+    lrs = logits.columns.get_level_values(0).to_numpy()
+    gains = {
+        seed: _auc(logits.loc[seed].to_numpy(), lost.loc[seed] > 0) - _auc(lrs, lost.loc[seed] > 0)
+        for seed in logits.index
+    }
+    pairs = (lost > 0).sum(axis=1) * (lost == 0).sum(axis=1)
+    return Qualified(pd.Series(gains, dtype=float).where(known), grain=math.sqrt(2) / pairs)
 
 
-def _auc(values: pd.Series, lost: pd.Series) -> float:
-    """NaN where a value is missing, or all runs are lost, or none is."""
+def _auc(values: np.ndarray, lost: pd.Series) -> float:
+    """Share of pairs of a lost and a kept run in which the lost one has the larger value; equal ones count half.
+
+    NaN where all runs are lost, or none is.
+    """
     high, low = values[lost.to_numpy()], values[~lost.to_numpy()]
     wins = [float(one > other) + 0.5 * float(one == other) for one in high for other in low]
-    return float(np.mean(wins)) if wins and values.notna().all() else math.nan
+    return float(np.mean(wins)) if wins else math.nan
 
 
 KAPPA = "intervention.kappa_transplant"

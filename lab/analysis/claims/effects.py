@@ -11,27 +11,29 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from lab.analysis.claims.evidence import ArmTables, MissingRunsError
+from lab.analysis.claims.evidence import LOST, ArmTables, MissingRunsError
 from lab.analysis.statistics import Interval, student_t
 
 UNDERTRAINED = 1 / 3
+# Quantities in which under-training counts as sensitivity.
+SENSITIVITIES = {"total", "coupled"}
 FEWEST_SIZES = 3
+# To which effects are rounded: what is equal but for the arithmetic must not count as a difference.
+DIGITS = 9
 
 Table = TypeVar("Table", pd.DataFrame, pd.Series)
 
 
 class Qualified(NamedTuple):
-    """Effects that are no more certain than the grid they were read off, or that settle nothing.
+    """Effects that are no more certain than the grid they were read off.
 
     Attributes:
         table: an effect per seed (row) for each part (column) of a claim.
         grain: the step to which each effect is known, in its own unit; zero where no grid limits it.
-        caution: why the effects settle nothing; empty where they do.
     """
 
     table: pd.DataFrame | pd.Series
     grain: pd.DataFrame | pd.Series | float = 0.0
-    caution: str = ""
 
     def __neg__(self) -> Qualified:
         return self._replace(table=-self.table)
@@ -41,9 +43,10 @@ class Qualified(NamedTuple):
         values_ps = np.atleast_2d(self.table.to_numpy(dtype=float).T)
         grains_ps = np.broadcast_to(np.atleast_2d(np.asarray(self.grain, dtype=float).T), values_ps.shape)
         known = np.isfinite(values_ps).all(axis=0)
-        # rounded, since what is equal but for the arithmetic must not count as a difference
         return [
-            student_t(values_s.round(9), grain=math.sqrt(np.mean(grains_s**2)) if known.any() else 0.0)
+            student_t(
+                values_s.round(DIGITS), grain=max(10**-DIGITS, math.sqrt(np.mean(grains_s**2)) if known.any() else 0)
+            )
             for values_s, grains_s in zip(values_ps[:, known], grains_ps[:, known], strict=True)
         ]
 
@@ -106,15 +109,24 @@ def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
     return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
 
 
-def undertrained(*arms: ArmTables) -> str:
-    """A caution where under-training makes more than a third of S: its trend over size is not one of stability."""
-    shares = pd.concat([(arm.table("below").mean() / arm.table("total").mean()).dropna() for arm in arms])
+def undertrained(arms: Sequence[ArmTables]) -> str:
+    """A caution where under-training makes more than a third of an S that was read from these arms."""
+    read = [arm for arm in arms if arm.quantities & SENSITIVITIES]
+    shares = [(arm.table("below").mean() / arm.table("total").mean()).dropna() for arm in read]
+    shares = pd.concat([pd.Series(dtype=float), *shares])
     if shares.empty or shares.max() <= UNDERTRAINED:
         return ""
     return (
         f"undertrained: at {shares.idxmax():,} parameters {shares.max():.0%} of S comes from learning rates below the "
         "best one"
     )
+
+
+def worst(arm: ArmTables) -> pd.DataFrame:
+    """Of the learning rates above the best one, the largest loss minus the best one + 0.3, at each size."""
+    losses = np.stack([arm.lost_by(lr).where(arm.table("log_best") < math.log10(lr), -LOST) for lr in arm.lrs])
+    best = arm.table("log_best")
+    return pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna())
 
 
 def drift(arm: ArmTables) -> Qualified:
@@ -126,20 +138,10 @@ def drift(arm: ArmTables) -> Qualified:
     return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), grain)
 
 
-def border_over_top(arm: ArmTables, *sizes: int) -> Qualified:
-    """Decades by which the border of stability lies above the window's top: below zero, the top is lost.
-
-    Args:
-        sizes: all where none is given.
-    """
-    columns = list(sizes or arm.sizes)
-    return Qualified(arm.table("border")[columns] - math.log10(arm.top), arm.grain("border")[columns])
-
-
 def coincide(first: ArmTables, second: ArmTables) -> pd.DataFrame:
     """Loss of the second arm minus that of the first, mean over learning rates up to a tenth of the first's eta_div.
 
-    Per size; eta_div is the smallest over seeds, one grid step above the grid where no run is lost.
+    Per size; eta_div, where the loss crosses the best one + 0.3, is the smallest over seeds.
     """
     means = {}
     for size, lost in first.table("log_lost").min().items():

@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, border_over_top, coincide, log10
+from lab.analysis.claims.effects import Effects, coincide, log10
 from lab.analysis.claims.evidence import ArmTables, Config
 from lab.analysis.claims.judging import DECAY, ON, QK, TENFOLD, Z_LOSS, claim
 from lab.analysis.probe_values import late, near
@@ -25,12 +25,10 @@ def z_loss_lowers_sensitivity(off: ArmTables, on: ArmTables) -> Effects:
     return off.table("total") - on.table("total")
 
 
-@output(
-    "3", "with neither weight decay nor z-loss the top LR is lost, at every size", arms=[PLAIN_LOSS], unit="decades"
-)
+@output("3", "with neither weight decay nor z-loss the top LR is lost, at every size", arms=[PLAIN_LOSS])
 def top_is_lost_with_neither(off: ArmTables) -> Effects:
-    """Decades by which the border of stability lies below the top of the window, at each size."""
-    return -border_over_top(off)
+    """Loss at the top learning rate minus the best one + 0.3, at each size."""
+    return off.lost_by(off.top)
 
 
 def _decays(curve: Config) -> bool:

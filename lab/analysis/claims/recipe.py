@@ -6,7 +6,7 @@ from functools import partial
 
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, Qualified, at_each_size, drift, slope, slope_grain, undertrained
+from lab.analysis.claims.effects import Effects, Qualified, at_each_size, drift, slope, slope_grain
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.judging import DECAY, HALF_DECADE, ON, QK, claim
 
@@ -66,8 +66,7 @@ def independent_decay_lowers_sensitivity(coupled: ArmTables, independent: ArmTab
 @coupling("6", "the gain of independent decay in LR sensitivity grows with size", unit="nats/token per decade")
 def gain_of_independent_decay_grows(coupled: ArmTables, independent: ArmTables) -> Effects:
     """Slope of that difference over log10 size."""
-    gain = coupled.table("coupled") - independent.table("total")
-    return Qualified(slope(gain), caution=undertrained(coupled, independent))
+    return slope(coupled.table("coupled") - independent.table("total"))
 
 
 @coupling("6", "the gain of independent decay in the instability part grows with size", unit="nats/token per decade")

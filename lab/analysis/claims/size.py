@@ -9,14 +9,11 @@ import pandas as pd
 
 from lab.analysis.claims.effects import (
     Effects,
-    Qualified,
-    border_over_top,
     drift,
     extrapolated,
     log10,
     slope,
     slope_over_size,
-    undertrained,
 )
 from lab.analysis.claims.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.judging import DEPTH, HALF_DECADE, ON, QK, WIDTH, ChooseArms, claim
@@ -89,18 +86,18 @@ def mup_holds_the_optimum_without_qk_layernorm(simple: ArmTables) -> Effects:
     return drift(simple)
 
 
-@mup_without("E.4", "without qk-layernorm muP (simple) still loses the top LR, at every size", unit="decades")
+@mup_without("E.4", "without qk-layernorm muP (simple) still loses the top LR, at every size")
 def mup_needs_qk_layernorm(simple: ArmTables) -> Effects:
-    """Decades by which the border of stability lies below the top of the window."""
-    return -border_over_top(simple)
+    """Loss at the top learning rate minus the best one + 0.3, at each size."""
+    return simple.lost_by(simple.top)
 
 
 @mup("E.5", "with full muP and qk-layernorm LR 1 trains, at every size", arms=[FULL])
 def full_mup_trains_at_one(full: ArmTables) -> Effects:
-    """Loss of the bigram model minus the final one at learning rate 1."""
+    """The best loss + 0.3 minus the loss at learning rate 1, at each size."""
     if 1.0 not in full.lrs:
         raise MissingRunsError("no runs at learning rate 1")
-    return -full.above_bigram(1.0)
+    return -full.lost_by(1.0)
 
 
 @mup(
@@ -141,11 +138,10 @@ def inverse_scale_hurts_the_largest(root: ArmTables, inverse: ArmTables) -> Effe
     "attention scaled by 1/head width still loses the top LR without qk-layernorm",
     arms=[INVERSE],
     holds={QK: None},
-    unit="decades",
 )
 def inverse_scale_needs_qk_layernorm(inverse: ArmTables) -> Effects:
-    """Decades by which the border of stability lies below the top of the window, at the largest size."""
-    return -border_over_top(inverse, inverse.sizes[-1])
+    """Loss at the top learning rate minus the best one + 0.3, at the largest size."""
+    return inverse.lost_by(inverse.top).iloc[:, -1]
 
 
 COMPARABLE_SIZES = 1.3  # largest ratio between models that grew in different ways
@@ -184,7 +180,7 @@ DEPTH_AND_WIDTH, ALL_WAYS = _grown("depth", "width"), _grown("depth", "width", "
 )
 def depth_raises_sensitivity_faster(deep: ArmTables, wide: ArmTables) -> Effects:
     """Slope of S over log10 size, depth minus width."""
-    return Qualified(slope(deep.table("total")) - slope(wide.table("total")), caution=undertrained(deep, wide))
+    return slope(deep.table("total")) - slope(wide.table("total"))
 
 
 @shape(
@@ -215,7 +211,7 @@ def _best_of_largest(arm: ArmTables) -> pd.Series:
     unit="decades per decade",
 )
 def eta_div_falls_with_width(wide: ArmTables) -> Effects:
-    """Minus the slope of log10 eta_div over log10 size; one grid step above the grid where no run is lost."""
+    """Minus the slope over log10 size of log10 eta_div, where the loss crosses the best one + 0.3."""
     return -slope_over_size(wide, "log_lost")
 
 
