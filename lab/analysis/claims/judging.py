@@ -54,6 +54,8 @@ class Claim(NamedTuple):
         sweep: the sweep that trains its runs.
         shown_in: the figure of a report that shows it.
         order: its position among all claims as they are filed.
+        cause: what the sentence says has an effect: config keys, ``step`` or ``where`` of a probe. Of records alike
+            in all but these, no claim is reproduced.
     """
 
     figure: str
@@ -67,6 +69,7 @@ class Claim(NamedTuple):
     sweep: str
     shown_in: str
     order: int
+    cause: tuple[str, ...]
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
@@ -79,6 +82,7 @@ def claim(
     *,
     arms: Sequence[Choice] | ChooseArms = ({},),
     frees: Sequence[str] = (),
+    cause: Sequence[str] = (),
     holds: Config | None = None,
     side: tuple[float, float] = ABOVE_ZERO,
     unit: str = "nats/token",
@@ -91,6 +95,7 @@ def claim(
         arms: a config or a condition for each arm, or a function that picks the arms where they depend on which values
             of a key there are; one arm of everything unless given.
         frees: keys in which the runs compared may differ, and those below them; width is always free.
+        cause: as in ``Claim``; what is freed unless given, else width.
 
     The other arguments are the attributes of ``Claim``.
     """
@@ -98,8 +103,11 @@ def claim(
     def file(effects: EffectsOfArms) -> EffectsOfArms:
         free = (WIDTH, *frees)
         config = {key: value for key, value in PLAIN.items() if key not in free} | dict(holds or {})
+        causes = tuple(cause or frees or (WIDTH,))
         choose = arms if callable(arms) else lambda group: group.arms(*arms)
-        entry = Claim(figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, next(_orders))
+        entry = Claim(
+            figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, next(_orders), causes
+        )
         CLAIMS.register(effects.__name__)(entry)
         return effects
 
@@ -179,12 +187,21 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
         reason = "; ".join([f"{interval.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
     elif caution := undertrained(arms):
         verdict, reason = "inconclusive", caution
+    elif verdict == "reproduced" and (weak := [one for one in effects.control_intervals() if not one.low > 0]):
+        verdict, reason = "inconclusive", _vacuous(claim, min(weak, key=lambda one: one.low), arms)
     elif verdict != "reproduced":
         relation = "lies wholly on the other side of" if verdict == "contradicted" else "reaches beyond"
         reason = f"the interval {relation} what is claimed, {_range(claim)}; tried: {extent(arms)}"
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
     return Verdict(verdict, *interval[:4], reason, folder.name, sweep, sizes_of(arms), steps_of(arms))
+
+
+def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
+    return (
+        f"the control shows no effect of {' and '.join(claim.cause)}: {control.mean:.3g} "
+        f"[{control.low:.3g}, {control.high:.3g}], which must lie above 0; tried: {extent(arms)}"
+    )
 
 
 def _range(claim: Claim) -> str:
