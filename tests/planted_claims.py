@@ -215,13 +215,16 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
 }
 
 
-def cards(sweep: str, good: Mapping[int, bool], without: Sequence[str] = ()) -> list[tuple[dict[str, Any], Recorded]]:
+def cards(
+    sweep: str, good: Mapping[int, bool], without: Sequence[str] = (), like: int = 0
+) -> list[tuple[dict[str, Any], Recorded]]:
     """Every run of a sweep with what its probes recorded.
 
     Args:
         good: per seed, whether the paper's claims hold.
-        without: causes that have no effect: runs end, and probes record, as with the first value of these axes, or as
-            at the first ``step`` or in the last block (``where``).
+        without: causes that have no effect: runs end, and probes record, as with one value of these axes, at one
+            ``step`` or in one block (``where``).
+        like: which one: 0 the first, -1 the last.
     """
     world, axes = SWEEPS[sweep]
     given = {key for keys in axes for key in (keys if isinstance(keys, tuple) else [keys])}
@@ -232,11 +235,11 @@ def cards(sweep: str, good: Mapping[int, bool], without: Sequence[str] = ()) -> 
         c: dict[str, Any] = {}
         for key, value in zip(axes, values, strict=True):
             c |= dict(zip(key, value, strict=True)) if isinstance(key, tuple) else {key: value}
-        run, alike = _run(c), _run(c | _untreated(axes, without))
+        run, alike = _run(c), _run(c | _fixed(axes, without, like))
         i = axes["model.width"].index(alike["model.width"]) if "model.width" in axes else 0
         shape, recorded = world(alike, i, good[c["seed"]])
         run["final_val_loss"] = loss(alike["optimizer.lr"], **shape) + noise(run).normal(0, 5e-4)
-        made.append((run, _without(recorded, without)))
+        made.append((run, _without(recorded, without, like)))
     return made
 
 
@@ -244,22 +247,22 @@ def _run(c: Mapping[str, Any]) -> dict[str, Any]:
     return planted.card(**c, parameters_without_embeddings=12 * c["model.depth"] * c["model.width"] ** 2 + 8)
 
 
-def _untreated(axes: Mapping[Any, Sequence[Any]], causes: Sequence[str]) -> dict[str, Any]:
-    """The first value of each axis that is, or has a part that is, among the causes."""
-    first: dict[str, Any] = {}
+def _fixed(axes: Mapping[Any, Sequence[Any]], causes: Sequence[str], like: int) -> dict[str, Any]:
+    """One value of each axis that is, or has a part that is, among the causes."""
+    fixed: dict[str, Any] = {}
     for axis, values in axes.items():
         keys = axis if isinstance(axis, tuple) else (axis,)
         if any(cause == key or cause.startswith(f"{key}.") for cause in causes for key in keys):
-            first |= dict(zip(keys, values[0] if isinstance(axis, tuple) else values[:1], strict=True))
-    return first
+            fixed |= dict(zip(keys, values[like] if isinstance(axis, tuple) else [values[like]], strict=True))
+    return fixed
 
 
-def _without(recorded: Recorded, causes: Sequence[str]) -> Recorded:
+def _without(recorded: Recorded, causes: Sequence[str], like: int) -> Recorded:
     if "step" in causes:
-        recorded = {key: value[0] if isinstance(value, tuple) else value for key, value in recorded.items()}
+        recorded = {key: value[like] if isinstance(value, tuple) else value for key, value in recorded.items()}
     if "where" in causes:
-        last = {probe: value for (probe, _), value in recorded.items()}
-        recorded = {(probe, where): last[probe] for probe, where in recorded}
+        blocks = {probe: [value for (other, _), value in recorded.items() if other == probe] for probe, _ in recorded}
+        recorded = {(probe, where): blocks[probe][like] for probe, where in recorded}
     return recorded
 
 

@@ -68,11 +68,12 @@ def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     assert "tried: " in verdict.reason
 
 
+@pytest.mark.parametrize("like", [0, -1], ids=["as untreated", "as treated"])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_an_effect_of_its_cause_no_claim_is_reproduced(name: str) -> None:
-    """Of the world in which every claim holds, with the treated runs ending and recording as the untreated do."""
+def test_without_an_effect_of_its_cause_no_claim_is_reproduced(name: str, like: int) -> None:
+    """Of the world in which every claim holds, with all runs ending and recording as the untreated, or treated, do."""
     claim = CLAIMS[name]
-    holds, alike = (planted_claims.cards(claim.sweep, HOLDS, without) for without in ((), claim.cause))
+    holds, alike = (planted_claims.cards(claim.sweep, HOLDS, without, like) for without in ((), claim.cause))
     assert [run["final_val_loss"] for run, _ in holds] + [values for _, values in holds] != [
         run["final_val_loss"] for run, _ in alike
     ] + [values for _, values in alike], "its cause changes nothing in the world where it holds"
