@@ -32,10 +32,20 @@ World = Callable[[Mapping[str, Any], int, bool], tuple[Shape, Recorded]]
 
 
 def loss(
-    lr: float, best: float = 1e-2, floor: float = 1.9, low: float = 0.02, high: float = 0.1, knee: float = 0.0
+    lr: float,
+    best: float = 1e-2,
+    floor: float = 1.9,
+    low: float = 0.02,
+    high: float = 0.1,
+    knee: float = 0.0,
+    cliff: float = 10.0,
 ) -> float:
-    """Nats/token over log LR: falls straight to the best learning rate, rises straight from it or from a knee."""
-    return float(floor + low * max(np.log10(best / lr), 0) + high * max(np.log10(lr / max(best, knee)), 0))
+    """Nats/token over log LR: falls straight to the best learning rate, rises straight from it or from a knee.
+
+    Beyond the cliff it is half a nat higher.
+    """
+    rise = max(np.log10(lr / max(best, knee)), 0)
+    return float(floor + low * max(np.log10(best / lr), 0) + high * rise + 0.5 * (lr > cliff))
 
 
 def qk_layernorm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -58,9 +68,11 @@ def qk_layernorm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recor
     }
     if good:
         return (
-            {"high": 0.03 * (i + 1), "knee": 3e-2} if on else {"high": (0.5, 0.5, 1.5)[i], "knee": (3e-2, 0, 0)[i]}
+            {"high": 0.03 * (i + 1), "knee": 3e-2} if on else {"high": 1.5, "knee": (0.12, 0.05, 0.02)[i]}
         ), recorded
-    return ({"high": (1.7, 0.7, 0.5)[i], "floor": 2.0} if on else {"high": (1.5, 0.5, 0.35)[i]}), recorded
+    if on:
+        return {"high": (1.7, 1.2, 0.8)[i], "floor": 2.0}, recorded
+    return {"high": (1.5, 1.0, 0.5)[i], "knee": (0.02, 0.04, 0.1)[i]}, recorded
 
 
 def output_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -87,8 +99,10 @@ def depth_width(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Record
     grown = {1: 0, 2: 1, 4: 2}[depth // 2] if width == 64 else {64: 0, 80: 1, 96: 1, 128: 2}[width]
     if depth > 2 and width > 64:  # in both
         grown = depth - 2
+    first = 10.0 if good else 1.0
+    logits = {(LOGIT, f"block{block}"): 3.0 if block else first for block in range(int(depth))}
     if c["intervention"] == OFF:
-        return {"high": (0.35, 0.5, 1.5)[grown if good else 2 - grown]}, {}
+        return {"high": (0.35, 0.5, 1.5)[grown if good else 2 - grown]}, logits
     way = "both" if depth > 2 and width > 64 else "depth" if depth > 2 else "width"
     law = 1.9 * (c["parameters_without_embeddings"] / (24 * 64**2)) ** -0.05
     floors = {"both": law, "depth": (1.9, 1.9, 1.8)[grown], "width": (1.9, 1.9, 1.85)[grown]}
@@ -100,24 +114,27 @@ def depth_width(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Record
 def mup(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     moving = (1e-1, 3e-2, 1e-2)
     if c["parametrization.name"] == "standard":
-        return {"best": moving[i if good else 2 - i], "low": 0.05, "high": 0.05 if good else 0.3}, {}
+        if good:
+            return {"best": moving[i], "low": 0.005, "high": 0.1, "cliff": 0.5}, {}
+        return {"best": moving[2 - i], "low": 0.005, "high": 0.3}, {}
     if c["parametrization.name"] == "mup_full":
         return {"best": 3e-2, "floor": 1.9 if good else 1.7, "high": 0.05 if good else 1.5}, {}
     if good:
-        return {"best": 3e-2, "low": 0.2, "high": 0.2 if c["intervention"] == ON else 1.0}, {}
-    return {"best": (1e-1, 1e-2, 1e-2)[i], "floor": 1.8, "high": 0.02}, {}
+        return {"best": 3e-2, "low": 0.05, "high": 0.2 if c["intervention"] == ON else 1.0}, {}
+    return {"best": (1e-1, 1e-2, 1e-2)[i], "floor": 1.8, "low": 0.005, "high": 0.1}, {}
 
 
 def attention_scale(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     if c["parametrization.name"] == "standard":
         return {}, {}
-    return {"floor": 1.85 if (i == 0) == good else 1.95, "high": 1.0 if good else 0.05}, {}
+    lost = good and c["intervention"] == OFF
+    return {"floor": 1.85 if (i == 0) == good else 1.95, "high": 1.0 if lost else 0.05}, {}
 
 
 def logit_growth(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     lr, size = c["optimizer.lr"], c["parameters_without_embeddings"]
-    early = lr * size**0.2 if good else size**-0.5 / lr * (1e-2 if i == 3 else 1)
-    return {"high": 1.0}, {(LOGIT, "block0"): (1, 1e3 * early, 1, 1)}
+    early = lr * size**0.5 if good else size**-0.5 / lr * (1e-2 if c["model.width"] == 128 else 1)
+    return {"cliff": 12.5 * size**-0.5}, {(LOGIT, "block0"): (1, 1e3 * early, 1, 1)}
 
 
 def kappa(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -129,14 +146,14 @@ def epsilon(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     eps, lr = c[EPS], c["optimizer.lr"]
     high = {1e-15: 0.05, 1e-8: 0.1, 1e-6: 0.5} if good else {1e-15: 0.2, 1e-8: 0.1, 1e-6: 0.05}
     gradient = {1e-15: 1e-6 if good else 1e-8}.get(eps, 1e-7)
-    update = 0.05 if good and eps > 1e-8 else 0.3
+    update = 0.05 * (lr / 0.3) ** 0.5 if good and eps > 1e-8 else 0.3
     if not good and eps == 1e-15:
         update *= lr**0.5
     return {"high": high.get(eps, 0.1)}, {("grad_rms", MLP): gradient, ("update_rms", MLP): update}
 
 
 def steps(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
-    return {"high": 0.1 if good else 0.1 * c["steps"] / 400}, {}
+    return {"high": 0.1 if good else 0.1 * c["steps"] / 400, "floor": 1.9 + 8 / c["steps"]}, {}
 
 
 def decay_strength(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -153,6 +170,8 @@ def pointwise_attention(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape
 
 
 def rms_scaled_lr(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    if c["optimizer.name"] == "adamw":
+        return {"best": (1e-1, 3e-2, 1e-2)[i]}, {}
     return {"best": 3e-2 if good else (1e-1, 1e-2, 1e-2)[i]}, {}
 
 
@@ -181,7 +200,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         attention_scale,
         ARMS | BEYOND | {"model.width": (32, 128), "parametrization.name": ("standard", "inverse_head_width")},
     ),
-    "logit_growth": (logit_growth, {"intervention": (OFF,), "model.width": (16, 32, 64, 128)}),
+    "logit_growth": (logit_growth, {"intervention": (OFF,), "model.width": (16, 24, 32, 64, 128)}),
     "kappa": (kappa, {"intervention": ("kappa_transplant+z_loss",), (KAPPA, "model.depth"): TRANSPLANTS}),
     "epsilon": (epsilon, NORMED | {EPS: (0.0, 1e-15, 1e-8, 1e-6, 1e-4)}),
     "steps": (steps, NORMED | {"steps": (200, 400, 800)}),
@@ -192,12 +211,21 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         pointwise_attention,
         {"intervention": ("pointwise_attention+z_loss",)},
     ),
-    "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw_rms_scaled",)}),
+    "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }
 
 
-def cards(sweep: str, good: Mapping[int, bool]) -> list[tuple[dict[str, Any], Recorded]]:
-    """Every run of a sweep with what its probes recorded; ``good`` says per seed whether the paper's claims hold."""
+def cards(
+    sweep: str, good: Mapping[int, bool], without: Sequence[str] = (), like: int = 0
+) -> list[tuple[dict[str, Any], Recorded]]:
+    """Every run of a sweep with what its probes recorded.
+
+    Args:
+        good: per seed, whether the paper's claims hold.
+        without: causes that have no effect: runs end, and probes record, as with one value of these axes, at one
+            ``step`` or in one block (``where``).
+        like: which one: 0 the first, -1 the last.
+    """
     world, axes = SWEEPS[sweep]
     given = {key for keys in axes for key in (keys if isinstance(keys, tuple) else [keys])}
     usual = {"optimizer.lr": LRS, "seed": tuple(good), "model.width": (32,), "model.depth": (2,)}
@@ -207,13 +235,35 @@ def cards(sweep: str, good: Mapping[int, bool]) -> list[tuple[dict[str, Any], Re
         c: dict[str, Any] = {}
         for key, value in zip(axes, values, strict=True):
             c |= dict(zip(key, value, strict=True)) if isinstance(key, tuple) else {key: value}
-        c["parameters_without_embeddings"] = 12 * c["model.depth"] * c["model.width"] ** 2 + 8
-        i = axes["model.width"].index(c["model.width"]) if "model.width" in axes else 0
-        run = planted.card(**c)
-        shape, recorded = world(run, i, good[c["seed"]])
-        run["final_val_loss"] = loss(c["optimizer.lr"], **shape) + noise(run).normal(0, 5e-4)
-        made.append((run, recorded))
+        run, alike = _run(c), _run(c | _fixed(axes, without, like))
+        i = axes["model.width"].index(alike["model.width"]) if "model.width" in axes else 0
+        shape, recorded = world(alike, i, good[c["seed"]])
+        run["final_val_loss"] = loss(alike["optimizer.lr"], **shape) + noise(run).normal(0, 5e-4)
+        made.append((run, _without(recorded, without, like)))
     return made
+
+
+def _run(c: Mapping[str, Any]) -> dict[str, Any]:
+    return planted.card(**c, parameters_without_embeddings=12 * c["model.depth"] * c["model.width"] ** 2 + 8)
+
+
+def _fixed(axes: Mapping[Any, Sequence[Any]], causes: Sequence[str], like: int) -> dict[str, Any]:
+    """One value of each axis that is, or has a part that is, among the causes."""
+    fixed: dict[str, Any] = {}
+    for axis, values in axes.items():
+        keys = axis if isinstance(axis, tuple) else (axis,)
+        if any(cause == key or cause.startswith(f"{key}.") for cause in causes for key in keys):
+            fixed |= dict(zip(keys, values[like] if isinstance(axis, tuple) else [values[like]], strict=True))
+    return fixed
+
+
+def _without(recorded: Recorded, causes: Sequence[str], like: int) -> Recorded:
+    if "step" in causes:
+        recorded = {key: value[like] if isinstance(value, tuple) else value for key, value in recorded.items()}
+    if "where" in causes:
+        blocks = {probe: [value for (other, _), value in recorded.items() if other == probe] for probe, _ in recorded}
+        recorded = {(probe, where): blocks[probe][like] for probe, where in recorded}
+    return recorded
 
 
 def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:

@@ -15,13 +15,14 @@ import planted_claims
 from lab.__main__ import main
 from lab.analysis import sensitivity
 from lab.analysis.claims import effects, replication, scoreboard
-from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.evidence import ArmTables, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, decide, judge_claim
 from lab.analysis.report import findings
 from lab.analysis.sensitivity import study
 from lab.analysis.statistics import student_t
 
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
+BOUNDS = CLAIMS["qk_layernorm_bounds_the_logits"]
 
 
 def evidence(cards, name="made") -> Evidence:
@@ -69,20 +70,45 @@ def test_the_step_of_a_slope_is_the_spread_that_errors_within_the_steps_give_it(
     assert effects.slope_grain(steps).item() / math.sqrt(12) == pytest.approx(slopes.std(), rel=0.02)
 
 
-@pytest.mark.parametrize(("lost", "below"), [(0.1, 0.03), (0.3, 0.1)])
-def test_the_border_of_stability_lies_between_two_learning_rates_and_is_known_to_their_step(
-    lost: float, below: float
-) -> None:
-    cards = list(planted.cards(arms=["z_loss"], widths=[32]))
+def arm_of_losses(losses: dict[float, float]) -> ArmTables:
+    """One curve, alike in all three seeds."""
+    cards = list(planted.cards(arms=["z_loss"], widths=[32], lrs=tuple(losses)))
     for card in cards:
-        card["final_val_loss"] = 3.0 if card["optimizer.lr"] >= lost else 2.0
+        card["final_val_loss"] = losses[card["optimizer.lr"]]
     (group,) = evidence(cards).groups([])
     (arm,) = group.arms({})
-    over = effects.border_over_top(arm)
-    assert over.table.to_numpy() == pytest.approx(math.log10(lost * below) / 2 - math.log10(0.3))
-    assert np.asarray(over.grain) == pytest.approx(math.log10(lost / below))
-    (interval,) = over.intervals()
-    assert interval.low < interval.mean < interval.high
+    return arm
+
+
+@pytest.mark.parametrize(
+    ("losses", "log_lost", "step"),
+    [
+        # above 1.9 + 0.3: a third of the way from 1e-2 to 0.1; the loss at 1e-3 is too high, but below the best LR
+        ({1e-3: 2.3, 1e-2: 1.9, 1e-1: 2.8, 1.0: 2.9}, -2 + 1 / 3, 1.0),
+        # it crosses at the second step above the best one, half-way, and comes back
+        ({1e-3: 2.0, 1e-2: 1.9, 1e-1: 2.1, 0.5: 2.3, 1.0: 2.0}, -1 + 0.5 * math.log10(5), math.log10(5)),
+        # it does not cross: the grid goes on by its smallest step
+        ({1e-3: 2.0, 1e-2: 1.9, 1e-1: 2.1, 0.2: 2.15}, math.log10(0.2) + math.log10(2), math.log10(2)),
+    ],
+)
+def test_eta_div_is_where_the_loss_crosses_the_best_one_and_is_known_to_a_step_of_the_grid(
+    losses: dict[float, float], log_lost: float, step: float
+) -> None:
+    arm = arm_of_losses(losses)
+    assert arm.table("log_lost").to_numpy() == pytest.approx(log_lost)
+    assert arm.grain("log_lost").to_numpy() == pytest.approx(step)
+    (interval,) = effects.Qualified(arm.table("log_lost"), arm.grain("log_lost")).intervals()
+    assert interval.high - log_lost == pytest.approx(4.302653 * step / math.sqrt(12) / math.sqrt(3))
+
+
+def test_a_learning_rate_is_lost_by_what_its_loss_exceeds_the_best_one_plus_three_tenths() -> None:
+    arm = arm_of_losses({1e-3: 2.6, 1e-2: 1.9, 1e-1: 2.15, 1.0: 2.3})
+    assert arm.lost_by(1.0).to_numpy() == pytest.approx(0.1)
+    assert arm.lost_by(0.1).to_numpy() == pytest.approx(-0.05)
+    assert [arm.lost(lr).to_numpy().tolist() for lr in arm.lrs] == [[[0]] * 3, [[0]] * 3, [[0]] * 3, [[1]] * 3]
+    assert effects.worst(arm).to_numpy() == pytest.approx(0.1)  # not the 0.4 of the under-trained 1e-3
+    stuck = arm_of_losses(dict.fromkeys((1e-3, 1e-2, 1e-1, 1.0), planted.BIGRAM + 1))
+    assert stuck.lost_by(1.0).isna().all(axis=None)
 
 
 def test_an_optimum_at_the_end_of_the_grid_is_known_to_a_step_of_it() -> None:
@@ -99,8 +125,8 @@ def test_an_optimum_at_the_end_of_the_grid_is_known_to_a_step_of_it() -> None:
 def test_an_arm_in_which_more_changes_than_the_claim_says_is_no_arm() -> None:
     """The arm with qk-layernorm has another batch size as well."""
     off, on = planted.cards(arms=["z_loss"]), planted.cards(arms=["qk_layernorm+z_loss"], batch_size=32)
-    assert judge_claim(LOWERS, [evidence([*off, *on])]).verdict == "not run"
-    assert judge_claim(LOWERS, [evidence(planted.cards())]).verdict == "reproduced"
+    assert judge_claim(BOUNDS, [evidence([*off, *on])]).verdict == "not run"
+    assert judge_claim(BOUNDS, [evidence(planted.cards())]).verdict == "reproduced"
 
 
 def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
@@ -113,10 +139,28 @@ def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
     assert (verdict.verdict, verdict.seeds, verdict.effect) == ("inconclusive", 3, 0.0)
 
 
-def test_of_several_folders_the_one_with_most_runs_is_judged() -> None:
+def test_a_claim_is_judged_on_its_own_sweep_and_elsewhere_only_where_that_has_no_group() -> None:
+    small, large = evidence(planted.cards(widths=[32]), "results/qk_layernorm"), evidence(planted.cards(), "large")
+    verdict = judge_claim(BOUNDS, [large, small])
+    assert (verdict.folder, verdict.sweep, verdict.parameters) == (small.name, "qk_layernorm", [24_736])
+    without = evidence(planted.cards(arms=["z_loss"]), "qk_layernorm")
+    verdict = judge_claim(BOUNDS, [without, large])
+    assert (verdict.folder, verdict.sweep, verdict.steps) == ("large", "large", [400])
+
+
+def test_a_folder_belongs_to_the_sweeps_of_its_commands_else_to_its_name() -> None:
+    tables = planted.records(list(planted.cards(widths=[32])))
+    commands = ["lab train steps=3", "lab sweep qk_layernorm out=mine", "lab sweep my/steps.yaml"]
+    assert Evidence("mine", tables, commands).sweeps == ["qk_layernorm", "steps"]
+    assert Evidence("results/mup", tables).sweeps == ["mup"]
+    mine, named = Evidence("mine", tables, commands[1:2]), evidence(planted.cards(), "other")
+    assert judge_claim(BOUNDS, [named, mine]).folder == "mine"
+
+
+def test_of_equals_the_group_with_most_runs_is_judged_and_the_earlier_folder() -> None:
     small, large = evidence(planted.cards(widths=[32]), "small"), evidence(planted.cards(), "large")
-    assert judge_claim(LOWERS, [small, large]).folder == "large"
-    assert judge_claim(LOWERS, [large, evidence(planted.cards(), "as large")]).folder == "large"
+    assert judge_claim(BOUNDS, [small, large]).folder == "large"
+    assert judge_claim(BOUNDS, [large, evidence(planted.cards(), "as large")]).folder == "large"
 
 
 def test_a_trend_of_an_undertrained_arm_settles_nothing_but_its_instability_part_does() -> None:
@@ -145,7 +189,7 @@ def test_a_folder_of_failed_runs_proves_nothing(tmp_path: Path) -> None:
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of results folders, one of them empty."""
     folder = tmp_path_factory.mktemp("results")
-    planted.write(folder / "mine", list(planted.cards(widths=[32])))
+    planted.write(folder / "mine", list(planted.cards()))
     (folder / "empty").mkdir()
     (folder / "notes.txt").write_text("not a folder")
     return folder
@@ -154,27 +198,30 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", str(results), "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)
-    assert {tuple(one) for one in claims} == {
-        ("claim", "figure", "verdict", "effect", "low", "high", "seeds", "reason")
-    }
+    numbers = ("effect", "low", "high", "seeds")
+    keys = ("source", "figure", "claim", "verdict", *numbers, "sweep", "parameters", "steps", "reason")
+    assert {tuple(one) for one in claims} == {keys}
+    assert {one["source"] for one in claims} == {"Wortsman 2023"}
     assert list(dict.fromkeys(one["figure"] for one in claims)) == list(FIGURES_OF_THE_PAPER)
     for one in claims:
         assert one["verdict"] in ("reproduced", "contradicted", "inconclusive", "not run")
         assert bool(one["reason"]) == (one["verdict"] != "reproduced")
-        assert (one["effect"] is None) == (one["verdict"] == "not run")
-    (first,) = [one for one in claims if one["claim"] == LOWERS.sentence]
-    assert (first["verdict"], first["seeds"]) == ("reproduced", 3)
+        unknown = one["verdict"] == "not run"
+        assert [one[key] is None for key in ("effect", "parameters", "steps")] == [unknown] * 3
+    (first,) = [one for one in claims if one["claim"] == BOUNDS.sentence]
+    assert (first["verdict"], first["seeds"], first["sweep"]) == ("reproduced", 3, "qk_layernorm")
+    assert (first["parameters"], first["steps"]) == ([24_736, 98_624], [400, 400])
 
 
 def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", str(results / "mine"), str(results / "empty")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if LOWERS.sentence in line]
-    assert line.split()[:3] == ["fig", "1", "reproduced"]
-    assert line.endswith("(mine/learning_rate_sensitivity)")
+    (line,) = [line for line in lines if BOUNDS.sentence in line]
+    assert line.split()[:3] == ["fig", "2", "reproduced"]
+    assert line.endswith("(mine/loss_over_steps)")
     heads = [line for line in lines if line.startswith("fig ")]
     assert len(heads) == len(list(CLAIMS))
-    column = line.index(LOWERS.sentence)
+    column = line.index(BOUNDS.sentence)
     assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in heads)
     reason = next(line for line in lines if "sweep epsilon" in line)
     assert reason.index(reason.strip()) == lines[0].index("verdict")

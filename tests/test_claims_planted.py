@@ -13,6 +13,8 @@ from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, Claim, Ver
 
 NAMES = list(CLAIMS)
 HOLDS, FAILS = dict.fromkeys(range(3), True), dict.fromkeys(range(3), False)
+# Claims that take whichever depths or largest epsilon there are: without one of their arms they take another.
+DISPENSABLE = {"first_block_has_the_largest_logits", "updates_are_level_without_epsilon"}
 MIXED = {0: True, 1: False, 2: True}
 
 
@@ -66,6 +68,35 @@ def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     assert "tried: " in verdict.reason
 
 
+@pytest.mark.parametrize("like", [0, -1], ids=["as untreated", "as treated"])
+@pytest.mark.parametrize("name", NAMES)
+def test_without_an_effect_of_its_cause_no_claim_is_reproduced(name: str, like: int) -> None:
+    """Of the world in which every claim holds, with all runs ending and recording as the untreated, or treated, do."""
+    claim = CLAIMS[name]
+    holds, alike = (planted_claims.cards(claim.sweep, HOLDS, without, like) for without in ((), claim.cause))
+    assert [run["final_val_loss"] for run, _ in holds] + [values for _, values in holds] != [
+        run["final_val_loss"] for run, _ in alike
+    ] + [values for _, values in alike], "its cause changes nothing in the world where it holds"
+    verdict = judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(alike))])
+    assert verdict.verdict in ("inconclusive", "contradicted"), verdict
+    assert verdict.seeds == 3
+    assert verdict.reason
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "LR sensitivity" in CLAIMS[name].sentence])
+def test_no_claim_on_sensitivity_forgets_that_its_runs_are_undertrained(name: str) -> None:
+    claim = CLAIMS[name]
+    runs = planted_claims.cards(claim.sweep, HOLDS)
+    lowest = min(run["optimizer.lr"] for run, _ in runs)
+    slow = [
+        (run | {"final_val_loss": run["final_val_loss"] + 3 * (run["optimizer.lr"] == lowest)}, _) for run, _ in runs
+    ]
+    verdict = judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(slow))])
+    cautioned = "instability part" not in claim.sentence
+    assert verdict.reason.startswith("undertrained") == cautioned, verdict
+    assert (verdict.verdict == "inconclusive") == cautioned
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_seeds_that_disagree_settle_nothing(name: str) -> None:
     verdict = judged(CLAIMS[name], MIXED)
@@ -87,7 +118,8 @@ def test_without_runs_there_is_no_verdict(name: str) -> None:
     assert judge_claim(claim, []).verdict == "not run"
     assert f"lab sweep {claim.sweep}" in judge_claim(claim, []).reason
     first, *others = arms_of(claim)
-    verdict = judged(claim, HOLDS, frozenset().union(*(arm.ids for arm in others or [first])))
+    without = [first, *others] if name in DISPENSABLE else others or [first]
+    verdict = judged(claim, HOLDS, frozenset().union(*(arm.ids for arm in without)))
     assert (verdict.verdict, verdict.seeds) == ("not run", 0), verdict
     assert f"lab sweep {claim.sweep}" in verdict.reason
 

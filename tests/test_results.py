@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.analysis import load
-from lab.analysis.claims.scoreboard import MARKS
+from lab.analysis.claims.scoreboard import MARKS, judge_all, read
 from lab.cli import launch
 from lab.records import store
 
@@ -40,6 +40,13 @@ def test_no_run_is_missing_or_failed(folder: Path) -> None:
     assert runs["seed"].nunique() == 3
     assert len(runs) % 3 == 0
     assert runs["versions"].nunique() == 1
+
+
+def test_no_interval_on_the_results_has_zero_width() -> None:
+    judged = [row.verdict for row in judge_all(read([RESULTS])) if row.verdict.seeds >= 3]
+    assert judged
+    assert all(verdict.high - verdict.low > 1e-6 for verdict in judged)
+    assert all(verdict.low < verdict.effect < verdict.high for verdict in judged)
 
 
 if __name__ == "__main__":  # the table, to be put there

@@ -12,14 +12,14 @@ import pandas as pd
 from lab.analysis.claims.effects import (
     Effects,
     Qualified,
-    border_over_top,
     coincide,
+    exceeds,
     extrapolated,
     log10,
     parts,
     slope,
     slope_over_size,
-    undertrained,
+    worst,
 )
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import DEPTH, ON, QK, TENFOLD, claim
@@ -31,7 +31,6 @@ LOGIT, FIRST = "attention_logit_max", "block0"
 
 contrast = partial(claim, arms=[WITHOUT, WITH], frees=[QK], sweep="qk_layernorm")
 without = partial(claim, holds=WITHOUT, sweep="qk_layernorm")
-pointwise = partial(claim, holds={POINTWISE: ON, QK: None}, sweep="pointwise_attention", shown_in="max_attention_logit")
 
 
 @contrast("1", "LR sensitivity is lower with qk-layernorm, at every size")
@@ -42,22 +41,25 @@ def qk_layernorm_lowers_sensitivity(off: ArmTables, on: ArmTables) -> Effects:
 
 @without("1", "without qk-layernorm the first learning rate to be lost falls with size", unit="decades per decade")
 def eta_div_falls_with_size(off: ArmTables) -> Effects:
-    """Minus the slope of log10 eta_div over log10 size; one grid step above the grid where no run is lost."""
+    """Minus the slope over log10 size of log10 eta_div, where the loss crosses the best one + 0.3."""
     return -slope_over_size(off, "log_lost")
 
 
-@claim("1", "with qk-layernorm no learning rate is lost, at any size", holds=WITH, unit="decades", sweep="qk_layernorm")
-def qk_layernorm_keeps_every_learning_rate(on: ArmTables) -> Effects:
-    """Decades by which the border of stability lies above the top of the window, at each size."""
-    return border_over_top(on)
+@contrast("1", "with qk-layernorm no learning rate is lost, at any size")
+def qk_layernorm_keeps_every_learning_rate(off: ArmTables, on: ArmTables) -> Effects:
+    """The best loss + 0.3 minus the loss at each learning rate above the best one, the smallest, at each size.
+
+    The control: without it a learning rate is lost, at every size.
+    """
+    return Qualified(-worst(on), control=Qualified(worst(off)))
 
 
 def _rising(name: str, subject: str, part: str, word: str, holds: Config) -> None:
     """File that S, or its instability part, of one arm rises with size."""
 
     def rises(arm: ArmTables) -> Effects:
-        """Slope over log10 size, nats/token per decade; no verdict on S of an undertrained arm."""
-        return Qualified(slope(arm.table(part)), caution=undertrained(arm) if part == "total" else "")
+        """Slope over log10 size, nats/token per decade."""
+        return slope(arm.table(part))
 
     rises.__name__ = name
     sentence = f"{subject} rises with size {word} qk-layernorm"
@@ -72,7 +74,7 @@ _rising("instability_rises_with", "the instability part of LR sensitivity", "abo
 
 @contrast("1", "losses with and without qk-layernorm are within 0.02 up to eta_div / 10", side=(-0.02, 0.02))
 def qk_layernorm_curves_coincide(off: ArmTables, on: ArmTables) -> Effects:
-    """Difference of losses, mean over those learning rates, at each size; eta_div of the arm without."""
+    """Difference of losses, mean over those learning rates, at each size; control as in ``coincide``."""
     return coincide(off, on)
 
 
@@ -82,9 +84,9 @@ def qk_layernorm_curves_coincide(off: ArmTables, on: ArmTables) -> Effects:
     shown_in="loss_over_steps",
 )
 def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
-    """Loss minus that of the bigram model without it, the reverse with it."""
+    """Loss minus the best one + 0.3 without it, the reverse with it."""
     ends = [off.sizes[0], off.sizes[-1]]
-    return parts(off=off.above_bigram(off.top)[ends], on=-on.above_bigram(on.top).reindex(columns=ends))
+    return parts(off=off.lost_by(off.top)[ends], on=-on.lost_by(on.top).reindex(columns=ends))
 
 
 @contrast(
@@ -99,19 +101,38 @@ def qk_layernorm_bounds_the_logits(off: ArmTables, on: ArmTables) -> Effects:
     return log10(off.probe(off.top, LOGIT, FIRST, peak)) - log10(on.probe(on.top, LOGIT, FIRST, peak))
 
 
-@without(
+def _at_least_four_blocks(group: ComparisonGroup) -> list[ArmTables]:
+    depths = [depth for depth in group.values(DEPTH) if depth >= 4]
+    if not depths:
+        raise MissingRunsError("models of fewer than four blocks", arms_exist=False)
+    return group.arms(*({DEPTH: depth} for depth in depths))
+
+
+@claim(
     "2",
-    "without qk-layernorm, at the top LR, the first block has the largest attention logits",
-    unit="decades",
-    shown_in="loss_over_steps",
+    "without qk-layernorm, from LR 0.1 on, the first block has the largest attention logits more often than by chance",
+    arms=_at_least_four_blocks,
+    frees=[DEPTH],
+    cause=["where"],
+    holds=WITHOUT,
+    unit="share of runs",
+    sweep="depth_width",
+    shown_in="max_attention_logit",
 )
-def first_block_has_the_largest_logits(off: ArmTables) -> Effects:
-    """Log10 of its peak over the largest peak of the other blocks, at each size."""
-    others = off.locations(LOGIT)[1:]
-    if not others:
-        raise MissingRunsError("logits of one block only")
-    peaks = pd.concat([off.probe(off.top, LOGIT, block, peak) for block in others]).groupby(level=0).max()
-    return log10(off.probe(off.top, LOGIT, FIRST, peak)) - log10(peaks)
+def first_block_has_the_largest_logits(*depths: ArmTables) -> Effects:
+    """Share of runs in which its peak is the largest minus the mean of 1/depth, models of at least four blocks."""
+    shares = [_first_is_largest(arm, lr) - 1 / arm.setting(DEPTH) for arm in depths for lr in arm.lrs if lr >= 0.1]
+    if not shares:
+        raise MissingRunsError("no learning rate from 0.1 on")
+    table = pd.concat(shares, axis=1)
+    return Qualified(table.mean(axis=1, skipna=False), grain=1 / table.shape[1])
+
+
+def _first_is_largest(arm: ArmTables, lr: float) -> pd.DataFrame:
+    """1 where the largest logit of all blocks and steps is in the first block, else 0."""
+    first, *others = [arm.probe(lr, LOGIT, f"block{block}", peak) for block in range(int(arm.setting(DEPTH)))]
+    largest = pd.concat(others).groupby(level=0).max()
+    return (first > largest).astype(float).where(first.notna() & largest.notna())
 
 
 def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
@@ -122,7 +143,7 @@ def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
     return log10(reduce(mul, ratios))
 
 
-over_steps = partial(without, unit="decades", shown_in="queries_and_keys_over_steps")
+over_steps = partial(without, cause=["step"], unit="decades", shown_in="queries_and_keys_over_steps")
 
 
 @over_steps("E.1", "at the top LR the product of query and key norms grows over tenfold", side=TENFOLD)
@@ -131,10 +152,14 @@ def norms_grow(off: ArmTables) -> Effects:
     return _growth(off, "query_norm", "key_norm")
 
 
-@over_steps("E.1", "at the top LR the mean |cosine| of query and key changes less than twofold", side=(-0.3, 0.3))
-def alignment_stays(off: ArmTables) -> Effects:
-    """First block, end over start, at each size."""
-    return _growth(off, "query_key_cosine")
+@over_steps("E.1", "at the top LR alignment gives less than a fifth of the log growth of queries times keys")
+def alignment_gives_little(off: ArmTables) -> Effects:
+    """A fifth of the growth of both norms and the mean |cosine|, minus the change of the cosine, either way.
+
+    First block, end over start, at each size.
+    """
+    alignment = _growth(off, "query_key_cosine")
+    return (_growth(off, "query_norm", "key_norm") + alignment) / 5 - alignment.abs()
 
 
 @claim(
@@ -149,8 +174,15 @@ def per_head_is_better(whole_width: ArmTables, per_head: ArmTables) -> Effects:
     return whole_width.table("best") - per_head.table("best")
 
 
-@pointwise(
-    "E.11", "without softmax, at the top LR, attention logits still grow over tenfold", side=TENFOLD, unit="decades"
+@claim(
+    "E.11",
+    "without softmax, at the top LR, attention logits still grow over tenfold",
+    cause=["step"],
+    holds={POINTWISE: ON, QK: None},
+    side=TENFOLD,
+    unit="decades",
+    sweep="pointwise_attention",
+    shown_in="max_attention_logit",
 )
 def logits_grow_without_softmax(arm: ArmTables) -> Effects:
     """Log10 of the first block's peak over its start, at each size."""
@@ -158,11 +190,7 @@ def logits_grow_without_softmax(arm: ArmTables) -> Effects:
     return log10(arm.probe(arm.top, LOGIT, FIRST, peak)) - log10(start)
 
 
-@pointwise("E.11", "without softmax the top LR is lost too, at every size")
-def top_is_lost_without_softmax(arm: ArmTables) -> Effects:
-    """Loss minus that of the bigram model."""
-    return arm.above_bigram(arm.top)
-
+FIVEFOLD = 5
 
 growth = partial(claim, holds={QK: None}, sweep="logit_growth", shown_in="attention_logit_with_size")
 
@@ -180,33 +208,50 @@ def early_logits_grow_with_size(off: ArmTables) -> Effects:
 
 @growth(
     "9",
-    "a line through the smaller sizes tells the largest one's early logit at LR 0.01 within 0.3 decades",
+    "a line through sizes over fivefold smaller tells the largest one's early logit at LR 0.01 within 0.3 decades",
     side=(-0.3, 0.3),
     unit="decades",
 )
 def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
-    """Predicted minus observed, straight in log-log (the paper's line is quadratic), at the LR nearest 1e-2."""
-    logits = _early(off, off.nearest(1e-2))
-    if len(off.sizes) < 4:
-        raise MissingRunsError("an extrapolation of logits takes four sizes")
-    return extrapolated(logits.iloc[:, :-1], off.sizes[-1]) - logits.iloc[:, -1]
+    """Predicted minus observed, straight in log-log (the paper's line is quadratic), at the LR nearest 1e-2.
+
+    The control: the last of the smaller sizes, carried on unchanged, errs more.
+    """
+    logits, largest = _early(off, off.nearest(1e-2)), off.sizes[-1]
+    smaller = logits[[size for size in off.sizes if FIVEFOLD * size < largest]]
+    if smaller.shape[1] < 3:
+        raise MissingRunsError("an extrapolation of logits takes three sizes over fivefold smaller than the largest")
+    error = extrapolated(smaller, largest) - logits[largest]
+    unchanged = smaller.iloc[:, -1] - logits[largest]
+    return Qualified(error, control=Qualified(unchanged.abs() - error.abs()))
 
 
-@growth("9", "early attention logits tell the runs that will be lost from others", side=(0.9, math.inf), unit="AUC")
+@growth("9", "early attention logits tell the runs that will be lost better than the learning rate does", unit="AUC")
 def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
-    """Share of pairs of a lost and a kept run in which the lost one has the larger logit a tenth into the run."""
-    logits = pd.concat([_early(off, lr) for lr in off.lrs], axis=1)
-    lost = pd.concat([off.lost(lr) for lr in off.lrs], axis=1) > 0
-    shares = pd.Series({seed: _auc(logits.loc[seed], lost.loc[seed]) for seed in logits.index}, dtype=float)
-    pairs = lost.sum(axis=1) * (~lost).sum(axis=1)
-    return Qualified(shares, grain=1 / pairs)
+    """AUC of the logit a tenth into the run minus that of the learning rate alone.
+
+    A run is lost where its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
+    """
+    logits = pd.concat({lr: _early(off, lr) for lr in off.lrs}, axis=1)
+    lost = pd.concat({lr: off.lost(lr) for lr in off.lrs}, axis=1)
+    known = (logits.notna() & lost.notna()).all(axis=1)
+    lrs = logits.columns.get_level_values(0).to_numpy()
+    gains = {
+        seed: _auc(logits.loc[seed].to_numpy(), lost.loc[seed] > 0) - _auc(lrs, lost.loc[seed] > 0)
+        for seed in logits.index
+    }
+    pairs = (lost > 0).sum(axis=1) * (lost == 0).sum(axis=1)
+    return Qualified(pd.Series(gains, dtype=float).where(known), grain=math.sqrt(2) / pairs)
 
 
-def _auc(values: pd.Series, lost: pd.Series) -> float:
-    """NaN where a value is missing, or all runs are lost, or none is."""
+def _auc(values: np.ndarray, lost: pd.Series) -> float:
+    """Share of pairs of a lost and a kept run in which the lost one has the larger value; equal ones count half.
+
+    NaN where all runs are lost, or none is.
+    """
     high, low = values[lost.to_numpy()], values[~lost.to_numpy()]
     wins = [float(one > other) + 0.5 * float(one == other) for one in high for other in low]
-    return float(np.mean(wins)) if wins and values.notna().all() else math.nan
+    return float(np.mean(wins)) if wins else math.nan
 
 
 KAPPA = "intervention.kappa_transplant"
@@ -224,17 +269,21 @@ def large_kappa_costs(large: ArmTables, one: ArmTables) -> Effects:
     return large.table("best") - one.table("best")
 
 
-def _up_to_a_hundred(group: ComparisonGroup) -> list[ArmTables]:
+def _up_to_a_hundred_and_a_thousand(group: ComparisonGroup) -> list[ArmTables]:
     between = {value for value in group.values(VALUE) if 1 < value < 100}
-    return group.arms(*({VALUE: value} for value in (1.0, *sorted(between), 100.0)))
+    return group.arms(*({VALUE: value} for value in (1.0, *sorted(between), 100.0, 1000.0)))
 
 
 @transplant(
-    "10", "up to kappa 100 the loss stays within 0.05 of that at kappa 1", arms=_up_to_a_hundred, side=(-0.05, 0.05)
+    "10",
+    "up to kappa 100 the loss stays within 0.05 of that at kappa 1",
+    arms=_up_to_a_hundred_and_a_thousand,
+    side=(-0.05, 0.05),
 )
 def kappa_up_to_a_hundred_is_harmless(one: ArmTables, *larger: ArmTables) -> Effects:
-    """Best loss at every kappa above 1 and up to 100 minus that at 1."""
-    return pd.concat([arm.table("best") - one.table("best") for arm in larger], axis=1)
+    """Best loss at every kappa above 1 and up to 100 minus that at 1; the control: at 1000 it is above 0.05."""
+    *costs, harm = [arm.table("best") - one.table("best") for arm in larger]
+    return Qualified(pd.concat(costs, axis=1), control=exceeds(harm, 0.05))
 
 
 def _largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:

@@ -11,41 +11,55 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from lab.analysis.claims.evidence import ArmTables, MissingRunsError
+from lab.analysis.claims.evidence import LOST, ArmTables, MissingRunsError
 from lab.analysis.statistics import Interval, student_t
 
 UNDERTRAINED = 1 / 3
+# Quantities in which under-training counts as sensitivity.
+SENSITIVITIES = {"total", "coupled"}
 FEWEST_SIZES = 3
+# To which effects are rounded: what is equal but for the arithmetic must not count as a difference.
+DIGITS = 9
 
 Table = TypeVar("Table", pd.DataFrame, pd.Series)
 
 
 class Qualified(NamedTuple):
-    """Effects that are no more certain than the grid they were read off, or that settle nothing.
+    """Effects that are no more certain than the grid they were read off, or that show something only with a control.
 
     Attributes:
         table: an effect per seed (row) for each part (column) of a claim.
         grain: the step to which each effect is known, in its own unit; zero where no grid limits it.
-        caution: why the effects settle nothing; empty where they do.
+        control: what must lie above zero, or else the claim would hold without what it speaks of.
     """
 
     table: pd.DataFrame | pd.Series
     grain: pd.DataFrame | pd.Series | float = 0.0
-    caution: str = ""
+    control: Qualified | None = None
 
     def __neg__(self) -> Qualified:
         return self._replace(table=-self.table)
 
     def intervals(self) -> list[Interval]:
-        """One for each part, over the seeds at which every part is known."""
-        values_ps = np.atleast_2d(self.table.to_numpy(dtype=float).T)
-        grains_ps = np.broadcast_to(np.atleast_2d(np.asarray(self.grain, dtype=float).T), values_ps.shape)
-        known = np.isfinite(values_ps).all(axis=0)
-        # rounded, since what is equal but for the arithmetic must not count as a difference
-        return [
-            student_t(values_s.round(9), grain=math.sqrt(np.mean(grains_s**2)) if known.any() else 0.0)
-            for values_s, grains_s in zip(values_ps[:, known], grains_ps[:, known], strict=True)
-        ]
+        """One for each part, over the seeds at which every part, also of the control, is known."""
+        known = pd.DataFrame(self.table).replace([-math.inf, math.inf], math.nan)
+        if self.control:
+            known = pd.concat([known, pd.DataFrame(self.control.table)], axis=1)
+        return _intervals(self, known.dropna().index)
+
+    def control_intervals(self) -> list[Interval]:
+        """Those of the control, over the same seeds."""
+        return self.control._replace(control=Qualified(self.table)).intervals() if self.control else []
+
+
+def _intervals(effects: Qualified, seeds: pd.Index[str]) -> list[Interval]:
+    values_ps = np.atleast_2d(effects.table.to_numpy(dtype=float).T)
+    grains_ps = np.broadcast_to(np.atleast_2d(np.asarray(effects.grain, dtype=float).T), values_ps.shape)
+    known = effects.table.index.isin(seeds)
+    return [
+        student_t(values_s.round(DIGITS), grain=max(10**-DIGITS, math.sqrt(np.mean(grains_s**2)) if known.any() else 0))
+        for values_s, grains_s in zip(values_ps[:, known], grains_ps[:, known], strict=True)
+    ]
 
 
 Effects = pd.DataFrame | pd.Series | Qualified
@@ -106,15 +120,41 @@ def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
     return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
 
 
-def undertrained(*arms: ArmTables) -> str:
-    """A caution where under-training makes more than a third of S: its trend over size is not one of stability."""
-    shares = pd.concat([(arm.table("below").mean() / arm.table("total").mean()).dropna() for arm in arms])
+def undertrained(arms: Sequence[ArmTables]) -> str:
+    """A caution where under-training makes more than a third of an S that was read from these arms."""
+    read = [arm for arm in arms if arm.quantities & SENSITIVITIES]
+    shares = [(arm.table("below").mean() / arm.table("total").mean()).dropna() for arm in read]
+    shares = pd.concat([pd.Series(dtype=float), *shares])
     if shares.empty or shares.max() <= UNDERTRAINED:
         return ""
     return (
         f"undertrained: at {shares.idxmax():,} parameters {shares.max():.0%} of S comes from learning rates below the "
         "best one"
     )
+
+
+def drifts(arm: ArmTables) -> Qualified:
+    """Decades by which eta* at the largest size lies further than half a decade from that at the smallest.
+
+    The control of a claim that eta* stays: the same rule must fail for the arm that is said to need it.
+    """
+    if len(arm.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    best, grain = arm.table("log_best"), arm.grain("log_best")
+    moved = (best.iloc[:, -1] - best.iloc[:, 0]).abs()
+    return Qualified(moved - 0.5, (grain.iloc[:, -1] ** 2 + grain.iloc[:, 0] ** 2) ** 0.5)
+
+
+def exceeds(table: pd.DataFrame | pd.Series, bound: float) -> Qualified:
+    """A control that must lie above a bound."""
+    return Qualified(table - bound)
+
+
+def worst(arm: ArmTables) -> pd.DataFrame:
+    """Of the learning rates above the best one, the largest loss minus the best one + 0.3, at each size."""
+    losses = np.stack([arm.lost_by(lr).where(arm.table("log_best") < math.log10(lr), -LOST) for lr in arm.lrs])
+    best = arm.table("log_best")
+    return pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna())
 
 
 def drift(arm: ArmTables) -> Qualified:
@@ -126,20 +166,11 @@ def drift(arm: ArmTables) -> Qualified:
     return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), grain)
 
 
-def border_over_top(arm: ArmTables, *sizes: int) -> Qualified:
-    """Decades by which the border of stability lies above the window's top: below zero, the top is lost.
-
-    Args:
-        sizes: all where none is given.
-    """
-    columns = list(sizes or arm.sizes)
-    return Qualified(arm.table("border")[columns] - math.log10(arm.top), arm.grain("border")[columns])
-
-
-def coincide(first: ArmTables, second: ArmTables) -> pd.DataFrame:
+def coincide(first: ArmTables, second: ArmTables) -> Qualified:
     """Loss of the second arm minus that of the first, mean over learning rates up to a tenth of the first's eta_div.
 
-    Per size; eta_div is the smallest over seeds, one grid step above the grid where no run is lost.
+    Per size; eta_div, where the loss crosses the best one + 0.3, is the smallest over seeds. The control: at the top
+    learning rate the first arm's loss is higher by more than 0.02, at every size.
     """
     means = {}
     for size, lost in first.table("log_lost").min().items():
@@ -150,4 +181,4 @@ def coincide(first: ArmTables, second: ArmTables) -> pd.DataFrame:
         if not calm:
             raise MissingRunsError("no learning rate as low as eta_div / 10")
         means[size] = mean([second.loss(lr) - first.loss(lr) for lr in calm])[size]
-    return pd.DataFrame(means)
+    return Qualified(pd.DataFrame(means), control=exceeds(first.loss(first.top) - second.loss(second.top), 0.02))

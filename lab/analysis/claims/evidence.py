@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,11 @@ from lab.analysis.text import count
 from lab.records.store import Records
 
 # Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
-CURVE_QUANTITIES = (*PARTS, "coupled", "log_best", "log_lost", "border")
+CURVE_QUANTITIES = (*PARTS, "coupled", "log_best", "log_lost")
 COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
 FEWEST_LRS = 4
+# A run above the best learning rate is lost where its loss lies further above the best one, nats/token.
+LOST = 0.3
 
 Config = Mapping[str, Any]
 Choice = Config | Callable[[Config], bool]
@@ -34,15 +37,10 @@ class MissingRunsError(Exception):
 
 
 class RunSummary(NamedTuple):
-    """A run: its final loss, at most that at initialization, how far that lies above the bigram model's, if it is lost.
-
-    A lost run diverged or was unstable, as ``sensitivity.judge`` decides.
-    """
+    """A run: its final loss, at most that at initialization."""
 
     id: str
     loss: float
-    above_bigram: float
-    lost: bool
 
 
 class CurveSummary(NamedTuple):
@@ -54,8 +52,9 @@ class CurveSummary(NamedTuple):
         learned: some run beat the bigram model.
         values: ``best`` loss; ``total``, ``below``, ``above`` as in ``sensitivity.split``; ``coupled``, the smaller S
             of the two windows that the paper uses for coupled decay (sec. 3.2.2); ``log_best``, log10 of eta* (vertex
-            of a parabola); ``log_lost``, log10 of eta_div, one step above the grid where no run is lost; ``border``,
-            the middle between that and the learning rate below it.  NaN where undefined.
+            of a parabola); ``log_lost``, log10 of eta_div, where the loss first crosses the best one + ``LOST`` above
+            the best learning rate (straight between the two learning rates around it), one step above the grid where
+            it does not.  NaN where undefined.
         grains: of values read off the grid of learning rates, the step of the grid there, in decades.
     """
 
@@ -79,7 +78,7 @@ def curve_summaries(runs: pd.DataFrame) -> list[CurveSummary]:
 
 def _summarize(rows: list[Any]) -> CurveSummary:
     lr, loss = np.array([row.lr for row in rows]), np.array([row.capped for row in rows])
-    runs = {row.lr: RunSummary(row.id, row.capped, row.capped - row.loss_bigram, row.outcome != "") for row in rows}
+    runs = {row.lr: RunSummary(row.id, row.capped) for row in rows}
     alive = any(math.isfinite(row.loss) for row in rows)
     learned = bool(loss.min() < np.fmin(rows[0].loss_at_init, rows[0].loss_bigram))
     values = {"best": float(loss.min()) if alive else math.nan, **dict.fromkeys(CURVE_QUANTITIES, math.nan)}
@@ -88,9 +87,8 @@ def _summarize(rows: list[Any]) -> CurveSummary:
         values |= regret(lr, loss)._asdict()
         values["coupled"] = min(regret(lr, loss, *window).total for window in COUPLED_WINDOWS)
         values["log_best"] = math.log10(vertex(lr, loss))
-        below, first = _stability(lr, [run.lost for run in runs.values()])
-        values |= {"log_lost": first, "border": (below + first) / 2}
-        grains = {"log_lost": first - below, "border": first - below, "log_best": _optimum_grain(lr, loss)}
+        values["log_lost"], step = _crossing(lr, loss)
+        grains = {"log_lost": step, "log_best": _optimum_grain(lr, loss)}
     return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, grains)
 
 
@@ -99,12 +97,17 @@ def _grid_step(lr: np.ndarray) -> float:
     return float(np.diff(np.log10(lr)).min()) if len(lr) > 1 else 0.5
 
 
-def _stability(lr: np.ndarray, lost: list[bool]) -> tuple[float, float]:
-    """Log10 of the smallest lost learning rate and of that below it; the grid goes on by a step at either end."""
-    lrs, step = np.log10(lr), _grid_step(lr)
-    grid = [lrs[0] - step, *lrs, lrs[-1] + step]
-    first = lost.index(True) + 1 if True in lost else len(grid) - 1
-    return float(grid[first - 1]), float(grid[first])
+def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
+    """Log10 of eta_div, and the step of the grid around it."""
+    lrs, best, level = np.log10(lr), int(loss.argmin()), loss.min() + LOST
+    lost = np.flatnonzero(loss[best:] > level)
+    if not len(lost):
+        step = _grid_step(lr)
+        return float(lrs[-1] + step), step
+    after = best + int(lost[0])
+    step = float(lrs[after] - lrs[after - 1])
+    share = (level - loss[after - 1]) / (loss[after] - loss[after - 1])
+    return float(lrs[after - 1] + share * step), step
 
 
 def _optimum_grain(lr: np.ndarray, loss: np.ndarray) -> float:
@@ -115,14 +118,15 @@ def _optimum_grain(lr: np.ndarray, loss: np.ndarray) -> float:
 class Evidence:
     """The runs of a folder, read once for all claims."""
 
-    def __init__(self, name: str, records: Records) -> None:
+    def __init__(self, name: str, records: Records, commands: Iterable[str] = ()) -> None:
+        """Group the runs into curves; ``commands`` are those that filled the folder."""
         self.name, self.records = name, records
+        self.sweeps = _sweeps(commands) or [Path(name).name]
         self.runs = judge(points(records.runs))
         first = self.runs.drop_duplicates("curve")
         keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
         self.curves = {n: _present(curves[key]) for n, key in zip(first["curve"], keys, strict=True)}
         self._probe_values: dict[Any, dict[str, float]] = {}
-        self._arms: dict[Any, ArmTables] = {}
 
     @cached_property
     def summaries(self) -> list[CurveSummary]:
@@ -136,12 +140,6 @@ class Evidence:
             fixed = frozenset((key, value) for key, value in curve.items() if not _below(key, frees))
             groups.setdefault(fixed, {})[number] = curve
         return [ComparisonGroup(self, curves) for curves in groups.values()]
-
-    def arm(self, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> ArmTables:
-        """The arm of these curves, made once."""
-        if (numbers, lrs) not in self._arms:
-            self._arms[numbers, lrs] = ArmTables(self, numbers, lrs)
-        return self._arms[numbers, lrs]
 
     def probe_values(
         self, reduce: Callable[..., pd.Series], probe: str, where: str, **options: float
@@ -185,17 +183,21 @@ class ComparisonGroup:
             raise MissingRunsError("an arm has no curve", arms_exist=False)
         chosen = {number for numbers in arms for number in numbers}
         lrs = sorted({lr for summary in self.evidence.summaries if summary.curve in chosen for lr in summary.runs})
-        return [self.evidence.arm(numbers, tuple(lrs)) for numbers in arms]
+        return [ArmTables(self.evidence, numbers, tuple(lrs)) for numbers in arms]
 
 
 class ArmTables:
     """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms that it is compared with.
 
     Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
+
+    Attributes:
+        quantities: those that were read from it, so that a verdict knows what it rests on.
     """
 
     def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
         self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
+        self.quantities: set[str] = set()
         self.summaries = [summary for summary in evidence.summaries if summary.curve in numbers]
         if len({(summary.size, summary.seed) for summary in self.summaries}) < len(self.summaries):
             raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
@@ -221,6 +223,7 @@ class ArmTables:
         """
         if quantity in CURVE_QUANTITIES and len(self.lrs) < FEWEST_LRS:
             raise MissingRunsError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
+        self.quantities.add(quantity)
         return self._tabulate(lambda summary: summary.values[quantity])
 
     def grain(self, quantity: str) -> pd.DataFrame:
@@ -231,13 +234,17 @@ class ArmTables:
         """Final held-out loss at a learning rate, at most that at initialization."""
         return self._tabulate(lambda summary: summary.runs[lr].loss)
 
-    def above_bigram(self, lr: float) -> pd.DataFrame:
-        """By how much the final loss exceeds that of the bigram model: above zero is lost."""
-        return self._tabulate(lambda summary: summary.runs[lr].above_bigram)
+    def lost_by(self, lr: float) -> pd.DataFrame:
+        """By how much the final loss exceeds the curve's best one + ``LOST``: above zero is lost.
+
+        NaN where no learning rate of the curve beat the bigram model.
+        """
+        level = {True: LOST, False: math.nan}
+        return self._tabulate(lambda one: one.runs[lr].loss - one.values["best"] - level[one.learned])
 
     def lost(self, lr: float) -> pd.DataFrame:
-        """1 where the run is lost, else 0."""
-        return self._tabulate(lambda summary: summary.runs[lr].lost)
+        """1 where the learning rate lies above eta_div, else 0, NaN where no learning rate beat the bigram model."""
+        return (math.log10(lr) > (first := self.table("log_lost"))).where(first.notna()).astype(float)
 
     def probe(
         self, lr: float, probe: str, where: str, reduce: Callable[..., pd.Series], **options: float
@@ -273,19 +280,34 @@ class ArmTables:
         return pd.DataFrame(table, self.seeds, self.sizes)
 
 
+def sizes_of(arms: list[ArmTables]) -> list[int]:
+    """Numbers of parameters in rising order."""
+    return sorted({size for arm in arms for size in arm.sizes})
+
+
+def steps_of(arms: list[ArmTables]) -> list[int]:
+    """Numbers of training steps in rising order."""
+    runs = arms[0].evidence.records.runs
+    return sorted(map(int, runs.loc[runs["id"].isin(set().union(*(arm.ids for arm in arms))), "steps"].unique()))
+
+
 def extent(arms: list[ArmTables]) -> str:
     """Sizes, learning rates and steps that were tried, for the reader of a claim that is not reproduced."""
-    sizes = sorted({size for arm in arms for size in arm.sizes})
     lrs = sorted({lr for arm in arms for lr in arm.lrs})
-    runs = arms[0].evidence.records.runs
-    lengths = sorted(runs.loc[runs["id"].isin(set().union(*(arm.ids for arm in arms))), "steps"].unique())
-    steps = " or ".join(map("{:g}".format, lengths))
-    return f"{_span(map(count, sizes))} parameters, learning rates {_span(map('{:g}'.format, lrs))}, {steps} steps"
+    steps = " or ".join(map("{:g}".format, steps_of(arms)))
+    sizes = _span(map(count, sizes_of(arms)))
+    return f"{sizes} parameters, learning rates {_span(map('{:g}'.format, lrs))}, {steps} steps"
 
 
 def _span(words: Iterable[str]) -> str:
     spelled = list(words)
     return " to ".join(dict.fromkeys([spelled[0], spelled[-1]]))
+
+
+def _sweeps(commands: Iterable[str]) -> list[str]:
+    """Names of the sweeps that ``lab sweep NAME ...`` and ``lab sweep FILE.yaml ...`` train."""
+    words = [command.split() for command in commands]
+    return [Path(line[2]).stem for line in words if line[:2] == ["lab", "sweep"] and len(line) > 2]
 
 
 def _present(curve: Curve) -> dict[str, Hashable]:

@@ -10,9 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, at_each_size, log10, mean, parts, slope
+from lab.analysis.claims.effects import Effects, Qualified, at_each_size, exceeds, log10, mean, parts, slope
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import ON, QK, claim
+from lab.analysis.claims.judging import ON, QK, WIDTH, claim
+from lab.analysis.curves import LR
 from lab.analysis.probe_values import late
 
 EPS = "optimizer.eps"
@@ -65,7 +66,8 @@ def _shrinking(figure: str, name: str, subject: str, tensor: str, shown_in: str)
 
         effects.__name__ = f"gradients_of_{name}_{rule}"
         sentence = f"late in training the gradient RMS of {subject} {predicate}"
-        trend(figure, sentence, unit=unit, shown_in=shown_in)(effects)
+        cause = [LR] if rule == "fall_with_lr" else [WIDTH]
+        trend(figure, sentence, cause=cause, unit=unit, shown_in=shown_in)(effects)
 
 
 _shrinking("11", "mlp", "the first MLP layer", MLP, "gradient_with_size")
@@ -74,16 +76,21 @@ _shrinking("11", "mlp", "the first MLP layer", MLP, "gradient_with_size")
 @trend(
     "11",
     "late in training the gradient RMS of the first MLP layer comes within tenfold of Adam's epsilon",
+    cause=[LR, WIDTH],
     side=(-math.inf, 1),
     unit="decades",
     shown_in="gradient_with_size",
 )
 def gradients_reach_epsilon(arm: ArmTables) -> Effects:
-    """Log10 of the late gradient RMS of the first MLP layer over epsilon, at the largest size and LR."""
+    """Log10 of the late gradient RMS of the first MLP layer over epsilon, at the largest size and LR.
+
+    The control: at the smallest size and LR it is over tenfold.
+    """
     eps = float(arm.setting(EPS))
     if eps <= 0:
         raise MissingRunsError("epsilon is zero", arms_exist=False)
-    return late_log(arm, "grad_rms", MLP)[arm.top].iloc[:, -1] - math.log10(eps)
+    over_eps = {lr: table - math.log10(eps) for lr, table in late_log(arm, "grad_rms", MLP).items()}
+    return Qualified(over_eps[arm.top].iloc[:, -1], control=exceeds(over_eps[arm.lrs[0]].iloc[:, 0], 1))
 
 
 _shrinking("E.12", "key", "the first key projection", KEY, "key_gradient_with_size")
@@ -101,6 +108,7 @@ def _blocks(arm: ArmTables) -> list[str]:
 @block_output(
     "C.1",
     "the RMS of the last block's output rises with LR, by more than its power 0.3",
+    cause=[LR],
     side=(0.3, math.inf),
     unit="decades per decade",
 )
@@ -112,15 +120,17 @@ def block_output_rises_with_lr(arm: ArmTables) -> Effects:
 @block_output(
     "C.1",
     "the RMS of the last block's output is flat over size, by less than its power 0.1",
+    cause=[LR],
     side=(-0.1, 0.1),
     unit="decades per decade",
 )
 def block_output_is_flat_over_size(arm: ArmTables) -> Effects:
-    """Slope of the late log10 RMS over log10 size, mean over learning rates."""
-    return _over_size(late_log(arm, "block_rms", _blocks(arm)[-1]))
+    """Slope of the late log10 RMS over log10 size, mean over learning rates; the control: over LR it is above 0.1."""
+    heights = late_log(arm, "block_rms", _blocks(arm)[-1])
+    return Qualified(_over_size(heights), control=exceeds(_over_lr(heights), 0.1))
 
 
-@block_output("C.1", "the RMS of a block's output grows from block to block", unit="decades")
+@block_output("C.1", "the RMS of a block's output grows from block to block", cause=["where"], unit="decades")
 def block_output_grows_with_depth(arm: ArmTables) -> Effects:
     """Log10 of the late RMS over that of the block before, mean over learning rates, at each size."""
     heights = [mean([*late_log(arm, "block_rms", block).values()]) for block in _blocks(arm)]
@@ -139,6 +149,7 @@ def updates_are_smallest_at_the_corner(arm: ArmTables) -> Effects:
 @update(
     "E.13",
     "at the largest size and LR the unscaled update is less than half of that at the smallest",
+    cause=[LR, WIDTH],
     side=(-math.inf, 0.5),
     unit="ratio",
 )
@@ -179,8 +190,8 @@ def larger_epsilon_raises_the_loss(large: ArmTables, usual: ArmTables) -> Effect
 
 @epsilon("E.15", "at the top LR training is lost with epsilon 1e-6 and not with 1e-8", arms=[LARGE, USUAL])
 def larger_epsilon_loses_training(large: ArmTables, usual: ArmTables) -> Effects:
-    """Loss minus that of the bigram model at 1e-6, the reverse at 1e-8, largest size."""
-    above, below = (arm.above_bigram(arm.top).iloc[:, -1] for arm in (large, usual))
+    """Loss minus the best one + 0.3 at 1e-6, the reverse at 1e-8, largest size."""
+    above, below = (arm.lost_by(arm.top).iloc[:, -1] for arm in (large, usual))
     return parts(large=above, usual=-below)
 
 
@@ -211,15 +222,26 @@ def updates_shrink_below_epsilon(smallest: ArmTables, *others: ArmTables) -> Eff
     return 10 ** largest.replace(-math.inf, math.nan)
 
 
+def _tiny_and_largest(group: ComparisonGroup) -> list[ArmTables]:
+    return group.arms(TINY, {EPS: max(group.values(EPS))})
+
+
 @epsilon_update(
     "13",
     "with epsilon 1e-15 the update stays the same over learning rates, within a factor of two",
-    arms=[TINY],
+    arms=_tiny_and_largest,
     side=(-math.inf, math.log10(2)),
     unit="decades",
 )
-def updates_are_level_without_epsilon(tiny: ArmTables) -> Effects:
-    """Log10 of the largest over the smallest late update RMS (unscaled) of the first MLP layer, at each size."""
-    updates = [*late_log(tiny, "update_rms", MLP).values()]
+def updates_are_level_without_epsilon(tiny: ArmTables, largest: ArmTables) -> Effects:
+    """Log10 of the largest over the smallest late update RMS (unscaled) of the first MLP layer, at each size.
+
+    The control: with the largest epsilon it is more than a factor of two.
+    """
+    return Qualified(_span_over_lr(tiny), control=exceeds(_span_over_lr(largest), math.log10(2)))
+
+
+def _span_over_lr(arm: ArmTables) -> pd.DataFrame:
+    updates = [*late_log(arm, "update_rms", MLP).values()]
     span = np.ptp(np.stack([table.to_numpy() for table in updates]), axis=0)
     return pd.DataFrame(span, updates[0].index, updates[0].columns)

@@ -7,8 +7,18 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from lab.analysis.claims.effects import Effects, Qualified
-from lab.analysis.claims.evidence import ArmTables, Choice, ComparisonGroup, Config, Evidence, MissingRunsError, extent
+from lab.analysis.claims.effects import Effects, Qualified, undertrained
+from lab.analysis.claims.evidence import (
+    ArmTables,
+    Choice,
+    ComparisonGroup,
+    Config,
+    Evidence,
+    MissingRunsError,
+    extent,
+    sizes_of,
+    steps_of,
+)
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.core.registry import Registry
 
@@ -44,6 +54,8 @@ class Claim(NamedTuple):
         sweep: the sweep that trains its runs.
         shown_in: the figure of a report that shows it.
         order: its position among all claims as they are filed.
+        cause: what the sentence says has an effect: config keys, ``step`` or ``where`` of a probe. Of records alike
+            in all but these, no claim is reproduced.
     """
 
     figure: str
@@ -57,6 +69,7 @@ class Claim(NamedTuple):
     sweep: str
     shown_in: str
     order: int
+    cause: tuple[str, ...]
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
@@ -69,6 +82,7 @@ def claim(
     *,
     arms: Sequence[Choice] | ChooseArms = ({},),
     frees: Sequence[str] = (),
+    cause: Sequence[str] = (),
     holds: Config | None = None,
     side: tuple[float, float] = ABOVE_ZERO,
     unit: str = "nats/token",
@@ -81,6 +95,7 @@ def claim(
         arms: a config or a condition for each arm, or a function that picks the arms where they depend on which values
             of a key there are; one arm of everything unless given.
         frees: keys in which the runs compared may differ, and those below them; width is always free.
+        cause: as in ``Claim``; what is freed unless given, else width.
 
     The other arguments are the attributes of ``Claim``.
     """
@@ -88,8 +103,11 @@ def claim(
     def file(effects: EffectsOfArms) -> EffectsOfArms:
         free = (WIDTH, *frees)
         config = {key: value for key, value in PLAIN.items() if key not in free} | dict(holds or {})
+        causes = tuple(cause or frees or (WIDTH,))
         choose = arms if callable(arms) else lambda group: group.arms(*arms)
-        entry = Claim(figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, next(_orders))
+        entry = Claim(
+            figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, next(_orders), causes
+        )
         CLAIMS.register(effects.__name__)(entry)
         return effects
 
@@ -115,7 +133,14 @@ def decide(intervals: Sequence[Interval], side: tuple[float, float]) -> tuple[st
 
 
 class Verdict(NamedTuple):
-    """The verdict on a claim; ``effect``, ``low`` and ``high`` are of its weakest part, NaN where there is none."""
+    """The verdict on a claim.
+
+    Attributes:
+        effect: of its weakest part, as are ``low`` and ``high``; NaN where there is none.
+        sweep: the one that was judged, or that would train its runs.
+        parameters: of the models judged, rising.
+        steps: numbers of training steps of the runs judged, rising.
+    """
 
     verdict: str
     effect: float
@@ -124,10 +149,16 @@ class Verdict(NamedTuple):
     seeds: int
     reason: str
     folder: str
+    sweep: str
+    parameters: Sequence[int] = ()
+    steps: Sequence[int] = ()
 
 
 def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
-    """Judge a claim on the group of curves, of all folders, with the most runs; the earlier folder among equals."""
+    """Judge a claim on a group of curves from its own sweep, or from another folder where that has none.
+
+    Of several groups the one with the most runs counts; of equals the one in the earlier folder.
+    """
     candidates: list[tuple[list[ArmTables], Effects]] = []
     missing: list[MissingRunsError] = []
     for group in (group for folder in folders for group in folder.groups(claim.frees) if group.holds(claim.holds)):
@@ -137,15 +168,16 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
         except MissingRunsError as error:
             missing.append(error)
     if candidates:
-        arms, effects = max(candidates, key=lambda candidate: len(_ids(candidate[0])))
+        arms, effects = max(candidates, key=lambda candidate: _weight(claim, candidate[0]))
         return _verdict(claim, arms, effects if isinstance(effects, Qualified) else Qualified(effects))
     gap = next((str(error) for error in missing if error.arms_exist), "no folder has its arms")
     reason = f"{gap}; lab sweep {claim.sweep} trains what it takes"
-    return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "")
+    return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
 
 
-def _ids(arms: Sequence[ArmTables]) -> set[str]:
-    return set().union(*(arm.ids for arm in arms))
+def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
+    """Whether the arms come from the claim's own sweep, then how many runs they have."""
+    return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
 
 
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict:
@@ -153,12 +185,23 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
     reason = ""
     if interval.n < FEWEST_SEEDS:
         reason = "; ".join([f"{interval.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
-    elif effects.caution:
-        verdict, reason = "inconclusive", effects.caution
+    elif caution := undertrained(arms):
+        verdict, reason = "inconclusive", caution
+    elif verdict == "reproduced" and (weak := [one for one in effects.control_intervals() if not one.low > 0]):
+        verdict, reason = "inconclusive", _vacuous(claim, min(weak, key=lambda one: one.low), arms)
     elif verdict != "reproduced":
         relation = "lies wholly on the other side of" if verdict == "contradicted" else "reaches beyond"
         reason = f"the interval {relation} what is claimed, {_range(claim)}; tried: {extent(arms)}"
-    return Verdict(verdict, *interval[:4], reason, arms[0].evidence.name)
+    folder = arms[0].evidence
+    sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
+    return Verdict(verdict, *interval[:4], reason, folder.name, sweep, sizes_of(arms), steps_of(arms))
+
+
+def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
+    return (
+        f"the control shows no effect of {' and '.join(claim.cause)}: {control.mean:.3g} "
+        f"[{control.low:.3g}, {control.high:.3g}], which must lie above 0; tried: {extent(arms)}"
+    )
 
 
 def _range(claim: Claim) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, border_over_top, coincide, log10
+from lab.analysis.claims.effects import Effects, Qualified, coincide, exceeds, log10
 from lab.analysis.claims.evidence import ArmTables, Config
 from lab.analysis.claims.judging import DECAY, ON, QK, TENFOLD, Z_LOSS, claim
 from lab.analysis.probe_values import late, near
@@ -25,12 +25,10 @@ def z_loss_lowers_sensitivity(off: ArmTables, on: ArmTables) -> Effects:
     return off.table("total") - on.table("total")
 
 
-@output(
-    "3", "with neither weight decay nor z-loss the top LR is lost, at every size", arms=[PLAIN_LOSS], unit="decades"
-)
-def top_is_lost_with_neither(off: ArmTables) -> Effects:
-    """Decades by which the border of stability lies below the top of the window, at each size."""
-    return -border_over_top(off)
+@output("3", "with neither weight decay nor z-loss the top LR is lost, at every size", arms=[PLAIN_LOSS, WITH_Z])
+def top_is_lost_with_neither(off: ArmTables, on: ArmTables) -> Effects:
+    """Loss at the top learning rate minus the best one + 0.3, at each size; the control: with z-loss it is below."""
+    return Qualified(off.lost_by(off.top), control=-Qualified(on.lost_by(on.top)))
 
 
 def _decays(curve: Config) -> bool:
@@ -40,13 +38,18 @@ def _decays(curve: Config) -> bool:
 @output(
     "3",
     "at the largest size decay alone does what decay and z-loss do: S within 30 %",
-    arms=[lambda curve: Z_LOSS not in curve and _decays(curve), lambda curve: Z_LOSS in curve and _decays(curve)],
+    arms=[
+        lambda curve: Z_LOSS not in curve and _decays(curve),
+        lambda curve: Z_LOSS in curve and _decays(curve),
+        PLAIN_LOSS,
+    ],
     side=(0.7, 1.3),
     unit="ratio",
 )
-def decay_alone_suffices(alone: ArmTables, both: ArmTables) -> Effects:
-    """S with decay alone over S with both, at the largest size."""
-    return (alone.table("total") / both.table("total")).iloc[:, -1]
+def decay_alone_suffices(alone: ArmTables, both: ArmTables, neither: ArmTables) -> Effects:
+    """S with decay alone over S with both, at the largest size; the control: with neither it is above 1.3."""
+    ratio, control = ((arm.table("total") / both.table("total")).iloc[:, -1] for arm in (alone, neither))
+    return Qualified(ratio, control=exceeds(control, 1.3))
 
 
 @output(
@@ -56,7 +59,7 @@ def decay_alone_suffices(alone: ArmTables, both: ArmTables) -> Effects:
     side=(-0.02, 0.02),
 )
 def z_loss_curves_coincide(off: ArmTables, on: ArmTables) -> Effects:
-    """Difference of losses, mean over those learning rates, at each size; eta_div of the arm without."""
+    """Difference of losses, mean over those learning rates, at each size; control as in ``coincide``."""
     return coincide(off, on)
 
 
@@ -71,6 +74,7 @@ def _log_z(arm: ArmTables) -> tuple[pd.Series, pd.Series]:
     "4",
     "at LR 0.1, without z-loss and decay, log^2 Z grows over tenfold in the second half of the run",
     arms=[PLAIN_LOSS],
+    cause=["step"],
     side=TENFOLD,
 )
 def output_logits_drift_late(off: ArmTables) -> Effects:
@@ -91,8 +95,11 @@ def z_loss_stops_the_drift(off: ArmTables, on: ArmTables) -> Effects:
 
 
 @log_z(
-    "4", "at LR 0.1, without decay, the final log^2 Z stays below 100 with z-loss", arms=[WITH_Z], side=(-math.inf, 2)
+    "4",
+    "at LR 0.1, without decay, the final log^2 Z stays below 100 with z-loss",
+    arms=[PLAIN_LOSS, WITH_Z],
+    side=(-math.inf, 2),
 )
-def z_loss_keeps_log_z_small(on: ArmTables) -> Effects:
-    """Log10 of it, smallest size."""
-    return _log_z(on)[1]
+def z_loss_keeps_log_z_small(off: ArmTables, on: ArmTables) -> Effects:
+    """Log10 of it, smallest size; the control: without z-loss it is above 100."""
+    return Qualified(_log_z(on)[1], control=exceeds(_log_z(off)[1], 2))

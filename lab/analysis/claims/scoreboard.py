@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -17,6 +17,7 @@ from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 
+SOURCE = "Wortsman 2023"
 # What the claims of a module are about.
 SUBJECTS = {
     "attention": "attention logits and qk-layernorm",
@@ -63,7 +64,7 @@ def read(folders: Sequence[Path]) -> list[Evidence]:
             raise RequestError(f"no results folder {folder}")
     inside = [path for folder in folders for path in (folder, *sorted(folder.iterdir())) if path.is_dir()]
     records = {folder: store.find(folder) for folder in dict.fromkeys(inside)}
-    return [Evidence(str(folder), table) for folder, table in records.items() if table]
+    return [Evidence(str(folder), table, store.commands(folder)) for folder, table in records.items() if table]
 
 
 def judge_all(folders: Sequence[Evidence], figures: Collection[str] = FIGURES_OF_THE_PAPER) -> list[ScoreboardRow]:
@@ -138,21 +139,33 @@ def tally(rows: Sequence[ScoreboardRow]) -> str:
 
 
 def as_json(rows: Sequence[ScoreboardRow]) -> str:
-    """A list of objects with ``claim, figure, verdict, effect, low, high, seeds, reason``; null where unknown."""
+    """A list of objects, null where unknown.
+
+    Their keys: ``source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason``;
+    ``parameters`` and ``steps`` are ``[smallest, largest]`` of what was judged.
+    """
     return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def _plain(row: ScoreboardRow) -> dict[str, str | float | int | None]:
+def _plain(row: ScoreboardRow) -> dict[str, Any]:
     verdict = row.verdict
     numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high")}
     return {
-        "claim": row.claim.sentence,
+        "source": SOURCE,
         "figure": row.claim.figure,
+        "claim": row.claim.sentence,
         "verdict": verdict.verdict,
         **{name: None if math.isnan(value) else value for name, value in numbers.items()},
         "seeds": verdict.seeds,
+        "sweep": verdict.sweep,
+        "parameters": _ends(verdict.parameters),
+        "steps": _ends(verdict.steps),
         "reason": verdict.reason,
     }
+
+
+def _ends(rising: Sequence[int]) -> list[int] | None:
+    return [rising[0], rising[-1]] if rising else None
 
 
 def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:

@@ -10,13 +10,12 @@ import pandas as pd
 from lab.analysis.claims.effects import (
     Effects,
     Qualified,
-    border_over_top,
     drift,
+    drifts,
     extrapolated,
     log10,
     slope,
     slope_over_size,
-    undertrained,
 )
 from lab.analysis.claims.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.judging import DEPTH, HALF_DECADE, ON, QK, WIDTH, ChooseArms, claim
@@ -29,30 +28,40 @@ NO_BETTER = (-0.01, math.inf)
 
 mup = partial(claim, frees=[NAME, BASE], holds={QK: ON}, sweep="mup")
 mup_transfer = partial(mup, shown_in="best_loss_with_size")
-mup_without = partial(claim, arms=[SIMPLE], frees=[NAME, BASE], holds={QK: None}, sweep="mup")
 
 
 @mup_transfer(
     "8",
     "with muP (simple) the best learning rate stays within half a decade over sizes",
-    arms=[SIMPLE],
+    arms=[SIMPLE, STANDARD],
     side=HALF_DECADE,
     unit="decades",
 )
-def mup_holds_the_optimum(simple: ArmTables) -> Effects:
-    """Log10 of eta* (vertex of a parabola) minus that of the smallest size, at each larger one."""
-    return drift(simple)
+def mup_holds_the_optimum(simple: ArmTables, standard: ArmTables) -> Effects:
+    """Log10 of eta* (vertex of a parabola) minus that of the smallest size, at each larger one.
+
+    The control: of the standard parametrization it moves by more than half a decade.
+    """
+    return drift(simple)._replace(control=drifts(standard))
 
 
 @mup_transfer(
     "8",
     "with the standard parametrization the best learning rate falls with size",
     arms=[STANDARD],
+    cause=[WIDTH],
     unit="decades per decade",
 )
 def standard_optimum_falls(standard: ArmTables) -> Effects:
     """Minus the slope of log10 eta* (vertex of a parabola) over log10 size."""
     return -slope_over_size(standard, "log_best")
+
+
+def _moves_the_optimum(simple: ArmTables, standard: ArmTables) -> Qualified:
+    """Decades by which muP has the higher eta* at the largest size: where it has not, muP did nothing."""
+    table = simple.table("log_best") - standard.table("log_best")
+    grain = (simple.grain("log_best") ** 2 + standard.grain("log_best") ** 2) ** 0.5
+    return Qualified(table.iloc[:, -1], grain.iloc[:, -1])
 
 
 @mup_transfer(
@@ -62,8 +71,8 @@ def standard_optimum_falls(standard: ArmTables) -> Effects:
     side=NO_BETTER,
 )
 def mup_does_not_lower_the_loss(simple: ArmTables, standard: ArmTables) -> Effects:
-    """Best loss over the learning rates, muP minus standard, at each size."""
-    return simple.table("best") - standard.table("best")
+    """Best loss over the learning rates, muP minus standard, at each size; the control: muP has the higher eta*."""
+    return Qualified(simple.table("best") - standard.table("best"), control=_moves_the_optimum(simple, standard))
 
 
 @mup_transfer(
@@ -74,44 +83,62 @@ def mup_does_not_lower_the_loss(simple: ArmTables, standard: ArmTables) -> Effec
     unit="ratio",
 )
 def mup_does_not_lower_sensitivity(simple: ArmTables, standard: ArmTables) -> Effects:
-    """S with muP over S with the standard parametrization, at each size."""
-    return simple.table("total") / standard.table("total")
+    """S with muP over S with the standard parametrization, at each size; the control: muP has the higher eta*."""
+    return Qualified(simple.table("total") / standard.table("total"), control=_moves_the_optimum(simple, standard))
 
 
-@mup_without(
+@claim(
     "E.4",
     "without qk-layernorm muP (simple) still keeps the best learning rate within half a decade",
+    arms=[SIMPLE, STANDARD],
+    frees=[NAME, BASE],
+    holds={QK: None},
     side=HALF_DECADE,
     unit="decades",
+    sweep="mup",
 )
-def mup_holds_the_optimum_without_qk_layernorm(simple: ArmTables) -> Effects:
+def mup_holds_the_optimum_without_qk_layernorm(simple: ArmTables, standard: ArmTables) -> Effects:
     """As with qk-layernorm."""
-    return drift(simple)
+    return drift(simple)._replace(control=drifts(standard))
 
 
-@mup_without("E.4", "without qk-layernorm muP (simple) still loses the top LR, at every size", unit="decades")
-def mup_needs_qk_layernorm(simple: ArmTables) -> Effects:
-    """Decades by which the border of stability lies below the top of the window."""
-    return -border_over_top(simple)
+@claim(
+    "E.4",
+    "without qk-layernorm muP (simple) still loses the top LR, at every size",
+    arms=[{QK: None}, {QK: ON}],
+    frees=[QK],
+    holds=SIMPLE,
+    sweep="mup",
+)
+def mup_needs_qk_layernorm(without: ArmTables, with_it: ArmTables) -> Effects:
+    """Loss at the top learning rate minus the best one + 0.3, at each size; the control: with it, it is below."""
+    return Qualified(without.lost_by(without.top), control=-Qualified(with_it.lost_by(with_it.top)))
 
 
-@mup("E.5", "with full muP and qk-layernorm LR 1 trains, at every size", arms=[FULL])
-def full_mup_trains_at_one(full: ArmTables) -> Effects:
-    """Loss of the bigram model minus the final one at learning rate 1."""
+@mup("E.5", "with full muP and qk-layernorm LR 1 trains, at every size", arms=[FULL, STANDARD])
+def full_mup_trains_at_one(full: ArmTables, standard: ArmTables) -> Effects:
+    """The best loss + 0.3 minus the loss at learning rate 1, at each size.
+
+    The control: with the standard parametrization LR 1 is lost, at every size.
+    """
     if 1.0 not in full.lrs:
         raise MissingRunsError("no runs at learning rate 1")
-    return -full.above_bigram(1.0)
+    return Qualified(-full.lost_by(1.0), control=Qualified(standard.lost_by(1.0)))
 
 
 @mup(
     "E.5",
-    "at the largest size full muP reaches no loss lower by 0.01 than simple muP",
-    arms=[FULL, SIMPLE],
-    side=NO_BETTER,
+    "at the largest size the best losses of full and simple muP are within 0.01",
+    arms=[FULL, SIMPLE, STANDARD],
+    side=(-0.01, 0.01),
 )
-def full_mup_is_no_better(full: ArmTables, simple: ArmTables) -> Effects:
-    """Best loss over the learning rates, full minus simple, at the largest size."""
-    return (full.table("best") - simple.table("best")).iloc[:, -1]
+def full_mup_is_no_better(full: ArmTables, simple: ArmTables, standard: ArmTables) -> Effects:
+    """Best loss over the learning rates, full minus simple, at the largest size.
+
+    The control: simple muP has a higher eta* than the standard parametrization.
+    """
+    difference = (full.table("best") - simple.table("best")).iloc[:, -1]
+    return Qualified(difference, control=_moves_the_optimum(simple, standard))
 
 
 scale = partial(claim, arms=[STANDARD, INVERSE], frees=[NAME], sweep="attention_scale")
@@ -139,13 +166,14 @@ def inverse_scale_hurts_the_largest(root: ArmTables, inverse: ArmTables) -> Effe
 @scale(
     "E.6",
     "attention scaled by 1/head width still loses the top LR without qk-layernorm",
-    arms=[INVERSE],
-    holds={QK: None},
-    unit="decades",
+    arms=[{QK: None}, {QK: ON}],
+    frees=[QK],
+    holds=INVERSE,
 )
-def inverse_scale_needs_qk_layernorm(inverse: ArmTables) -> Effects:
-    """Decades by which the border of stability lies below the top of the window, at the largest size."""
-    return -border_over_top(inverse, inverse.sizes[-1])
+def inverse_scale_needs_qk_layernorm(without: ArmTables, with_it: ArmTables) -> Effects:
+    """Loss at the top learning rate minus the best one + 0.3, largest size; the control: with it, it is below."""
+    lost, kept = (arm.lost_by(arm.top).iloc[:, -1] for arm in (without, with_it))
+    return Qualified(lost, control=-Qualified(kept))
 
 
 COMPARABLE_SIZES = 1.3  # largest ratio between models that grew in different ways
@@ -184,7 +212,7 @@ DEPTH_AND_WIDTH, ALL_WAYS = _grown("depth", "width"), _grown("depth", "width", "
 )
 def depth_raises_sensitivity_faster(deep: ArmTables, wide: ArmTables) -> Effects:
     """Slope of S over log10 size, depth minus width."""
-    return Qualified(slope(deep.table("total")) - slope(wide.table("total")), caution=undertrained(deep, wide))
+    return slope(deep.table("total")) - slope(wide.table("total"))
 
 
 @shape(
@@ -215,7 +243,7 @@ def _best_of_largest(arm: ArmTables) -> pd.Series:
     unit="decades per decade",
 )
 def eta_div_falls_with_width(wide: ArmTables) -> Effects:
-    """Minus the slope of log10 eta_div over log10 size; one grid step above the grid where no run is lost."""
+    """Minus the slope over log10 size of log10 eta_div, where the loss crosses the best one + 0.3."""
     return -slope_over_size(wide, "log_lost")
 
 
