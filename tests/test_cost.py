@@ -49,9 +49,9 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         now[0] += 0.5
         return {("train_loss", ""): torch.zeros(fleet.runs)}
 
-    def evaluate(fleet: Fleet, *, whole: bool, places: Sequence[int] | None = None) -> torch.Tensor:
+    def evaluate(fleet: Fleet, *, whole: bool, indices: Sequence[int] | None = None) -> torch.Tensor:
         tokens = fleet.held_out_nt[:, 1:].numel() if whole else VALIDATION_TOKENS
-        runs = fleet.runs if places is None else len(places)
+        runs = fleet.runs if indices is None else len(indices)
         now[0] += 1e-4 * tokens * runs
         return torch.zeros(runs)
 
