@@ -169,6 +169,7 @@ def shown(browser: str, page: Path, profile: Path) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("summary")
 def test_a_browser_runs_nothing_of_it(browser: str, folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "report.html", tmp_path / "page.html")
