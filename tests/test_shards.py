@@ -64,7 +64,7 @@ def test_the_last_shard_gathers_and_the_others_say_what_is_missing(
     monkeypatch.chdir(tmp_path)
 
     def last_line(shard: str) -> str:
-        words = ["train", "-m", *ONE, "hydra/launcher=basic", "seed=0,1,2,3,4", shard]
+        words = ["train", "-m", *ONE, "seed=0,1,2,3,4", shard]
         monkeypatch.setattr(sys, "argv", ["lab", *words])
         assert main(words) == 0
         return capsys.readouterr().out.strip().splitlines()[-1]
