@@ -147,19 +147,24 @@ def _read(file: Path) -> bytes:
 Read = Callable[[Path, str], Iterator[str]]
 
 
-@DATA.register("jsonl")
 @dataclass(frozen=True)
-class JsonLines:
-    """JSON lines of your own, a document each: ``path`` is a FILE, a DIR or a GLOB; ``field`` holds the text.
-
-    A DIR gives every ``*.jsonl`` below it.  Held out are the 20th, 40th, ... document in the order of paths and lines.
-    """
+class _Documents:
+    """Keys of a source that reads documents from files: which files, where the text is, how it becomes tokens."""
 
     path: str | None = None
     field: str = "text"
     tokenizer: str = schema.one_of("bytes", "bpe", default="bytes")
     vocabulary: int = schema.bounded(BYTES, above=0)
     seed: PerRunSeed = schema.seed(0)
+
+
+@DATA.register("jsonl")
+@dataclass(frozen=True)
+class JsonLines(_Documents):
+    """JSON lines of your own, a document each: ``path`` is a FILE, a DIR or a GLOB; ``field`` holds the text.
+
+    A DIR gives every ``*.jsonl`` below it.  Held out are the 20th, 40th, ... document in the order of paths and lines.
+    """
 
     def open(self) -> Corpus:
         """Read the files, once for all processes.
@@ -172,17 +177,11 @@ class JsonLines:
 
 @DATA.register("parquet")
 @dataclass(frozen=True)
-class Parquet:
+class Parquet(_Documents):
     """Parquet files of your own, a document per row: ``path`` is a FILE, a DIR or a GLOB; column ``field`` is the text.
 
     A DIR gives every ``*.parquet`` below it.  Held out are the 20th, 40th, ... document in the order of paths and rows.
     """
-
-    path: str | None = None
-    field: str = "text"
-    tokenizer: str = schema.one_of("bytes", "bpe", default="bytes")
-    vocabulary: int = schema.bounded(BYTES, above=0)
-    seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Read the files, once for all processes.
