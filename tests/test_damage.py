@@ -121,11 +121,11 @@ def test_metrics_that_one_gathered_and_runs_that_another_did_lose_nothing(folder
 
 
 def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
-    name = plans.freeze(folder, {"fleets": [[{"id": "a", "tree": {"lr": 1e-3}}]]})
-    whole, refused = plans.thaw(folder, name), 0
-    for _ in damages(folder / "plans" / f"{name}.json", 200):
+    name = plans.freeze(folder, [[{"id": "a", "tree": {"lr": 1e-3}}]])
+    whole, refused = plans.thaw(folder, name, 0), 0
+    for _ in damages(folder / "plans" / f"{name}.jsonl", 200):
         try:
-            assert plans.thaw(folder, name) == whole
+            assert plans.thaw(folder, name, 0) == whole
         except RequestError:
             refused += 1
     assert refused > 200

@@ -90,7 +90,7 @@ def trained(folder: str, tracker: str = "none", *more: str) -> store.Records:
     """The records of the two runs, trained as one fleet."""
     trees = [tree(*SHARED, *more, f"tracker.name={tracker}", f"optimizer.lr={lr}") for lr in (1e-3, 1e30)]
     fleet = [{"id": point.id, "tree": point.tree} for point in points(trees)]
-    job.train_fleet(Path(folder), plans.freeze(Path(folder), {"fleets": [fleet]}), 0)
+    job.train_fleet(Path(folder), plans.freeze(Path(folder), [fleet]), 0)
     return store.read(Path(folder))
 
 

@@ -27,7 +27,11 @@ def printable(text: str) -> str:
 
 def digest(value: Any) -> str:
     """Sixteen hexadecimal digits of a JSON value's SHA-256; the order of keys does not matter."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return text_digest(json.dumps(value, sort_keys=True, separators=(",", ":")))
+
+
+def text_digest(text: str) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

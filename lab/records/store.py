@@ -4,7 +4,7 @@ A results folder holds::
 
     store.json                     the record version this folder is written in, and the engine of its steps
     commands.json                  every command that added to this folder
-    plans/<digest>.json            the frozen list of points and fleets of one request, written before anything runs
+    plans/<digest>.jsonl           the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
     runs/<id>/metrics.parquet      the values of the probes

@@ -126,7 +126,7 @@ def train_fleet(folder: Path, plan: str, index: int) -> bool:
 
 def _train_fleet(folder: Path, plan: str, index: int, told_to_stop: Callable[[], bool]) -> bool:
     machine.configure_torch()
-    points = plans.thaw(folder, plan)["fleets"][index]
+    points = plans.thaw(folder, plan, index)
     configs = {point["id"]: run_config(point["tree"]) for point in points}
     config = next(iter(configs.values()))
     progress = ProgressWriter(folder, plan, index, config.steps, len(configs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
 
 def run_sweep(
-    trees: Sequence[Mapping[str, Any]],
+    trees: Iterable[Mapping[str, Any]],
     launch: Launch,
     *,
     max_runs: int | None,
@@ -49,7 +49,6 @@ def run_sweep(
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
-    from lab.sweep.dry_run import estimate
     from lab.sweep.planner import plan_sweep
 
     if dry_run and distributed.world_size() > 1:
@@ -58,15 +57,18 @@ def run_sweep(
         trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots
     )
     if dry_run:
+        from lab.sweep.dry_run import estimate
+
         for line in estimate(fleets, len(mine) - len(missing), host):
             print(line)
         return
     store.open_folder(folder, engine)
     store.note_command(folder, COMMAND.get())
     if fleets:
-        name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
+        name = plans.freeze(folder, ([{"id": point.id, "tree": point.tree} for point in fleet] for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
-        with _monitor(folder, name, fleets, [point for point in mine if point not in missing]):
+        untrained = {point.id for point in missing}
+        with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained]):
             deaths = launch(jobs) if distributed.world_size() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             _warn(death)
