@@ -19,8 +19,9 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.sweep.progress import ProgressMonitor
-from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader, write_shards
+from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
+from lab.training.shards import ShardedReader, write_shards
 from small import configs
 from sweeping import assert_same
 from test_checkpoint import IDS, WANTED, go_on

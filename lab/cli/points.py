@@ -152,7 +152,7 @@ def _is_plain_leaf(config: DictConfig, path: Path) -> bool:
     """Whether a leaf lies in dicts alone and takes values of any type."""
     node: Any = config
     for name in path:
-        if not isinstance(node, DictConfig) or node._is_interpolation() or node._is_none() or name not in node.keys():
+        if not isinstance(node, DictConfig) or node._is_interpolation() or node._is_none() or name not in node:
             return False
         node = node._get_node(name)
     return type(node) is AnyNode

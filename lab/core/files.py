@@ -108,10 +108,27 @@ def read_table(path: Path) -> pd.DataFrame:
     Raises:
         ValueError: the file differs from what was written.
     """
+    return pd.read_parquet(io.BytesIO(_verified(path)))
+
+
+def read_distinct(path: Path, column: str) -> list[str]:
+    """The distinct values of one column of text; much faster than ``read_table``.
+
+    Raises:
+        ValueError: the file differs from what was written.
+    """
+    import pyarrow.parquet
+
+    content = io.BytesIO(_verified(path))
+    table = pyarrow.parquet.read_table(content, columns=[column], read_dictionary=[column])
+    return list(map(str, table.column(column).unique().to_pylist()))
+
+
+def _verified(path: Path) -> bytes:
     content = path.read_bytes()
     seal = content.rfind(SEAL)
     position = slice(seal + len(SEAL), seal + len(SEAL) + len(ZEROS))
     blank = content[: position.start] + ZEROS + content[position.stop :]
     if seal >= 0 and hashlib.sha256(blank).hexdigest().encode() != content[position]:
         raise ValueError(f"{path.name} is not what was written")
-    return pd.read_parquet(io.BytesIO(content))
+    return content
