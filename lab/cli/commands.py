@@ -89,35 +89,31 @@ def _train(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
     from lab.records import store
 
     if not arguments:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     folders = [Path(folder) for folder in arguments]
     if len(folders) == 1 and (several := store.results_folders(folders[0])):
-        for page in _write_reports(several):
+        for page, _ in _make_reports(several):
             print(printable(f"report: {page}"))
         return
-    analysis = study(folders)
-    page = build.write_report(analysis, folders)
-    print(printable(build.summary(analysis)))
+    page, summary = _make_report(folders)
+    print(printable(summary))
     print(printable(f"report: {page}"))
 
 
-def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
-    """Write the report of each folder, as many at once as there are cores."""
+def _make_reports(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Make the report of each folder, as many at once as there are cores."""
     processes = machine.clean_process_context(["lab.analysis.report.build"])
     with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
-        yield from pool.map(_write_report, folders)
+        yield from pool.map(_make_report, [[folder] for folder in folders])
 
 
-def _write_report(folder: Path) -> Path:
+def _make_report(folders: Sequence[Path]) -> tuple[Path, str]:
     from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
 
-    return build.write_report(study([folder]), [folder])
+    return build.make_report(folders)
 
 
 def _coordcheck(arguments: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -32,8 +33,9 @@ def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: L
     points = expand(parse(overrides, config_loader))
     trees = map(TreeComposer(config_loader, config).tree, points)
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
-    slots = getattr(launcher, "slots", [None])
-    pipeline.run_sweep(trees, partial(_launch, launcher), is_local=is_local, slots=slots, **options)
+    slots, trains_here = getattr(launcher, "slots", [None]), getattr(launcher, "trains_here", False)
+    launch = partial(_launch, launcher)
+    pipeline.run_sweep(trees, launch, is_local=is_local, slots=slots, trains_here=trains_here, **options)
 
 
 def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -60,6 +62,11 @@ class LocalJobs:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
         self.slots: list[Slot] = choose_slots(options["processes"], options["devices"], config.device)
         self.timeout = check_timeout(options["timeout_minutes"])
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether a single job needs no process of its own: it has no timeout, and no GPU but the first."""
+        return math.isinf(self.timeout) and self.slots[0] in (None, *machine.visible_gpus()[:1])
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
         """Run a job for each list of overrides, numbered from ``first``.

@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -102,13 +103,26 @@ def write_table(path: Path, table: pd.DataFrame, **packing: Any) -> str:
         return file_digest(temporary)
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """Read a table and verify its seal; a table without one is read as it is.
+def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """Read a table, or some columns of it, and verify its seal; a table without one is read as it is.
 
     Raises:
         ValueError: the file differs from what was written.
     """
-    return pd.read_parquet(io.BytesIO(_verified(path)))
+    return pd.read_parquet(io.BytesIO(_verified(path)), columns=columns)
+
+
+def read_tables(paths: Iterable[Path]) -> pd.DataFrame:
+    """Read tables of the same columns as one, each as by ``read_table``.
+
+    Raises:
+        ValueError: a file differs from what was written.
+    """
+    import pyarrow.parquet
+
+    tables = [pyarrow.parquet.read_table(io.BytesIO(_verified(path))) for path in paths]
+    table: pd.DataFrame = pyarrow.concat_tables(tables).to_pandas()
+    return table
 
 
 def read_distinct(path: Path, column: str) -> list[str]:

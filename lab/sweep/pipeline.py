@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -36,6 +37,7 @@ def run_sweep(
     shard: str,
     is_local: bool,
     slots: Sequence[Slot],
+    trains_here: bool = False,
 ) -> None:
     """Train what is missing of the points requested, then gather and report.
 
@@ -43,6 +45,7 @@ def run_sweep(
         trees: one resolved config tree per point.
         launch: runs the jobs.
         dry_run: estimate the cost, and train nothing.
+        trains_here: train a single fleet in this process; another one would load torch again.
         max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
 
     Raises:
@@ -69,7 +72,10 @@ def run_sweep(
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
         untrained = {point.id for point in missing}
         with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained]):
-            deaths = launch(jobs) if distributed.world_size() == 1 else _on_every_rank(folder, name, len(jobs))
+            if distributed.world_size() > 1:
+                deaths = _on_every_rank(folder, name, len(jobs))
+            else:
+                deaths = _train_here(folder, name) if trains_here and len(jobs) == 1 else launch(jobs)
         for death in deaths:
             _warn(death)
     store.note_command(folder, COMMAND.get())  # again: a shard that began at the same time may have lost it
@@ -92,21 +98,38 @@ def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: S
     return ProgressMonitor(folder, plan, labels, sizes, terminal.say, _warn, terminal)
 
 
-def train_planned_fleet(folder: Path, plan: str, index: int) -> None:
+def train_planned_fleet(folder: Path, plan: str, index: int, *, interrupts: bool = False) -> None:
     """Train one fleet of a plan in this process.
 
     Raises:
+        KeyboardInterrupt: see ``train_fleet``.
         SystemExit: it was told to stop and left a checkpoint; or a run failed on one of several ranks, for which the
             others would wait forever.
     """
     from lab.sweep import job
 
     try:
-        succeeded = job.train_fleet(folder, plan, index)
+        succeeded = job.train_fleet(folder, plan, index, interrupts=interrupts)
     except job.Preempted:
         raise SystemExit(machine.EXIT_PREEMPTED) from None
     if not succeeded and distributed.world_size() > 1:
         raise SystemExit(1)
+
+
+def _train_here(folder: Path, plan: str) -> list[str]:
+    """Train the only fleet of a plan, as a job would; returns a line if it died."""
+    import torch
+
+    try:
+        train_planned_fleet(folder, plan, 0, interrupts=True)
+    except RequestError as refusal:  # a full disk, a damaged plan
+        return [f"a job died: {refusal}"]
+    except Exception as error:
+        traceback.print_exc()
+        return [f"a job died: {type(error).__name__}: {error}"]
+    finally:
+        torch.set_flush_denormal(False)  # the report is no part of training
+    return []
 
 
 def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
@@ -143,8 +166,6 @@ def quoted(folder: Path) -> str:
 def _gather_and_report(
     folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]
 ) -> None:
-    from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
     from lab.training import checkpoint
 
     statuses = store.statuses(folder)
@@ -153,12 +174,23 @@ def _gather_and_report(
     others = len({point.id for point in requested} - {point.id for point in mine} - set(statuses))
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
-        store.gather(folder)
-        analysis = study([folder])
-        ending = f"report: {build.write_report(analysis, [folder])}"
-        print(printable(build.summary(analysis)))
+        print(printable(_report(folder)))
+        ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
     print(printable(f"{counts}, {diverged} diverged, {failed} failed; {ending}"))
     if failed:
         raise SystemExit(1)
+
+
+def _report(folder: Path) -> str:
+    """Gather the records and draw the report, unless it is of these very records; returns its summary."""
+    from lab.analysis.report import stamp
+
+    if (summary := stamp.current_summary(folder)) is not None:
+        return summary
+    from lab.analysis.report import build  # slow to load
+
+    if store.digest_of_tables(folder) is None:
+        store.gather(folder)
+    return build.make_report([folder])[1]

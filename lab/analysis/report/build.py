@@ -14,9 +14,9 @@ import pandas as pd
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering import html, style
-from lab.analysis.report import tables
+from lab.analysis.report import stamp, tables
 from lab.analysis.report.findings import headline, notes
-from lab.analysis.sensitivity import Study
+from lab.analysis.sensitivity import Study, study
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
@@ -42,6 +42,22 @@ FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setti
 def summary(study: Study) -> str:
     """The table of sensitivities as plain text, then the notes on it."""
     return "\n".join([*plain_text(tables.sensitivities(study)), *notes(study)])
+
+
+def make_report(folders: Sequence[Path]) -> tuple[Path, str]:
+    """Read results folders and write their report into the first; returns the page's path and ``summary``.
+
+    Raises:
+        RequestError: a folder cannot be read or written, or all runs failed.
+    """
+    # before the records are read: records that arrive meanwhile make the stamp out of date, not the report
+    made_from = stamp.origin(folders[0]) if len(folders) == 1 else None
+    read = study(folders)
+    stamp.remove(folders[0])
+    page, text = write_report(read, folders), summary(read)
+    if made_from:
+        stamp.write(folders[0], made_from, text)
+    return page, text
 
 
 def write_report(study: Study, folders: Sequence[str | Path]) -> Path:
