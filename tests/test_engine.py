@@ -193,9 +193,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
     trees = [tree(f"out={folder}", *overrides)]
     with pytest.raises(SystemExit):  # nothing was trained
-        pipeline.run_sweep(
-            trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", is_local=True, slots=[None]
-        )
+        pipeline.run_sweep(trees, launch, max_runs=8, dry_run=None, one=False, shard="1/1", is_local=True, slots=[None])
     return plans
 
 

@@ -25,7 +25,7 @@ lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
 
-out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
+out=DIR says where records go.  --dry-run prints fleets and cost, --dry-run=full every run; neither trains.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
 Tab completion: eval "$(lab -sc install=bash)"
 """

@@ -32,7 +32,7 @@ def run_sweep(
     launch: Launch,
     *,
     max_runs: int | None,
-    dry_run: bool,
+    dry_run: str | None,
     one: bool,
     shard: str,
     is_local: bool,
@@ -44,7 +44,7 @@ def run_sweep(
     Args:
         trees: one resolved config tree per point.
         launch: runs the jobs.
-        dry_run: estimate the cost, and train nothing.
+        dry_run: ``summary`` or ``full``: estimate the cost, and train nothing.
         trains_here: train a single fleet in this process; another one would load torch again.
         max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
 
@@ -54,6 +54,8 @@ def run_sweep(
     """
     from lab.sweep.planner import plan_sweep
 
+    if dry_run not in (None, "summary", "full"):
+        raise RequestError(f"hydra.sweeper.dry_run must be summary or full, not {dry_run!r}")
     if dry_run and distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
     folder, engine, requested, mine, missing, fleets, host = plan_sweep(
@@ -62,7 +64,7 @@ def run_sweep(
     if dry_run:
         from lab.sweep.dry_run import estimate
 
-        for line in estimate(fleets, len(mine) - len(missing), host):
+        for line in estimate(fleets, len(mine) - len(missing), host, full=dry_run == "full"):
             print(line)
         return
     store.open_folder(folder, engine)

@@ -68,7 +68,7 @@ def training_flops(config: RunConfig) -> float:
     References:
         Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1.
     """
-    model, tokens = config.model, config.batch_size * config.seq_len * config.steps
+    model, tokens = config.model, config.trained_tokens
     matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
     return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
 

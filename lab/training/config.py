@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
@@ -27,6 +28,9 @@ from lab.training.checkpoint import CheckpointConfig
 
 # Keys without a column: names of other columns, and how a run was saved and split among ranks, which its id ignores.
 NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
+
+
+FEWEST_TARGETS = 1024  # of a short validation
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,17 @@ class RunConfig:
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
+    validation: str = one_of("whole", "short", default="whole")
+
+    @property
+    def validation_targets(self) -> float:
+        """About how many held-out tokens are predicted before the first update and after the last."""
+        return math.inf if self.validation == "whole" else max(FEWEST_TARGETS, self.trained_tokens)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that the run trains on, each time it sees them."""
+        return self.batch_size * self.seq_len * self.steps
 
 
 def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mapping[str, Any]:
@@ -177,6 +192,8 @@ def _rows(config: RunConfig) -> Rows:
     named = ((_column(key, owned), value, varies) for key, value, varies in leaves(config))
     rows = {column: (value, varies) for column, value, varies in named if column}
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
+    if config.validation == "whole":  # absent, so that ids of such runs do not depend on it
+        del rows["validation"]
     return rows
 
 
@@ -214,6 +231,11 @@ def _static_key(config: RunConfig, rows: Rows) -> str:
 def static_key(config: RunConfig) -> str:
     """Digest the settings that may not differ inside a fleet; runs with equal keys have the same shapes."""
     return _static_key(config, _rows(config))
+
+
+def differs_in_fleet(config: RunConfig, column: str) -> bool:
+    """Whether runs that share a fleet may differ in this column."""
+    return _rows(config).get(column, (None, False))[1]
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:

@@ -173,7 +173,8 @@ class Fleet:
         self.step_s = torch.arange(config.steps, device=self.device)
         engine = Compiled if config.engine == "compiled" else Eager
         self.engine = engine(self._update, (self.weights, self.state, self.first_bad_r), config.probes.names)
-        self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
+        self.held_out_nt = torch.from_numpy(self.corpus.validation(config.seq_len, config.validation_targets))
+        self.held_out_nt = self.held_out_nt.to(self.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
