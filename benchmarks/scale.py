@@ -32,7 +32,7 @@ STAGES = {
     "again": "again: the whole command with nothing to do",
 }
 METHOD = """Seconds of one core. A request is two arms, five learning rates and as many seeds as it takes, at `scale=toy`; its
-records are made up. Growth is the exponent from the second-largest size to the largest: 1 is proportional to the runs.
+records are made up. Growth is the exponent of the last step in size: 1 is proportional to the runs.
 Memory is the peak of the process: of the first command after planning and at its end, and of the same command again.
 """
 
@@ -69,10 +69,9 @@ def made_up(folder: Path, plan: str, fleets: int) -> None:
 def command(*words: str) -> None:
     """Run the lab's command line with made-up training, and print the seconds of each stage as JSON."""
     from lab.__main__ import main
-    from lab.analysis.report import build
     from lab.cli import multirun
     from lab.records import store
-    from lab.sweep import planner
+    from lab.sweep import pipeline, planner
 
     marks, memory = {"start": 0.0}, {}
 
@@ -96,7 +95,7 @@ def command(*words: str) -> None:
     planner.plan_sweep = timed("plan", planner.plan_sweep)
     multirun._launch = timed("write", launch)
     store.gather = timed("gather", store.gather)
-    build.make_report = timed("report", build.make_report)
+    pipeline._report = timed("report", pipeline._report)
     code = main(words)
     print(json.dumps({"seconds": marks, "memory": memory, "all": time.process_time(), "peak": peak()}), file=sys.stderr)
     raise SystemExit(code)
@@ -107,7 +106,9 @@ def measure(runs: int) -> dict[str, float]:
     with TemporaryDirectory() as folder:
         first, again = (json.loads(_ran(request(runs), folder).splitlines()[-1]) for _ in range(2))
     planned = first["memory"]["plan"], first["peak"], again["peak"]
-    return {**first["seconds"], "again": again["all"], **dict(zip(("m1", "m2", "m3"), planned, strict=True))}
+    seconds = first["seconds"]
+    seconds["report"] -= seconds["gather"]  # a part of it
+    return {**seconds, "again": again["all"], **dict(zip(("m1", "m2", "m3"), planned, strict=True))}
 
 
 def _ran(words: Sequence[str], folder: str) -> str:
