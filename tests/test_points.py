@@ -91,13 +91,13 @@ def test_every_point_of_a_sweep_is_that_of_hydra(name: str, scale: str, loaded: 
 # Words that sweep a key, or set it for all points; expressions, lists, deletions and additions among them.
 WORDS = str.split("""
 seed=0,1,2 seed=7,8 steps=10,20 optimizer.lr=1e-3,1,'0.1' schedule.warmup=0,0.5 model.width=16,32 batch_size=4,8.0
-precision=fp32,bf16 data.seed=5,${seed} data.seed=${steps} optimizer.weight_decay=0,${divide:1,${steps}}
+precision=fp32,bf16 data.seed=5,${seed} data.seed=${steps} optimizer.weight_decay=0,'${divide:1,${steps}}'
 seq_len=${seed} seq_len='${divide:${seed},0.5}' optimizer.eps=${optimizer.lr} optimizer.beta1=${.beta2}
 optimizer.beta2=${optimizer.beta1},0.5 checkpoint.steps=1,2 checkpoint={steps:1} checkpoint={keep:3},{steps:1}
 checkpoint.keep=null,2 probes.names=[val_loss],[] probes.every=5,true +intervention.z_loss.coefficient=1,2
 ++model.depth=1,3 ~optimizer.clip optimizer.clip=inf,nan out=a,??? scale.steps=8,9 scale.batch_size=2,4
 optimizer=adamw,adamw_coupled model=d32,d64 intervention=[],[z_loss] arm=coupled_decay scale=toy,cpu
-tracker.name=none,a\\\\b +extra=${oc.select:seed},2 +other=${${which}} +which=seed,steps no.such.key=1,2
+tracker.name=none,a\\\\b +extra=${oc.select:seed},2 +other='${${which}}' +which=seed,steps no.such.key=1,2
 engine=${out},eager
 """)
 
@@ -118,11 +118,11 @@ def test_points_are_those_of_hydra_whatever_is_swept(
     [
         ["seed=1,2", "data.seed=${seed}"],
         ["seed=1,2", "seq_len='${divide:${seed},0.5}'"],
-        ["steps=10,20", "optimizer.weight_decay=${divide:1,${steps}}", "optimizer.eps=${optimizer.weight_decay}"],
+        ["steps=10,20", "optimizer.weight_decay='${divide:1,${steps}}'", "optimizer.eps=${optimizer.weight_decay}"],
         ["checkpoint.steps=1,2", "checkpoint={steps:1}"],
         ["seed=1,2", "optimizer.beta1=${..seed}"],
         ["optimizer.lr=1,2", "+copy=${optimizer}"],
-        ["seed=1,2", "+other=${${which}}", "+which=seed"],
+        ["seed=1,2", "+other='${${which}}'", "+which=seed"],
     ],
 )
 def test_a_value_that_others_are_made_of_reaches_them(words: list[str], loaded: Callable[..., Loaded]) -> None:

@@ -1,4 +1,4 @@
-"""What is cheap for many runs says the same: statuses, stamps of reports, short validations, one fleet in its process."""
+"""What saves time says the same: statuses, stamps of reports, short validations, a single fleet in this process."""
 
 from __future__ import annotations
 

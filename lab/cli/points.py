@@ -169,7 +169,7 @@ def _users(config: DictConfig) -> dict[Path, list[tuple[Path, bool]]] | None:
         references, rest = list[str](), text
         while "${" in rest:
             references += REFERENCE.findall(rest)
-            shorter = DIVISION.sub("0", REFERENCE.sub("0", rest))
+            shorter = DIVISION.sub("#", REFERENCE.sub("#", rest))  # no word, so ${#} refers to no key
             if shorter == rest:
                 return None
             rest = shorter
