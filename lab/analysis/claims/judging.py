@@ -15,6 +15,7 @@ from lab.analysis.claims.evidence import (
     Config,
     Evidence,
     MissingRunsError,
+    decay_times_steps_of,
     extent,
     sizes_of,
     steps_of,
@@ -26,7 +27,7 @@ FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in rang
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run")
 ON = "on"
 QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
-WIDTH, DEPTH, DECAY = "model.width", "model.depth", "optimizer.weight_decay"
+WIDTH, DEPTH, DECAY, STEPS = "model.width", "model.depth", "optimizer.weight_decay", "steps"
 # What the runs of a claim are unless it says otherwise.
 PLAIN: Config = {
     "intervention.kappa_transplant": None,
@@ -56,6 +57,8 @@ class Claim(NamedTuple):
         order: its position among all claims as they are filed.
         cause: what the sentence says has an effect: config keys, ``step`` or ``where`` of a probe. Of records alike
             in all but these, no claim is reproduced.
+        restates: the name of the claim of the paper that it says anew without constants that no small model meets;
+            empty for the paper's own.
     """
 
     figure: str
@@ -70,6 +73,7 @@ class Claim(NamedTuple):
     shown_in: str
     order: int
     cause: tuple[str, ...]
+    restates: str
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
@@ -88,6 +92,7 @@ def claim(
     unit: str = "nats/token",
     sweep: str,
     shown_in: str = "learning_rate_sensitivity",
+    restates: str = "",
 ) -> Callable[[EffectsOfArms], EffectsOfArms]:
     """Function decorator: file a claim under the name of the function that computes its effects from its arms.
 
@@ -105,10 +110,10 @@ def claim(
         config = {key: value for key, value in PLAIN.items() if key not in free} | dict(holds or {})
         causes = tuple(cause or frees or (WIDTH,))
         choose = arms if callable(arms) else lambda group: group.arms(*arms)
-        entry = Claim(
-            figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, next(_orders), causes
+        order = next(_orders)
+        CLAIMS.register(effects.__name__)(
+            Claim(figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, order, causes, restates)
         )
-        CLAIMS.register(effects.__name__)(entry)
         return effects
 
     return file
@@ -140,6 +145,7 @@ class Verdict(NamedTuple):
         sweep: the one that was judged, or that would train its runs.
         parameters: of the models judged, rising.
         steps: numbers of training steps of the runs judged, rising.
+        decay_times_steps: weight decay times steps of the runs judged, rising.
     """
 
     verdict: str
@@ -152,6 +158,7 @@ class Verdict(NamedTuple):
     sweep: str
     parameters: Sequence[int] = ()
     steps: Sequence[int] = ()
+    decay_times_steps: Sequence[float] = ()
 
 
 def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
@@ -194,7 +201,8 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
         reason = f"the interval {relation} what is claimed, {_range(claim)}; tried: {extent(arms)}"
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
-    return Verdict(verdict, *interval[:4], reason, folder.name, sweep, sizes_of(arms), steps_of(arms))
+    tried = sizes_of(arms), steps_of(arms), decay_times_steps_of(arms)
+    return Verdict(verdict, *interval[:4], reason, folder.name, sweep, *tried)
 
 
 def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
