@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count as numbers
 from typing import NamedTuple
 
 from lab.analysis.claims.effects import Effects, Qualified, undertrained
@@ -21,6 +21,7 @@ from lab.analysis.claims.evidence import (
     steps_of,
 )
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
+from lab.analysis.text import count
 from lab.core.registry import Registry
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
@@ -36,6 +37,8 @@ PLAIN: Config = {
     "parametrization.name": "standard",
     "optimizer.name": "adamw",
 }
+# How the unit of an effect begins that is the log10 of a number.
+LOG10 = "log10 "
 # What sentences claim of an effect: the open range in which it lies.
 ABOVE_ZERO, TENFOLD, HALF_DECADE = (0.0, math.inf), (1.0, math.inf), (-0.5, 0.5)
 
@@ -77,7 +80,7 @@ class Claim(NamedTuple):
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
-_orders = count()
+_orders = numbers()
 
 
 def claim(
@@ -212,11 +215,17 @@ def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
     )
 
 
+def amount(value: float, unit: str) -> str:
+    """An effect without its unit; the number itself, to three digits, where the unit is the log10 of one."""
+    return count(10**value) if unit.startswith(LOG10) else f"{value:.3g}"
+
+
 def _range(claim: Claim) -> str:
-    low, high = claim.side
-    if math.isinf(high):
-        return f"above {low:g} {claim.unit}".rstrip()
-    return f"below {high:g} {claim.unit}" if math.isinf(low) else f"from {low:g} to {high:g} {claim.unit}"
+    low, high = (amount(end, claim.unit) for end in claim.side)
+    unit = claim.unit.removeprefix(LOG10)
+    if math.isinf(claim.side[1]):
+        return f"above {low} {unit}".rstrip()
+    return f"below {high} {unit}" if math.isinf(claim.side[0]) else f"from {low} to {high} {unit}"
 
 
 def _gaps(arms: list[ArmTables]) -> list[str]:
