@@ -48,7 +48,7 @@ def _decays(curve: Config) -> bool:
 )
 def decay_alone_suffices(alone: ArmTables, both: ArmTables, neither: ArmTables) -> Effects:
     """S with decay alone over S with both, at the largest size; the control: with neither it is above 1.3."""
-    ratio, control = ((arm.table("total") / both.table("total")).iloc[:, -1] for arm in (alone, neither))
+    ratio, control = (arm.table("total", largest=1) / both.table("total", largest=1) for arm in (alone, neither))
     return Qualified(ratio, control=exceeds(control, 1.3))
 
 
