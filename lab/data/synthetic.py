@@ -151,7 +151,7 @@ class SyntheticSample:
     the mean over all that there is to predict.
     """
 
-    tokens: int = schema.bounded(1024, at_least=2, at_most=HELD_OUT_TARGETS)
+    tokens: int = schema.bounded(512, at_least=2, at_most=HELD_OUT_TARGETS)
     seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
