@@ -22,6 +22,7 @@ from lab.records.store import Records
 FEWEST_STEPS, MOST_STEPS = 20, 150  # drawn per line
 MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
 MOST_STACKS = 8  # of panels, one per arm and size; beyond that only the largest size of each arm is shown
+LOSS_ROUNDING = 1e-6  # nats/token, roughly to which a loss of 32 bits is known
 ROW_HEIGHT, ROW_GAP, STACK_GAP, TITLE_GAP = 1.25, 0.1, 0.2, 0.85  # inches
 
 
@@ -175,6 +176,29 @@ def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Figure:
     """
     mean = ProbeSeries("output_logit_mean", "", "mean output logit", "symlog")
     return over_steps(records, runs, [mean, ProbeSeries("log_z_square", "", "mean of log² Z")])
+
+
+@figure("output_logit_drift")
+def output_logit_drift(records: Records, runs: pd.DataFrame) -> Figure:
+    """How far output logits drift and what that costs, against step.
+
+    From above: the mean square of the log of the softmax normalizer; the share of the head's norm in its common mode,
+    which moves all logits alike and so changes no probability; and the training loss above the lowest of any run, drawn
+    at 1e-6 where it is less, about the rounding of the loss. One line per learning rate, a mean over seeds (geometric
+    but for the share), the band from the lowest to the highest seed. Drift without harm is a top row that differs
+    between arms while the bottom row does not.
+    """
+    losses = records.metrics[records.metrics["probe"] == "train_loss"]
+    if losses.empty or "head_common_mode" not in set(records.metrics["probe"]):
+        raise NothingToDrawError("nothing to draw: no run recorded train_loss and head_common_mode")
+    excess = (losses["value"] - losses["value"].min()).clip(lower=LOSS_ROUNDING)
+    metrics = pd.concat([records.metrics, losses.assign(probe="excess_loss", value=excess)])
+    rows = [
+        ProbeSeries("log_z_square", "", "mean of log² Z"),
+        ProbeSeries("head_common_mode", "head", "common mode,\nshare of head", "linear"),
+        ProbeSeries("excess_loss", "", "loss above lowest\n(nats/token)"),
+    ]
+    return over_steps(records._replace(metrics=metrics), runs, rows)
 
 
 @figure("updates_over_steps")
