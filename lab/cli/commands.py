@@ -14,6 +14,7 @@ from lab.core.files import printable
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
+lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
@@ -23,7 +24,7 @@ lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were
     [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
+lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|...]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
@@ -79,6 +80,21 @@ def _sweep(arguments: list[str]) -> None:
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(launch.sweeps())}")
     sweep = launch.find_sweep(arguments[0])
     launch.run_hydra(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
+
+
+def _campaign(arguments: list[str]) -> None:
+    if not arguments:
+        _list(["campaigns"])
+        return
+    from lab.cli import campaign
+
+    name, out, dry_run = campaign.read_arguments(arguments)
+    parts = campaign.plan(name, out)
+    if dry_run:
+        for line in campaign.table(parts):
+            print(line)
+        return
+    campaign.train(name, out, parts)
 
 
 def _train(arguments: list[str]) -> None:
@@ -203,6 +219,7 @@ def _list(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
+    "campaign": _campaign,
     "train": _train,
     "report": _report,
     "coordcheck": _coordcheck,
