@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.core.files import printable
+from lab.sweep.local_jobs import run_jobs
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
@@ -124,16 +124,25 @@ def _report(arguments: list[str]) -> None:
 
 def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
     """Write the report of each folder, as many at once as there are cores."""
-    processes = machine.clean_process_context(["lab.analysis.report.build"])
-    with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
-        yield from pool.map(_write_report, folders)
+    slots = [None] * min(machine.cores(), len(folders))
+    ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.analysis.report.build"])
+    for folder, end in zip(folders, ends, strict=True):
+        if isinstance(end.answer, RequestError):
+            raise end.answer
+        if end.answer is None:
+            raise RuntimeError(f"the report of {folder} ended with exit code {end.exit_code}")
+        yield end.answer
 
 
-def _write_report(folder: Path) -> Path:
+def _write_report(folder: Path) -> Path | RequestError:
+    """The page; or the refusal, for the parent process to raise."""
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 
-    return build.write_report(study([folder]), [folder])
+    try:
+        return build.write_report(study([folder]), [folder])
+    except RequestError as refusal:
+        return refusal
 
 
 def _coordcheck(arguments: list[str]) -> None:
