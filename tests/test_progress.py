@@ -153,16 +153,17 @@ def test_losses_of_earlier_runs_that_diverged_are_infinite(monkeypatch: pytest.M
 
 
 def test_a_part_of_a_campaign_says_how_long_all_of_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
+    now = 10_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    part = CampaignPart("campaign day, part 2 of 3", 1000.0, 3600.0, 7200.0, 1800.0)
-    assert part.line(0) == "campaign day, part 2 of 3: 0:00 elapsed in all, about 2:30:00 left in all"
-    now += 2 * 3600.0  # for estimated 3600 s of the first part and half of the second: as estimated
-    assert part.line(0.5).endswith(": 2:00:00 elapsed in all, about 1:30:00 left in all")
-    now += 2 * 3600.0  # twice as slow
-    assert part.line(0.5).endswith(": 4:00:00 elapsed in all, about 3:00:00 left in all")
-    assert SCENE._replace(part=part).lines({}, 0.5, 20, 80)[0] == part.line(0.5)
-    assert SCENE._replace(part=part).lines({}, 0.5, 20, 80)[1:] == SCENE.lines({}, 0.5, 20, 80)
+    part = CampaignPart("campaign day, part 2 of 3", now - 3600, 3600.0, 7200.0, 1800.0)
+    assert part.line(0, None) == "campaign day, part 2 of 3: 1:00:00 elapsed in all, about 2:30:00 left in all"
+    now += 3600  # for half of the part, as estimated
+    assert part.line(0.5, None).endswith(": 2:00:00 elapsed in all, about 1:30:00 left in all")
+    now += 2 * 3600 + 600  # twice as slow, as ten minutes more than nothing are counted for the estimate
+    assert part.line(0.5, None).endswith(": 4:10:00 elapsed in all, about 3:00:00 left in all")
+    assert part.line(0.5, 60.0).endswith("about 1:01:00 left in all")  # what the sweep says of itself is known better
+    lines = SCENE._replace(part=part).lines({}, 0.5, 20, 80)
+    assert lines == [part.line(0.5, 20.0), *SCENE.lines({}, 0.5, 20, 80)]
 
 
 def test_a_log_gets_a_line_now_and_then() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
 LOG_EVERY = 60.0  # seconds, and at least a tenth of the time elapsed
+TRUSTED = 600.0  # seconds; estimates of a campaign count as much as so long a time observed
 
 
 class ProgressWriter:
@@ -150,14 +151,12 @@ class CampaignPart(NamedTuple):
     seconds: float
     after: float
 
-    def line(self, done: float) -> str:
-        """The time of the whole campaign when this share of the part is done, at the speed so far."""
+    def line(self, done: float, left: float | None) -> str:
+        """The time of the whole campaign when a share of this part is done, with so many seconds left if known."""
         elapsed = time.monotonic() - self.started
-        estimated = self.before + self.seconds * done
-        # estimates are too rough to correct by the first minute
-        slowness = elapsed / estimated if elapsed > 60 and estimated > 0 else 1.0
-        left = slowness * (self.seconds * (1 - done) + self.after)
-        return f"{self.title}: {clock(elapsed)} elapsed in all, about {clock(left)} left in all"
+        slowness = (elapsed + TRUSTED) / (self.before + self.seconds * done + TRUSTED)
+        rest = (self.seconds * (1 - done) * slowness if left is None else left) + self.after * slowness
+        return f"{self.title}: {clock(elapsed)} elapsed in all, about {clock(rest)} left in all"
 
 
 def clock(seconds: float) -> str:
@@ -171,8 +170,14 @@ def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, ela
     """How far a sweep of so many fleets is; ``done`` is a share of the work, ``elapsed`` in seconds."""
     ended = sum(bool(fleet.verdict) for fleet in progress.values())
     diverged = sum(fleet.diverged for fleet in progress.values())
-    left = clock(elapsed / done * (1 - done)) if done > 0.01 else "?"
-    return f"{done:4.0%}  {ended}/{fleets} fleets  {diverged} diverged  {clock(elapsed)} elapsed, {left} left"
+    left = seconds_left(done, elapsed)
+    time = f"{clock(elapsed)} elapsed, {'?' if left is None else clock(left)} left"
+    return f"{done:4.0%}  {ended}/{fleets} fleets  {diverged} diverged  {time}"
+
+
+def seconds_left(done: float, elapsed: float) -> float | None:
+    """Seconds that the rest takes if a share of the work took ``elapsed``; None if the share is too small to tell."""
+    return elapsed / done * (1 - done) if done > 0.01 else None
 
 
 class Screen(Protocol):
@@ -198,7 +203,7 @@ class ProgressLog:
         self.due = elapsed + max(LOG_EVERY, elapsed / 10)
         self.say(summary(fleets, self.fleets, done, elapsed).strip())
         if self.part:
-            self.say(self.part.line(done))
+            self.say(self.part.line(done, seconds_left(done, elapsed)))
 
     def close(self) -> None:
         """Leave nothing to clear."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, TextIO
 
 from lab.analysis.curves import FREE, name_arms, plain
 from lab.sweep.planner import Point
-from lab.sweep.progress import CampaignPart, FleetProgress, clock, summary
+from lab.sweep.progress import CampaignPart, FleetProgress, clock, seconds_left, summary
 from lab.training.config import RunConfig, columns
 from lab.training.recorder import ranges
 
@@ -102,7 +102,7 @@ class Scene(NamedTuple):
 
     def lines(self, progress: Mapping[int, FleetProgress], done: float, elapsed: float, width: int) -> list[str]:
         """The display, in lines of at most ``width``; ``done`` is a share of the work, ``elapsed`` in seconds."""
-        campaign = [self.part.line(done)] if self.part else []
+        campaign = [self.part.line(done, seconds_left(done, elapsed))] if self.part else []
         head = [*campaign, summary(progress, len(self.fleets), done, elapsed)]
         lines = [*head, *self.under_way(progress, width), "", *sketch(self.losses(progress), width)]
         return [line[:width].rstrip() for line in lines]
