@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.core.files import printable
+from lab.sweep.local_jobs import run_jobs
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
+lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
@@ -23,7 +24,7 @@ lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were
     [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
+lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|...]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
@@ -81,6 +82,21 @@ def _sweep(arguments: list[str]) -> None:
     launch.run_hydra(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
 
 
+def _campaign(arguments: list[str]) -> None:
+    if not arguments:
+        _list(["campaigns"])
+        return
+    from lab.cli import campaign
+
+    name, out, dry_run = campaign.read_arguments(arguments)
+    parts = campaign.plan(name, out)
+    if dry_run:
+        for line in campaign.table(parts):
+            print(line)
+        return
+    campaign.train(name, out, parts)
+
+
 def _train(arguments: list[str]) -> None:
     from lab.cli import launch
 
@@ -108,16 +124,25 @@ def _report(arguments: list[str]) -> None:
 
 def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
     """Write the report of each folder, as many at once as there are cores."""
-    processes = machine.clean_process_context(["lab.analysis.report.build"])
-    with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
-        yield from pool.map(_write_report, folders)
+    slots = [None] * min(machine.cores(), len(folders))
+    ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.analysis.report.build"])
+    for folder, end in zip(folders, ends, strict=True):
+        if isinstance(end.answer, RequestError):
+            raise end.answer
+        if end.answer is None:
+            raise RuntimeError(f"the report of {folder} ended with exit code {end.exit_code}")
+        yield end.answer
 
 
-def _write_report(folder: Path) -> Path:
+def _write_report(folder: Path) -> Path | RequestError:
+    """The page; or the refusal, for the parent process to raise."""
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 
-    return build.write_report(study([folder]), [folder])
+    try:
+        return build.write_report(study([folder]), [folder])
+    except RequestError as refusal:
+        return refusal
 
 
 def _coordcheck(arguments: list[str]) -> None:
@@ -203,6 +228,7 @@ def _list(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
+    "campaign": _campaign,
     "train": _train,
     "report": _report,
     "coordcheck": _coordcheck,
