@@ -38,6 +38,8 @@ class Quantity(NamedTuple):
 
     def lines(self, values: np.ndarray) -> list[str]:
         """The mean over seeds and its 95 % interval, a line each; below three seeds no interval."""
+        if not len(values):
+            return [f"{self.name} undefined"]
         shown = [f"{self.name} {self.mean(values):.4g}{f' {self.unit}' * bool(self.unit)}"]
         if len(values) >= FEWEST_SEEDS:
             interval = student_t(np.log(values) if self.log else values)

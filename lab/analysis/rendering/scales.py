@@ -125,7 +125,7 @@ def _even_steps(low: float, high: float) -> list[tuple[float, float]]:
 
 
 def _is_decade(value: float) -> bool:
-    return abs(np.log10(value) - round(np.log10(value))) < 1e-6
+    return bool(abs(np.log10(value) - round(np.log10(value))) < 1e-6)
 
 
 def _number(value: float, _: Any = None) -> str:
