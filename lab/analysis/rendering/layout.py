@@ -197,7 +197,7 @@ class Sheet:
             look |= {"loc": "upper left", "alignment": "left", "columnspacing": 1.4, "ncols": columns}
             if title:
                 look |= {
-                    "title": style.wrapped(f"{title}:", width * self.em),
+                    "title": style.wrapped(f"{title}:", (width - 0.5) * self.em),
                     "title_fontsize": style.page().size * style.SMALL,
                 }
             lines = sum(

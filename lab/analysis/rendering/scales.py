@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -137,17 +138,18 @@ def _number(value: float, _: Any = None) -> str:
 
 
 def _symlog_ticks(axes: Axes) -> None:
-    """Ticks at zero and at decades of both signs; every second or third decade where all do not fit."""
+    """Ticks at zero and at decades of both signs, as many as fit."""
     low, high = axes.get_ylim()
     transform, most = axes.yaxis.get_transform(), _height(axes) / (1.5 * _line())
-    for stride in (1, 2, 3, 4, 6, 8):
-        decades = [10.0**power for power in range(0, 40, stride)]
+    bottom, top = transform.transform(np.array([low, high]))
+    chosen = [0.0] if low <= 0 <= high else []
+    for first, stride in product(range(4), (1, 2, 3, 4, 6, 8)):
+        decades = [10.0**power for power in range(first, 40, stride)]
         ticks = [tick for tick in (*(-decade for decade in decades[::-1]), 0.0, *decades) if low <= tick <= high]
-        ends = transform.transform(np.array([low, high]))
-        gaps = np.diff(transform.transform(np.array(ticks))) / (ends[1] - ends[0]) * most
-        if len(ticks) < 2 or gaps.min() >= 1:
-            break
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
+        gaps = np.diff(transform.transform(np.array(ticks))) / (top - bottom) * most
+        if len(ticks) > len(chosen) and (gaps >= 1).all():
+            chosen = ticks
+    axes.yaxis.set_major_locator(FixedLocator(chosen))
     axes.yaxis.set_major_formatter(lambda value, _: ("-" if value < 0 else "") + _number(abs(value)))
     axes.yaxis.set_minor_locator(NullLocator())
 

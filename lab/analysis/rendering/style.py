@@ -103,7 +103,7 @@ def wrapped(label: object, inches: float, size: float | None = None) -> str:
     for word in re.split(r"(?<= )", literal(label)):
         fits = text_width(word, size) <= inches
         for piece in (
-            [word] if fits else [part for sign in re.split(r"(?<=[=+,/_])", word) for part in _cut(sign, inches, size)]
+            [word] if fits else [part for sign in re.split(r"(?<=[=+,/.])", word) for part in _cut(sign, inches, size)]
         ):
             if lines[-1] and text_width((lines[-1] + piece).rstrip(), size) > inches:
                 lines.append("")
