@@ -57,7 +57,7 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
     if logits.empty:
         raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
     peaks = runs.assign(peak=runs["id"].map(logits.groupby("id")["value"].max()))
-    shown = facets(records.runs, peaks)
+    shown = facets(records.runs, peaks[peaks.groupby("curve")["peak"].transform("count") > 0])
     shades = style.shades(shown.values, style.SIZE_SHADES)
     columns = layout.columns_for(len(shown.panels))
     sheet = Sheet(columns, [13.0] * -(-len(shown.panels) // columns))

@@ -107,13 +107,16 @@ def over_steps(
 
 
 def _arranged(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with the columns ``panel``, ``stack`` (a size) and ``line``; of a single arm, each size is a panel."""
+    """Runs with the columns ``panel``, ``stack`` (a size, or 0 where sizes are told by panels) and ``line``."""
     if runs.groupby(["arm", "size"]).ngroups > MOST_STACKS:
         runs = runs[runs["size"] == runs.groupby("arm")["size"].transform("max")]
     runs = pd.DataFrame({"panel": runs["arm"], "stack": runs["size"], "line": runs["lr"]} | dict(runs))
-    if runs["panel"].nunique() > 1:
-        return runs
-    return runs.assign(panel=runs["size"].map(lambda size: f"{count(size)} parameters"), stack=0)
+    sizes = runs["size"].map(lambda size: f"{count(size)} parameters")
+    if runs["panel"].nunique() == 1:
+        return runs.assign(panel=sizes, stack=0)
+    if runs["size"].nunique() > 1 and (runs.groupby("panel")["size"].nunique() == 1).all():
+        return runs.assign(panel=runs["panel"] + ", " + sizes, stack=0)
+    return runs
 
 
 def _draw_lines(

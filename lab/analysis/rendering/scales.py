@@ -138,13 +138,13 @@ def _number(value: float, _: Any = None) -> str:
 
 
 def _symlog_ticks(axes: Axes) -> None:
-    """Ticks at zero and at decades of both signs, as many as fit."""
+    """Ticks at zero and at decades of both signs, and at three times these, as many as fit."""
     low, high = axes.get_ylim()
     transform, most = axes.yaxis.get_transform(), _height(axes) / (1.5 * _line())
     bottom, top = transform.transform(np.array([low, high]))
     chosen = [0.0] if low <= 0 <= high else []
-    for first, stride in product(range(4), (1, 2, 3, 4, 6, 8)):
-        decades = [10.0**power for power in range(first, 40, stride)]
+    for digits, first, stride in product([(1, 3), (1,)], range(4), (1, 2, 3, 4, 6, 8)):
+        decades = [digit * 10.0**power for power in range(first, 40, stride) for digit in digits]
         ticks = [tick for tick in (*(-decade for decade in decades[::-1]), 0.0, *decades) if low <= tick <= high]
         gaps = np.diff(transform.transform(np.array(ticks))) / (top - bottom) * most
         if len(ticks) > len(chosen) and (gaps >= 1).all():
