@@ -153,7 +153,10 @@ def _with_size(axes: Axes, best: pd.DataFrame, value: str, quantity: Quantity, l
     band = [low for low, _ in ends], [high for _, high in ends]
     panels.band(axes, list(groups), *band, str(look["color"]), max(map(len, seeds)))
     (line,) = axes.plot(list(groups), [quantity.mean(at_size) for at_size in seeds], markersize=5, **look)
-    texts = [hover.point(group, quantity, at_size) for group, at_size in zip(groups.values(), seeds, strict=True)]
+    texts = [
+        hover.Told(best).point((best["size"] == size).to_numpy(), quantity, seeds_of_size)
+        for size, seeds_of_size in zip(groups, seeds, strict=True)
+    ]
     panels.say(axes, line, texts)
 
 

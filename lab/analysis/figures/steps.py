@@ -13,7 +13,7 @@ from lab.analysis.curves import EPSILON
 from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.grouping import swept_setting
 from lab.analysis.probe_values import places
-from lab.analysis.rendering import layout, marks, panels, scales, style
+from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import count
@@ -129,7 +129,13 @@ def _draw_lines(
 ) -> None:
     """Draw the lines of a panel."""
     for key, line in lines.groupby("line"):
-        panels.over_steps(axes, line, shades[key], runs[runs["line"] == key], row.quantity, values)
+        of_line = (runs["line"] == key).to_numpy()
+
+        def text_at(step: int, of_line: Any = of_line) -> str:
+            at_end = values.loc[(values["step"] == step) & values["id"].isin(runs["id"][of_line]), "value"]
+            return hover.Told(runs).point(of_line, row.quantity, at_end.to_numpy(), f"step {step}")
+
+        panels.over_steps(axes, line, shades[key], int(of_line.sum()), text_at)
 
 
 def _stacks(runs: pd.DataFrame) -> Iterator[tuple[list[str], int]]:

@@ -98,11 +98,8 @@ def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, 
     else:
         face = {"markersize": 5, "markerfacecolor": "white"} if name else {"markersize": 4}
         (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, **face)
-    panels.say(
-        axes,
-        line,
-        [hover.point(runs.iloc[[row]], quantity, runs["value"].to_numpy()[[row]]) for row in range(len(runs))],
-    )
+    told, values = hover.Told(runs), runs["value"].to_numpy()
+    panels.say(axes, line, [told.point([row], quantity, values[[row]]) for row in range(len(runs))])
     if name and outcome:
         (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, fillstyle="none", markersize=9)
     if name:

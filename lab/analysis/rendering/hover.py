@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
+from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import count
 from lab.core.files import printable
 
+COLUMNS = ("arm", "size", "lr", "seed", "outcome", "id")
 MOST_IDS = 3
 NEAR = 0.1  # points between where a mark should be and where it is drawn
 
@@ -48,25 +50,31 @@ class Quantity(NamedTuple):
         return shown
 
 
-def point(runs: pd.DataFrame, quantity: Quantity, values: np.ndarray, *others: str) -> str:
-    """Lines on the runs of one point.
+class Told:
+    """Columns of runs as arrays: picking the runs of a point from a table takes longer than drawing it."""
 
-    Args:
-        runs: columns ``arm``, ``size``, ``lr``, ``seed``, ``id``, ``outcome``.
-        quantity: what the values measure.
-        values: one finite value per seed that has one.
-        *others: further lines on where the point stands.
-    """
-    lrs = sorted(set(runs["lr"]))
-    lr = f"learning rate {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} learning rates from {lrs[0]:g} to {lrs[-1]:g}"
-    outcomes = [f"{n} of {len(runs)} {outcome}" for outcome, n in runs["outcome"].value_counts().items() if outcome]
-    lines = [str(runs["arm"].iloc[0]), f"{count(runs['size'].iloc[0])} parameters", lr, *others]
-    return "\n".join([*lines, *quantity.lines(values), *outcomes, *_seeds_and_ids(runs)])
+    def __init__(self, runs: pd.DataFrame) -> None:
+        """``runs`` has the columns ``arm``, ``size``, ``lr``, ``seed``, ``outcome``, and ``id`` if runs have ids."""
+        self.columns = {name: runs[name].to_numpy() for name in COLUMNS if name in runs}
 
+    def point(self, shown: Any, quantity: Quantity, values: np.ndarray, *others: str) -> str:
+        """Lines on the runs of one point.
 
-def _seeds_and_ids(runs: pd.DataFrame) -> list[str]:
-    ids = list(map(str, runs.get("id", [])))  # runs of a baseline have none
-    return [_few(list(dict.fromkeys(map(str, runs["seed"]))), "seed"), *[_few(ids, "run")] * bool(ids)]
+        Args:
+            shown: mask or indices of its runs.
+            quantity: what the values measure.
+            values: one finite value per seed that has one.
+            *others: further lines on where the point stands.
+        """
+        runs = {name: column[shown] for name, column in self.columns.items()}
+        lrs, n = sorted(set(runs["lr"])), len(runs["lr"])
+        lr = f"learning rate {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} learning rates, {lrs[0]:g} to {lrs[-1]:g}"
+        counts = {outcome: int((runs["outcome"] == outcome).sum()) for outcome in OUTCOMES}
+        outcomes = [f"{lost} of {n} {outcome}" for outcome, lost in counts.items() if lost]
+        where = [str(runs["arm"][0]), f"{count(runs['size'][0])} parameters", lr, *others]
+        seeds, ids = dict.fromkeys(map(str, runs["seed"])), list(map(str, runs.get("id", ())))
+        names = [_few(list(seeds), "seed"), *[_few(ids, "run")] * bool(ids)]
+        return "\n".join([*where, *quantity.lines(values), *outcomes, *names])
 
 
 def _few(names: Sequence[str], kind: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,10 @@ def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, quanti
     axes.plot(ticks, means, color=colour)
     worst = np.array([worst_outcome(outcomes[xs == tick]) for tick in ticks])
     others = [f"{x} {tick:g}" if x == "block" else "" for tick in ticks]
+    told = hover.Told(runs)
     texts = np.array(
         [
-            hover.point(runs[xs == tick], quantity, at_tick, *filter(None, [other]))
+            told.point(xs == tick, quantity, at_tick, *filter(None, [other]))
             for tick, at_tick, other in zip(ticks, seeds, others, strict=True)
         ]
     )
@@ -127,27 +128,22 @@ def references(axes: Axes, runs: pd.DataFrame) -> None:
         marks.name(line, name)
 
 
-def over_steps(
-    axes: Axes, lines: pd.DataFrame, colour: str, runs: pd.DataFrame, quantity: Quantity, values: pd.DataFrame
-) -> None:
+def over_steps(axes: Axes, lines: pd.DataFrame, colour: str, seeds: int, text_at: Callable[[int], str]) -> None:
     """Draw a line over column ``step``: ``mean``, a band from ``low`` to ``high``, the ``outcome`` marked at its end.
 
     Args:
         axes: the panel.
         lines: a row per step.
         colour: of the line.
-        runs: the runs of the line, of which the mark at its end tells.
-        quantity: what the line shows.
-        values: what the runs recorded: ``id``, ``step``, ``value``.
+        seeds: how many it is a mean of.
+        text_at: what the mark says if the line ends at this step.
     """
-    band(axes, lines["step"], lines["low"], lines["high"], colour, len(runs))
+    band(axes, lines["step"], lines["low"], lines["high"], colour, seeds)
     axes.plot(lines["step"], lines["mean"], color=colour, linewidth=1)
     end, outcome = lines[np.isfinite(lines["mean"])].tail(1), worst_outcome(lines["outcome"])
     if outcome and len(end):
-        step = end["step"].iloc[0]
-        at_end = values.loc[(values["step"] == step) & values["id"].isin(runs["id"]), "value"].to_numpy()
-        text = hover.point(runs, quantity, at_end, f"step {step}")
-        _marks(axes, end["step"], end["mean"], outcome, colour, [text], markersize=5, clip_on=False)
+        texts = [text_at(int(end["step"].iloc[0]))]
+        _marks(axes, end["step"], end["mean"], outcome, colour, texts, markersize=5, clip_on=False)
 
 
 def sensitivities(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, colours: Mapping[Any, str]) -> list[Line2D]:
@@ -230,14 +226,11 @@ def _rows(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, looks: Mapping[s
 
 
 def _texts(curves: pd.DataFrame, part: str, runs: pd.DataFrame) -> list[str]:
-    of_curves = [
-        runs[(runs["arm"] == arm) & (runs["size"] == size)]
-        for arm, size in zip(curves["arm"], curves["size"], strict=True)
-    ]
+    told = hover.Told(runs)
     quantity = Quantity(f"LR {PARTS[part].replace('its ', 'sensitivity, ')}", "nats/token")
     return [
-        hover.point(of_curve, quantity, np.array(interval.values))
-        for of_curve, interval in zip(of_curves, curves[part], strict=True)
+        told.point(((runs["arm"] == arm) & (runs["size"] == size)).to_numpy(), quantity, np.array(interval.values))
+        for arm, size, interval in zip(curves["arm"], curves["size"], curves[part], strict=True)
     ]
 
 
