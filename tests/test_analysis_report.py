@@ -17,7 +17,7 @@ from lab.analysis import Records
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
-from lab.analysis.rendering.style import svg
+from lab.analysis.rendering.layout import svg
 from lab.analysis.report import build, findings
 from lab.analysis.sensitivity import all_pairs, study
 from lab.analysis.text import plain_text

@@ -17,6 +17,7 @@ lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command
 lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+    [--format pdf|png [--width INCHES]]          instead, write the figures for a paper (default: 3.25 inches wide)
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
@@ -109,9 +110,16 @@ def _report(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import study
     from lab.records import store
 
-    if not arguments:
+    given = _OptionParser("--format", "--width").read(arguments)
+    folders = given.folders
+    if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
-    folders = [Path(folder) for folder in arguments]
+    if given.format:
+        for path in _paper_figures(folders, given.format, given.width):
+            print(printable(f"figure: {path}"))
+        return
+    if given.width:
+        raise RequestError("--width goes with --format pdf or --format png")
     if len(folders) == 1 and (several := store.results_folders(folders[0])):
         for page in _write_reports(several):
             print(printable(f"report: {page}"))
@@ -120,6 +128,18 @@ def _report(arguments: list[str]) -> None:
     page = build.write_report(analysis, folders)
     print(printable(build.summary(analysis)))
     print(printable(f"report: {page}"))
+
+
+def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None) -> Iterator[Path]:
+    """Write the figures of the folders for a paper, overlaid in the first, or of each folder in a single one."""
+    from lab.analysis.report import paper
+    from lab.analysis.sensitivity import study
+    from lab.records import store
+
+    form = paper.paper_of(format_name, width)
+    several = store.results_folders(folders[0]) if len(folders) == 1 else []
+    for each in [[folder] for folder in several] or [list(folders)]:
+        yield from paper.write_figures(study(each), each[0], form)
 
 
 def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,13 +12,14 @@ import pandas as pd
 
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
-from lab.analysis.rendering import html, style
+from lab.analysis.rendering import html, layout
 from lab.analysis.report import tables
 from lab.analysis.report.findings import headline, notes
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.core.registry import first_line
 from lab.records import store
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
@@ -65,10 +65,11 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Path:
 def _figures(study: Study, out: Path) -> Iterator[str]:
     """Sections of the figures that apply, each also written as a file; files of the others are removed."""
     for name in sorted(FIGURES, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
-        caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
+        title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
         try:
-            svg = style.svg(FIGURES[name](study.records, study.points), name)
-            shown = html.figure(svg, caption)
+            drawing = FIGURES[name](study.records, study.points)
+            svg = layout.svg(drawing, name)
+            shown = html.figure(svg, drawing.caption)
         except RequestError as refusal:
             file.unlink(missing_ok=True)
             if isinstance(refusal, NothingToDrawError):
@@ -76,7 +77,7 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
             shown = html.paragraph(str(refusal))
         else:
             files.write_text(file, svg)
-        yield html.section(caption.split("\n")[0].rstrip("."), shown)
+        yield html.section(title, shown)
 
 
 def _findings(study: Study) -> Iterator[str]:
