@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.core.files import printable
 
+if TYPE_CHECKING:
+    from lab.analysis.report.build import Report
+
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
-lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+lab report DIR [DIR ...] [--open]                rebuild figures and report.html; several overlaid, in the first
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
@@ -93,27 +97,34 @@ def _report(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import study
     from lab.records import store
 
-    if not arguments:
+    given = _OptionParser(switches=["--open"]).read(arguments)
+    folders = given.folders
+    if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
-    folders = [Path(folder) for folder in arguments]
     if len(folders) == 1 and (several := store.results_folders(folders[0])):
-        for page in _write_reports(several):
-            print(printable(f"report: {page}"))
-        return
-    analysis = study(folders)
-    page = build.write_report(analysis, folders)
-    print(printable(build.summary(analysis)))
-    print(printable(f"report: {page}"))
+        reports = []
+        for report in _write_reports(several):
+            reports.append(report)
+            print(printable(f"report: {report.page}"))
+        page = build.write_index(folders[0], reports)
+        print(printable(f"index: {page}"))
+    else:
+        analysis = study(folders)
+        page = build.write_report(analysis, folders).page
+        print(printable(build.summary(analysis)))
+        print(printable(f"report: {page}"))
+    if given.open:
+        webbrowser.open(page.absolute().as_uri())
 
 
-def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
+def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
     """Write the report of each folder, as many at once as there are cores."""
     processes = machine.clean_process_context(["lab.analysis.report.build"])
     with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
         yield from pool.map(_write_report, folders)
 
 
-def _write_report(folder: Path) -> Path:
+def _write_report(folder: Path) -> Report:
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 
