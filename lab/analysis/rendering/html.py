@@ -28,7 +28,7 @@ def document(title: str, body: Iterable[str], heading: str = "") -> str:
     """A whole page, with a list of contents where it has three sections or more.
 
     Args:
-        title: plain text, for the window; also the heading unless there is one.
+        title: plain text, for the window; also the heading, or where there is another stands above that.
         body: HTML.
         heading: plain text.
     """
@@ -40,7 +40,8 @@ def document(title: str, body: Iterable[str], heading: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_literal(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
         f'<div class="page{" with-contents" if contents else ""}">\n{contents}<main>\n'
-        f"<h1>{_literal(heading or title)}</h1>\n{content}\n</main>\n</div>\n"
+        f"{paragraph(title, 'kicker') if heading else ''}<h1>{_literal(heading or title)}</h1>\n{content}\n"
+        f"</main>\n</div>\n"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
@@ -49,7 +50,7 @@ def _contents(content: str) -> str:
     sections = HEADING.findall(content)
     if len(sections) < 3:
         return ""
-    links = "\n".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in sections)
+    links = "\n".join(f'<li><a href="#{name}">{re.split("[,:]", title)[0]}</a></li>' for name, title in sections)
     return f'<nav aria-label="Contents"><ol>\n{links}\n</ol></nav>\n'
 
 
@@ -60,7 +61,8 @@ def section(title: str, *parts: str) -> str:
 
 
 def paragraph(text: str, kind: str = "plain") -> str:
-    """Plain text as a paragraph; its ``kind`` is ``plain``, ``lead``, ``kicker``, ``facts`` or ``note``."""
+    """Plain text as a paragraph; its ``kind`` is ``plain``, ``lead``, ``kicker``, ``facts``, ``note`` or
+    ``warning``."""
     return f'<p class="{kind}">{_literal(text)}</p>'
 
 

@@ -86,7 +86,7 @@
     });
   });
 
-  var links = {}, contents = document.querySelectorAll("nav a");
+  var links = {}, marked = null, contents = document.querySelectorAll("nav a");
   contents.forEach(function (link) { links[link.getAttribute("href").slice(1)] = link; });
   var sections = Array.prototype.slice.call(document.querySelectorAll("section[id]"));
   function mark() {
@@ -94,8 +94,14 @@
     sections.forEach(function (section) {
       if (section.getBoundingClientRect().top < window.innerHeight / 3) here = section;
     });
-    contents.forEach(function (link) { link.removeAttribute("aria-current"); });
-    if (here && links[here.id]) links[here.id].setAttribute("aria-current", "true");
+    var link = here && links[here.id];
+    if (link === marked) return;
+    if (marked) marked.removeAttribute("aria-current");
+    marked = link;
+    if (!link) return;
+    link.setAttribute("aria-current", "true");
+    var list = link.closest("ol"); // a row on narrow screens
+    list.scrollLeft = link.offsetLeft - list.offsetLeft - 16;
   }
   if (contents.length) {
     document.addEventListener("scroll", mark, { passive: true });

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.curves import arm_factors
-from lab.analysis.report.contrasts import contrasts, recipe_of, reference_arm
+from lab.analysis.curves import arm_factors, significant
+from lab.analysis.report.contrasts import contrasts, oriented, recipe_of, reference_arm
 from lab.analysis.report.findings import of_arm, with_scaled_steps
 from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
@@ -53,8 +53,10 @@ def answer(study: Study) -> str:
     if (points["outcome"] == "diverged").all():
         runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
         lrs = sorted(points["lr"].unique())
-        span = f"learning rate {spell(lrs[0])}" + (f" to {spell(lrs[-1])}" if len(lrs) > 1 else "")
-        return f"{runs} diverged, at {span}: nothing trained, so there is nothing to compare."
+        span = (
+            f"learning rate {spell(lrs[0])}" if len(lrs) == 1 else f"learning rates {spell(lrs[0])} to {spell(lrs[-1])}"
+        )
+        return f"{runs} diverged, at {span}, so there is no final loss to compare."
     if len(points) == 1:
         return _one_run(points.iloc[0])
     return _many_arms(study) if points["arm"].nunique() > 1 else _one_arm(study)
@@ -100,13 +102,22 @@ def _seeds(values: pd.DataFrame) -> str:
 
 
 def _measure(study: Study) -> tuple[str, pd.DataFrame]:
-    """What arms are compared by, and its columns ``arm``, ``size``, ``seed``, ``value``."""
-    columns = ["arm", "size", "seed", "value"]
-    inside = study.points[study.points["lr"].between(LOW * 0.999, HIGH * 1.001)]
-    if inside.groupby("curve")["lr"].nunique().max() >= FEWEST_LRS and with_scaled_steps(study).empty:
-        return "LR sensitivity", study.seeds.assign(value=study.seeds["total"])[columns]
-    best = study.points.groupby(["arm", "size", "seed"], sort=False)["capped"].min().reset_index(name="value")
-    return "The best loss over the learning rates" if study.points["lr"].nunique() > 1 else "The final loss", best
+    """What arms are compared by, and its columns ``size``, ``seed``, ``value``."""
+    if _by_sensitivity(study):
+        return "LR sensitivity", study.seeds.assign(value=study.seeds["total"])
+    best = study.points.groupby(["size", "seed"])["capped"].min().reset_index(name="value")
+    return _loss_name(study), best
+
+
+def _by_sensitivity(study: Study) -> bool:
+    """Whether sensitivity compares: on enough learning rates, which mean the same in all arms."""
+    inside = study.points[study.points["lr"].between(*significant([LOW, HIGH]))]
+    lrs = inside.groupby("curve")["lr"].nunique()
+    return len(lrs) > 0 and lrs.max() >= FEWEST_LRS and with_scaled_steps(study).empty
+
+
+def _loss_name(study: Study) -> str:
+    return "The best loss over the learning rates" if study.points["lr"].nunique() > 1 else "The final loss"
 
 
 class Difference(NamedTuple):
@@ -125,24 +136,39 @@ class Difference(NamedTuple):
 def _many_arms(study: Study) -> str:
     factors = arm_factors(study.records.runs)
     reference = reference_arm(factors, recipe_of(study))
-    measure, values = _measure(study)
-    singled_out = contrasts(study)
+    by_sensitivity, singled_out = _by_sensitivity(study), contrasts(study)
     arms = list(singled_out.loc[singled_out["second"] == reference, "first"].unique())
     arms = arms or [arm for arm in factors if arm != reference]
-    differences = [table for arm in arms if (table := list(_differences(values, arm, reference)))]
+    compare = _sensitivities if by_sensitivity else _best_losses
+    differences = [table for arm in arms if (table := list(compare(study, arm, reference)))]
     if not differences:
-        return f"No arm has runs of the same size and seed as the reference, {reference}, so nothing can be compared."
+        return f"No arm has runs of the same size, seed and learning rate as {_runs(reference)} to compare with."
+    measure = "LR sensitivity" if by_sensitivity else _loss_name(study)
     if len(differences) == 1:
         return _two_arms(measure, differences[0], reference)
     return _against(measure, [table[-1] for table in differences], reference)
 
 
-def _differences(values: pd.DataFrame, arm: str, reference: str) -> Iterator[Difference]:
-    """``arm`` minus ``reference``, paired by seed, at each size that both have, the largest last."""
-    one, other = (values[values["arm"] == name].set_index(["size", "seed"])["value"] for name in (arm, reference))
-    paired = (one - other).dropna()
-    for size, seeds in paired.groupby(level="size"):
-        yield Difference(arm, float(str(size)), student_t(seeds))
+def _sensitivities(study: Study, arm: str, reference: str) -> Iterator[Difference]:
+    """``arm`` minus ``reference`` at each size that both have, the largest last, over the learning rates of both."""
+    table = oriented(study.pairs, arm, reference)
+    for size, interval in zip(table["size"], table["total"], strict=True):
+        if interval.n:
+            yield Difference(arm, float(size), interval)
+
+
+def _best_losses(study: Study, arm: str, reference: str) -> Iterator[Difference]:
+    """``_sensitivities`` of best losses."""
+    key = ["size", "seed", "lr"]
+    one, other = (study.points[study.points["arm"] == name].set_index(key)["capped"] for name in (arm, reference))
+    both = pd.DataFrame({"one": one, "other": other}).dropna().groupby(level=["size", "seed"]).min()
+    for size, best in both.groupby(level="size"):
+        yield Difference(arm, float(str(size)), student_t(best["one"] - best["other"]))
+
+
+def _runs(arm: str) -> str:
+    """An arm as a noun."""
+    return f"runs {arm}" if arm.startswith(("with ", "without ")) else arm
 
 
 def _two_arms(measure: str, differences: Sequence[Difference], reference: str) -> str:
@@ -201,7 +227,7 @@ def _against(measure: str, differences: Sequence[Difference], reference: str) ->
     if any(one.interval.n < FEWEST_SEEDS for one in differences):
         low, high = (end(one.interval.mean for one in differences) for end in (min, max))
         return (
-            f"Against {reference}, {_lower_first(measure)} {at} differs by {low:.3f} to {high:.3f} {UNIT}, from too "
+            f"Against {_runs(reference)}, {_lower_first(measure)} {at} differs by {low:.3f} to {high:.3f} {UNIT}, from too "
             "few seeds to tell a difference from noise."
         )
     parts = []
@@ -213,9 +239,7 @@ def _against(measure: str, differences: Sequence[Difference], reference: str) ->
             parts.append(f"{direction} {_of_arms(one.arm for one in group)}, {most} {_by(widest)}")
     undecided = [one.arm for one in differences if not one.direction]
     parts += [f"not certainly different {_of_arms(undecided)}"] if undecided else []
-    return (
-        f"Against {reference}, the arm nearest the default recipe, {_lower_first(measure)} {at} is {'; '.join(parts)}."
-    )
+    return f"Against {_runs(reference)}, the arm nearest the default recipe, {_lower_first(measure)} {at} is {'; '.join(parts)}."
 
 
 def _of_arms(arms: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from lab.analysis.claims import scoreboard
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import VERDICTS
 from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, style
 from lab.analysis.report import tables
 from lab.analysis.report.answer import answer, questions
@@ -41,8 +41,9 @@ difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
 lower than at initialization."""
-CLAIMS = """Claims of Wortsman et al. 2023 (arXiv:2309.14322) that this sweep tests. A claim is reproduced where the
-whole 95 % interval lies on its side, contradicted where it lies wholly on the other side, else inconclusive."""
+CLAIMS = """Claims of Wortsman et al. 2023 (arXiv:2309.14322) that this sweep tests, each with the figure of the paper.
+A claim is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other
+side, else inconclusive."""
 
 # Figures that come first on the page, in this order; the others follow by name.
 FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
@@ -84,10 +85,9 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
     title = " and ".join(path.resolve().name for path in paths)
     asked, answered, judged = " ".join(questions(paths)), answer(study), _judged(study, paths)
     first, *others = [*_figures(study, out), ""]
-    head = [html.paragraph(answered, "lead"), *_verdicts(judged), first, *_facts(study, paths)]
-    kicker = [html.paragraph(title, "kicker")] if asked else []
+    head = [html.paragraph(answered, "lead"), *_partial(study), *_verdicts(judged), first, *_facts(study, paths)]
     body = [*head, *_findings(study, judged), *_tables(study), *others, *_cautions(study), *_provenance(study, paths)]
-    files.write_text(out / "report.html", html.document(title, [*kicker, *body], asked))
+    files.write_text(out / "report.html", html.document(title, body, asked))
     thumbnail = next((path for name in FIRST if (path := out / "figures" / f"{name}.svg").is_file()), None)
     counts = {verdict: sum(row.verdict.verdict == verdict for row in judged) for verdict in VERDICTS}
     verdicts = {verdict: n for verdict, n in counts.items() if n}
@@ -120,6 +120,12 @@ def _judged(study: Study, folders: list[Path]) -> list[scoreboard.ScoreboardRow]
     evidence = Evidence(str(folders[0]), study.records, commands)
     rows = scoreboard.judge_all([evidence])
     return [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
+
+
+def _partial(study: Study) -> Iterator[str]:
+    ended, expected = run_counts(study.records.runs, study.points)
+    if ended < expected:
+        yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
 
 
 def _tally(verdicts: dict[str, int]) -> list[str]:
@@ -200,7 +206,7 @@ def _findings(study: Study, judged: list[scoreboard.ScoreboardRow]) -> Iterator[
         )
     if judged:
         rows = scoreboard.table(judged)[["claim", "verdict", scoreboard.EFFECT, "figure", "why not"]]
-        shown = html.table(rows.rename(columns={"figure": "figure of the paper"}), prose=("why not",))
+        shown = html.table(rows, prose=("claim", "why not"))
         yield html.section("Claims of the paper", html.paragraph(CLAIMS, "note"), shown)
 
 
