@@ -31,7 +31,7 @@ NAN, INF = math.nan, math.inf
 
 def test_the_sketch_puts_each_loss_under_its_learning_rate() -> None:
     losses = {
-        ("width 32  without qk-layernorm", 1e-3): [3.0, 3.2],
+        ("width 32  z_loss", 1e-3): [3.0, 3.2],
         ("width 32  z_loss", 1e-1): [4.0, NAN],
         ("width 32  z_loss", 3e-1): [INF, NAN],
         ("width 64  z_loss", 1e-3): [2.0],

@@ -227,8 +227,8 @@ def _against(measure: str, differences: Sequence[Difference], reference: str) ->
     if any(one.interval.n < FEWEST_SEEDS for one in differences):
         low, high = (end(one.interval.mean for one in differences) for end in (min, max))
         return (
-            f"Against {_runs(reference)}, {_lower_first(measure)} {at} differs by {low:.3f} to {high:.3f} {UNIT}, from too "
-            "few seeds to tell a difference from noise."
+            f"Against {_runs(reference)}, {_lower_first(measure)} {at} differs by {low:.3f} to {high:.3f} {UNIT}, "
+            "from too few seeds to tell a difference from noise."
         )
     parts = []
     for direction in ("lower", "higher"):
@@ -239,7 +239,8 @@ def _against(measure: str, differences: Sequence[Difference], reference: str) ->
             parts.append(f"{direction} {_of_arms(one.arm for one in group)}, {most} {_by(widest)}")
     undecided = [one.arm for one in differences if not one.direction]
     parts += [f"not certainly different {_of_arms(undecided)}"] if undecided else []
-    return f"Against {_runs(reference)}, the arm nearest the default recipe, {_lower_first(measure)} {at} is {'; '.join(parts)}."
+    against = f"Against {_runs(reference)}, the arm nearest the default recipe"
+    return f"{against}, {_lower_first(measure)} {at} is {'; '.join(parts)}."
 
 
 def _of_arms(arms: Iterable[str]) -> str:
