@@ -33,8 +33,8 @@ def question(sweep: str) -> str:
         lines.append(comment)
         if comment.endswith("?"):
             break
-    asked, mark, _ = " ".join(lines).partition("? ")
-    return f"{asked}?" if mark else asked
+    first, mark, _ = " ".join(lines).partition("? ")
+    return f"{first}?" if mark else first
 
 
 @cache

@@ -90,11 +90,11 @@
   contents.forEach(function (link) { links[link.getAttribute("href").slice(1)] = link; });
   var sections = Array.prototype.slice.call(document.querySelectorAll("section[id]"));
   function mark() {
-    var here = null;
+    var current = null;
     sections.forEach(function (section) {
-      if (section.getBoundingClientRect().top < window.innerHeight / 3) here = section;
+      if (section.getBoundingClientRect().top < window.innerHeight / 3) current = section;
     });
-    var link = here && links[here.id];
+    var link = current && links[current.id];
     if (link === marked) return;
     if (marked) marked.removeAttribute("aria-current");
     marked = link;

@@ -28,13 +28,13 @@ def questions(folders: Iterable[Path]) -> list[str]:
 
     A question is on record with its command; for a sweep of the lab without such a record its file says it.
     """
-    asked = []
+    texts = []
     for folder in folders:
         requests = store.requests(folder)
         for command in store.commands(folder):
             recorded = requests[command].question if command in requests else ""
-            asked.append(recorded or _question_of_shipped_sweep(command))
-    return [question for question in dict.fromkeys(asked) if question]
+            texts.append(recorded or _question_of_shipped_sweep(command))
+    return [text for text in dict.fromkeys(texts) if text]
 
 
 def _question_of_shipped_sweep(command: str) -> str:

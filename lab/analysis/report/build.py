@@ -16,6 +16,7 @@ import pandas as pd
 from lab.analysis.claims import scoreboard
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import VERDICTS
+from lab.analysis.claims.scoreboard import ScoreboardRow
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, style
@@ -83,38 +84,34 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
         csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         files.write_text(out / "tables" / f"{name}.csv", csv)
     title = " and ".join(path.resolve().name for path in paths)
-    asked, answered, judged = " ".join(questions(paths)), answer(study), _judged(study, paths)
+    question, sentence, claims = " ".join(questions(paths)), answer(study), _claims(study, paths)
     first, *others = [*_figures(study, out), ""]
-    head = [html.paragraph(answered, "lead"), *_partial(study), *_verdicts(judged), first, *_facts(study, paths)]
-    body = [*head, *_findings(study, judged), *_tables(study), *others, *_cautions(study), *_provenance(study, paths)]
-    files.write_text(out / "report.html", html.document(title, body, asked))
+    head = [html.paragraph(sentence, "lead"), *_partial(study), *_verdicts(claims), first, *_facts(study, paths)]
+    body = [*head, *_findings(study, claims), *_tables(study), *others, *_cautions(study), *_provenance(study, paths)]
+    files.write_text(out / "report.html", html.document(title, body, question))
     thumbnail = next((path for name in FIRST if (path := out / "figures" / f"{name}.svg").is_file()), None)
-    counts = {verdict: sum(row.verdict.verdict == verdict for row in judged) for verdict in VERDICTS}
-    verdicts = {verdict: n for verdict, n in counts.items() if n}
-    return Report(out / "report.html", asked, answered, verdicts, thumbnail)
+    return Report(out / "report.html", question, sentence, _counts(claims), thumbnail)
 
 
 def write_index(folder: Path, reports: Sequence[Report]) -> Path:
     """Write ``index.html``, an overview of the reports in a folder; returns its path."""
-    tiles = []
-    for report in reports:
-        page, thumbnail = (
-            path and quote(path.relative_to(folder).as_posix()) for path in (report.page, report.thumbnail)
-        )
-        verdicts = [html.bullets(_tally(report.verdicts), "verdicts")] if report.verdicts else []
-        question = [html.paragraph(report.question, "note")] if report.question else []
-        tile = html.card(
-            page or "", report.page.parent.name, thumbnail or "", *question, html.paragraph(report.answer), *verdicts
-        )
-        tiles.append(tile)
+    title, page = f"Results in {folder.resolve().name}", folder / "index.html"
     lead = html.paragraph(f"{len(reports)} results folders. Each tile leads to its report.", "lead")
-    files.write_text(
-        folder / "index.html", html.document(f"Results in {folder.resolve().name}", [lead, html.cards(tiles)])
+    tiles = html.cards(_tile(report, folder) for report in reports)
+    files.write_text(page, html.document(title, [lead, tiles]))
+    return page
+
+
+def _tile(report: Report, folder: Path) -> str:
+    page, thumbnail = (
+        quote(path.relative_to(folder).as_posix()) if path else "" for path in (report.page, report.thumbnail)
     )
-    return folder / "index.html"
+    question = [html.paragraph(report.question, "note")] if report.question else []
+    verdicts = [html.bullets(_tally(report.verdicts), "verdicts")] if report.verdicts else []
+    return html.card(page, report.page.parent.name, thumbnail, *question, html.paragraph(report.answer), *verdicts)
 
 
-def _judged(study: Study, folders: list[Path]) -> list[scoreboard.ScoreboardRow]:
+def _claims(study: Study, folders: list[Path]) -> list[ScoreboardRow]:
     """The claims of the paper that the sweep of these runs tests, and their verdicts."""
     commands = [command for folder in folders for command in store.commands(folder)]
     evidence = Evidence(str(folders[0]), study.records, commands)
@@ -128,16 +125,20 @@ def _partial(study: Study) -> Iterator[str]:
         yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
 
 
-def _tally(verdicts: dict[str, int]) -> list[str]:
-    return [f"{n} {verdict}" for verdict, n in verdicts.items()]
+def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
+    """How many claims have which verdict, in the order of verdicts; without those that none has."""
+    verdicts = [row.verdict.verdict for row in claims]
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
 
 
-def _verdicts(judged: list[scoreboard.ScoreboardRow]) -> Iterator[str]:
-    counts = {verdict: sum(row.verdict.verdict == verdict for row in judged) for verdict in VERDICTS}
-    if judged:
-        tally = _tally({verdict: n for verdict, n in counts.items() if n})
-        claims = f"{len(judged)} {'claim' if len(judged) == 1 else 'claims'} of the paper tested:"
-        yield html.bullets([claims, *tally], "verdicts")
+def _tally(counts: dict[str, int]) -> list[str]:
+    return [f"{n} {verdict}" for verdict, n in counts.items()]
+
+
+def _verdicts(claims: Sequence[ScoreboardRow]) -> Iterator[str]:
+    if claims:
+        tested = f"{len(claims)} {'claim' if len(claims) == 1 else 'claims'} of the paper tested:"
+        yield html.bullets([tested, *_tally(_counts(claims))], "verdicts")
 
 
 def _figures(study: Study, out: Path) -> Iterator[str]:
@@ -198,14 +199,14 @@ def _extent(study: Study) -> str:
     )
 
 
-def _findings(study: Study, judged: list[scoreboard.ScoreboardRow]) -> Iterator[str]:
+def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
     singled_out = contrasts(study)
     if len(singled_out):
         yield html.section(
             "Between the arms", html.bullets(brief_headline(singled_out)), html.paragraph(PAIRED, "note")
         )
-    if judged:
-        rows = scoreboard.table(judged)[["claim", "verdict", scoreboard.EFFECT, "figure", "why not"]]
+    if claims:
+        rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "figure", "why not"]]
         shown = html.table(rows, prose=("claim", "why not"))
         yield html.section("Claims of the paper", html.paragraph(CLAIMS, "note"), shown)
 

@@ -25,8 +25,8 @@ def brief_headline(pairs: pd.DataFrame) -> list[str]:
     tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
     if len(tables) <= MOST_PAIRS_IN_FULL:
         return headline(pairs)
-    told = [table for table in tables if not _undecided(table)]
-    sentences = [f"{PART_SUBJECTS['total']} {_difference(table, 'total')}." for table in told]
+    decided = [table for table in tables if not _undecided(table)]
+    sentences = [f"{PART_SUBJECTS['total']} {_difference(table, 'total')}." for table in decided]
     undecided = [f"{table['first'].iloc[0]} and {table['second'].iloc[0]}" for table in tables if _undecided(table)]
     if undecided:
         sentences.append(f"At no size does LR sensitivity certainly differ between {'; '.join(undecided)}.")
