@@ -6,8 +6,9 @@ import pytest
 
 import planted
 from lab.analysis.curves import arm_factors, points
-from lab.analysis.report.answer import answer, questions
+from lab.analysis.report.answer import answer, compared, questions
 from lab.analysis.report.contrasts import contrasts, nearest, reference_arm
+from lab.analysis.report.findings import brief_headline
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
 from lab.cli.launch import compose_points
 from lab.core import shipped
@@ -29,7 +30,7 @@ def diverged(made):
 
 def test_of_two_arms_the_lower_one_is_named_with_its_interval_where_it_is_lower_everywhere():
     text = answer(study(cards()))
-    assert text.startswith("LR sensitivity is lower with qk-layernorm than without qk-layernorm at every size, by 0.16")
+    assert text.startswith("LR sensitivity is lower with qk-layernorm than without it at every size, by 0.16")
     assert text.endswith(" at 98.6k parameters.")
     pairs = study(cards()).pairs
     interval = pairs["total"].iloc[-1]
@@ -39,7 +40,7 @@ def test_of_two_arms_the_lower_one_is_named_with_its_interval_where_it_is_lower_
 def test_the_answer_turns_with_the_records():
     swapped = [card | {"intervention": BOTH[1 - BOTH.index(card["intervention"])]} for card in cards(widths=(32,))]
     swapped = [card | {"parameters_without_embeddings": 24_736} for card in swapped]
-    assert answer(study(swapped)).startswith("LR sensitivity is lower without qk-layernorm than with qk-layernorm, by")
+    assert answer(study(swapped)).startswith("LR sensitivity is lower without qk-layernorm than with it, by")
 
 
 def test_arms_that_differ_by_noise_are_not_said_to_differ():
@@ -48,7 +49,9 @@ def test_arms_that_differ_by_noise_are_not_said_to_differ():
         return card | {"final_val_loss": same}
 
     text = answer(study(map(noisy, cards())))
-    assert text.startswith("No difference in LR sensitivity between runs without qk-layernorm and with qk-layernorm is")
+    assert text.startswith(
+        "No difference in LR sensitivity between runs without qk-layernorm and runs with qk-layernorm is"
+    )
     assert "certain at any size" in text
 
 
@@ -115,6 +118,39 @@ def test_of_many_arms_each_is_set_against_the_one_nearest_the_default_recipe():
     )
     assert "higher for steps 100, by 0.1" in text
     assert text.endswith("not certainly different for steps 1600.")
+
+
+def test_arms_whose_learning_rates_mean_different_things_are_compared_by_their_losses():
+    def study_of(name):
+        made = [
+            card for each in ("standard", name) for card in cards(BOTH[1:], (32,), **{"parametrization.name": each})
+        ]
+        for card in made:
+            card["final_val_loss"] += 0.1 * (card["parametrization.name"] == name)
+        return study(made)
+
+    assert answer(study_of("inverse_head_width")).startswith(
+        "No difference in LR sensitivity between inverse_head_width and standard"
+    )
+    text = answer(study_of("mup_full"))
+    assert text.startswith("The best loss over the learning rates is lower for standard than for mup_full, by 0.100")
+    subjects, pairs = compared(study_of("mup_full"))
+    (sentence,) = brief_headline(pairs, subjects)
+    assert sentence.startswith(
+        "The best loss over the learning rates is lower for standard than for mup_full, by 0.100"
+    )
+
+
+def test_many_pairs_get_a_sentence_where_they_differ_and_share_one_where_not():
+    made = [card for steps in (100, 200, 400, 800, 1600) for card in cards(BOTH[1:], (32,), steps=steps)]
+    for card in made:
+        card["final_val_loss"] += (card["optimizer.lr"] == 0.3) * (card["steps"] == 100) * (1 + 0.01 * card["seed"])
+    differing, alike = brief_headline(*compared(study(made))[::-1])
+    assert differing.startswith("LR sensitivity is lower for steps 400 than for steps 100, by 0.14")
+    assert (
+        alike
+        == "LR sensitivity differs certainly at no size between steps 400 and any of: steps 200, steps 800, steps 1600."
+    )
 
 
 def test_the_reference_has_the_values_of_the_recipe_or_the_nearest():

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, significant
-from lab.analysis.report.contrasts import contrasts, oriented, recipe_of, reference_arm
-from lab.analysis.report.findings import of_arm, with_scaled_steps
+from lab.analysis.report.contrasts import contrasts, recipe_of, reference_arm
+from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
 from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
 from lab.analysis.text import count, listed, spell
@@ -134,36 +134,46 @@ class Difference(NamedTuple):
 
 
 def _many_arms(study: Study) -> str:
-    factors = arm_factors(study.records.runs)
-    reference = reference_arm(factors, recipe_of(study))
-    by_sensitivity, singled_out = _by_sensitivity(study), contrasts(study)
-    arms = list(singled_out.loc[singled_out["second"] == reference, "first"].unique())
-    arms = arms or [arm for arm in factors if arm != reference]
-    compare = _sensitivities if by_sensitivity else _best_losses
-    differences = [table for arm in arms if (table := list(compare(study, arm, reference)))]
+    reference = reference_arm(arm_factors(study.records.runs), recipe_of(study))
+    subjects, pairs = compared(study)
+    groups = pairs[pairs["second"] == reference].groupby("first", sort=False)
+    differences = [table for _, group in groups if (table := list(_differences(group)))]
     if not differences:
         return f"No arm has runs of the same size, seed and learning rate as {_runs(reference)} to compare with."
-    measure = "LR sensitivity" if by_sensitivity else _loss_name(study)
     if len(differences) == 1:
-        return _two_arms(measure, differences[0], reference)
-    return _against(measure, [table[-1] for table in differences], reference)
+        return _two_arms(subjects["total"], differences[0], reference)
+    return _against(subjects["total"], [table[-1] for table in differences], reference)
 
 
-def _sensitivities(study: Study, arm: str, reference: str) -> Iterator[Difference]:
-    """``arm`` minus ``reference`` at each size that both have, the largest last, over the learning rates of both."""
-    table = oriented(study.pairs, arm, reference)
-    for size, interval in zip(table["size"], table["total"], strict=True):
+def _differences(pairs: pd.DataFrame) -> Iterator[Difference]:
+    """The differences of one pair of arms, the largest size last."""
+    for arm, size, interval in zip(pairs["first"], pairs["size"], pairs["total"], strict=True):
         if interval.n:
             yield Difference(arm, float(size), interval)
 
 
-def _best_losses(study: Study, arm: str, reference: str) -> Iterator[Difference]:
-    """``_sensitivities`` of best losses."""
+def compared(study: Study) -> tuple[dict[str, str], pd.DataFrame]:
+    """What a report says of pairs of arms: the columns compared, each with its name, and the pairs singled out.
+
+    Pairs are rows as of ``study.pairs``; where sensitivity compares nothing, ``total`` is a difference of best losses.
+    """
+    pairs = contrasts(study)
+    if _by_sensitivity(study):
+        return PART_SUBJECTS, pairs
+    best = [_best_losses(study, *names) for names in dict.fromkeys(zip(pairs["first"], pairs["second"], strict=True))]
+    return {"total": _loss_name(study)}, pd.concat(best, ignore_index=True) if best else pairs
+
+
+def _best_losses(study: Study, first: str, second: str) -> pd.DataFrame:
+    """Best loss of the first arm minus that of the second, paired by seed, over the learning rates of both."""
     key = ["size", "seed", "lr"]
-    one, other = (study.points[study.points["arm"] == name].set_index(key)["capped"] for name in (arm, reference))
-    both = pd.DataFrame({"one": one, "other": other}).dropna().groupby(level=["size", "seed"]).min()
-    for size, best in both.groupby(level="size"):
-        yield Difference(arm, float(str(size)), student_t(best["one"] - best["other"]))
+    one, other = (study.points[study.points["arm"] == name].set_index(key)["capped"] for name in (first, second))
+    best = pd.DataFrame({"one": one, "other": other}).dropna().groupby(level=["size", "seed"]).min()
+    rows = [
+        {"first": first, "second": second, "size": size, "total": student_t(seeds["one"] - seeds["other"])}
+        for size, seeds in best.groupby(level="size")
+    ]
+    return pd.DataFrame(rows, columns=["first", "second", "size", "total"])
 
 
 def _runs(arm: str) -> str:
@@ -183,13 +193,13 @@ def _two_arms(measure: str, differences: Sequence[Difference], reference: str) -
     if directions == {""}:
         everywhere = "at any size" if len(differences) > 1 else at
         return (
-            f"No difference in {_lower_first(measure)} between runs {of_arm(arm)} and {of_arm(reference)} is certain "
+            f"No difference in {_lower_first(measure)} between {_runs(arm)} and {_runs(reference)} is certain "
             f"{everywhere}{'; ' + at + ' it is' if len(differences) > 1 else ': it is'} {_range(largest.interval)}."
         )
     if len(directions) == 1:
         everywhere = f" at every size, by {_by(largest)} {at}" if len(differences) > 1 else f", by {_by(largest)}, {at}"
         low, high = (arm, reference) if largest.direction == "lower" else (reference, arm)
-        return f"{measure} is lower {of_arm(low)} than {of_arm(high)}{everywhere}."
+        return f"{measure} is lower {of_arm(low)} than {_than(low, high)}{everywhere}."
     sides = {
         direction: [count(one.size) for one in differences if one.direction == direction]
         for direction in ("lower", "higher", "")
@@ -201,6 +211,13 @@ def _two_arms(measure: str, differences: Sequence[Difference], reference: str) -
     ]
     parts += [f"not certainly different at {listed(sides[''])}"] if sides[""] else []
     return f"{measure} is, against that {of_arm(reference)}, {listed(parts)} parameters."
+
+
+def _than(arm: str, other: str) -> str:
+    """``without it`` behind ``with qk-layernorm``; else the other arm as it is."""
+    word, _, switch = arm.partition(" ")
+    opposite = {"with": "without", "without": "with"}.get(word)
+    return f"{opposite} it" if opposite and other == f"{opposite} {switch}" else of_arm(other)
 
 
 def _few(interval: Interval) -> str:

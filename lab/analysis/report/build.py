@@ -17,12 +17,12 @@ from lab.analysis.claims import scoreboard
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import VERDICTS
 from lab.analysis.claims.scoreboard import ScoreboardRow
+from lab.analysis.curves import switches_text
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, style
 from lab.analysis.report import tables
-from lab.analysis.report.answer import answer, questions
-from lab.analysis.report.contrasts import contrasts
+from lab.analysis.report.answer import answer, compared, questions
 from lab.analysis.report.findings import brief_headline, notes
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, plain_text, spell
@@ -86,11 +86,12 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
     title = " and ".join(path.resolve().name for path in paths)
     question, sentence, claims = " ".join(questions(paths)), answer(study), _claims(study, paths)
     first, *others = [*_figures(study, out), ""]
-    head = [html.paragraph(sentence, "lead"), *_partial(study), *_verdicts(claims), first, *_facts(study, paths)]
+    counts = _counts(claims)
+    head = [html.paragraph(sentence, "lead"), *_partial(study), *_verdicts(counts), first, *_facts(study, paths)]
     body = [*head, *_findings(study, claims), *_tables(study), *others, *_cautions(study), *_provenance(study, paths)]
     files.write_text(out / "report.html", html.document(title, body, question))
     thumbnail = next((path for name in FIRST if (path := out / "figures" / f"{name}.svg").is_file()), None)
-    return Report(out / "report.html", question, sentence, _counts(claims), thumbnail)
+    return Report(out / "report.html", question, sentence, counts, thumbnail)
 
 
 def write_index(folder: Path, reports: Sequence[Report]) -> Path:
@@ -107,8 +108,8 @@ def _tile(report: Report, folder: Path) -> str:
         quote(path.relative_to(folder).as_posix()) if path else "" for path in (report.page, report.thumbnail)
     )
     question = [html.paragraph(report.question, "note")] if report.question else []
-    verdicts = [html.bullets(_tally(report.verdicts), "verdicts")] if report.verdicts else []
-    return html.card(page, report.page.parent.name, thumbnail, *question, html.paragraph(report.answer), *verdicts)
+    parts = [*question, html.paragraph(report.answer), *_verdicts(report.verdicts)]
+    return html.card(page, report.page.parent.name, thumbnail, *parts)
 
 
 def _claims(study: Study, folders: list[Path]) -> list[ScoreboardRow]:
@@ -131,14 +132,11 @@ def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
 
 
-def _tally(counts: dict[str, int]) -> list[str]:
-    return [f"{n} {verdict}" for verdict, n in counts.items()]
-
-
-def _verdicts(claims: Sequence[ScoreboardRow]) -> Iterator[str]:
-    if claims:
-        tested = f"{len(claims)} {'claim' if len(claims) == 1 else 'claims'} of the paper tested:"
-        yield html.bullets([tested, *_tally(_counts(claims))], "verdicts")
+def _verdicts(counts: dict[str, int]) -> Iterator[str]:
+    if counts:
+        n = sum(counts.values())
+        tested = f"{n} {'claim' if n == 1 else 'claims'} of the paper tested:"
+        yield html.bullets([tested, *(f"{n} {verdict}" for verdict, n in counts.items())], "verdicts")
 
 
 def _figures(study: Study, out: Path) -> Iterator[str]:
@@ -184,7 +182,9 @@ def _extent(study: Study) -> str:
     points, runs = study.points, study.records.runs
     lrs, steps = sorted(points["lr"].unique()), sorted(set(map(spell, map(float, runs["steps"]))))
     arms = list(points["arm"].unique())
-    named = f"{len(arms)} arms: {'; '.join(arms)}" if len(arms) > 1 else f"one arm: {arms[0]}"
+    shared = set.intersection(*(set(str(names).split("+")) for names in runs["intervention"])) - {"none"}
+    common = f", all {switches_text(sorted(shared), ())}" if shared else ""
+    named = f"{len(arms)} arms: {'; '.join(arms)}{common}" if len(arms) > 1 else f"one arm: {arms[0]}"
     rates = (
         f"{len(lrs)} peak learning rates from {spell(lrs[0])} to {spell(lrs[-1])}"
         if len(lrs) > 1
@@ -200,10 +200,10 @@ def _extent(study: Study) -> str:
 
 
 def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
-    singled_out = contrasts(study)
-    if len(singled_out):
+    subjects, pairs = compared(study)
+    if len(pairs) and (study.points["outcome"] != "diverged").any():
         yield html.section(
-            "Between the arms", html.bullets(brief_headline(singled_out)), html.paragraph(PAIRED, "note")
+            "Between the arms", html.bullets(brief_headline(pairs, subjects)), html.paragraph(PAIRED, "note")
         )
     if claims:
         rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "figure", "why not"]]

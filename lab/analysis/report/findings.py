@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
@@ -12,24 +12,35 @@ from lab.analysis.text import count, listed, spell
 
 PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
 MOST_PAIRS_IN_FULL = 3
+# Parametrizations in which every tensor has the peak learning rate.
+UNSCALED = ("standard", "inverse_head_width")
 
 
-def headline(pairs: pd.DataFrame) -> list[str]:
-    """Two sentences per pair of arms, on sensitivity and on its instability part; ``pairs`` as from ``all_pairs``."""
+def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
+    """Two sentences per pair of arms, on sensitivity and on its instability part.
+
+    Args:
+        pairs: as from ``all_pairs``.
+        subjects: columns of intervals to speak of, each with the subject of its sentences.
+    """
     tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
-    return [f"{name} {_difference(table, part)}." for table in tables for part, name in PART_SUBJECTS.items()]
+    return [f"{name} {_difference(table, part)}." for table in tables for part, name in subjects.items()]
 
 
-def brief_headline(pairs: pd.DataFrame) -> list[str]:
-    """``headline`` of few pairs; of many only sensitivity, and in one sentence the pairs that show no difference."""
+def brief_headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
+    """``headline`` of few pairs; of many only ``total``, and one sentence on arms that show no difference."""
     tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
     if len(tables) <= MOST_PAIRS_IN_FULL:
-        return headline(pairs)
+        return headline(pairs, subjects)
+    subject = subjects["total"]
     decided = [table for table in tables if not _undecided(table)]
-    sentences = [f"{PART_SUBJECTS['total']} {_difference(table, 'total')}." for table in decided]
-    undecided = [f"{table['first'].iloc[0]} and {table['second'].iloc[0]}" for table in tables if _undecided(table)]
-    if undecided:
-        sentences.append(f"At no size does LR sensitivity certainly differ between {'; '.join(undecided)}.")
+    sentences = [f"{subject} {_difference(table, 'total')}." for table in decided]
+    undecided: dict[str, list[str]] = {}
+    for table in tables:
+        if _undecided(table):
+            undecided.setdefault(table["second"].iloc[0], []).append(table["first"].iloc[0])
+    for reference, arms in undecided.items():
+        sentences.append(f"{subject} differs certainly at no size between {reference} and any of: {', '.join(arms)}.")
     return sentences
 
 
@@ -132,7 +143,7 @@ def _at_the_edge(study: Study) -> pd.MultiIndex:
 def with_scaled_steps(study: Study) -> pd.MultiIndex:
     """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
     cards = study.records.runs.set_index("id").loc[study.points["id"]]
-    scaled = (cards["parametrization.name"] != "standard") | (cards["optimizer.name"] == "adamw_rms_scaled")
+    scaled = ~cards["parametrization.name"].isin(UNSCALED) | (cards["optimizer.name"] == "adamw_rms_scaled")
     unlike_others = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
     return pd.MultiIndex.from_frame(unlike_others[["arm", "size"]])
 
