@@ -377,10 +377,14 @@ def test_saturation_is_said():
 
 
 def test_arms_are_told_apart_and_a_calm_one_borrows_the_threshold():
-    calm = "qk_layernorm+z_loss"
-    records = gathered(*runs_of(), *runs_of(arm=calm, logit=lambda size, lr: 5 * (size / 1e4) ** 0.01))
+    records = gathered(*runs_of(), *runs_of(arm=planted.BOTH[1], logit=lambda size, lr: 5 * (size / 1e4) ** 0.01))
     growing, flat = make_forecasts(records, LOGIT)
-    assert (growing.arm, growing.borrowed, flat.arm, flat.borrowed) == ("z_loss", False, calm, True)
+    assert (growing.arm, growing.borrowed, flat.arm, flat.borrowed) == (
+        planted.OFF_LABEL,
+        False,
+        planted.ON_LABEL,
+        True,
+    )
     assert flat.limit == pytest.approx(growing.limit)
     assert size_beyond(flat.lines[0.1], flat.limit, 1, *flat.sizes[::3]).middle == math.inf
     assert growing.lines[0.1].slope == pytest.approx(0.8, abs=0.1)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.core.files import printable
 from lab.sweep.local_jobs import run_jobs
 
+if TYPE_CHECKING:
+    from lab.analysis.report.build import Report
+
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
-lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+lab report DIR [DIR ...] [--open]                rebuild figures and report.html; several overlaid, in the first
     [--format pdf|png [--width INCHES]]          instead, write the figures for a paper (default: 3.25 inches wide)
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
@@ -110,7 +114,7 @@ def _report(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import study
     from lab.records import store
 
-    given = _OptionParser("--format", "--width").read(arguments)
+    given = _OptionParser("--format", "--width", switches=["--open"]).read(arguments)
     folders = given.folders
     if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
@@ -121,13 +125,19 @@ def _report(arguments: list[str]) -> None:
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
     if len(folders) == 1 and (several := store.results_folders(folders[0])):
-        for page in _write_reports(several):
-            print(printable(f"report: {page}"))
-        return
-    analysis = study(folders)
-    page = build.write_report(analysis, folders)
-    print(printable(build.summary(analysis)))
-    print(printable(f"report: {page}"))
+        reports = []
+        for report in _write_reports(several):
+            reports.append(report)
+            print(printable(f"report: {report.page}"))
+        page = build.write_index(folders[0], reports)
+        print(printable(f"index: {page}"))
+    else:
+        analysis = study(folders)
+        page = build.write_report(analysis, folders).page
+        print(printable(build.summary(analysis)))
+        print(printable(f"report: {page}"))
+    if given.open:
+        webbrowser.open(page.absolute().as_uri())
 
 
 def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None) -> Iterator[Path]:
@@ -142,7 +152,7 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None)
         yield from paper.write_figures(study(each), each[0], form)
 
 
-def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
+def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
     """Write the report of each folder, as many at once as there are cores."""
     slots = [None] * min(machine.cores(), len(folders))
     ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.analysis.report.build"])
@@ -154,8 +164,8 @@ def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
         yield end.answer
 
 
-def _write_report(folder: Path) -> Path | RequestError:
-    """The page; or the refusal, for the parent process to raise."""
+def _write_report(folder: Path) -> Report | RequestError:
+    """The report; or the refusal, for the parent process to raise."""
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # The command line as the user can type it again; ``lab.cli.launch`` sets it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
+# The question that the sweep file asks in its first comment; empty without one.
+QUESTION: ContextVar[str] = ContextVar("question", default="")
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
@@ -74,7 +76,7 @@ def run_sweep(
         return
     folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
-    store.note_command(folder, COMMAND.get())
+    store.note_command(folder, COMMAND.get(), QUESTION.get())
     if fleets:
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
@@ -82,7 +84,9 @@ def run_sweep(
             deaths = launch(jobs) if distributed.world_size() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             _warn(death)
-    store.note_command(folder, COMMAND.get())  # again: a shard that began at the same time may have lost it
+    store.note_command(
+        folder, COMMAND.get(), QUESTION.get()
+    )  # again: a shard that began at the same time may have lost it
     _gather_and_report(folder, requested, mine, missing)
 
 
@@ -173,7 +177,7 @@ def _gather_and_report(
     if not others and {"finished", "diverged"} & set(statuses.values()):
         store.gather(folder)
         analysis = study([folder])
-        ending = f"report: {build.write_report(analysis, [folder])}"
+        ending = f"report: {build.write_report(analysis, [folder]).page}"
         print(printable(build.summary(analysis)))
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
