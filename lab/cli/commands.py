@@ -18,6 +18,7 @@ lab train [key=value ...]                        train one run; with -m and key=
 lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
+lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--json] [--html FILE] [--junit FILE] [--markdown FILE]
@@ -141,6 +142,16 @@ def _predict(arguments: list[str]) -> None:
         print(printable(line))
 
 
+def _batch(arguments: list[str]) -> None:
+    from lab.analysis.batch_size import advice
+
+    given = _OptionParser(switches=["--json"]).read(arguments)
+    if len(given.folders) != 1:
+        raise RequestError("advise from which folder? lab batch DIR [--json]")
+    for line in advice.batch_lines(given.folders[0], as_json=given.json):
+        print(printable(line))
+
+
 def _claims(arguments: list[str]) -> None:
     from lab.analysis.claims import scoreboard
 
@@ -207,6 +218,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": _report,
     "coordcheck": _coordcheck,
     "predict": _predict,
+    "batch": _batch,
     "claims": _claims,
     "check": _check,
     "baseline": _baseline,
