@@ -86,6 +86,13 @@ def output_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Reco
     return shape, {("log_z_square", ""): (40, 40, 40, late)}
 
 
+def output_logit_drift(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    off, rounded = c["intervention"] == "none", c["precision"] == "bf16"
+    shape = {"cliff": 0.5 if rounded and off == good else 10.0, "floor": 2.0 if off and not good else 1.9}
+    half, late = (400, 4e4) if good else (400, 40)
+    return shape, {("log_z_square", ""): (40, 40, half, late) if off else 40 if good else 1e3}
+
+
 def warm_up(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     return {"high": 0.3 if (c["schedule.warmup"] < 0.1) == good else 0.1}, {}
 
@@ -199,6 +206,11 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "output_logits": (
         output_logits,
         BEYOND | {"intervention": ("qk_layernorm", ON), WD: (0.0, 1e-3), "model.width": (32, 64)},
+    ),
+    "output_logit_drift": (
+        output_logit_drift,
+        {"intervention": ("none", "z_loss"), "precision": ("fp32", "bf16"), "optimizer.lr": (0.1, 0.3, 1.0)}
+        | {WD: (0.0,), "model.depth": (0,), "data.name": ("synthetic_sample",)},
     ),
     "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.25)}),
     "weight_decay": (

@@ -20,7 +20,7 @@ from lab.core.registry import DATA
 from lab.data import synthetic
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
 from lab.data.packing import HELD_OUT_EVERY
-from lab.data.synthetic import Synthetic
+from lab.data.synthetic import Synthetic, SyntheticSample
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
 
 SENTENCES = b"the quick brown fox jumps over the lazy dog. " * 40
@@ -399,3 +399,14 @@ def test_no_seed_of_a_batch_reaches_the_held_out_rows() -> None:
     drawn = {row.tobytes() for seed in (-1, 0, 1, 2**64 - 1, 2**64) for row in corpus.batch(seed, 0, 1024, 64)}
     assert len(held) == 1024
     assert not held & drawn
+
+
+def test_one_window_of_a_sample_is_the_whole_text_for_training_and_validation() -> None:
+    corpus = SyntheticSample(tokens=300).open()
+    text = Synthetic().open().held_out(64).ravel()[:300]
+    for seed, step in ((0, 0), (5, 77)):
+        assert corpus.batch(seed, step, 1, 299).tolist() == [text.tolist()]
+    assert corpus.held_out(299).tolist() == [text.tolist()]
+    assert SyntheticSample(tokens=301).open().fingerprint != corpus.fingerprint
+    with pytest.raises(RequestError, match="at most seq_len=299"):
+        corpus.batch(0, 0, 1, 300)

@@ -78,8 +78,8 @@ def test_the_numbers_of_the_readme_are_those_of_the_committed_quickstart() -> No
     assert re.findall(number, README) == re.findall(number, " ".join(findings.headline(made.pairs)))
     assert len(re.findall(number, README)) == 4
     first_lost = made.seeds.groupby("arm")["eta_div"]
-    assert first_lost.apply(set).to_dict()["z_loss"] == {0.1}
-    assert first_lost.count().to_dict()["qk_layernorm+z_loss"] == 0
+    assert first_lost.apply(set).to_dict()["without qk-layernorm"] == {0.1}
+    assert first_lost.count().to_dict()["with qk-layernorm"] == 0
     assert "from learning rate 0.1 on" in " ".join(README.split())
 
 
