@@ -168,7 +168,7 @@ def test_the_best_loss_is_foretold_by_the_power_law_of_smaller_sizes():
     assert list(right.get_lines()[0].get_ydata()) == pytest.approx([1e-2] * 4)
 
 
-def test_lines_over_the_steps_carry_the_planted_values_and_their_fate():
+def test_lines_over_the_steps_carry_the_planted_values_and_their_outcome():
     def hears(card, step):
         broken = card["seed"] == 1 and card[LR] == 0.1 and step > 20
         yield ("train_loss", "", 3 + card[LR] + card["seed"])
@@ -245,9 +245,9 @@ def test_crossing_shapes_become_ways_to_grow():
     sizes = runs.groupby("arm")["parameters"].unique().map(sorted).to_dict()
     n = {shape: 12 * shape[1] * shape[0] ** 2 + shape[0] for shape in shapes}
     assert sizes == {
-        "z_loss, wider": [n[64, 2], n[96, 2], n[128, 2]],
-        "z_loss, deeper": [n[64, 2], n[64, 4], n[64, 8]],
-        "z_loss, wider and deeper": [n[64, 2], n[80, 3], n[96, 4]],
+        "with z-loss, wider": [n[64, 2], n[96, 2], n[128, 2]],
+        "with z-loss, deeper": [n[64, 2], n[64, 4], n[64, 8]],
+        "with z-loss, wider and deeper": [n[64, 2], n[80, 3], n[96, 4]],
     }
     assert len(runs) == 9 * 4
     assert runs.groupby(["curve", "lr", "seed"]).ngroups == len(runs)

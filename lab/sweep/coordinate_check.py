@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lab.analysis import coordinate_growth
-from lab.analysis.rendering import style
+from lab.analysis.rendering import layout
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import distributed, files, machine
 from lab.core.axes import per_run_rms
@@ -71,7 +71,7 @@ class CoordinateCheck:
     def write(self) -> None:
         """Write ``coordcheck.csv`` and ``coordcheck.svg`` into the folder."""
         files.write_text(self.folder / "coordcheck.csv", self.changes.to_csv(index=False))
-        svg = style.svg(coordinate_growth.figure(self.changes), "coordcheck")
+        svg = layout.svg(coordinate_growth.figure(self.changes), "coordcheck")
         files.write_text(self.folder / "coordcheck.svg", svg)
 
 

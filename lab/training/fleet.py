@@ -208,12 +208,16 @@ class Fleet:
         first_bad_r.copy_(torch.where(newly_bad_r, step, first_bad_r))
         self.config.optimizer.step(weight_gradients, state, Now(step, weights, shape_r, self.lr_factor))
 
-    def evaluate_at_init(self) -> Tensor:
-        """Return ``evaluate(whole=True)`` before the first update; runs of equal seed are one model, evaluated once.
+    def models_at_init(self) -> int:
+        """How many models the runs are before the first update: one for each seed.
 
-        Every run is evaluated if an intervention brings a number per run into the forward pass, or on several ranks.
+        Every run counts if an intervention brings a number per run into the forward pass, or on several ranks.
         """
-        if self.forward_differs or distributed.is_joined():
+        return self.runs if self.forward_differs or distributed.is_joined() else len(set(self.config.seed))
+
+    def evaluate_at_init(self) -> Tensor:
+        """Return ``evaluate(whole=True)`` before the first update, with each of ``models_at_init`` evaluated once."""
+        if self.models_at_init() == self.runs:
             return self.evaluate(whole=True)
         first_run = {seed: self.config.seed.index(seed) for seed in self.config.seed}
         loss = dict(zip(first_run, self.evaluate(whole=True, indices=list(first_run.values())), strict=True))

@@ -52,7 +52,7 @@ def _decays(curve: Config) -> bool:
 )
 def decay_alone_suffices(alone: ArmTables, both: ArmTables, neither: ArmTables) -> Effects:
     """S with decay alone over S with both, at the largest size; the control: with neither it is above 1.3."""
-    ratio, control = ((arm.table("total") / both.table("total")).iloc[:, -1] for arm in (alone, neither))
+    ratio, control = (arm.table("total", largest=1) / both.table("total", largest=1) for arm in (alone, neither))
     return Qualified(ratio, control=exceeds(control, 1.3))
 
 
@@ -121,6 +121,7 @@ def _exact_log_z(arm: ArmTables, part: float | None = None) -> pd.DataFrame:
     arms=[PLAIN_LOSS, WITH_Z],
     side=TENFOLD,
     unit="decades",
+    restates="z_loss_stops_the_drift",
 )
 def z_loss_stops_the_exact_drift(off: ArmTables, on: ArmTables) -> Effects:
     """End without over end with it."""
@@ -133,6 +134,7 @@ def z_loss_stops_the_exact_drift(off: ArmTables, on: ArmTables) -> Effects:
     arms=[PLAIN_LOSS],
     cause=["step"],
     unit="decades",
+    restates="output_logits_drift_late",
 )
 def the_exact_drift_goes_on(off: ArmTables) -> Effects:
     """End over half-way."""
@@ -144,6 +146,7 @@ def the_exact_drift_goes_on(off: ArmTables) -> Effects:
     "with exact gradients and no decay, losses with and without z-loss are within 0.01 though log^2 Z is tenfold apart",
     arms=[PLAIN_LOSS, WITH_Z],
     side=(-0.01, 0.01),
+    restates="z_loss_stops_the_drift",
 )
 def the_exact_drift_does_no_harm(off: ArmTables, on: ArmTables) -> Effects:
     """Loss on the whole text without minus with it, at each learning rate; the control: log^2 Z is tenfold higher."""
@@ -157,6 +160,7 @@ def the_exact_drift_does_no_harm(off: ArmTables, on: ArmTables) -> Effects:
     frees=[Z_LOSS, PRECISION],
     holds={key: value for key, value in EXACT.items() if key != PRECISION},
     arms=[{**arm, PRECISION: precision} for precision in ("bf16", "fp32") for arm in (PLAIN_LOSS, WITH_Z)],
+    restates="z_loss_keeps_log_z_small",
 )
 def rounding_makes_the_drift_costly(*arms: ArmTables) -> Effects:
     """Loss in bf16 minus loss in fp32, without z-loss minus with it."""
