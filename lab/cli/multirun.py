@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from lab.cli.compose import expand, parse, running_own_code
+from lab.cli.planning import show_planning
 from lab.cli.points import TreeComposer
 from lab.core import machine
 from lab.core.errors import RequestError
@@ -31,7 +32,7 @@ def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: L
         SystemExit: with status 1 when a run failed.
     """
     points = expand(parse(overrides, config_loader))
-    trees = map(TreeComposer(config_loader, config).tree, points)
+    trees = show_planning(map(TreeComposer(config_loader, config).tree, points), len(points))
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
     slots, trains_here = getattr(launcher, "slots", [None]), getattr(launcher, "trains_here", False)
     launch = partial(_launch, launcher)

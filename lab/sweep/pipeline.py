@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import traceback
@@ -16,15 +17,31 @@ from lab.core.errors import RequestError
 from lab.core.files import printable
 from lab.records import plans, store
 from lab.sweep.local_jobs import Slot
-from lab.sweep.progress import ProgressMonitor
+from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
 
 if TYPE_CHECKING:
-    from lab.sweep.planner import Point
+    from lab.sweep.planner import Point, SweepPlan
 
 # The command line as the user can type it again; ``lab.cli.launch`` sets it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
+# The question that the sweep file asks in its first comment; empty without one.
+QUESTION: ContextVar[str] = ContextVar("question", default="")
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
+
+
+def print_estimate(plan: SweepPlan, *, full: bool = False) -> None:
+    """Print what training the plan's fleets would take, after a few throwaway steps of each shape."""
+    from lab.sweep.dry_run import estimate
+
+    for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
+        print(line)
+
+
+# What a dry run does with its plan.
+ON_DRY_RUN: ContextVar[Callable[[SweepPlan], None]] = ContextVar("on_dry_run", default=print_estimate)
+# The campaign that the sweep is a part of, if any.
+CAMPAIGN_PART: ContextVar[CampaignPart | None] = ContextVar("campaign_part", default=None)
 
 
 def run_sweep(
@@ -44,7 +61,7 @@ def run_sweep(
     Args:
         trees: one resolved config tree per point.
         launch: runs the jobs.
-        dry_run: ``summary`` or ``full``: estimate the cost, and train nothing.
+        dry_run: ``summary``: hand the plan to ``ON_DRY_RUN``; ``full``: estimate every run; either trains nothing.
         trains_here: train a single fleet in this process; another one would load torch again.
         max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
 
@@ -58,17 +75,13 @@ def run_sweep(
         raise RequestError(f"hydra.sweeper.dry_run must be summary or full, not {dry_run!r}")
     if dry_run and distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
-    folder, engine, requested, mine, missing, fleets, host = plan_sweep(
-        trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots
-    )
+    plan = plan_sweep(trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots)
     if dry_run:
-        from lab.sweep.dry_run import estimate
-
-        for line in estimate(fleets, len(mine) - len(missing), host, full=dry_run == "full"):
-            print(line)
+        print_estimate(plan, full=True) if dry_run == "full" else ON_DRY_RUN.get()(plan)
         return
+    folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
-    store.note_command(folder, COMMAND.get())
+    store.note_command(folder, COMMAND.get(), QUESTION.get())
     if fleets:
         name = plans.freeze(folder, ([{"id": point.id, "tree": point.tree} for point in fleet] for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
@@ -80,7 +93,9 @@ def run_sweep(
                 deaths = _train_here(folder, name) if trains_here and len(jobs) == 1 else launch(jobs)
         for death in deaths:
             _warn(death)
-    store.note_command(folder, COMMAND.get())  # again: a shard that began at the same time may have lost it
+    store.note_command(
+        folder, COMMAND.get(), QUESTION.get()
+    )  # again: a shard that began at the same time may have lost it
     _gather_and_report(folder, requested, mine, missing)
 
 
@@ -91,13 +106,21 @@ def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: S
 
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
+    part = CAMPAIGN_PART.get()
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
-        return ProgressMonitor(folder, plan, labels, sizes, partial(print, flush=True, file=sys.stdout), _warn)
+        say, log = partial(print, flush=True, file=sys.stdout), ProgressLog(len(fleets), _warn, part)
+        return ProgressMonitor(folder, plan, labels, sizes, say, _warn, log)
     from lab.sweep.terminal import Terminal, scene
 
-    losses = dict(store.read(folder).runs[["id", "final_val_loss"]].values) if done else {}
-    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done]))
+    losses = _last_losses(folder) if done else {}
+    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done], part))
     return ProgressMonitor(folder, plan, labels, sizes, terminal.say, _warn, terminal)
+
+
+def _last_losses(folder: Path) -> dict[str, float]:
+    """The final loss of each run of a folder by id; infinite if it diverged."""
+    runs = store.read(folder).runs
+    return dict(zip(runs["id"], runs["final_val_loss"].where(runs["status"] != "diverged", math.inf), strict=True))
 
 
 def train_planned_fleet(folder: Path, plan: str, index: int, *, interrupts: bool = False) -> None:

@@ -11,14 +11,16 @@ from typing import Any
 import lab.data
 import lab.interventions.attention
 import lab.interventions.loss_terms
+import lab.optim.batch_schedule
 import lab.optim.schedule
 import lab.probes.activations
+import lab.probes.noise
 import lab.probes.updates
-import lab.records.trackers  # noqa: F401  (these seven fill the registries)
+import lab.records.trackers  # noqa: F401  (these nine fill the registries)
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
-from lab.core.registry import DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
+from lab.core.registry import BATCHES, DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
 from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
@@ -73,6 +75,7 @@ class RunConfig:
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
     validation: str = one_of("whole", "short", default="whole")
+    batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
 
     @property
     def validation_targets(self) -> float:
@@ -119,6 +122,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "scale": lambda values, key: build(ScaleConfig, {"name": values["name"]}, key),
     "checkpoint": partial(build, CheckpointConfig),
     "tracker": partial(_named, TRACKERS),
+    "batch": partial(_named, BATCHES),
 }
 NAMELESS = ("intervention", "guest", "checkpoint")
 
@@ -138,8 +142,11 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
         if key not in keys:
             raise RequestError(f"unknown key '{key}'; {nearest(key, keys)}")
     known = {} if groups is None else groups
-    built = {}
+    built: dict[str, Any] = {}
     for key, make in GROUPS.items():
+        if key == "batch" and not tree.get(key):
+            built[key] = None
+            continue
         values = _group(tree, key, named=key not in NAMELESS)
         identity = f"{key} {values!r}"
         if identity not in known:
@@ -159,6 +166,10 @@ def _check_consistent(config: RunConfig) -> None:
         if isinstance(entry, LossTerm):
             custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
+    if config.batch is not None:
+        config.batch.entry.micro_batches(config.batch_size, config.steps)
+    elif "noise_scale" in config.probes.names:
+        raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, is_per_run in leaves(config.guest, "guest."):
@@ -191,6 +202,8 @@ def _rows(config: RunConfig) -> Rows:
     owned = config.optimizer.owned
     named = ((_column(key, owned), value, varies) for key, value, varies in leaves(config))
     rows = {column: (value, varies) for column, value, varies in named if column}
+    if config.batch is None:
+        del rows["batch"]
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
     if config.validation == "whole":  # absent, so that ids of such runs do not depend on it
         del rows["validation"]

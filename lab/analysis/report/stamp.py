@@ -27,7 +27,16 @@ def origin(folder: Path) -> str | None:
     if tables is None or _has_other_figures():
         return None
     versions = [platform.python_version(), *(version(name) for name in LIBRARIES)]
-    return files.digest([folder.resolve().name, tables, store.commands(folder), _code(), versions])
+    return files.digest([folder.resolve().name, tables, _requests(folder), _code(), versions])
+
+
+def _requests(folder: Path) -> dict[str, str]:
+    """Digests of the files that hold the commands, their days and their questions."""
+    return {
+        path.name: files.file_digest(path)
+        for path in [folder / name for name in ("commands.json", "requests.json")]
+        if path.exists()
+    }
 
 
 def _has_other_figures() -> bool:
