@@ -3,8 +3,6 @@
 import logging
 from importlib.metadata import version as installed_version
 
-from jupyter_client.connect import ConnectionFileMixin
-
 import lab
 import lab.analysis
 
@@ -34,7 +32,6 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]  # as in notebooks
 nb_execution_mode, nb_execution_timeout = "force", 300  # git keeps no outputs; seconds per cell
 nb_execution_raise_on_error = True
-ConnectionFileMixin.transport.default_value = "ipc"  # no ports, of which kernels would warn
 logging.getLogger("traitlets").setLevel(logging.WARNING)  # not a line for every notebook
 add_module_names = False
 toc_object_entries_show_parents = "hide"

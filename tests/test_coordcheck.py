@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from lab.__main__ import main
-from lab.analysis import coordinate_growth
 from lab.analysis.rendering import layout
 from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.model.parametrization import Factors, MuPIntermediate, Role
-from lab.sweep import coordinate_check
+from lab.sweep import coordinate_check, coordinate_growth
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 

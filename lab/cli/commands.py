@@ -24,12 +24,14 @@ lab report DIR [DIR ...] [--open]                rebuild figures and report.html
     [--format pdf|png [--width INCHES]]          instead, write the figures for a paper (default: 3.25 inches wide)
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
+lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
+lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|...]
+lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|batches|data|...]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
@@ -196,6 +198,28 @@ def _predict(arguments: list[str]) -> None:
         print(printable(line))
 
 
+def _batch(arguments: list[str]) -> None:
+    from lab.analysis.batch_size import advice
+
+    given = _OptionParser(switches=["--json"]).read(arguments)
+    if len(given.folders) != 1:
+        raise RequestError("advise from which folder? lab batch DIR [--json]")
+    for line in advice.batch_lines(given.folders[0], as_json=given.json):
+        print(printable(line))
+
+
+def _watch(arguments: list[str]) -> None:
+    from lab.analysis.spikes.watch import watch
+
+    given = _OptionParser(switches=["--json"]).read(arguments)
+    if len(given.folders) != 1:
+        raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--json]")
+    lines, alarmed = watch(given.folders[0], as_json=given.json)
+    for line in lines:
+        print(printable(line))
+    raise SystemExit(int(alarmed))
+
+
 def _claims(arguments: list[str]) -> None:
     from lab.analysis.claims import scoreboard
 
@@ -263,6 +287,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": _report,
     "coordcheck": _coordcheck,
     "predict": _predict,
+    "batch": _batch,
+    "watch": _watch,
     "claims": _claims,
     "check": _check,
     "baseline": _baseline,

@@ -70,6 +70,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "parametrizations": _entries("parametrization"),
     "optimizers": _optimizers,
     "schedules": _entries("schedule"),
+    "batches": _entries("batch"),
     "data": _entries("data"),
     "probes": _entries("probe"),
     "trackers": _entries("tracker"),
