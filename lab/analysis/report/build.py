@@ -22,7 +22,7 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, style
 from lab.analysis.report import tables
-from lab.analysis.report.answer import answer, compared, questions
+from lab.analysis.report.answers import answer, compared, questions
 from lab.analysis.report.findings import brief_headline, notes
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, plain_text, spell
@@ -108,7 +108,7 @@ def _tile(report: Report, folder: Path) -> str:
         quote(path.relative_to(folder).as_posix()) if path else "" for path in (report.page, report.thumbnail)
     )
     question = [html.paragraph(report.question, "note")] if report.question else []
-    parts = [*question, html.paragraph(report.answer), *_verdicts(report.verdicts)]
+    parts = [*question, html.paragraph(report.answers), *_verdicts(report.verdicts)]
     return html.card(page, report.page.parent.name, thumbnail, *parts)
 
 
