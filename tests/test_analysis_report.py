@@ -21,7 +21,7 @@ from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering import html
-from lab.analysis.rendering.style import svg
+from lab.analysis.rendering.layout import svg
 from lab.analysis.report import build, findings
 from lab.analysis.report.answers import answer
 from lab.analysis.sensitivity import all_pairs, study

@@ -19,7 +19,7 @@ from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.forecast.report import say
-from lab.analysis.rendering import style
+from lab.analysis.rendering import layout
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.records.store import Records
@@ -461,7 +461,7 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the class foretold" in " ".join(output.split())
     assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
-    again = style.svg(logit_forecast(store.read(folder)), "logit_forecast")
+    again = layout.svg(logit_forecast(store.read(folder)), "logit_forecast")
     assert (folder / "figures" / "logit_forecast.svg").read_text() == again
     assert main(["predict"]) == 2
     assert main(["predict", str(tmp_path / "nowhere")]) == 2

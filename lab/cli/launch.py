@@ -28,6 +28,11 @@ def sweeps() -> dict[str, Path]:
     return {path.stem: path for path in sorted(hydra_app.data_folder("sweeps").glob("*.yaml"))}
 
 
+def campaigns() -> dict[str, Path]:
+    """The campaigns that come with the lab, by name."""
+    return {path.stem: path for path in sorted(hydra_app.data_folder("sweeps").glob("campaigns/*.yaml"))}
+
+
 def find_sweep(name: str) -> Path:
     """The file of a sweep, given by name or by path.
 

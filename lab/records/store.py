@@ -75,7 +75,8 @@ def run_id(card: Mapping[str, Any]) -> str:
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
-def _write_metrics(path: Path, metrics: pd.DataFrame) -> str:
+def write_metrics(path: Path, metrics: pd.DataFrame) -> str:
+    """Write a table of metrics; returns the digest of the file."""
     # similar numbers compress to half the size byte by byte
     keys = [column for column in METRIC_COLUMNS if column != "value"]
     return files.write_table(path, metrics, use_dictionary=keys, use_byte_stream_split=["value"])
@@ -180,7 +181,7 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
     if existing and existing["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    seal = digest([card, _write_metrics(run_folder / "metrics.parquet", table)])
+    seal = digest([card, write_metrics(run_folder / "metrics.parquet", table)])
     write_text(run_folder / "run.json", json.dumps({**card, "digest": seal}, indent=1) + "\n")
 
 
@@ -282,7 +283,7 @@ def gather(folder: Path) -> Records:
         records = read(folder)
         # the runs last: a run in that table counts as gathered
         written = {
-            "metrics.parquet": _write_metrics(folder / "metrics.parquet", records.metrics),
+            "metrics.parquet": write_metrics(folder / "metrics.parquet", records.metrics),
             "runs.parquet": files.write_table(folder / "runs.parquet", records.runs),
         }
         # another process may have replaced one of the two files meanwhile

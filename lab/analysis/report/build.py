@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from lab.analysis.claims.scoreboard import ScoreboardRow
 from lab.analysis.curves import switches_text
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
-from lab.analysis.rendering import html, style
+from lab.analysis.rendering import html, layout
 from lab.analysis.report import tables
 from lab.analysis.report.answers import answer, compared, questions
 from lab.analysis.report.findings import brief_headline, notes
@@ -28,6 +27,7 @@ from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.core.registry import first_line
 from lab.records import store
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
@@ -142,9 +142,10 @@ def _verdicts(counts: dict[str, int]) -> Iterator[str]:
 def _figures(study: Study, out: Path) -> Iterator[str]:
     """Sections of the figures that apply, each also written as a file; files of the others are removed."""
     for name in sorted(FIGURES, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
-        caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
+        title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
         try:
-            svg = style.svg(FIGURES[name](study.records, study.points), name)
+            drawing = FIGURES[name](study.records, study.points)
+            svg = layout.svg(drawing, name)
         except RequestError as refusal:
             file.unlink(missing_ok=True)
             if isinstance(refusal, NothingToDrawError):
@@ -152,8 +153,8 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
             shown = html.paragraph(str(refusal))
         else:
             files.write_text(file, svg)
-            shown = html.figure(svg, caption, _figure_links(file))
-        yield html.section(caption.split("\n")[0].rstrip("."), shown)
+            shown = html.figure(svg, drawing.caption, _figure_links(file))
+        yield html.section(title, shown)
 
 
 def _figure_links(svg: Path) -> str:
