@@ -108,7 +108,7 @@ def _tile(report: Report, folder: Path) -> str:
         quote(path.relative_to(folder).as_posix()) if path else "" for path in (report.page, report.thumbnail)
     )
     question = [html.paragraph(report.question, "note")] if report.question else []
-    parts = [*question, html.paragraph(report.answers), *_verdicts(report.verdicts)]
+    parts = [*question, html.paragraph(report.answer), *_verdicts(report.verdicts)]
     return html.card(page, report.page.parent.name, thumbnail, *parts)
 
 
