@@ -33,7 +33,7 @@ lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|batches|data|...]
 
-out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
+out=DIR says where records go.  --dry-run prints fleets and cost, --dry-run=full every run; neither trains.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
 Tab completion: eval "$(lab -sc install=bash)"
 """
@@ -113,7 +113,6 @@ def _train(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
     from lab.records import store
 
     given = _OptionParser("--format", "--width", switches=["--open"]).read(arguments)
@@ -134,9 +133,9 @@ def _report(arguments: list[str]) -> None:
         page = build.write_index(folders[0], reports)
         print(printable(f"index: {page}"))
     else:
-        analysis = study(folders)
-        page = build.write_report(analysis, folders).page
-        print(printable(build.summary(analysis)))
+        report, summary = build.make_report(folders)
+        page = report.page
+        print(printable(summary))
         print(printable(f"report: {page}"))
     if given.open:
         webbrowser.open(page.absolute().as_uri())
@@ -169,10 +168,9 @@ def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
 def _write_report(folder: Path) -> Report | RequestError:
     """The report; or the refusal, for the parent process to raise."""
     from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
 
     try:
-        return build.write_report(study([folder]), [folder])
+        return build.make_report([folder])[0]
     except RequestError as refusal:
         return refusal
 

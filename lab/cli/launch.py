@@ -21,6 +21,7 @@ from lab.sweep import pipeline
 # Hydra's flags that show something and run nothing, and those that say how to show it.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
 SHOW_OPTIONS = ("--package", "-p", "--resolve")
+DRY_RUNS = {"--dry-run": "summary", "--dry-run=full": "full"}
 
 
 def sweeps() -> dict[str, Path]:
@@ -86,7 +87,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
         added = ["sweeps=requested"]
     shard = [word for word in words if word.startswith("shard=")]  # an option of the sweeper, not of a run
     overrides = [word for word in words if "=" in word and not word.startswith("-") and word not in shard]
-    flags = [word for word in words if word not in [*overrides, *shard, "--dry-run"]]
+    flags = [word for word in words if word not in [*overrides, *shard, *DRY_RUNS]]
     _refuse_unknown_flags(flags)
     use_config_dir(flags)
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
@@ -101,8 +102,8 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     if shows:
         _call_hydra([*flags, *point])
     else:
-        options = {"dry_run=true": "--dry-run" in words, "one=true": one}
-        sweeper_options = [*shard, *(option for option, is_given in options.items() if is_given)]
+        dry_run = [f"dry_run={kind}" for word, kind in DRY_RUNS.items() if word in words][-1:]
+        sweeper_options = [*shard, *dry_run, *["one=true"] * one]
         sweeper_overrides = [f"hydra.sweeper.{option}" for option in sweeper_options]
         _call_hydra(["--multirun", *flags, *added, *overrides, *sweeper_overrides])
 
@@ -116,7 +117,7 @@ def _program(path: str) -> list[str]:
 def _refuse_unknown_flags(flags: Sequence[str]) -> None:
     for flag in flags:
         if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *SHOW_OPTIONS, *CONFIG_DIR_FLAGS]:
-            raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW, *CONFIG_DIR_FLAGS])}")
+            raise RequestError(f"unknown option {flag!r}; {nearest(flag, [*DRY_RUNS, *SHOW, *CONFIG_DIR_FLAGS])}")
 
 
 def _call_hydra(arguments: list[str]) -> None:
