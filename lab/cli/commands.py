@@ -162,12 +162,12 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
     from lab.core import files
 
-    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json"])
+    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json", "--strict"])
     given = parser.read(arguments)
     if len(given.folders) != 1 or not given.baseline:
-        raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
+        raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    checked = check.check_folder(folder, Path(given.baseline), margin)
+    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict)
     comparison = checked.comparison
     print(printable(render.as_json(comparison) if given.json else "\n".join(render.text(comparison))), flush=True)
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
@@ -175,7 +175,7 @@ def _check(arguments: list[str]) -> None:
             files.write_text(Path(path), write(comparison))
     if given.html or folder.is_dir():
         files.write_text(Path(given.html or folder / "check.html"), checked.page())
-    raise SystemExit(render.EXIT_CODES[comparison.verdict])
+    raise SystemExit(comparison.exit_code)
 
 
 def _baseline(arguments: list[str]) -> None:
