@@ -9,7 +9,7 @@ from pathlib import Path
 import planted_faults
 import pytest
 import yaml
-from planted_faults import ARM, FAULTS, RECIPE, SMOKE
+from planted_faults import ARM, FAULTS, SMOKE
 
 from lab.analysis import load
 from lab.analysis.curves import points
@@ -48,7 +48,9 @@ def test_an_effect_can_be_seen_in_it(smoke: Path) -> None:
     best = analysis.points.groupby(["arm", "seed"])["capped"].min()
     assert (best < 0.95 * analysis.points["loss_bigram"].iloc[0]).all()
     totals = {arm: curve["total"] for arm, curve in analysis.curves.set_index("arm").iterrows()}
-    assert totals[PLAIN].low - totals[ARM].high > 0.05 * best[ARM].mean()
+    margin = 0.05 * best[ARM].mean()
+    assert totals[PLAIN].low - totals[ARM].high > margin
+    assert totals[ARM].low > 2 * margin
 
 
 def test_the_smoke_sweep_is_what_it_was(smoke: Path) -> None:
@@ -87,16 +89,20 @@ def test_the_example_of_the_page_is_the_recipe_in_which_faults_are_planted() -> 
 
 def test_three_seeds_are_enough_to_find_a_norm_that_is_silently_off(tmp_path: Path) -> None:
     name = "qk-layernorm silently off (code)"
-    comparison = planted_faults.check(name, tmp_path / "off", (*RECIPE, "seed=0,1,2", "probes=none"))
+    comparison = planted_faults.check(name, tmp_path, "seed=0,1,2", "probes=none")
     assert comparison.verdict == "regression", "\n".join(render.text(comparison))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
-    comparison = planted_faults.check(name, tmp_path / "broken")
-    assert comparison.verdict == FAULTS[name].verdict, "\n".join(render.text(comparison))
-    if finder := FAULTS[name].finder:
-        elsewhere = planted_faults.check(name, tmp_path / "elsewhere", finder)
-        assert elsewhere.verdict == "cannot judge"
-        assert all("all seeds of" in reason for reason in elsewhere.reasons)
+    fault, comparison = FAULTS[name], planted_faults.check(name, tmp_path)
+    assert comparison.verdict == fault.verdict, "\n".join(render.text(comparison))
+    if fault.finder:
+        comparison = planted_faults.check_finder(name, tmp_path)
+        assert comparison.verdict == fault.verdict_of_finder, "\n".join(render.text(comparison))
+
+
+def test_every_fault_is_found_by_the_guard_or_by_a_sweep_that_is_named() -> None:
+    assert len(FAULTS) >= 12
+    assert all((fault.verdict_of_finder or fault.verdict) != "ok" for fault in FAULTS.values())

@@ -20,7 +20,7 @@ lab coordcheck [key=value ...]                   does a parametrization keep upd
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
-    [--json] [--html FILE] [--junit FILE] [--markdown FILE]
+    [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]

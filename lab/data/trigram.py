@@ -27,7 +27,7 @@ from lab.data.corpus import (
 
 VOCABULARY = 32
 EXPONENT = 2.5  # of the Zipf law over the ranks of a successor
-HELD_OUT_TARGETS = 8_192  # few, since a sweep of this language is validated more often than it is trained
+HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
 COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
 COUNTED_SEQ_LEN = 64
 FIRST = 0  # the two tokens assumed before every row

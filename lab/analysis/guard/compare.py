@@ -121,27 +121,44 @@ def _compare_curves(
     before, measured_new = measured(old), measured(new)
     now = {number: measured_new[other] for number, other in match.pairs.items()}
     arms = {number: where(old, number) for number in match.pairs}
-    limits = {number: margins(before[number], margin) for number in arms}
-    changes = [
-        change
-        for number, arm_and_size in arms.items()
-        for change in _changes(arm_and_size, before[number], now[number], limits[number])
-    ]
-    changes = _with_drifts([*changes, *_orders(arms, before, now, limits)])
+    changes = compare_tables(arms, before, now, margin)
     changes += [_removed(name, arms[number]) for number, names in match.removed.items() for name in names]
     moving = {(change.arm, change.size) for change in changes if change.verdict == REGRESSION or change.is_certain}
     moved = [
         move
         for number, other in match.pairs.items()
         if arms[number] in moving
-        for move in moves(arms[number], runs_of(old, number), runs_of(new, other), _negligible(limits[number]))
+        for move in moves(arms[number], runs_of(old, number), runs_of(new, other), _negligible(before[number], margin))
     ]
     missing = [line for number in arms for line in _missing(title(old, number), before[number], now[number])]
     return changes, moved, missing
 
 
-def _negligible(limits: Mapping[str, float]) -> dict[str, float]:
-    return {unit: NEGLIGIBLE * limit for unit, limit in limits.items()}
+def compare_tables(
+    arms: Mapping[int, tuple[str, int]],
+    before: Mapping[int, pd.DataFrame],
+    now: Mapping[int, pd.DataFrame],
+    margin: float,
+) -> list[Change]:
+    """Changes of quantities and of the order of arms, judged together.
+
+    Args:
+        arms: arm and size by number of the curve.
+        before: tables of the baseline, as ``measured`` makes them, by number of the curve.
+        now: new tables, by number of the old curve.
+        margin: part of the best loss by which losses may rise.
+    """
+    limits = {number: margins(before[number], margin) for number in arms}
+    changes = [
+        change
+        for number, arm_and_size in arms.items()
+        for change in _changes(arm_and_size, before[number], now[number], limits[number])
+    ]
+    return _with_drifts([*changes, *_orders(arms, before, now, limits)])
+
+
+def _negligible(before: pd.DataFrame, margin: float) -> dict[str, float]:
+    return {unit: NEGLIGIBLE * limit for unit, limit in margins(before, margin).items()}
 
 
 def _with_drifts(changes: Sequence[Change]) -> list[Change]:
