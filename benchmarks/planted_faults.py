@@ -1,4 +1,4 @@
-"""Which faults `lab check` finds: plants each in the guarded recipe, trains it, and writes PLANTED_FAULTS.md.
+"""Which faults `lab check` finds: plants each in the guarded recipe; writes PLANTED_FAULTS.md and the page.
 
     python benchmarks/planted_faults.py [FOLDER]
 
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lab.analysis.guard.baseline import Baseline, from_folder, read
+from lab.analysis.guard.check import MARGIN
 from lab.analysis.guard.compare import Change, Comparison, compare_baselines
 from lab.interventions.attention import QKLayerNorm
 from lab.interventions.loss_terms import ZLoss
@@ -30,6 +31,7 @@ from lab.training.fleet import BatchLoader
 
 HERE = Path(__file__).parent
 SMOKE = HERE.parent / "results" / "baselines" / "smoke.json"
+PAGE = HERE.parent / "docs" / "guard_your_recipe.md"
 ARM = "qk_layernorm+z_loss"
 RECIPE = ("smoke", "intervention=[qk_layernorm,z_loss]")
 Replacement = tuple[Any, str, Any]
@@ -40,13 +42,15 @@ class Fault(NamedTuple):
 
     Attributes:
         verdict: what `lab check` says of it.
-        finder: words of another sweep that shows what the guarded one cannot.
+        finder: words added to the guarded sweep, with which it shows what it cannot show without.
+        verdict_of_finder: what `lab check` says of that sweep, against the same without the fault.
     """
 
     overrides: tuple[str, ...] = ()
     replacements: tuple[Replacement, ...] = ()
     verdict: str = "regression"
     finder: tuple[str, ...] = ()
+    verdict_of_finder: str = ""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -93,7 +97,12 @@ FAULTS = {
         replacements=((QKLayerNorm, "attach", lambda term, runs, config: nn.Identity()),)
     ),
     "epsilon 0.1 (code)": Fault(replacements=((Adam, "__call__", _large_epsilon),)),
-    "decay coupled to the learning rate (code)": Fault(replacements=((Optimizer, "step", _swapped),)),
+    "decay coupled to the learning rate (code)": Fault(
+        replacements=((Optimizer, "step", _swapped),),
+        verdict="ok",
+        finder=("optimizer.weight_decay=1e-2", "seed=0,1,2"),
+        verdict_of_finder="regression",
+    ),
     "z-loss sign flipped (code)": Fault(replacements=((ZLoss, "__call__", _flipped),)),
     "rotary positions dropped (code)": Fault(
         replacements=((transformer, "rotate", lambda x_tk, scale=1.0: scale * x_tk),)
@@ -103,7 +112,8 @@ FAULTS = {
     "seed ignored by the data (code)": Fault(
         replacements=((BatchLoader, "__init__", _one_data_seed),),
         verdict="ok",
-        finder=(*RECIPE, "seed=0", "data.seed=0,1,2"),
+        finder=("seed=0", "data.seed=0,1,2"),
+        verdict_of_finder="cannot judge",
     ),
 }
 
@@ -127,18 +137,27 @@ def recipe_of(baseline: Baseline) -> Baseline:
     return baseline._replace(runs=runs, curves={number: baseline.curves[number] for number in set(runs["curve"])})
 
 
-def check(name: str, folder: Path, words: Sequence[str] = RECIPE) -> Comparison:
+def check(name: str, folder: Path, *words: str) -> Comparison:
     """Train the guarded recipe with a fault in it and compare it with the committed baseline.
 
     Args:
         name: key of ``FAULTS``.
         folder: where its runs go.
-        words: the sweep, as after ``lab sweep``.
+        words: overrides of the sweep.
     """
     fault = FAULTS[name]
     with fault.planted():
-        broken = train(folder, *words, *fault.overrides)
-    return compare_baselines(recipe_of(read(SMOKE)), from_folder(broken), 0.05)
+        broken = train(folder / "broken", *RECIPE, *words, *fault.overrides)
+    return compare_baselines(recipe_of(read(SMOKE)), from_folder(broken), MARGIN)
+
+
+def check_finder(name: str, folder: Path) -> Comparison:
+    """Train the sweep that finds a fault, without the fault and with it, and compare the two."""
+    fault = FAULTS[name]
+    whole = train(folder / "finder", *RECIPE, *fault.finder)
+    with fault.planted():
+        broken = train(folder / "finder_broken", *RECIPE, *fault.finder, *fault.overrides)
+    return compare_baselines(from_folder(whole), from_folder(broken), MARGIN)
 
 
 def row(name: str, comparison: Comparison) -> str:
@@ -154,22 +173,30 @@ def _clearest(changes: Sequence[Change]) -> list[Change]:
     return sorted(changes, key=lambda change: -abs(change.change) / max(change.margin, 1e-9))
 
 
+def write_table(name: str, text: str, lines: Sequence[str]) -> None:
+    """Write a text and a table to ``NAME.md``, and the table to the page, between the comments with that name."""
+    table, title = "\n".join(lines) + "\n", name.lower().replace("_", " ")
+    (HERE / f"{name}.md").write_text(text + table)
+    before, opening, rest = PAGE.read_text().partition(f"<!-- {title} -->\n")
+    _, closing, after = rest.partition(f"<!-- end of {title} -->")
+    PAGE.write_text(before + opening + table + closing + after)
+
+
 def main() -> None:
     """Train, print, write."""
     home = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/planted_faults")
     lines = ["| planted | verdict | clearest changes | learning rates that moved |", "|---|---|---|---|"]
-    for number, name in enumerate(FAULTS):
-        rows = [row(name, check(name, home / f"fault{number}"))]
-        if finder := FAULTS[name].finder:
-            elsewhere = check(name, home / f"fault{number}_elsewhere", finder)
-            rows.append(row(f"the same, in `lab sweep {' '.join(finder)}`", elsewhere))
+    for number, (name, fault) in enumerate(FAULTS.items()):
+        rows = [row(name, check(name, home / str(number)))]
+        if fault.finder:
+            rows.append(row(f"the same, with `{' '.join(fault.finder)}`", check_finder(name, home / str(number))))
         print(*rows, sep="\n", flush=True)
         lines += rows
     head = (
         "# Which planted faults `lab check` finds\n\nWritten by `python benchmarks/planted_faults.py`, which describes "
     )
-    head += "the sweep: 25 runs each, margin 5 %.\n\n"
-    (HERE / "PLANTED_FAULTS.md").write_text(head + "\n".join(lines) + "\n")
+    head += f"the sweep: 25 runs each, margin {100 * MARGIN:g} %.\n\n"
+    write_table("PLANTED_FAULTS", head, lines)
 
 
 if __name__ == "__main__":

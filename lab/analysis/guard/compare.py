@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.analysis.guard.baseline import PROBES, Baseline
 from lab.analysis.guard.matching import Match, match_curves, reasons_not_to_judge, remarks, runs_of, title, where
-from lab.analysis.guard.moves import Move, moves
+from lab.analysis.guard.moves import Move, find_moves
 from lab.analysis.guard.quantities import MISSING_BECAUSE, NATS, QUANTITIES, STEPS, margins, measured
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, difference, holm
 
@@ -128,7 +128,9 @@ def _compare_curves(
         move
         for number, other in match.pairs.items()
         if arms[number] in moving
-        for move in moves(arms[number], runs_of(old, number), runs_of(new, other), _negligible(before[number], margin))
+        for move in find_moves(
+            arms[number], runs_of(old, number), runs_of(new, other), _negligible(before[number], margin)
+        )
     ]
     missing = [line for number in arms for line in _missing(title(old, number), before[number], now[number])]
     return changes, moved, missing

@@ -39,7 +39,7 @@ class Move(NamedTuple):
         return self.p < CHANGE_LEVEL
 
 
-def moves(
+def find_moves(
     arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, negligible: Mapping[str, float]
 ) -> Iterator[Move]:
     """Numbers that certainly changed, by learning rate; if none did, the largest change of final loss.

@@ -66,8 +66,8 @@ def table(check: Comparison) -> pd.DataFrame:
             "arm": [change.arm for change in check.changes],
             "parameters": [count(change.size) for change in check.changes],
             "quantity": [change.quantity for change in check.changes],
-            "baseline": [f"{change.before:.3f}" for change in check.changes],
-            "now": [f"{change.now:.3f}" for change in check.changes],
+            "baseline": [_rounded(change.before) for change in check.changes],
+            "now": [_rounded(change.now) for change in check.changes],
             "change [90 % interval]": [_interval(change) for change in check.changes],
             "margin": [f"{change.margin:.3g} {change.unit}" for change in check.changes],
             "d": [_number(change.effect, ".2f") for change in check.changes],
@@ -77,8 +77,13 @@ def table(check: Comparison) -> pd.DataFrame:
     )
 
 
+def _rounded(value: float, sign: str = "") -> str:
+    """Three decimals, zero without a minus."""
+    return f"{round(value, 3) + 0.0:{sign}.3f}"
+
+
 def _interval(change: Change) -> str:
-    mean, low, high = (f"{round(value, 3) + 0.0:+.3f}" for value in (change.change, change.low, change.high))
+    mean, low, high = (_rounded(value, "+") for value in (change.change, change.low, change.high))
     return f"{mean} [{low}, {high}]"
 
 
