@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from planted_faults import ARM, SMOKE, recipe_of, write_table
+from planted_faults import SMOKE, recipe_of, write_table
 
 from lab.analysis.guard.baseline import PROBES, Baseline, read
 from lab.analysis.guard.check import MARGIN
@@ -25,6 +25,7 @@ from lab.analysis.guard.quantities import NATS, measured
 
 DRAWS, DRAWS_OF_NOTHING = 50, 200
 TOGETHER = 50  # sweeps that are drawn and measured at once
+ARM = "with qk-layernorm"
 NUMBERS = ["loss", "loss_at_init", *PROBES]
 ORDER = ["draw", "lr", "seed"]
 

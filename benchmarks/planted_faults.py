@@ -32,7 +32,7 @@ from lab.training.fleet import BatchLoader
 HERE = Path(__file__).parent
 SMOKE = HERE.parent / "results" / "baselines" / "smoke.json"
 PAGE = HERE.parent / "docs" / "guard_your_recipe.md"
-ARM = "qk_layernorm+z_loss"
+GUARDED = "qk_layernorm+z_loss"
 RECIPE = ("smoke", "intervention=[qk_layernorm,z_loss]")
 Replacement = tuple[Any, str, Any]
 
@@ -133,8 +133,8 @@ def train(folder: Path, *words: str) -> Path:
 
 def recipe_of(baseline: Baseline) -> Baseline:
     """The guarded arm of a baseline."""
-    runs = baseline.runs[baseline.runs["arm"] == ARM]
-    return baseline._replace(runs=runs, curves={number: baseline.curves[number] for number in set(runs["curve"])})
+    curves = {number: curve for number, curve in baseline.curves.items() if curve["intervention"] == GUARDED}
+    return baseline._replace(runs=baseline.runs[baseline.runs["curve"].isin(curves)], curves=curves)
 
 
 def check(name: str, folder: Path, *words: str) -> Comparison:

@@ -9,7 +9,7 @@ from pathlib import Path
 import planted_faults
 import pytest
 import yaml
-from planted_faults import ARM, FAULTS, SMOKE
+from planted_faults import FAULTS, SMOKE
 
 from lab.analysis import load
 from lab.analysis.curves import points
@@ -19,7 +19,7 @@ from lab.analysis.guard.compare import Comparison
 from lab.analysis.guard.quantities import QUANTITIES
 from lab.analysis.sensitivity import paired, study
 
-PLAIN = "z_loss"
+PLAIN, ARM = "without qk-layernorm", "with qk-layernorm"
 pytestmark = pytest.mark.xdist_group("smoke")  # trained once for all of these
 
 

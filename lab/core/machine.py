@@ -121,13 +121,38 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def clean_process_context(imports: Sequence[str] = ("lab.training.fleet", "lab.training.recorder")) -> BaseContext:
-    """A context whose processes inherit no state: forks of a clean server that imports these modules once."""
+TRAINING_MODULES = ("lab.training.fleet", "lab.training.recorder")
+
+
+def clean_process_context(imports: Sequence[str] = TRAINING_MODULES) -> BaseContext:
+    """A context whose processes inherit no state: forks of a clean server that imports these modules once.
+
+    The server and its forks ignore SIGTERM and Ctrl-C until they say otherwise: jobs must save their checkpoints first,
+    and none should print a traceback of its imports.
+    """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver  # there is none on Windows
+
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(list(imports))
+    with _ignoring_signals():
+        forkserver.ensure_running()
     return processes
+
+
+@contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    """Ignore SIGTERM and Ctrl-C, as processes started within the block will; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def synchronize() -> None:
