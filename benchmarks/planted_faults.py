@@ -92,7 +92,7 @@ FAULTS = {
     "warm-up dropped (config)": Fault(("schedule.warmup=0",), verdict="drift"),
     "weight decay times ten (config)": Fault(("optimizer.weight_decay=1e-3",), verdict="drift"),
     "second moment over 1000 steps: beta2 0.999 (config)": Fault(("optimizer.beta2=0.999",), verdict="drift"),
-    "no cosine: constant schedule (config)": Fault(("schedule=constant",)),
+    "no cosine: constant schedule (config)": Fault(("schedule=constant",), verdict="drift"),
     "qk-layernorm silently off (code)": Fault(
         replacements=((QKLayerNorm, "attach", lambda term, runs, config: nn.Identity()),)
     ),
@@ -101,9 +101,9 @@ FAULTS = {
         replacements=((Optimizer, "step", _swapped),),
         verdict="ok",
         finder=("optimizer.weight_decay=1e-2", "seed=0,1,2"),
-        verdict_of_finder="regression",
+        verdict_of_finder="drift",
     ),
-    "z-loss sign flipped (code)": Fault(replacements=((ZLoss, "__call__", _flipped),)),
+    "z-loss sign flipped (code)": Fault(replacements=((ZLoss, "__call__", _flipped),), verdict="drift"),
     "rotary positions dropped (code)": Fault(
         replacements=((transformer, "rotate", lambda x_tk, scale=1.0: scale * x_tk),)
     ),
