@@ -165,8 +165,9 @@ def row(name: str, comparison: Comparison) -> str:
     worst = [change for change in comparison.changes if change.verdict == comparison.verdict]
     certain = worst or [change for change in comparison.changes if change.is_certain]
     signs = "; ".join(f"{change.quantity} {change.change:+.3g} {change.unit}" for change in _clearest(certain)[:3])
+    reasons = "; ".join(comparison.reasons).replace(comparison.folder, "the folder")
     at = ", ".join(f"{lr:g}" for lr in sorted({move.lr for move in comparison.moves if move.is_certain}))
-    return f"| {name} | {comparison.verdict} | {signs or '; '.join(comparison.reasons)} | {at} |"
+    return f"| {name} | {comparison.verdict} | {signs or reasons} | {at} |"
 
 
 def _clearest(changes: Sequence[Change]) -> list[Change]:
