@@ -28,7 +28,7 @@ lab batch DIR [--json]                           the gradient noise scale, and w
 lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
-    [--json] [--html FILE] [--junit FILE] [--markdown FILE]
+    [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|batches|data|...]
@@ -239,12 +239,12 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
     from lab.core import files
 
-    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json"])
+    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json", "--strict"])
     given = parser.read(arguments)
     if len(given.folders) != 1 or not given.baseline:
-        raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
+        raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    checked = check.check_folder(folder, Path(given.baseline), margin)
+    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict)
     comparison = checked.comparison
     print(printable(render.as_json(comparison) if given.json else "\n".join(render.text(comparison))), flush=True)
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
@@ -252,7 +252,7 @@ def _check(arguments: list[str]) -> None:
             files.write_text(Path(path), write(comparison))
     if given.html or folder.is_dir():
         files.write_text(Path(given.html or folder / "check.html"), checked.page())
-    raise SystemExit(render.EXIT_CODES[comparison.verdict])
+    raise SystemExit(comparison.exit_code)
 
 
 def _baseline(arguments: list[str]) -> None:

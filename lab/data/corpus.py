@@ -99,7 +99,7 @@ class Corpus(ABC):
 
     @abstractmethod
     def held_out(self, seq_len: int) -> Tokens:
-        """Validation windows ``[n, seq_len + 1]``, with 65,536 targets or more if the corpus has them; no seed."""
+        """Validation windows ``[n, seq_len + 1]``, of 65,536 targets or more unless the corpus has fewer; no seed."""
 
     @abstractmethod
     def pair_counts(self) -> csr_array:
