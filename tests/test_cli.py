@@ -19,8 +19,8 @@ from omegaconf.errors import ConfigKeyError
 import planted
 from lab.__main__ import main
 from lab.cli import compose, launch, override_rules
+from lab.core import files
 from lab.records import store
-from lab.sweep import pipeline
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
 ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic"]
@@ -94,7 +94,7 @@ def test_the_config_is_shown_and_nothing_runs(words: list[str], capsys: pytest.C
 
 
 REFUSALS = [
-    (["swep"], "unknown sub-command 'swep'; nearest: sweep"),
+    (["swep"], "unknown command 'swep'; nearest: sweep"),
     (["sweep"], "lab sweep needs a name"),
     (["sweep", "quickstrat"], "unknown sweep 'quickstrat'; nearest: quickstart"),
     (["sweep", "none.yaml"], "no sweep file none.yaml"),
@@ -180,7 +180,7 @@ def test_tables_that_were_damaged_are_made_again_and_nothing_is_trained(capsys: 
 
 @pytest.mark.parametrize("name", ["end\\", "it's d'\\'e", "a, b=c back\\slash ünï"])
 def test_a_folder_may_have_any_name(name: str) -> None:
-    assert lab("train", *ONE, f"out={pipeline.quoted(Path(name))}") == 0
+    assert lab("train", *ONE, f"out={files.quoted(Path(name))}") == 0
     assert [path.name for path in Path().iterdir()] == [name]
 
 

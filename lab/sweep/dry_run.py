@@ -132,20 +132,29 @@ def makespan(seconds: Iterable[float], processes: int) -> float:
 
 
 def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host) -> Iterator[str]:
-    """Lines that say what training these fleets would take; ``done`` runs are trained already."""
+    """Lines that say what training these fleets would take; ``done`` runs are trained already.
+
+    Raises:
+        RequestError: a run does not fit into memory even as a fleet of one, or cannot be tried here.
+    """
+    at_once = min(len(host.slots), len(fleets))
+    labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
+    trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once]) if fleets else []
+    for fleet, label, trial in zip(fleets, labels, trials, strict=True):
+        if trial is None and len(fleet) == 1:
+            raise RequestError(f"too large for the memory there is: {label}; give a smaller model or batch_size")
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
-    keys, at_once = swept_keys([point for fleet in fleets for point in fleet]), min(len(host.slots), len(fleets))
-    trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once])
-    for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
-        configs = [point.config for point in fleet]
-        yield f"fleet {index + 1}: {fleet_label(configs)}, {_fleet_line(configs[0], trial)}"
+    keys = swept_keys([point for fleet in fleets for point in fleet])
+    for index, (fleet, label, trial) in enumerate(zip(fleets, labels, trials, strict=True), 1):
+        yield f"fleet {index}: {label}, {_fleet_line(fleet[0].config, trial)}"
         for point in fleet:
             row = columns(point.config)
             yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])
-    flops = sum(training_flops(point.config) for fleet in fleets for point in fleet)
-    yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}"
+    flops, halved = sum(training_flops(point.config) for fleet in fleets for point in fleet), trials.count(None)
+    left_out = f"; without the {halved} fleets to be halved" if halved else ""
+    yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}{left_out}"
 
 
 def _trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:
@@ -171,7 +180,7 @@ def _median(trials: Sequence[Trial | None]) -> Trial | None:
 def _fleet_line(config: RunConfig, trial: Trial | None) -> str:
     flops = f"{training_flops(config):.2g} FLOPs each"
     if trial is None:
-        return f"{flops}, too large for the memory there is"
+        return f"{flops}, too large for the memory there is, so its halves would train one after the other"
     total, bare = trial.parameters
     size = f"{total:,} parameters each ({bare:,} without embeddings), {flops}"
     return f"{size}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
-from lab.core.files import printable
+from lab.core.files import printable, quoted
 from lab.records import plans, store
 from lab.sweep.local_jobs import Slot
 from lab.sweep.progress import ProgressMonitor
@@ -49,6 +48,7 @@ def run_sweep(
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
+    from lab.sweep.cautions import cautions
     from lab.sweep.dry_run import estimate
     from lab.sweep.planner import plan_sweep
 
@@ -57,6 +57,8 @@ def run_sweep(
     folder, engine, requested, mine, missing, fleets, host = plan_sweep(
         trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots
     )
+    for line in cautions([point.config for point in missing]):
+        _warn(line)
     if dry_run:
         for line in estimate(fleets, len(mine) - len(missing), host):
             print(line)
@@ -130,12 +132,6 @@ def follow_first_rank() -> None:
 
 def _warn(text: str) -> None:
     print("lab:", printable(text), file=sys.stderr)
-
-
-def quoted(folder: Path) -> str:
-    """A path as the value of an override; Hydra takes backslashes literally, except before a quote."""
-    text = re.sub(r"(\\*)(?='|$)", r"\1\1", str(folder)).replace("'", "\\'")
-    return f"'{text}'"
 
 
 def _gather_and_report(

@@ -17,7 +17,7 @@ from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
 from lab.core.registry import DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
-from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
+from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
@@ -86,9 +86,23 @@ def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> Name
 
 def _present(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Build the entries whose keys are present, which switches them on."""
+    _refuse_null(tree, where)
     values = _group(tree, where, named=False)
     keys = {name: f"{where}.{name}" for name in values}
     return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
+
+
+def _refuse_null(tree: Mapping[str, Any], where: str) -> None:
+    """Refuse null, which switches nothing off: a group keeps the keys that it does not replace."""
+    values = tree.get(where)
+    entries = values if isinstance(values, Mapping) else {}
+    null = [where] * (where in tree and values is None) + [
+        f"{where}.{name}" for name in entries if entries[name] is None
+    ]
+    if null:
+        others = f"[{', '.join(name for name in entries if entries[name] is not None)}]"
+        in_a_file = f"'override /{where}: {others}' among the defaults of a file"
+        raise RequestError(f"{null[0]} is null; to leave it out say {where}={others}, or {in_a_file}")
 
 
 def run_config(tree: Mapping[str, Any]) -> RunConfig:
@@ -101,6 +115,8 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
     for key in tree:
         if key not in keys:
             raise RequestError(f"unknown key '{key}'; {nearest(key, keys)}")
+    if "seed" in tree:  # before the data, whose seed it is by default
+        convert(RunConfig, "seed", tree["seed"], "seed")
     groups = {
         "model": build(ModelConfig, _group(tree, "model"), "model"),
         "parametrization": _named(PARAMETRIZATIONS, tree, "parametrization"),
@@ -121,10 +137,13 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_consistent(config: RunConfig) -> None:
-    """Refuse interventions that use what the model lacks, and settings that do not apply to a custom model."""
+    """Refuse interventions that exclude others or use what no model has, and what a custom model cannot have."""
     for name, entry in config.intervention.items():
         if isinstance(entry, HookIntervention):
             _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
+            for other in entry.excludes:
+                if other in config.intervention:
+                    raise RequestError(f"intervention {name} replaces {other}; choose one of the two, not both")
         if isinstance(entry, LossTerm):
             custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
