@@ -96,9 +96,9 @@ def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
 
 
 def _label(curve: Curve, keys: list[str]) -> str:
-    names = [_short_name(key) for key in keys]
+    names = [_short_name(key, curve) for key in keys]
     parts = [
-        str(curve[key]) if key == "intervention" else f"{name if names.count(name) == 1 else key}={spell(curve[key])}"
+        str(curve[key]) if key == "intervention" else f"{name}={spell(curve[key])}"
         for key, name in zip(keys, names, strict=True)
         if curve[key] is not None
     ]
@@ -107,9 +107,12 @@ def _label(curve: Curve, keys: list[str]) -> str:
     return " ".join(parts) or f"no {', '.join(names)}"
 
 
-def _short_name(key: str) -> str:
-    group, _, last = key.rpartition(".")
-    return group if last == "name" else last
+def _short_name(key: str, others: Iterable[str]) -> str:
+    """The end of a dotted key, as much of it as no other key has; of a name the group: ``optimizer``."""
+    path = key.removesuffix(".name").split(".")
+    paths = [other.removesuffix(".name").split(".") for other in others if other != key]
+    ends = (path[-length:] for length in range(1, len(path)))
+    return ".".join(next((end for end in ends if all(other[-len(end) :] != end for other in paths)), path))
 
 
 LR, EPSILON = "optimizer.lr", "optimizer.eps"

@@ -34,6 +34,16 @@ def thaw(folder: Path, name: str) -> dict[str, Any]:
     raise RequestError(f"{path} is damaged; the same command writes it again")
 
 
+def fleets_of_plans(folder: Path) -> dict[str, list[list[str]]]:
+    """The run ids of each fleet of every intact plan in a folder, by the name of the plan, newest plan last."""
+    fleets = {}
+    paths = sorted((folder / "plans").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in paths:
+        with suppress(RequestError, KeyError, TypeError):
+            fleets[path.stem] = [[point["id"] for point in fleet] for fleet in thaw(folder, path.stem)["fleets"]]
+    return fleets
+
+
 def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
     """Write the progress of one fleet of a plan, for other processes to read."""
     write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress))
@@ -47,6 +57,12 @@ def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
             with suppress(OSError, ValueError):
                 progress[int(path.name)] = json.loads(path.read_text())
     return progress
+
+
+def progress_written(folder: Path, plan: str, index: int) -> float:
+    """When the progress of a fleet was last written, in seconds since the epoch; 0 without any."""
+    path = folder / "plans" / f"{plan}.progress" / str(index)
+    return path.stat().st_mtime if path.exists() else 0.0
 
 
 def forget_progress(folder: Path, plan: str) -> None:

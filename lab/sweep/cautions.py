@@ -9,7 +9,7 @@ from lab.core.hooks import HookIntervention
 from lab.training.config import RunConfig
 
 
-def cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
+def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
     """One line per setting that does nothing, or less than its name says, in some of these runs."""
     yield from _long_warmups(configs)
     yield from _unattached_interventions(configs)
@@ -27,8 +27,8 @@ def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
         (warmup, steps), _ = too_long.most_common(1)[0]
         reached = (steps - 1) / warmup
         yield (
-            f"the warm-up lasts to the end of {too_long.total()} of {len(configs)} runs: one of {warmup:g} steps in a run "
-            f"of {steps} lets the learning rate rise to {reached:.0%} of its peak and no further"
+            f"the warm-up lasts to the end of {too_long.total()} of {len(configs)} runs: one of {warmup:g} steps in a "
+            f"run of {steps} lets the learning rate rise to {reached:.0%} of its peak and no further"
         )
 
 

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.files import printable, quoted
@@ -48,7 +50,7 @@ def run_sweep(
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
-    from lab.sweep.cautions import cautions
+    from lab.sweep.cautions import find_cautions
     from lab.sweep.dry_run import estimate
     from lab.sweep.planner import plan_sweep
 
@@ -57,7 +59,7 @@ def run_sweep(
     folder, engine, requested, mine, missing, fleets, host = plan_sweep(
         trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots
     )
-    for line in cautions([point.config for point in missing]):
+    for line in find_cautions([point.config for point in missing]):
         _warn(line)
     if dry_run:
         for line in estimate(fleets, len(mine) - len(missing), host):
@@ -73,7 +75,7 @@ def run_sweep(
         for death in deaths:
             _warn(death)
     store.note_command(folder, COMMAND.get())  # again: a shard that began at the same time may have lost it
-    _gather_and_report(folder, requested, mine, missing)
+    _gather_and_report(folder, requested, mine, missing, one=one)
 
 
 def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point]) -> ProgressMonitor:
@@ -135,7 +137,7 @@ def _warn(text: str) -> None:
 
 
 def _gather_and_report(
-    folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]
+    folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point], *, one: bool
 ) -> None:
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
@@ -150,9 +152,22 @@ def _gather_and_report(
         store.gather(folder)
         analysis = study([folder])
         ending = f"report: {build.write_report(analysis, [folder])}"
-        print(printable(build.summary(analysis)))
+        if not one:  # a table of one run has nothing to compare
+            print(printable(build.summary(analysis)))
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
     print(printable(f"{counts}, {diverged} diverged, {failed} failed; {ending}"))
+    if one and not failed:
+        runs = store.read(folder).runs
+        print(outcome_line(runs[runs["id"] == requested[0].id].iloc[0].to_dict()))
     if failed:
         raise SystemExit(1)
+
+
+def outcome_line(card: Mapping[Any, Any]) -> str:
+    """The end of a run in a sentence, from its card: the final held-out loss, and whether the run diverged."""
+    ending = "did not diverge"
+    if card["status"] == "diverged":
+        step = "" if pd.isna(card["diverged_at"]) else f" at step {card['diverged_at']}"
+        ending = f"diverged{step}: {card['reason']}"
+    return f"final held-out loss {card['final_val_loss']:.4f} nats/token; {ending}"

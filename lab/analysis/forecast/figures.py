@@ -34,10 +34,10 @@ def logit_forecast(records: Records) -> Figure:
     """Largest attention logit early in the run against size, and where it becomes too large.
 
     One dot per run: the largest attention logit of block 0, a tenth into the run. Lines are power laws fitted to all
-    sizes but the largest, whose dots are open; with two sizes, to both. Beyond the sizes they were fitted to they are
-    dashed, with a 95 % prediction interval for one new run; dots and dashes where all sizes together bend away from a
-    power law. Crosses and triangles are runs that ended unstable or diverged. Above the dotted line runs are unstable,
-    as far as the runs of this sweep tell.
+    sizes but the largest, whose dots are open; with two sizes, to both and no further. Beyond the sizes they were
+    fitted to they are dashed, with a 95 % prediction interval for one new run; dots and dashes where all sizes together
+    bend away from a power law. Crosses and triangles are runs that ended unstable or diverged. Above the dotted line
+    runs are unstable, as far as the runs of this sweep tell.
     """
     return _draw(records, LOGIT, "max attention logit", "threshold")
 
@@ -47,10 +47,10 @@ def gradient_forecast(records: Records) -> Figure:
     """Gradient RMS late in the run against size, and where it meets Adam's epsilon.
 
     One dot per run: the RMS of the gradient of the first MLP layer of block 0, mean over the last tenth of the run.
-    Lines are power laws fitted to all sizes but the largest, whose dots are open; with two sizes, to both. Beyond the
-    sizes they were fitted to they are dashed, with a 95 % prediction interval for one new run; dots and dashes where
-    all sizes together bend away from a power law. Crosses and triangles are runs that ended unstable or diverged. Where
-    gradients are no larger than epsilon, the dotted line, updates shrink.
+    Lines are power laws fitted to all sizes but the largest, whose dots are open; with two sizes, to both and no
+    further. Beyond the sizes they were fitted to they are dashed, with a 95 % prediction interval for one new run; dots
+    and dashes where all sizes together bend away from a power law. Crosses and triangles are runs that ended unstable
+    or diverged. Where gradients are no larger than epsilon, the dotted line, updates shrink.
     """
     return _draw(records, GRADIENT, "gradient RMS", "Adam's epsilon")
 
@@ -74,7 +74,7 @@ def _draw(records: Records, quantity: ForecastQuantity, label: str, limit_label:
 
 def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str]) -> None:
     lines, largest_fitted = _fitted(forecast)
-    ends = (forecast.sizes[0], largest_fitted, AHEAD * forecast.sizes[-1])
+    ends = (forecast.sizes[0], largest_fitted, AHEAD * forecast.sizes[-1] if forecast.scored else largest_fitted)
     for lr, line in lines.items():
         _line(axes, line, ends, shades[lr], BENT_DASHES if forecast.bend_sign(lr) else DASHED)
     for lr, colour in shades.items():
