@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class FleetStatus(NamedTuple):
 
     Attributes:
         plan: name of its plan.
-        index: of the fleet in the plan, from 0.
+        number: of the fleet in the plan, from 0.
         runs: ids of its runs without a record.
         step: steps done.
         steps: steps in all.
@@ -31,7 +31,7 @@ class FleetStatus(NamedTuple):
     """
 
     plan: str
-    index: int
+    number: int
     runs: list[str]
     step: int
     steps: int
@@ -46,7 +46,7 @@ class FleetStatus(NamedTuple):
 
     def line(self) -> str:
         """Its state in a line."""
-        done = f"{len(self.runs)} runs of fleet {self.index}: step {self.step} of {self.steps}"
+        done = f"{len(self.runs)} runs of fleet {self.number}: step {self.step} of {self.steps}"
         if not self.is_running:
             return f"{done}, and no sign for {_clock(self.silent)}: killed, or cut off from this folder"
         left = "" if self.left is None else f", about {_clock(self.left)} left"
@@ -99,7 +99,9 @@ def read_status(folder: Path) -> Status:
     if not records and not planned:
         raise RequestError(f"no runs and no plans in {folder}")
     statuses = dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
-    reasons = records.runs.loc[records.runs["status"] == "failed", "reason"].fillna("no reason") if records else []
+    reasons: Iterable[str] = (
+        records.runs.loc[records.runs["status"] == "failed", "reason"].fillna("no reason") if records else []
+    )
     fleets = [fleet for name in planned for fleet in _fleets_under_way(folder, name, planned[name], statuses)]
     running = {name for fleet in fleets if fleet.is_running for name in fleet.runs}
     unrecorded = {name for plan in planned.values() for fleet in plan for name in fleet} - set(statuses)
