@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -110,16 +109,28 @@ def _report(arguments: list[str]) -> None:
 
 def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
     """Write the report of each folder, as many at once as there are cores."""
-    processes = machine.clean_process_context(["lab.analysis.report.build"])
-    with ProcessPoolExecutor(min(machine.cores(), len(folders)), processes) as pool:
-        yield from pool.map(_write_report, folders)
+    from lab.sweep.local_jobs import run_jobs
+
+    slots, arguments = [None] * min(machine.cores(), len(folders)), ((folder,) for folder in folders)
+    for folder, end in zip(
+        folders, run_jobs(_write_report, arguments, slots, imports=["lab.analysis.report.build"]), strict=True
+    ):
+        if isinstance(end.answer, str):
+            raise RequestError(end.answer)
+        if end.answer is None:
+            raise RuntimeError(f"the report of {folder} ended with exit code {end.exit_code}")
+        yield end.answer
 
 
-def _write_report(folder: Path) -> Path:
+def _write_report(folder: Path) -> Path | str:
+    """The page of a folder, or why there is none."""
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 
-    return build.write_report(study([folder]), [folder])
+    try:
+        return build.write_report(study([folder]), [folder])
+    except RequestError as refusal:
+        return str(refusal)
 
 
 def _coordcheck(arguments: list[str]) -> None:

@@ -121,7 +121,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def clean_process_context(imports: Sequence[str] = ("lab.training.fleet", "lab.training.recorder")) -> BaseContext:
+TRAINING_MODULES = ("lab.training.fleet", "lab.training.recorder")
+
+
+def clean_process_context(imports: Sequence[str] = TRAINING_MODULES) -> BaseContext:
     """A context whose processes inherit no state: forks of a clean server that imports these modules once."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
@@ -218,6 +221,22 @@ def release_memory() -> None:
 def _glibc(function: str) -> Any:
     """A function of glibc by its name; None in other C libraries, such as musl."""
     return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Hold back SIGINT until the end of the block; processes that are started within never get it.
+
+    A terminal sends it to all processes of a command.  One is enough to end the others.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

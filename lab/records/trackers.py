@@ -76,7 +76,7 @@ NUMBERING_KEYS = ("model.width", "model.depth", "optimizer.lr", "seed")
 
 
 def readable_name(name: str, config: Config) -> str:
-    """A folder's name from a run's config, with the run's id at the end: ``z_loss,adamw,width=64,lr=0.01,seed=0,ID``."""
+    """A folder's name from a run's config and, at the end, its id: ``z_loss,adamw,width=64,lr=0.01,seed=0,ID``."""
     words = [str(config[key]) for key in NAMING_KEYS if key in config]
     numbers = [f"{key.rpartition('.')[2]}={config[key]}" for key in NUMBERING_KEYS if key in config]
     safe = [re.sub(r"[^\w.+=-]", "_", part) for part in (*words, *numbers)]

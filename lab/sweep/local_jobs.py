@@ -106,6 +106,7 @@ def run_jobs(
     *,
     timeout: float = math.inf,
     told_to_stop: Callable[[], bool] = lambda: False,
+    imports: Sequence[str] = machine.TRAINING_MODULES,
 ) -> list[JobEnd]:
     """Call ``work`` with each tuple of arguments in a fresh process, in order, as soon as a slot is free.
 
@@ -117,11 +118,12 @@ def run_jobs(
         slots: where jobs run at once.
         timeout: seconds after which a job is killed.
         told_to_stop: asked ten times a second.
+        imports: modules that jobs need, imported once for all.
 
     Returns:
         How each job ended, in order; jobs that were not started are missing at the end.
     """
-    _start_server()
+    _start_server(imports)
     free, running = list(slots), list[_Job]()
     ends: dict[int, JobEnd] = {}
     waiting = enumerate(arguments)
@@ -155,7 +157,7 @@ def _wait(running: Sequence[_Job], timeout: float, *, stop: bool) -> list[_Job]:
 
 
 def _start(work: Callable[..., Any], index: int, arguments: tuple[Any, ...], slot: Slot) -> _Job:
-    processes: Any = machine.clean_process_context()
+    processes: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
     ours, theirs = processes.Pipe(duplex=False)
     started = time.perf_counter()
     process = processes.Process(target=_run_in_child, args=(work, arguments, slot, theirs))
@@ -181,13 +183,15 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _start_server() -> None:
+def _start_server(imports: Sequence[str]) -> None:
     """Start the process that jobs are forked from, deaf to SIGTERM: its jobs must save their checkpoints first."""
-    machine.clean_process_context()
+    machine.clean_process_context(imports)
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         return
-    from multiprocessing import forkserver  # there is none on Windows
+    from multiprocessing import forkserver, resource_tracker  # there is none on Windows
 
+    resource_tracker.ensure_running()  # first: to start it lets interrupts through again
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    forkserver.ensure_running()
+    with machine.without_interrupts():
+        forkserver.ensure_running()
     signal.signal(signal.SIGTERM, before)
