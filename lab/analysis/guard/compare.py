@@ -141,6 +141,7 @@ QUANTITIES = {
 # Why a quantity may be missing from a comparison.
 MISSING_BECAUSE = {
     "total": f"fewer than two learning rates lie from {LOW:g} to {HIGH:g}",
+    "best_lr_index": f"fewer than {FEWEST_SEEDS} seeds have a run that did not diverge on one of the sides",
     "logit_growth": "attention_logit_max was not recorded on both sides",
 }
 
