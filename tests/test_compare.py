@@ -70,6 +70,9 @@ def test_arms_are_compared_where_both_have_runs_and_the_rest_is_said(two: tuple[
     wider = folder(tmp_path / "c", arms=("z_loss",), widths=(32, 64), lrs=LRS[1:], data_fingerprint="other", steps=800)
     compared = compare_folders(two[0], wider)
     assert {row.arm for row in compared.quantities} == {"z_loss"}
+    runs = points(load(two[0]).runs)
+    of_shared = per_seed(runs[(runs["arm"] == "z_loss") & (runs["lr"] > LRS[0])])
+    assert quantity(compared, "z_loss", "LR sensitivity")[0] == pytest.approx(of_shared["total"].mean(), abs=1e-5)
     notes = "\n".join(compared.notes)
     for note in (
         "no curve is qk_layernorm+z_loss at 24.7k parameters in",
