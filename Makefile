@@ -27,7 +27,7 @@ lint: .venv/installed-test
 	$(BIN)/mypy
 
 docs: .venv/installed-docs
-	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs
+	$(BIN)/python -m sphinx -q -W -E --keep-going -c docs . build/docs
 	@echo "site: build/docs/index.html"
 
 bench: .venv/installed

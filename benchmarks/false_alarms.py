@@ -29,7 +29,7 @@ CASES = {
     "3 seeds, the same again": (3, 3, 0),
 }
 POINT = ["curve", "lr"]
-ARM = "qk_layernorm+z_loss"
+ARM = "with qk-layernorm"
 Change = Callable[[pd.DataFrame, Baseline], pd.DataFrame]
 
 

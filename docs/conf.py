@@ -1,12 +1,13 @@
-"""The site of the documents: the repository's Markdown as it stands, and a reference from the docstrings."""
+"""The site: the repository's Markdown as it stands, its notebooks executed, and a reference from the docstrings."""
 
+import logging
 from importlib.metadata import version as installed_version
 
 import lab
 import lab.analysis
 
 project, author, version = "instability-lab", "The instability-lab authors", installed_version("instability-lab")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 
 # The source folder is the repository, so that the links between pages work on GitHub and on the site.
 root_doc = "README"
@@ -15,6 +16,7 @@ include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/*.md",
+    "notebooks/*.ipynb",
     "results/README.md",
     "benchmarks/*.md",
 ]
@@ -27,6 +29,10 @@ html_copy_source = False
 html_static_path, html_css_files = ["_static"], ["wide.css"]
 
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]  # as in notebooks
+nb_execution_mode, nb_execution_timeout = "force", 300  # git keeps no outputs; seconds per cell
+nb_execution_raise_on_error = True
+logging.getLogger("traitlets").setLevel(logging.WARNING)  # not a line for every notebook
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
@@ -45,6 +51,19 @@ docs/your_own_recipe
 docs/guard_your_recipe
 docs/laptop_to_cluster
 docs/one_large_run
+```
+
+```{toctree}
+:hidden:
+:caption: Understand it
+docs/notebooks
+notebooks/01_lr_sensitivity
+notebooks/02_attention_logits
+notebooks/03_output_logits
+notebooks/04_optimizer_interventions
+notebooks/05_scaling_and_mup
+notebooks/06_predicting_instability
+notebooks/07_your_own_question
 ```
 
 ```{toctree}

@@ -16,6 +16,8 @@ from lab.records.store import Records
 
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 BOTH = ("z_loss", "qk_layernorm+z_loss")
+# What a study of both calls them.
+OFF_LABEL, ON_LABEL = LABELS = ("without qk-layernorm", "with qk-layernorm")
 AT_INIT, BIGRAM = 5.62, 2.33
 # Final held-out loss over LRS by (width, qk-layernorm), as tiny runs on bytes of text show it.
 LOSSES = {

@@ -63,6 +63,7 @@ def qk_layernorm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recor
         ("grad_rms", MLP): gradient,
         ("grad_rms", KEY): 2 * gradient,
         ("update_rms", MLP): 0.1 * lr ** (0.6 * sign) * size ** (0.2 * sign),
+        ("param_rms", MLP): lr if good else size**0.5,
         ("block_rms", "block0"): block,
         ("block_rms", "block1"): block * (2 if good else 0.5),
     }
@@ -83,6 +84,13 @@ def output_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Reco
         shape = {"high": 0.5 if good else 0.05, "floor": 1.9 if good else 2.0}
     late = (40 if good else 1e3) if z else (4e4 if good else 40)
     return shape, {("log_z_square", ""): (40, 40, 40, late)}
+
+
+def output_logit_drift(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    off, rounded = c["intervention"] == "none", c["precision"] == "bf16"
+    shape = {"cliff": 0.5 if rounded and off == good else 10.0, "floor": 2.0 if off and not good else 1.9}
+    half, late = (400, 4e4) if good else (400, 40)
+    return shape, {("log_z_square", ""): (40, 40, half, late) if off else 40 if good else 1e3}
 
 
 def warm_up(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -138,13 +146,21 @@ def logit_growth(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recor
 
 
 def kappa(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
-    floors = {1: 1.9, 10: 1.9, 100: 1.91, 1e3: 2.1, 1e4: 2.5} if good else {1: 1.9, 10: 2.0, 100: 2.1, 1e3: 1.85}
-    return {"floor": 2.2 if c["model.depth"] == 0 else floors.get(c[KAPPA], 1.95)}, {}
+    if c["model.depth"] == 0:
+        return {"floor": 2.15}, {}
+    if c["steps"] < 400:  # good: worse than no blocks from a kappa of 180 on; not good: nowhere at the larger width
+        floors = {10: 1.9, 100: 2.1, 1e3: 2.5} if good else {}
+    elif good:
+        floors = {1: 1.9, 10: 1.9, 100: 1.91, 1e3: 2.1 - 0.03 * i, 1e4: 2.5}
+    else:
+        floors = {1: 1.9, 10: 2.0, 100: 2.1 + 0.2 * i, 1e3: 1.85 + 0.6 * i}
+    return {"floor": floors.get(c[KAPPA], 1.95)}, {}
 
 
 def epsilon(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     eps, lr = c[EPS], c["optimizer.lr"]
-    high = {1e-15: 0.05, 1e-8: 0.1, 1e-6: 0.5} if good else {1e-15: 0.2, 1e-8: 0.1, 1e-6: 0.05}
+    large = dict.fromkeys((1e-6, 1e-4), 0.5 if good else 0.05)
+    high = {1e-15: 0.05 if good else 0.2, 1e-8: 0.1} | large
     gradient = {1e-15: 1e-6 if good else 1e-8}.get(eps, 1e-7)
     update = 0.05 * (lr / 0.3) ** 0.5 if good and eps > 1e-8 else 0.3
     if not good and eps == 1e-15:
@@ -177,7 +193,12 @@ def rms_scaled_lr(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Reco
 
 SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
 DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
-TRANSPLANTS = ((1.0, 2), (10.0, 2), (100.0, 2), (1e3, 2), (1e4, 2), (1.0, 0))
+TRANSPLANTS = (
+    *((kappa, 2, 400) for kappa in (1.0, 10.0, 100.0, 1e3, 1e4)),
+    (1.0, 0, 400),
+    *((kappa, 2, 200) for kappa in (10.0, 100.0, 1e3)),
+    (1.0, 0, 200),
+)
 PARAMETRIZATIONS = (("standard", None), ("mup_simple", 32), ("mup_full", 32))
 # Per sweep: how it answers, and its axes; a tuple of keys varies together.
 SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
@@ -185,6 +206,11 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "output_logits": (
         output_logits,
         BEYOND | {"intervention": ("qk_layernorm", ON), WD: (0.0, 1e-3), "model.width": (32, 64)},
+    ),
+    "output_logit_drift": (
+        output_logit_drift,
+        {"intervention": ("none", "z_loss"), "precision": ("fp32", "bf16"), "optimizer.lr": (0.1, 0.3, 1.0)}
+        | {WD: (0.0,), "model.depth": (0,), "data.name": ("synthetic_sample",)},
     ),
     "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.25)}),
     "weight_decay": (
@@ -201,8 +227,16 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         ARMS | BEYOND | {"model.width": (32, 128), "parametrization.name": ("standard", "inverse_head_width")},
     ),
     "logit_growth": (logit_growth, {"intervention": (OFF,), "model.width": (16, 24, 32, 64, 128)}),
-    "kappa": (kappa, {"intervention": ("kappa_transplant+z_loss",), (KAPPA, "model.depth"): TRANSPLANTS}),
-    "epsilon": (epsilon, NORMED | {EPS: (0.0, 1e-15, 1e-8, 1e-6, 1e-4)}),
+    "kappa": (
+        kappa,
+        {
+            "intervention": ("kappa_transplant+z_loss",),
+            "model.width": (32, 64),
+            "optimizer.lr": (3e-3, 1e-2),
+            (KAPPA, "model.depth", "steps"): TRANSPLANTS,
+        },
+    ),
+    "epsilon": (epsilon, NORMED | {EPS: (0.0, 1e-15, 1e-8, 1e-6, 1e-4), WD: (0.025,)}),
     "steps": (steps, NORMED | {"steps": (200, 400, 800)}),
     "batch_size": (steps, NORMED | {("batch_size", "steps"): ((16, 400), (32, 200), (64, 100))}),
     "decay_strength": (decay_strength, NORMED | {WD: (0.0, 3e-4, 1e-3, 3e-3)}),
@@ -244,7 +278,8 @@ def cards(
 
 
 def _run(c: Mapping[str, Any]) -> dict[str, Any]:
-    return planted.card(**c, parameters_without_embeddings=12 * c["model.depth"] * c["model.width"] ** 2 + 8)
+    depth, width = c["model.depth"], c["model.width"]
+    return planted.card(**c, parameters_without_embeddings=12 * depth * width**2 + width // 4)
 
 
 def _fixed(axes: Mapping[Any, Sequence[Any]], causes: Sequence[str], like: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import planted
 from lab.analysis import load
 from lab.analysis.curves import points
 from lab.core.errors import RequestError
+from planted import BOTH
 
 
 def laid(*groups):
@@ -24,7 +25,7 @@ def test_a_curve_runs_over_learning_rates_and_seeds_of_one_arm_and_size():
     runs = laid(planted.cards())
     assert runs["curve"].nunique() == 4
     assert set(runs.groupby("curve").size()) == {21}
-    assert list(runs["arm"].unique()) == ["z_loss", "qk_layernorm+z_loss"]
+    assert list(runs["arm"].unique()) == ["without qk-layernorm", "with qk-layernorm"]
     assert (runs.groupby("curve")[["arm", "size", "parameters"]].nunique() == 1).all(axis=None)
 
 
@@ -39,7 +40,7 @@ WEIGHT_DECAY, COEFFICIENT = "optimizer.weight_decay", "intervention.z_loss.coeff
 
 def test_runs_that_differ_in_a_number_are_never_one_curve():
     runs = laid(small(), small(**{WEIGHT_DECAY: 1e-3}), small(**{WEIGHT_DECAY: None}))
-    assert list(runs["arm"].unique()) == ["no weight_decay", "weight_decay=0.0001", "weight_decay=0.001"]
+    assert list(runs["arm"].unique()) == ["no weight decay", "weight decay 0.0001", "weight decay 0.001"]
     assert set(runs.groupby("arm", sort=False)["curve"].nunique()) == {1}
     assert not runs.duplicated(["curve", "lr", "seed"]).any()
     assert len(runs) == 12
@@ -48,29 +49,35 @@ def test_runs_that_differ_in_a_number_are_never_one_curve():
 @pytest.mark.parametrize(
     ("groups", "arms"),
     [
-        ([{}], ["z_loss"]),
-        ([{"arms": ("z_loss", "none")}], ["none", "z_loss"]),
+        ([{}], ["with z-loss"]),
+        ([{"arms": ("none",)}], ["without interventions"]),
+        ([{"arms": ("z_loss", "none")}], ["without z-loss", "with z-loss"]),
+        ([{"arms": BOTH}], ["without qk-layernorm", "with qk-layernorm"]),
+        (
+            [{"arms": ("none", "a_b", "c", "a_b+c")}],
+            ["without a-b or c", "with a-b", "with c", "with a-b and c"],
+        ),
         (
             [{"arms": ("z_loss", "none")}, {COEFFICIENT: 1e-3}],
-            ["none", "z_loss coefficient=0.0001", "z_loss coefficient=0.001"],
+            ["without z-loss", "coefficient 0.0001 with z-loss", "coefficient 0.001 with z-loss"],
         ),
-        ([{}, {"optimizer.name": "lion", "optimizer.chain": ["clip"]}], ["optimizer=adamw", "optimizer=lion"]),
+        ([{}, {"optimizer.name": "lion", "optimizer.chain": ["clip"]}], ["adamw", "lion"]),
         (
             [{}, {"model.beta1": 1.0, "optimizer.beta1": 0.8}],
-            ["optimizer.beta1=0.9", "model.beta1=1 optimizer.beta1=0.8"],
+            ["optimizer.beta1 0.9", "model.beta1 1, optimizer.beta1 0.8"],
         ),
         (
             [{"intervention.z_slope.coefficient": 1.0, COEFFICIENT: value} for value in (1e-4, 1e-3)],
-            ["z_loss.coefficient=0.0001", "z_loss.coefficient=0.001"],
+            ["z_loss.coefficient 0.0001", "z_loss.coefficient 0.001"],
         ),
-        ([{"steps": 400}, {"steps": 1000}], ["steps=400", "steps=1000"]),
-        ([{}, {"data.name": "code", "data_fingerprint": "b"}], ["data=code", "data=text"]),
-        ([{}, {"data_fingerprint": "b"}], ["data_fingerprint=a1b2c3d4e5f60718", "data_fingerprint=b"]),
-        ([{"widths": (32,)}, {"widths": (64,), "model.head_width": 32}], ["z_loss"]),
-        ([{}, {"model.head_width": 8}], ["head_width=8", "head_width=16"]),
+        ([{"steps": 400}, {"steps": 1000}], ["steps 400", "steps 1000"]),
+        ([{}, {"data.name": "code", "data_fingerprint": "b"}], ["code", "text"]),
+        ([{}, {"data_fingerprint": "b"}], ["data fingerprint a1b2c3d4e5f60718", "data fingerprint b"]),
+        ([{"widths": (32,)}, {"widths": (64,), "model.head_width": 32}], ["with z-loss"]),
+        ([{}, {"model.head_width": 8}], ["head width 8", "head width 16"]),
         (
             [{"widths": (32, 64, 128)}, {"model.depth": 8, "parameters_without_embeddings": 98_848}],
-            ["depth=2", "depth=8"],
+            ["depth 2", "depth 8"],
         ),
     ],
 )
@@ -80,7 +87,7 @@ def test_arms_are_named_by_what_differs_and_sizes_are_not_arms(groups, arms):
 
 @pytest.mark.parametrize("key", ["model.name", "scale.name", "out", "probes.every", "probes.names"])
 def test_what_changes_no_number_makes_no_arm(key):
-    assert names(small(seeds=[0]), small(seeds=[1], **{key: "7"})) == ["z_loss"]
+    assert names(small(seeds=[0]), small(seeds=[1], **{key: "7"})) == ["with z-loss"]
     assert laid(small(seeds=[0]), small(seeds=[1], **{key: "7"}))["curve"].nunique() == 1
 
 

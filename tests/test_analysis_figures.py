@@ -42,6 +42,7 @@ def records(cards, hears):
 def everything(card, step):
     gradient = 0.02 / card[WIDTH] * (1 + card["seed"])
     yield from (("train_loss", "", 3.0 + card[LR]), ("output_logit_mean", "", -step), ("log_z_square", "", 1.0 + step))
+    yield ("head_common_mode", "head", 0.5)
     for block in range(card[DEPTH]):
         yield from ((probe, f"block{block}", 2.0 + step) for probe in ("attention_logit_max", "query_norm", "key_norm"))
         yield from (("query_key_cosine", f"block{block}", 0.1), ("block_rms", f"block{block}", 1.0 + block))
@@ -167,7 +168,7 @@ def test_the_best_loss_is_foretold_by_the_power_law_of_smaller_sizes():
     assert list(right.get_lines()[0].get_ydata()) == pytest.approx([1e-2] * 4)
 
 
-def test_lines_over_the_steps_carry_the_planted_values_and_their_fate():
+def test_lines_over_the_steps_carry_the_planted_values_and_their_outcome():
     def hears(card, step):
         broken = card["seed"] == 1 and card[LR] == 0.1 and step > 20
         yield ("train_loss", "", 3 + card[LR] + card["seed"])
@@ -183,6 +184,19 @@ def test_lines_over_the_steps_carry_the_planted_values_and_their_fate():
     assert np.isfinite(diverged).tolist() == [step <= 20 for step in steps], "no mean over some of the seeds"
     marks = {mark.get_marker(): float(mark.get_xdata()[0]) for mark in logits.get_lines() if mark.get_marker() in "x^"}
     assert marks == {"x": 20.0}
+
+
+def test_the_cost_of_a_drift_is_the_loss_above_the_lowest_of_any_run():
+    def hears(card, step):
+        yield from (("log_z_square", "", 1.0 + step), ("head_common_mode", "head", 0.5))
+        yield ("train_loss", "", 1.5 + (0.25 if card[LR] == 0.1 else 0.0) + (0.5 if step == 0 else 0.0))
+
+    drift, common, cost = FIGURES["output_logit_drift"](records(cards(), hears)).axes
+    assert [y for _, y in line(drift)] == [pytest.approx([1.0 + step for step in range(0, 41, 4)])] * 2
+    assert [y for _, y in line(common)] == [pytest.approx([0.5] * 11)] * 2
+    assert [y for _, y in line(cost)] == [pytest.approx([0.5 + above] + [max(above, 1e-6)] * 10) for above in (0, 0.25)]
+    with pytest.raises(NothingToDrawError, match="head_common_mode"):
+        FIGURES["output_logit_drift"](records(cards(), lambda card, step: [("train_loss", "", 1.0)]))
 
 
 def test_a_seed_without_a_value_is_still_marked_as_lost():
@@ -231,9 +245,9 @@ def test_crossing_shapes_become_ways_to_grow():
     sizes = runs.groupby("arm")["parameters"].unique().map(sorted).to_dict()
     n = {shape: 12 * shape[1] * shape[0] ** 2 + shape[0] for shape in shapes}
     assert sizes == {
-        "z_loss, wider": [n[64, 2], n[96, 2], n[128, 2]],
-        "z_loss, deeper": [n[64, 2], n[64, 4], n[64, 8]],
-        "z_loss, wider and deeper": [n[64, 2], n[80, 3], n[96, 4]],
+        "with z-loss, wider": [n[64, 2], n[96, 2], n[128, 2]],
+        "with z-loss, deeper": [n[64, 2], n[64, 4], n[64, 8]],
+        "with z-loss, wider and deeper": [n[64, 2], n[80, 3], n[96, 4]],
     }
     assert len(runs) == 9 * 4
     assert runs.groupby(["curve", "lr", "seed"]).ngroups == len(runs)

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from html import escape
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -14,11 +16,14 @@ import pytest
 import planted
 from lab.__main__ import main
 from lab.analysis import Records
+from lab.analysis.claims.scoreboard import judge_all, read
 from lab.analysis.curves import points
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
-from lab.analysis.rendering.style import svg
+from lab.analysis.rendering import html
+from lab.analysis.rendering.layout import svg
 from lab.analysis.report import build, findings
+from lab.analysis.report.answer import answer
 from lab.analysis.sensitivity import all_pairs, study
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError
@@ -62,10 +67,11 @@ class Links(HTMLParser):
 
 def test_the_page_needs_nothing_but_itself(page):
     links = Links(page)
-    assert not {"script", "link", "img", "iframe", "object", "b", "i"} & set(links.tags)
+    assert not {"link", "img", "iframe", "object", "b", "i"} & set(links.tags)
+    assert page.count("<script") == page.count(f"<script>{html.SCRIPT}</script>") == 1
     assert links.tags.count("svg") == len(DRAWN)
     assert links.links
-    assert all(link.startswith("#") for link in links.links)
+    assert all(re.match(r"#|figures/\w+\.svg$|tables/\w+\.csv$", link) for link in links.links)
     assert "url(http" not in page
     assert "@import" not in page
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", page))
@@ -76,11 +82,31 @@ def test_the_page_needs_nothing_but_itself(page):
 def test_drawings_on_one_page_share_no_ids(page):
     links = Links(page)
     assert len(links.ids) == len(set(links.ids))
-    assert {link[1:] for link in links.links} <= set(links.ids)
+    assert {link[1:] for link in links.links if link.startswith("#")} <= set(links.ids)
+
+
+def test_every_link_leads_to_a_file_of_the_report(folder, page):
+    files = {link for link in Links(page).links if not link.startswith("#")}
+    assert files == {str(path.relative_to(folder)) for path in [*folder.glob("figures/*"), *folder.glob("tables/*")]}
+
+
+def test_the_page_opens_with_its_question_and_answer(folder, page):
+    opening = re.sub(r"<[^>]*>", " ", page[page.index("<h1>") : page.index("<section")])
+    question, said, *_ = [line for line in map(str.strip, opening.splitlines()) if line]
+    assert question == "Does the largest usable learning rate fall with size, and does qk-layernorm stop that?"
+    assert said == escape(answer(study([folder])))
+    assert "Partial: 83 of 84 runs ended." in opening
+
+
+def test_contents_name_every_section_in_order(page):
+    names = re.findall(r'<section id="([^"]+)"', page)
+    contents = page[page.index("<nav") : page.index("</nav>")]
+    assert re.findall(r'href="#([^"]+)"', contents) == names
+    assert len(names) == len(set(names)) > 8
 
 
 def test_names_from_outside_are_shown_as_text(page):
-    assert "<script>" not in page
+    assert page.count("<script>") == 1
     assert "&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt; $x^{2" in page
     assert "<title>a &lt;i&gt;study</title>" in page
     assert "&lt;b&gt;out of memory&lt;/b&gt;" in page
@@ -162,7 +188,7 @@ def test_learning_rates_that_no_seed_of_an_arm_ran_are_named(tmp_path):
     assert gaps(tmp_path / "whole", lambda card: False) == []
     (note,) = gaps(tmp_path / "lacking", missing)
     assert note.startswith("No seed has a run at learning rate 0.03 and 0.3, where other curves have one")
-    assert note.endswith(": z_loss at 24.7k.")
+    assert note.endswith(": with z-loss at 24.7k.")
     assert gaps(tmp_path / "nowhere", lambda card: card["optimizer.lr"] == 0.3) == []
 
 
@@ -171,7 +197,9 @@ def test_seeds_with_unequal_learning_rates_are_named(tmp_path):
         return card["intervention"] == "none" and card["seed"] == 1 and card["optimizer.lr"] == 0.1
 
     (note,) = gaps(tmp_path / "lacking", missing)
-    assert note.startswith("none at 24.7k: seed 1 has no run at learning rate 0.1; the mean sensitivity pools seeds")
+    assert note.startswith(
+        "without z-loss at 24.7k: seed 1 has no run at learning rate 0.1; the mean sensitivity pools seeds"
+    )
 
 
 def test_a_folder_of_failures_is_refused_with_its_reason(tmp_path):
@@ -190,9 +218,9 @@ def test_the_headline_follows_the_paired_intervals():
 
     worse, better = lambda card: 1 + 0.01 * card["seed"], lambda card: 0.5
     first = sentences("z_loss", {"none": worse, "z_loss": better})
-    assert first[0].startswith("LR sensitivity is lower with z_loss than with none at every size, by 0.073")
-    assert first[1].startswith("The instability part is lower with z_loss")
-    assert sentences("none", {"none": better, "z_loss": worse})[0].startswith("LR sensitivity is lower with none")
+    assert first[0].startswith("LR sensitivity is lower with z-loss than without z-loss at every size, by 0.073")
+    assert first[1].startswith("The instability part is lower with z-loss")
+    assert sentences("none", {"none": better, "z_loss": worse})[0].startswith("LR sensitivity is lower without z-loss")
     noisy = sentences("none", {"none": lambda card: card["seed"], "z_loss": lambda card: 1 + 0.1 * card["seed"]})
     assert "differs from zero at no size" in noisy[0]
     mixed = {"none": worse, "z_loss": lambda card: 0.5 if card["model.width"] == 32 else card["seed"]}
@@ -271,7 +299,12 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
     several = [planted.write(tmp_path / "all" / name, list(planted.cards(**LONE))) for name in names]
     (tmp_path / "all" / "no results").mkdir()
     assert main(["report", str(tmp_path / "all")]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"report: {folder / 'report.html'}" for folder in several]
+    printed = [*(f"report: {folder / 'report.html'}" for folder in several), f"index: {tmp_path / 'all/index.html'}"]
+    assert capsys.readouterr().out.splitlines() == printed
+    index = (tmp_path / "all" / "index.html").read_text()
+    links = [f"{name}/{file}" for name in names for file in ("report.html", "figures/learning_rate_sensitivity.svg")]
+    assert Links(index).links == links
+    assert index.count(escape(build.answer(study([single])))) == 2
     figure = "figures/learning_rate_sensitivity.svg"
     assert (several[1] / figure).read_bytes() == (single / figure).read_bytes()
     shutil.rmtree(several[0] / "runs")
@@ -280,3 +313,28 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
     assert "damaged" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "all" / "no results")]) == 2
     assert "no runs in" in capsys.readouterr().err
+
+
+def test_a_report_is_opened_in_the_browser_on_request(tmp_path, capsys, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.chdir(tmp_path)
+    planted.write(tmp_path / "all" / "one", list(planted.cards(**LONE)))
+    assert main(["report", "all/one"]) == 0
+    assert opened == []
+    assert main(["report", "all/one", "--open"]) == 0
+    assert main(["report", "--open", "all"]) == 0
+    assert opened == [(tmp_path / "all" / name).as_uri() for name in ("one/report.html", "index.html")]
+    assert main(["report", "all", "--opne"]) == 2
+    assert "nearest: --open" in capsys.readouterr().err
+
+
+def test_claims_of_the_paper_are_shown_where_the_sweep_tests_them(tmp_path):
+    folder = planted.write(tmp_path / "one", list(planted.cards(widths=(32, 64, 128))))
+    report = build.write_report(study([folder]), [folder])
+    rows = [row for row in judge_all(read([folder])) if row.verdict.folder and row.claim.sweep == "qk_layernorm"]
+    assert report.verdicts == Counter(row.verdict.verdict for row in rows)
+    page = report.page.read_text()
+    assert all(escape(row.claim.sentence) in page for row in rows)
+    (folder / "commands.json").write_text('["lab sweep schedules"]')
+    assert build.write_report(study([folder]), [folder]).verdicts == {}

@@ -52,12 +52,12 @@ def test_no_learning_rate_is_best_where_all_diverged(tmp_path):
     ]
     made = sensitivity.study([planted.write(tmp_path, cards)])
     of_arm = made.seeds.set_index("arm")["best_lr"]
-    assert of_arm["none"].isna().all()
-    assert set(of_arm["z_loss"]) == {planted.LRS[2]}
+    assert of_arm["without z-loss"].isna().all()
+    assert set(of_arm["with z-loss"]) == {planted.LRS[2]}
     assert list(tables.sensitivities(made).set_index("arm")["best LR"]) == ["none", "0.003"]
-    assert tables.files(made)["optima_by_seed"].set_index("arm")["best_lr_fine"].loc["none"].isna().all()
+    assert tables.files(made)["optima_by_seed"].set_index("arm")["best_lr_fine"].loc["without z-loss"].isna().all()
     notes = [note for note in findings.notes(made) if note.startswith("The best learning rate is the lowest")]
-    assert not [note for note in notes if "none at" in note]
+    assert not [note for note in notes if "without z-loss at" in note]
 
 
 def test_below_two_learning_rates_nothing_is_defined():

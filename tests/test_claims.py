@@ -200,7 +200,7 @@ def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.Cap
     claims = json.loads(capsys.readouterr().out)
     numbers = ("effect", "low", "high", "seeds")
     keys = ("source", "figure", "claim", "verdict", *numbers, "sweep", "parameters", "steps", "reason")
-    assert {tuple(one) for one in claims} == {keys}
+    assert {tuple(one) for one in claims} == {(*keys, "decay_times_steps", "ours")}
     assert {one["source"] for one in claims} == {"Wortsman 2023"}
     assert list(dict.fromkeys(one["figure"] for one in claims)) == list(FIGURES_OF_THE_PAPER)
     for one in claims:
@@ -211,6 +211,10 @@ def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.Cap
     (first,) = [one for one in claims if one["claim"] == BOUNDS.sentence]
     assert (first["verdict"], first["seeds"], first["sweep"]) == ("reproduced", 3, "qk_layernorm")
     assert (first["parameters"], first["steps"]) == ([24_736, 98_624], [400, 400])
+    assert (first["decay_times_steps"], first["ours"]) == ([0.04, 0.04], False)
+    assert {one["claim"] for one in claims if one["ours"]} == {
+        CLAIMS[name].sentence for name in CLAIMS if CLAIMS[name].restates
+    }
 
 
 def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,14 +223,19 @@ def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.Captur
     (line,) = [line for line in lines if BOUNDS.sentence in line]
     assert line.split()[:3] == ["fig", "2", "reproduced"]
     assert line.endswith("(mine/loss_over_steps)")
+    beside = {"parameters": "24.7k to 98.6k ", "steps": "400 ", "λT": "0.04 ", "seeds": "3 "}
+    assert all(line[lines[0].index(head) :].startswith(value) for head, value in beside.items()), line
     heads = [line for line in lines if line.startswith("fig ")]
     assert len(heads) == len(list(CLAIMS))
+    assert sum("(ours)" in head for head in heads) == sum(bool(CLAIMS[name].restates) for name in CLAIMS)
     column = line.index(BOUNDS.sentence)
     assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in heads)
     reason = next(line for line in lines if "sweep epsilon" in line)
     assert reason.index(reason.strip()) == lines[0].index("verdict")
-    (tally,) = [line for line in lines if " claims: " in line]
-    assert sum(int(part.split()[0]) for part in tally.partition(": ")[2].split(", ")) == len(heads)
+    tallies = [line for line in lines if " claims: " in line or " restated by us: " in line]
+    counts = [sum(int(part.split()[0]) for part in tally.partition(": ")[2].split(", ")) for tally in tallies]
+    assert [int(tally.split()[0]) for tally in tallies] == counts
+    assert (len(counts), sum(counts)) == (2, len(heads))
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+import planted
 import planted_claims
 from lab.analysis.claims.evidence import ArmTables, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, Claim, Verdict, judge_claim
@@ -37,8 +38,8 @@ def judged(claim: Claim, good: dict[int, bool], without: frozenset[str] = frozen
 def arms_of(claim: Claim) -> list[ArmTables]:
     """The arms that a claim compares."""
     (folder,) = evidence(claim.sweep, tuple(HOLDS.items()), frozenset(), False)
-    (group,) = [group for group in folder.groups(claim.frees) if group.holds(claim.holds)]
-    return claim.arms(group)
+    groups = [group for group in folder.groups(claim.frees) if group.holds(claim.holds)]
+    return claim.arms(max(groups, key=lambda group: len(group.curves)))
 
 
 def test_every_figure_of_the_paper_has_a_claim() -> None:
@@ -95,6 +96,41 @@ def test_no_claim_on_sensitivity_forgets_that_its_runs_are_undertrained(name: st
     cautioned = "instability part" not in claim.sentence
     assert verdict.reason.startswith("undertrained") == cautioned, verdict
     assert (verdict.verdict == "inconclusive") == cautioned
+
+
+@pytest.mark.parametrize("name", ["warm_up_lowers_sensitivity", "decay_alone_suffices"])
+def test_a_size_at_which_sensitivity_is_not_read_calls_for_no_caution(name: str) -> None:
+    """Both claims are on the largest sizes; the smallest model is under-trained."""
+    claim = CLAIMS[name]
+    runs = planted_claims.cards(claim.sweep, HOLDS)
+    lowest = min(run["optimizer.lr"] for run, _ in runs)
+    slow = [
+        (run | {"final_val_loss": run["final_val_loss"] + 3 * (run["optimizer.lr"] == lowest)}, recorded)
+        if run["model.width"] == 32
+        else (run, recorded)
+        for run, recorded in runs
+    ]
+    verdict = judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(slow))])
+    assert (verdict.verdict, verdict.reason) == ("reproduced", "")
+
+
+def test_a_restated_claim_names_a_claim_of_the_paper_on_its_figure() -> None:
+    restated = [CLAIMS[name] for name in NAMES if CLAIMS[name].restates]
+    assert {claim.figure for claim in restated} >= {"10", "11", "12", "13", "C.1", "E.13", "E.15"}
+    for claim in restated:
+        original = CLAIMS[claim.restates]
+        assert (original.figure, original.restates) == (claim.figure, "")
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4])
+def test_harm_of_a_large_epsilon_is_judged_under_as_much_decay_as_the_papers(decay: float) -> None:
+    runs = planted_claims.cards("epsilon", HOLDS)
+    weak = [(planted.card(**{**run, "optimizer.weight_decay": decay, "id": None}), recorded) for run, recorded in runs]
+    verdict = judge_claim(
+        CLAIMS["epsilon_past_the_gradient_raises_the_loss"], [Evidence("epsilon", planted_claims.records(weak))]
+    )
+    assert verdict.verdict == "not run"
+    assert f"decay times steps is {decay * 400:g} and must be 10, as with scale=day" in verdict.reason
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,6 +18,7 @@ from lab.analysis.sensitivity import per_seed
 from lab.analysis.statistics import student_t
 from lab.records import plans, store
 
+WITHOUT, WITH = "without qk-layernorm", "with qk-layernorm"
 LRS = (3e-3, 1e-2, 3e-2, 1e-1)
 
 
@@ -42,24 +43,24 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_differences_are_paired_by_seed(two: tuple[Path, Path]) -> None:
     compared = compare_folders(*two)
     assert [(row.arm, row.quantity) for row in compared.quantities] == [
-        (arm, name) for arm in planted.BOTH for name in ("best loss", "LR sensitivity", "eta_div")
+        (arm, name) for arm in (WITHOUT, WITH) for name in ("best loss", "LR sensitivity", "eta_div")
     ]
-    a, b, change, low, high, seeds = quantity(compared, "z_loss", "best loss")
+    a, b, change, low, high, seeds = quantity(compared, WITHOUT, "best loss")
     assert (b - a, change, seeds) == (pytest.approx(-0.1, abs=1e-5), pytest.approx(-0.1, abs=1e-5), "3, paired")
     assert high - low < 1e-4  # unpaired, the seeds would spread more than that
     expected = per_seed(points(load(two[0]).runs))
-    of_arm = expected.loc[expected["arm"] == "z_loss", "total"]
-    a, _, change, *_ = quantity(compared, "z_loss", "LR sensitivity")
+    of_arm = expected.loc[expected["arm"] == WITHOUT, "total"]
+    a, _, change, *_ = quantity(compared, WITHOUT, "LR sensitivity")
     assert a == pytest.approx(student_t(of_arm).mean, abs=1e-5)
     assert change == pytest.approx(0.0, abs=1e-5)
 
 
 def test_other_seeds_are_not_paired_and_too_few_have_no_interval(two: tuple[Path, Path], tmp_path: Path) -> None:
     others = compare_folders(two[0], folder(tmp_path / "others", seeds=(3, 4, 5)))
-    _, _, _, low, high, seeds = quantity(others, "z_loss", "best loss")
+    _, _, _, low, high, seeds = quantity(others, WITHOUT, "best loss")
     assert (seeds, high - low > 1e-3) == ("3 and 3", True)
     few = compare_folders(two[0], folder(tmp_path / "few", 0.2, seeds=(0, 7)))
-    _, _, change, low, high, seeds = quantity(few, "z_loss", "best loss")
+    _, _, change, low, high, seeds = quantity(few, WITHOUT, "best loss")
     assert seeds == "3 and 2"
     assert math.isnan(low)
     assert math.isnan(high)
@@ -69,17 +70,17 @@ def test_other_seeds_are_not_paired_and_too_few_have_no_interval(two: tuple[Path
 def test_arms_are_compared_where_both_have_runs_and_the_rest_is_said(two: tuple[Path, Path], tmp_path: Path) -> None:
     wider = folder(tmp_path / "c", arms=("z_loss",), widths=(32, 64), lrs=LRS[1:], data_fingerprint="other", steps=800)
     compared = compare_folders(two[0], wider)
-    assert {row.arm for row in compared.quantities} == {"z_loss"}
+    assert {row.arm for row in compared.quantities} == {WITHOUT}
     runs = points(load(two[0]).runs)
-    of_shared = per_seed(runs[(runs["arm"] == "z_loss") & (runs["lr"] > LRS[0])])
-    assert quantity(compared, "z_loss", "LR sensitivity")[0] == pytest.approx(of_shared["total"].mean(), abs=1e-5)
+    of_shared = per_seed(runs[(runs["arm"] == WITHOUT) & (runs["lr"] > LRS[0])])
+    assert quantity(compared, WITHOUT, "LR sensitivity")[0] == pytest.approx(of_shared["total"].mean(), abs=1e-5)
     notes = "\n".join(compared.notes)
     for note in (
-        "no curve is qk_layernorm+z_loss at 24.7k parameters in",
-        "z_loss at 24.7k parameters: compared at the learning rates that both folders have, 0.01, 0.03 and 0.1",
+        f"no curve is {WITH} at 24.7k parameters in",
+        f"{WITHOUT} at 24.7k parameters: compared at the learning rates that both folders have, 0.01, 0.03 and 0.1",
         "the data differ, so losses are not of one text: fingerprint a1b2c3d4e5f60718 in A, other in B",
         "steps: 400 in A, 800 in B",
-        "not in A: z_loss at 98.6k parameters",
+        "not in A: with z-loss at 98.6k parameters",
     ):
         assert note in notes
     assert "baseline" not in notes
@@ -101,7 +102,7 @@ def test_the_command_prints_a_table_or_json_and_judges_nothing(
     assert "compare which two folders? lab compare A B" in capsys.readouterr().err
     apart = folder(tmp_path / "apart", arms=("none",), widths=(64,))
     assert main(["compare", str(two[0]), str(apart)]) == 2
-    assert capsys.readouterr().err.startswith("lab: nothing to compare: no curve is z_loss at 24.7k parameters")
+    assert capsys.readouterr().err.startswith(f"lab: nothing to compare: no curve is {WITHOUT} at 24.7k parameters")
 
 
 def under_way(place: Path) -> tuple[Path, list[str]]:

@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from lab.__main__ import main
-from lab.analysis import coordinate_growth
-from lab.analysis.rendering import style
+from lab.analysis.rendering import layout
 from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.model.parametrization import Factors, MuPIntermediate, Role
-from lab.sweep import coordinate_check
+from lab.sweep import coordinate_check, coordinate_growth
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 
@@ -131,7 +130,7 @@ def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None
     changes.loc[changes["seed"].eq(1) & changes["width"].eq(128), "change"] = broken
     assert not coordinate_growth.slopes(changes)["holds"].any()
     assert list(coordinate_growth.lines(changes))[-1].endswith("GROW")
-    style.svg(coordinate_growth.figure(changes), "broken")
+    layout.svg(coordinate_growth.figure(changes), "broken")
 
 
 @pytest.mark.parametrize(

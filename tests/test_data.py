@@ -19,8 +19,8 @@ from lab.core.errors import RequestError
 from lab.core.registry import DATA
 from lab.data import synthetic
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
-from lab.data.packing import HELD_OUT_EVERY
-from lab.data.synthetic import Synthetic
+from lab.data.packing import HELD_OUT_EVERY, PackedCorpus
+from lab.data.synthetic import Synthetic, SyntheticSample
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
 
 SENTENCES = b"the quick brown fox jumps over the lazy dog. " * 40
@@ -93,9 +93,10 @@ def test_tokens_are_below_the_vocabulary(corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("seq_len", [48, 64, 1000])
 def test_validation_is_always_the_same_and_large_enough(corpus: Corpus, seq_len: int) -> None:
+    seq_len = min(seq_len, corpus.longest)
     windows = corpus.held_out(seq_len)
     assert windows.shape[1] == seq_len + 1
-    available = math.inf if "held_out_bytes" not in corpus.notes else int(corpus.notes["held_out_bytes"]) - 1
+    available = corpus.reserved.size - 1 if isinstance(corpus, PackedCorpus) else math.inf
     assert windows[:, 1:].size >= min(65_536, available - seq_len + 1)
     corpus.batch(1, 1, 2, 8)
     assert np.array_equal(corpus.held_out(seq_len), windows)
@@ -399,3 +400,14 @@ def test_no_seed_of_a_batch_reaches_the_held_out_rows() -> None:
     drawn = {row.tobytes() for seed in (-1, 0, 1, 2**64 - 1, 2**64) for row in corpus.batch(seed, 0, 1024, 64)}
     assert len(held) == 1024
     assert not held & drawn
+
+
+def test_one_window_of_a_sample_is_the_whole_text_for_training_and_validation() -> None:
+    corpus = SyntheticSample(tokens=300).open()
+    text = Synthetic().open().held_out(64).ravel()[:300]
+    for seed, step in ((0, 0), (5, 77)):
+        assert corpus.batch(seed, step, 1, 299).tolist() == [text.tolist()]
+    assert corpus.held_out(299).tolist() == [text.tolist()]
+    assert SyntheticSample(tokens=301).open().fingerprint != corpus.fingerprint
+    with pytest.raises(RequestError, match="at most seq_len=299"):
+        corpus.batch(0, 0, 1, 300)

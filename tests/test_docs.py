@@ -133,10 +133,24 @@ def test_the_workflow_runs_make_targets_on_all_versions_of_python() -> None:
     assert jobs["test"]["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(int(low), int(high))]
 
 
+def test_a_notebook_names_the_page_that_make_docs_writes() -> None:
+    (folder,) = re.findall(r"-m sphinx .* (\S+)$", (HOME / "Makefile").read_text(), re.MULTILINE)
+    notebooks = [page for page in PAGES if page.suffix == ".ipynb"]
+    for page in notebooks:
+        first = "".join(json.loads(page.read_text(encoding="utf-8"))["cells"][0]["source"])
+        assert f"[{folder}/notebooks/{page.stem}.html](../docs/notebooks.md)" in first, page
+    listed = re.findall(
+        r"^\| \[(\w+)\]\(\.\./notebooks/(\w+)\.ipynb\)", text_of(HOME / "docs/notebooks.md"), re.MULTILINE
+    )
+    assert listed == [(page.stem, page.stem) for page in notebooks]
+
+
 @pytest.mark.extras
-@pytest.mark.skipif(not find_spec("sphinx"), reason="needs the extra docs")
+@pytest.mark.skipif(not find_spec("myst_nb"), reason="needs the extra docs")
 def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
+    """Without the outputs of notebooks, which ``make docs`` executes."""
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", tmp_path / "trees"]
+    command += ["-D", "nb_execution_mode=off"]
     built = subprocess.run([*command, ".", tmp_path / "site"], cwd=HOME, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stderr) == (0, "")
     anchors = re.findall(r'id="(lab[\w.]*)"', (tmp_path / "site/docs/api.html").read_text())
@@ -144,3 +158,5 @@ def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: P
     public = [f"{module}.{name}" for module in ("lab", "lab.analysis") for name in MODULES[module].__all__]
     assert [name for name in public if name not in (*anchors, *MODULES)] == []
     assert [module for module in modules if not any(anchor.startswith(f"{module}.") for anchor in anchors)] == []
+    notebooks = [page for page in PAGES if page.suffix == ".ipynb"]
+    assert all((tmp_path / f"site/notebooks/{page.stem}.html").exists() for page in notebooks)

@@ -44,7 +44,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_qk_layernorm_lowers_sensitivity_beyond_the_spread_of_seeds(smoke: Path) -> None:
     runs = load(smoke).runs
     assert len(runs) == 40
-    gain = paired(points(runs), "z_loss", "qk_layernorm+z_loss").iloc[0]
+    gain = paired(points(runs), "without qk-layernorm", "with qk-layernorm").iloc[0]
     assert gain["total"].n == 5
     assert gain["total"].low > 0
     assert gain["above"].low > 0  # and it is instability that qk-layernorm takes away
@@ -115,7 +115,7 @@ def test_qk_layernorm_silently_off_is_found(smoke: Path, tmp_path: Path) -> None
     found = check(broken(qk_layernorm_off, tmp_path / "off", "smoke"), SMOKE)
     assert found.verdict == "regression"
     parts = ("LR sensitivity", "its instability part", "growth of the attention logits")
-    assert told(found) == {f"qk_layernorm+z_loss: {part}" for part in parts}
+    assert told(found) == {f"with qk-layernorm: {part}" for part in parts}
     assert found.remarks == []  # nothing in the config tells
 
 
@@ -123,7 +123,7 @@ def test_qk_layernorm_silently_off_is_found(smoke: Path, tmp_path: Path) -> None
 def test_a_large_epsilon_is_found(tmp_path: Path) -> None:
     found = check(broken(epsilon_large, tmp_path / "smoke", "smoke"), SMOKE)
     assert found.verdict == "regression"
-    assert "qk_layernorm+z_loss: LR sensitivity" in told(found)
+    assert "with qk-layernorm: LR sensitivity" in told(found)
 
 
 class Unseen(NamedTuple):

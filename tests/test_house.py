@@ -38,8 +38,8 @@ WINGS: dict[str, set[str]] = {
 ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "rendering"},
-    {"sensitivity", "grouping", "coordinate_growth"},
-    {"figures", "forecast", "claims", "guard"},
+    {"sensitivity", "grouping"},
+    {"figures", "forecast", "claims", "guard", "batch_size", "spikes"},
     {"report"},
 ]
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.

@@ -19,7 +19,7 @@ from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.forecast.report import _table, say
-from lab.analysis.rendering import style
+from lab.analysis.rendering import layout
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.records.store import Records
@@ -377,10 +377,14 @@ def test_saturation_is_said():
 
 
 def test_arms_are_told_apart_and_a_calm_one_borrows_the_threshold():
-    calm = "qk_layernorm+z_loss"
-    records = gathered(*runs_of(), *runs_of(arm=calm, logit=lambda size, lr: 5 * (size / 1e4) ** 0.01))
+    records = gathered(*runs_of(), *runs_of(arm=planted.BOTH[1], logit=lambda size, lr: 5 * (size / 1e4) ** 0.01))
     growing, flat = make_forecasts(records, LOGIT)
-    assert (growing.arm, growing.borrowed, flat.arm, flat.borrowed) == ("z_loss", False, calm, True)
+    assert (growing.arm, growing.borrowed, flat.arm, flat.borrowed) == (
+        planted.OFF_LABEL,
+        False,
+        planted.ON_LABEL,
+        True,
+    )
     assert flat.limit == pytest.approx(growing.limit)
     assert size_beyond(flat.lines[0.1], flat.limit, 1, *flat.sizes[::3]).middle == math.inf
     assert growing.lines[0.1].slope == pytest.approx(0.8, abs=0.1)
@@ -436,7 +440,10 @@ def test_an_arm_of_two_sizes_is_not_quoted_beside_one_that_is_scored():
     sections = "\n".join(say(gathered(*runs_of(), *runs_of(widths=[32, 64], arm="none")))).split("\n\n")
     quoted = {part.split("\n")[0].split("; ")[-1]: "Unstable from" in part for part in sections if LOGIT.name in part}
     refused = {part.split("\n")[0].split("; ")[-1]: "No forecast" in part for part in sections if LOGIT.name in part}
-    assert (quoted, refused) == ({"none": False, "z_loss": True}, {"none": True, "z_loss": False})
+    assert (quoted, refused) == (
+        {"without z-loss": False, "with z-loss": True},
+        {"without z-loss": True, "with z-loss": False},
+    )
 
 
 def test_learning_rates_that_were_not_held_out_are_not_quoted():
@@ -486,7 +493,7 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the class foretold" in " ".join(output.split())
     assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
-    again = style.svg(logit_forecast(store.read(folder)), "logit_forecast")
+    again = layout.svg(logit_forecast(store.read(folder)), "logit_forecast")
     assert (folder / "figures" / "logit_forecast.svg").read_text() == again
     assert main(["predict"]) == 2
     assert main(["predict", str(tmp_path / "nowhere")]) == 2

@@ -117,6 +117,11 @@ def norm_of(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([x.flatten() for x in tensors.values()]).norm()
 
 
+def common_mode(head_dv: Tensor) -> Tensor:
+    """The norm of the matrix that has the mean column everywhere, over that of the head."""
+    return head_dv.mean(1, keepdim=True).expand_as(head_dv).norm() / head_dv.norm()
+
+
 def causal_max(scores_bhts: Tensor) -> Tensor:
     length = scores_bhts.shape[-1]
     return torch.stack([scores_bhts[..., t, s].max() for t in range(length) for s in range(t + 1)]).max()
@@ -159,6 +164,7 @@ FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "grad_rms": lambda told, run: {name: rms(g) for name, g in told.clipped.items()},
     "update_rms": lambda told, run: {name: rms(d) for name, d in told.direction.items()},
     "param_rms": lambda told, run: {name: rms(w) for name, w in told.weights.items()},
+    "head_common_mode": lambda told, run: {"head": common_mode(told.weights["head"])},
     "eps_ratio": lambda told, run: {name: EPS[run] / rms(g) for name, g in told.clipped.items()},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -15,15 +16,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from lab.cli.planning import show_planning
+from lab.core import machine
+from lab.core.errors import RequestError
 from lab.core.machine import cores
-from lab.records import plans
-from lab.sweep import progress
+from lab.records import plans, store
+from lab.sweep import job, pipeline, progress
 from lab.sweep.planner import points
-from lab.sweep.progress import FleetProgress, ProgressMonitor, ProgressWriter
-from lab.sweep.terminal import Scene, cells, clock, scene, sketch
+from lab.sweep.progress import CampaignPart, FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
+from lab.sweep.terminal import Scene, cells, scene, sketch
 from lab.training.loop import Moment
+from lab.training.recorder import fleet_summary, ranges
 from small import configs, tree
 
 NAN, INF = math.nan, math.inf
@@ -62,23 +68,26 @@ def test_places_are_called_what_the_report_calls_them() -> None:
         "model.width=32 intervention=[z_loss] optimizer.lr=1e-3",
     )
     assert cells(wanted) == [
-        ("width 16  z_loss", 1e-3),
-        ("width 16  z_loss", 1e-2),
-        ("width 32  qk_layernorm+z_loss", 1e-3),
-        ("width 32  z_loss", 1e-3),
+        ("width 16  without qk-layernorm", 1e-3),
+        ("width 16  without qk-layernorm", 1e-2),
+        ("width 32  with qk-layernorm", 1e-3),
+        ("width 32  without qk-layernorm", 1e-3),
     ]
     deep = configs("", "model.depth=3", "model.depth=3 optimizer.eps=1e-5")
     assert [name for name, _ in cells(deep)] == [
-        "width 16 depth 2  eps=1e-08",
-        "width 16 depth 3  eps=1e-08",
-        "width 16 depth 3  eps=1e-05",
+        "width 16 depth 2  epsilon 1e-08",
+        "width 16 depth 3  epsilon 1e-08",
+        "width 16 depth 3  epsilon 1e-05",
     ]
 
 
 def standing(step: int = 50, losses: Any = (), verdict: str | None = None, **other: Any) -> FleetProgress:
     """A fleet somewhere on its hundred steps."""
     return FleetProgress(
-        **{"steps": 100, "seconds": 9.0, "rate": 4.0, "notes": (), **other}, step=step, losses=losses, verdict=verdict
+        **{"steps": 100, "seconds": 9.0, "rate": 4.0, "evaluation": 0.0, "notes": (), **other},
+        step=step,
+        losses=losses,
+        verdict=verdict,
     )
 
 
@@ -112,6 +121,131 @@ def test_the_block_fits_and_stands_still(width: int) -> None:
     assert len({(count, head) for count, head, _ in shapes}) == 1
 
 
+def test_time_left_counts_the_last_evaluation() -> None:
+    fleet = standing(60, rate=4.0, evaluation=20.0, seconds=30.0)
+    assert (fleet.left, fleet.share) == (40 / 4.0 + 20, 0.5)
+    assert "0:30" in SCENE.lines({1: fleet}, fleet.share, 30, 80)[2]
+    assert standing(99, rate=4.0, evaluation=20.0, seconds=30.0).share < 0.6
+    assert standing(1, rate=0.0, evaluation=20.0).share == 0.01  # by steps while no rate is known
+    assert standing(100, rate=4.0, evaluation=20.0, verdict="done").left == 0
+    assert standing(100, rate=0.0, verdict="done").share == 1
+
+
+def test_a_run_that_ends_worse_than_it_began_counts_as_diverged_everywhere(tmp_path: Path) -> None:
+    """Its loss is finite; the line of its fleet, the header and the sketch still say the same."""
+    ends = [{"status": "finished", "final_val_loss": 2.0}, {"status": "diverged", "final_val_loss": 9.0}]
+    verdict = fleet_summary([(end, []) for end in ends])
+    config, done = configs("")[0], ProgressWriter(tmp_path, "plan", 0, 100, 2)
+    fleet = job._Job(tmp_path, {"a": config, "b": config}, done, None, lambda: False)  # type: ignore[arg-type]
+    assert fleet.finish([(end, []) for end in ends])
+    read = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
+    lines = SCENE.lines({0: read}, 0.5, 20, 80)
+    assert verdict == read.verdict == "val loss 2.000..2.000, 1 diverged"
+    assert "1/3 fleets  1 diverged" in lines[0]
+    assert lines[4].split() == ["width", "32", "z_loss", "▁2.00", "x"]
+
+
+def test_losses_of_earlier_runs_that_diverged_are_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = ["finished", "diverged", "diverged"]
+    runs = pd.DataFrame({"id": ["a", "b", "c"], "status": statuses, "final_val_loss": [2.0, 9.0, NAN]})
+    monkeypatch.setattr(store, "read", lambda folder: store.Records(runs, pd.DataFrame()))
+    assert pipeline._last_losses(Path("anywhere")) == {"a": 2.0, "b": INF, "c": INF}
+
+
+def test_a_part_of_a_campaign_says_how_long_all_of_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    part = CampaignPart("campaign day, part 2 of 3", now - 3600, 3600.0, 7200.0, 1800.0)
+    assert part.line(0, None) == "campaign day, part 2 of 3: 1:00:00 elapsed in all, about 2:30:00 left in all"
+    now += 3600  # for half of the part, as estimated
+    assert part.line(0.5, None).endswith(": 2:00:00 elapsed in all, about 1:30:00 left in all")
+    now += 2 * 3600 + 600  # twice as slow, as ten minutes more than nothing are counted for the estimate
+    assert part.line(0.5, None).endswith(": 4:10:00 elapsed in all, about 3:00:00 left in all")
+    assert part.line(0.5, 60.0).endswith("about 1:01:00 left in all")  # what the sweep says of itself is known better
+    lines = SCENE._replace(part=part).lines({}, 0.5, 20, 80)
+    assert lines == [part.line(0.5, 20.0), *SCENE.lines({}, 0.5, 20, 80)]
+
+
+def test_a_log_gets_a_line_now_and_then() -> None:
+    lines, times = Said(), []
+    part = CampaignPart("campaign day, part 1 of 1", time.monotonic(), 0.0, 10.0, 0.0)
+    log = ProgressLog(3, lines, part)
+    for second in range(7200):
+        before = len(lines)
+        log.show(STANDINGS, second / 7200, float(second))
+        times += [second] * (len(lines) - before)
+    log.close()
+    assert lines[0] == "1%  1/3 fleets  1 diverged  1:00 elapsed, ? left"
+    assert lines[-2].endswith(" left")
+    assert lines[-1].startswith("campaign day, part 1 of 1: ")
+    assert times[:6] == [60, 60, 120, 120, 180, 180]
+    gaps = [later - earlier for earlier, later in zip(times[::2], times[2::2], strict=False)]
+    assert gaps == sorted(gaps)
+    assert 60 == gaps[0] < gaps[-1] < 7200 / 10
+
+
+class Wire(io.StringIO):
+    """A file that may be a terminal."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_planning_is_told_at_once_and_with_a_bar_if_it_takes_long(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, wire, seen = 0.0, Wire(terminal=terminal), []
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in show_planning(range(2000), 2000, wire):
+        seen.append(wire.getvalue())
+        now += 0.004 if terminal else 0.02
+    first = "planning 2,000 points"
+    bars = re.findall(r"\r" + first + r" #+\.* +(\d+)%", wire.getvalue())
+    assert seen[0] == (first if terminal else "")
+    assert seen[499] == seen[0]  # after less than two seconds
+    if terminal:
+        assert 40 < len(bars) < 70
+        assert list(map(int, bars)) == sorted(map(int, bars))
+        assert int(bars[0]) in (25, 26)
+        assert wire.getvalue().endswith("%\r\x1b[K")
+    else:
+        assert wire.getvalue() == f"{first}\n"
+
+
+def test_a_refusal_while_planning_leaves_no_line_behind() -> None:
+    def trees() -> Iterator[int]:
+        yield 1
+        raise RequestError("unknown key")
+
+    wire = Wire(terminal=True)
+    with pytest.raises(RequestError):
+        list(show_planning(trees(), 2, wire))
+    assert wire.getvalue() == "planning 2 points\r\x1b[K"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such server")
+def test_the_server_of_jobs_ignores_an_interrupt_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or its imports, and those of its jobs, would end in tracebacks."""
+    from multiprocessing import forkserver
+
+    signals, seen = (signal.SIGINT, signal.SIGTERM), []
+    before = [signal.getsignal(number) for number in signals]
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: seen.extend(map(signal.getsignal, signals)))
+    machine.clean_process_context()
+    assert seen == [signal.SIG_IGN, signal.SIG_IGN]
+    assert [signal.getsignal(number) for number in signals] == before
+
+
+@pytest.mark.parametrize(
+    ("seeds", "text"),
+    [([0, 1, 2], "0-2"), ([4], "4"), ([1, 0], "0,1"), ([3, 4, 5, 9, 9, 11, 12], "3-5,9,11,12"), ([], "")],
+)
+def test_seeds_are_told_as_ranges(seeds: list[int], text: str) -> None:
+    assert ranges(seeds) == text
+
+
 def test_clock() -> None:
     assert [clock(seconds) for seconds in (0, 59.4, 75, 3675)] == ["0:00", "0:59", "1:15", "1:01:15"]
 
@@ -120,8 +254,10 @@ def test_a_fleet_of_several_arms_says_so() -> None:
     trees = [tree(f"optimizer.eps={eps}", f"seed={seed}") for eps in (1e-8, 1e-6) for seed in (0, 1)]
     whole = points(trees)
     made = scene([whole[:2], whole[2:]], [(whole[0], 2.0)])
-    assert [label for label, _ in made.fleets] == [f"width 16  eps=1e-08 and 1 more  seed {seed}" for seed in (0, 1)]
-    assert made.earlier == [(("width 16  eps=1e-08", whole[0].config.optimizer.lr), 2.0)]
+    assert [label for label, _ in made.fleets] == [
+        f"width 16  epsilon 1e-08 and 1 more  seed {seed}" for seed in (0, 1)
+    ]
+    assert made.earlier == [(("width 16  epsilon 1e-08", whole[0].config.optimizer.lr), 2.0)]
 
 
 class Said(list[str]):
@@ -167,7 +303,8 @@ def test_a_line_per_finished_fleet_and_each_note_once(tmp_path: Path) -> None:
 def test_what_is_garbled_is_not_heard(tmp_path: Path) -> None:
     shown = Shown()
     watcher = ProgressMonitor(tmp_path, "plan", ["first", "second"], [1, 1], Said(), Said(), shown)
-    whole = {"step": 1, "steps": 2, "seconds": 1, "rate": 0, "losses": [NAN], "notes": [], "verdict": None}
+    whole = {"step": 1, "steps": 2, "seconds": 1, "rate": 0, "evaluation": 0, "losses": [NAN], "notes": []}
+    whole["verdict"] = None
     garbled = ["", "{", json.dumps(whole)[:-9], "[]", "{}", "3", "null", '"x"']
     garbled += [json.dumps({**whole, key: value}) for key, value in (("step", "x"), ("losses", ["x"]), ("notes", 3))]
     plans.write_progress(tmp_path, "plan", 1, whole)
@@ -209,6 +346,19 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     assert str(written[-1]["losses"]) == "[1.0, nan]"
     assert written[-1]["rate"] == pytest.approx(100)
     assert (written[-1]["step"], written[-1]["steps"], written[-1]["verdict"]) == (999, 1000, None)
+
+
+def test_the_last_evaluation_is_timed_by_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    writer = ProgressWriter(tmp_path, "plan", 0, 1000, 8)
+    now += 30  # the fleet is made
+    writer.begin(4)
+    now += 2
+    for done in range(3):
+        writer.update(Moment(done, max(0, done - 1), {}, None))
+        now += 1
+    assert FleetProgress.of(plans.read_progress(tmp_path, "plan")[0]).evaluation == 8
 
 
 def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import pytest
 @pytest.mark.sensitivity(sweep="tiny.yaml", baseline="good.json")
 def test_as_it_was(sensitivity_curve):
     sensitivity_curve.check()
-    assert list(sensitivity_curve.curves["arm"]) == ["qk_layernorm+z_loss"]
+    assert list(sensitivity_curve.curves["arm"]) == ["with qk-layernorm and z-loss"]
 
 @pytest.mark.sensitivity(sweep="tiny.yaml", baseline="better.json")
 def test_it_was_better(sensitivity_curve):

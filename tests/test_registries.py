@@ -24,7 +24,7 @@ FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom mod
 PRESETS = {"data/c4": "huggingface"}
 EVERY_ENTRY = [(each, name) for each in FILLED for name in each]
 # Groups of conf whose files are the entries of a registry.
-GROUPS = {name: KINDS[name] for name in ("data", "intervention", "parametrization", "schedule", "tracker")}
+GROUPS = {name: KINDS[name] for name in ("data", "intervention", "parametrization", "schedule", "batch", "tracker")}
 FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 NAMED = [file for file in FILES if not file.startswith("arm/")]  # an arm is a bundle of keys without a name
 

@@ -14,7 +14,7 @@ from scipy import stats
 from lab.analysis.guard import baseline, compare
 from lab.analysis.guard.baseline import Baseline
 from lab.analysis.statistics import difference
-from planted import BOTH, LRS, cards, records
+from planted import BOTH, LABELS, LRS, OFF_LABEL, ON_LABEL, cards, records
 
 Card = dict[str, Any]
 WORSE, BETTER = "regression", "better"
@@ -70,7 +70,7 @@ def test_other_seeds_of_the_same_recipe_are_the_same() -> None:
 def test_losses_may_rise_by_the_margin_and_fall_by_any(nats: float, verdict: str) -> None:
     comparison = check(shifted(nats))
     assert comparison.verdict == verdict
-    expected = {0.05: set(), 0.2: {f"{WORSE} {BOTH[1]}"}, -0.2: {f"{BETTER} {BOTH[1]}"}}[nats]
+    expected = {0.05: set(), 0.2: {f"{WORSE} {ON_LABEL}"}, -0.2: {f"{BETTER} {ON_LABEL}"}}[nats]
     assert verdicts(comparison).get("best loss", set()) == expected
     assert "LR sensitivity" not in verdicts(comparison)  # it does not see a shift of all losses
 
@@ -86,8 +86,8 @@ def test_instability_alone_is_found_and_told_from_under_training() -> None:
     comparison = check(shifted(1.0, above=3e-2))
     by_quantity = verdicts(comparison)
     assert comparison.verdict == WORSE
-    assert by_quantity["its instability part"] == {f"{WORSE} {BOTH[1]}"}
-    assert by_quantity["smallest unstable one, place in the grid"] == {f"{WORSE} {BOTH[1]}"}
+    assert by_quantity["its instability part"] == {f"{WORSE} {ON_LABEL}"}
+    assert by_quantity["smallest unstable one, place in the grid"] == {f"{WORSE} {ON_LABEL}"}
     assert "its under-training part" not in by_quantity
     assert "best loss" not in by_quantity
 
@@ -101,8 +101,8 @@ def test_an_arm_that_loses_its_intervention_is_found() -> None:
 
     comparison = check(off)
     assert comparison.verdict == WORSE
-    assert f"{WORSE} {BOTH[1]}" in verdicts(comparison)["LR sensitivity"]
-    assert not any(BOTH[0] in arms for arms in verdicts(comparison).values())
+    assert f"{WORSE} {ON_LABEL}" in verdicts(comparison)["LR sensitivity"]
+    assert not any(OFF_LABEL in arms for arms in verdicts(comparison).values())
 
 
 def test_the_best_learning_rate_may_move_by_one_step_of_the_grid() -> None:
@@ -124,7 +124,7 @@ def test_the_best_learning_rate_may_move_by_one_step_of_the_grid() -> None:
         )
     for steps in (2, -2):
         by_quantity = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
-        assert by_quantity == {f"{WORSE} {arm}" for arm in BOTH}
+        assert by_quantity == {f"{WORSE} {arm}" for arm in LABELS}
 
 
 def test_arms_whose_order_turns_are_found() -> None:
@@ -134,7 +134,7 @@ def test_arms_whose_order_turns_are_found() -> None:
     comparison = check(swapped)
     order = [change for change in comparison.changes if change.quantity.startswith("sensitivity of")]
     assert [change.verdict for change in order] == [WORSE]
-    assert {(change.arm, change.quantity) for change in order} == {(BOTH[1], f"sensitivity of {BOTH[0]} above it")}
+    assert {(change.arm, change.quantity) for change in order} == {(ON_LABEL, f"sensitivity of {OFF_LABEL} above it")}
 
 
 def test_an_arm_that_gets_better_and_so_turns_the_order_is_none_the_worse() -> None:
@@ -156,7 +156,7 @@ def test_infinite_attention_logits_have_grown() -> None:
     late_logits = planted_records.metrics["probe"].eq("attention_logit_max") & planted_records.metrics["step"].gt(0)
     planted_records.metrics.loc[late_logits, "value"] = math.inf
     comparison = compare.compare_baselines(OLD, baseline.from_records(planted_records, "now"), 0.05)
-    assert verdicts(comparison) == {"growth of the attention logits": {f"{WORSE} {arm}" for arm in BOTH}}
+    assert verdicts(comparison) == {"growth of the attention logits": {f"{WORSE} {arm}" for arm in LABELS}}
 
 
 def test_attention_logits_that_grow_further_are_found() -> None:
@@ -179,7 +179,7 @@ def test_without_that_probe_the_rest_is_judged_and_it_is_said() -> None:
     assert comparison.verdict == "ok"
     assert len(comparison.changes) == 6 * 4 + 1
     why = "growth of the attention logits was not compared, attention_logit_max was not recorded on both sides"
-    assert comparison.remarks == [f"{arm} at {size} parameters: {why}" for arm in BOTH for size in ("24.7k", "98.6k")]
+    assert comparison.remarks == [f"{arm} at {size} parameters: {why}" for arm in LABELS for size in ("24.7k", "98.6k")]
 
 
 def test_runs_that_diverge_are_judged_as_untrained() -> None:
@@ -190,7 +190,7 @@ def test_runs_that_diverge_are_judged_as_untrained() -> None:
     comparison = check(dead)
     assert comparison.verdict == WORSE
     changes = [
-        change for change in comparison.changes if change.quantity == "its instability part" and change.arm == BOTH[1]
+        change for change in comparison.changes if change.quantity == "its instability part" and change.arm == ON_LABEL
     ]
     assert all(change.change == pytest.approx(2 / 7 * 3.55, abs=0.2) for change in changes)
 
@@ -201,8 +201,8 @@ def test_runs_that_diverge_are_judged_as_untrained() -> None:
         ({"lrs": LRS[1:]}, "another grid of learning rates, 0.0003, 0.001"),
         ({"seeds": (0, 1)}, "too few seeds, 2 whole in now, an interval takes 3"),
         ({"data_fingerprint": "other"}, "other data, fingerprint a1b2c3d4e5f60718 in the baseline and other now"),
-        ({"arms": BOTH[:1]}, f"no curve is {BOTH[1]} at 24.7k parameters in now"),
-        ({"widths": (32,)}, f"no curve is {BOTH[0]} at 98.6k parameters in now"),
+        ({"arms": BOTH[:1]}, f"no curve is {ON_LABEL} at 24.7k parameters in now"),
+        ({"widths": (32,)}, f"no curve is {OFF_LABEL} at 98.6k parameters in now"),
     ],
 )
 def test_what_cannot_be_judged_is_not(more: dict[str, Any], reason_part: str) -> None:
@@ -215,7 +215,7 @@ def test_what_cannot_be_judged_is_not(more: dict[str, Any], reason_part: str) ->
 def test_a_loss_at_initialization_that_is_no_number_cannot_be_judged() -> None:
     comparison = check(lambda card: {"loss_at_init": math.nan} if card["seed"] == 1 else {})
     assert comparison.verdict == "cannot judge"
-    assert f"{BOTH[0]} at 24.7k parameters: a loss at initialization is no number in now" in comparison.reasons
+    assert f"{OFF_LABEL} at 24.7k parameters: a loss at initialization is no number in now" in comparison.reasons
 
 
 def test_learning_rates_outside_the_window_leave_sensitivity_out_and_say_so() -> None:
@@ -250,7 +250,7 @@ def test_a_seed_that_lacks_a_learning_rate_does_not_count() -> None:
     partial = [card for card in cards(seeds=(0, 1, 2, 3)) if (card["seed"], card["optimizer.lr"]) != (1, LRS[2])]
     comparison = compare.compare_baselines(OLD, baseline.from_records(records(partial), "now"), 0.05)
     assert comparison.verdict == "ok"
-    assert f"{BOTH[0]} at 24.7k parameters: of now seed 1 is left out, not whole" in comparison.remarks
+    assert f"{OFF_LABEL} at 24.7k parameters: of now seed 1 is left out, not whole" in comparison.remarks
     fewer = [card for card in partial if card["seed"] != 3]
     assert compare.compare_baselines(OLD, baseline.from_records(records(fewer), "now"), 0.05).verdict == "cannot judge"
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from lab.__main__ import main
 from lab.analysis import load
-from lab.analysis.claims.scoreboard import MARKS, judge_all, read
+from lab.analysis.claims.scoreboard import MARKS, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
 
@@ -40,6 +45,38 @@ def test_no_run_is_missing_or_failed(folder: Path) -> None:
     assert runs["seed"].nunique() == 3
     assert len(runs) % 3 == 0
     assert runs["versions"].nunique() == 1
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the quickstart, whose probe values are all there, pruned."""
+    folder = tmp_path_factory.mktemp("results") / "quickstart"
+    shutil.copytree(RESULTS / "quickstart", folder)
+    subprocess.run([sys.executable, RESULTS / "prune.py", folder], check=True)
+    return folder
+
+
+def test_a_pruned_folder_holds_all_runs_and_decides_the_same_claims(pruned: Path) -> None:
+    whole, less = store.read(RESULTS / "quickstart"), store.read(pruned)
+    pd.testing.assert_frame_equal(less.runs, whole.runs)
+    assert len(less.metrics) < len(whole.metrics) / 3
+    assert set(whole.metrics["probe"]) - set(less.metrics["probe"]) == {"eps_ratio"}
+    scoreboards = [table(judge_all(read([folder]))) for folder in (RESULTS / "quickstart", pruned)]
+    pd.testing.assert_frame_equal(*scoreboards)
+    assert (scoreboards[0]["seeds"] > 0).sum() > 10
+
+
+@pytest.mark.slow
+def test_a_pruned_folder_has_the_same_figures(pruned: Path, tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "quickstart", tmp_path / "quickstart")
+    for folder in (pruned, tmp_path / "quickstart"):
+        assert main(["report", str(folder)]) == 0
+    drawn = [
+        {path.name: path.read_bytes() for path in (parent / "quickstart/figures").iterdir()}
+        for parent in (tmp_path, pruned.parent)
+    ]
+    assert len(drawn[0]) > 10
+    assert drawn[0] == drawn[1]
 
 
 def test_no_interval_on_the_results_has_zero_width() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
+import hashlib
 import io
+import json
 import math
 import os
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -85,7 +89,9 @@ class Tags(HTMLParser):
 def test_the_page_holds_what_we_wrote_and_no_more(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     names = Tags(page).names
-    assert not {"script", "img", "onerror", "iframe", "object", "link"} & names
+    assert not {"img", "onerror", "iframe", "object", "link"} & names
+    assert page.count("<script") == page.count(f"<script>{html.SCRIPT}</script>") == 1
+    assert page.index("Content-Security-Policy") < page.index("<title>")
     assert {"svg", "table", "pre"} <= names
     assert page.count("&lt;script&gt;") > 10
 
@@ -109,6 +115,8 @@ def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
         html.block,
         lambda text: html.table(pd.DataFrame({text: [text]})),
         lambda text: html.figure("<svg ></svg>", f"{text}\n\n{text}"),
+        lambda text: html.links({text: text}, text),
+        lambda text: html.card(text, text, text),
     ],
 )
 def test_every_piece_of_a_page_takes_text_for_text(make: Callable[[str], str]) -> None:
@@ -121,7 +129,7 @@ def test_what_a_drawing_is_called_is_an_attribute_and_no_more() -> None:
     name = f'5 < 6 & "7" \'8\' " onload="{SCRIPT}" {TAGS}'
     figure = ET.fromstring(html.figure("<svg ></svg>", f"{name}\n\n{name}"))
     (drawing,) = figure.iter("svg")
-    assert drawing.attrib == {"role": "img", "aria-label": name}
+    assert drawing.attrib == {"role": "group", "aria-label": name}
     assert [element.tag for element in figure.iter()] == ["figure", "div", "svg", "figcaption", "p"]
 
 
@@ -169,12 +177,67 @@ def shown(browser: str, page: Path, profile: Path) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
+def test_the_policy_names_our_script_by_its_digest() -> None:
+    """A script with a changed letter, or any other, is not run."""
+    digest = base64.b64encode(hashlib.sha256(html.SCRIPT.encode()).digest()).decode()
+    directives = dict(entry.split(" ", 1) for entry in html.POLICY.split("; "))
+    assert directives["default-src"] == "'none'"
+    assert directives["script-src"] == f"'sha256-{digest}'"
+    assert directives["base-uri"] == directives["form-action"] == "'none'"
+    assert f'content="{html.POLICY}"' in html.document("calm", [])
+    assert "</script" not in html.SCRIPT
+    assert "innerHTML" not in html.SCRIPT
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("summary")
 def test_a_browser_runs_nothing_of_it(browser: str, folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / "report.html", tmp_path / "page.html")
+    page = (folder / "report.html").read_text()
+    (tmp_path / "page.html").write_text(page)
     (tmp_path / "raw.html").write_text(f"<title>calm</title>{HOSTILE}")
+    (tmp_path / "planted.html").write_text(page.replace("<h1>", f"{TAGS}<h1>", 1))
     assert "<title>sprung</title>" in shown(browser, tmp_path / "raw.html", tmp_path / "profile")
+    for name in ("page.html", "planted.html"):  # a mark-up that slips through is still not run
+        dumped = shown(browser, tmp_path / name, tmp_path / "profile")
+        assert "<title>sprung" not in dumped, name
+        assert "&lt;script&gt;" in dumped
+        assert 'id="tip"' in dumped, "our own script ran"
+
+
+DRAWING = """<svg width="300" height="200" viewBox="0 0 300 200">
+<circle cx="60" cy="90" r="3" data-hover="loss 2.5&#10;seeds 0, 1"/>
+<circle cx="260" cy="150" r="3" data-hover="&lt;img src=x onerror=&quot;document.title=1&quot;&gt;"/></svg>"""
+# Appended to a page without its policy: does what a reader would, and leaves what the page then shows in its title.
+READER = """<script>
+var points = document.querySelectorAll("[data-hover]"), tip = document.getElementById("tip"), seen = [];
+function at(type, target, x, y) {
+  target.dispatchEvent(new PointerEvent(type, {bubbles: true, clientX: x, clientY: y, pointerType: "mouse"}));
+  seen.push(tip.hidden ? "hidden" : tip.textContent);
+}
+var box = points[0].getBoundingClientRect(), drawing = document.querySelector("svg");
+at("pointermove", drawing, box.left + 12, box.top + 3);
+var tipBox = tip.getBoundingClientRect();
+seen.push(tipBox.left >= 0 && tipBox.right <= innerWidth && tipBox.height > 30 ? "two lines inside" : "outside");
+at("pointermove", drawing, box.left + 90, box.top + 3);
+at("pointerdown", points[1], box.left + 200, box.top);
+document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
+seen.push(tip.hidden ? "hidden" : "still there");
+points[0].focus();
+seen.push(tip.textContent);
+points[0].dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
+seen.push(document.activeElement === points[1] ? "second" : "not the second");
+seen.push(document.querySelector("button[data-png]").hidden ? "no button" : "button");
+document.title = JSON.stringify(seen);
+</script>"""
+
+
+@pytest.mark.slow
+def test_a_point_tells_its_numbers_to_mouse_touch_and_keyboard(browser: str, tmp_path: Path) -> None:
+    page = html.document("calm", [html.figure(DRAWING, "A drawing", html.links({}, "drawing"))])
+    assert html.POLICY in page
+    (tmp_path / "page.html").write_text(page.replace(html.POLICY, "").replace("</body>", f"{READER}</body>"))
     dumped = shown(browser, tmp_path / "page.html", tmp_path / "profile")
-    assert "<title>sprung" not in dumped
-    assert "&lt;script&gt;" in dumped
+    seen = json.loads(unescape(dumped[dumped.index("<title>") + 7 : dumped.index("</title>")]))
+    hostile = '<img src=x onerror="document.title=1">'
+    first = "loss 2.5\nseeds 0, 1"
+    assert seen == [first, "two lines inside", "hidden", hostile, "hidden", first, "second", "button"]

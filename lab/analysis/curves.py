@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.text import spell
+from lab.analysis.text import listed, spell
+from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.records.store import Records
 
@@ -22,10 +23,18 @@ Curve = Mapping[str, Hashable]
 
 
 class Arm(NamedTuple):
-    """An arm: its position in the order of arms, from 0, and its label."""
+    """An arm.
+
+    Attributes:
+        position: its place in the order of arms, from 0.
+        label: what sets it apart from the others, such as ``mup_full without qk-layernorm``.
+        factors: the same by dotted key; an intervention that only some arms have is a key of its own, with the value
+            ``on`` or None.
+    """
 
     position: int
     label: str
+    factors: Mapping[str, Hashable]
 
 
 def name_arms(curves: Sequence[Curve], sizes: Sequence[int]) -> list[Arm]:
@@ -41,9 +50,21 @@ def name_arms(curves: Sequence[Curve], sizes: Sequence[int]) -> list[Arm]:
     ordered = sorted(
         zip(settings, curves, strict=True), key=lambda pair: [_sort_key(key, pair[1]) for key in [*label_keys, *keys]]
     )
-    labels = {setting: _label(curve, label_keys) for setting, curve in ordered}
+    names = [_interventions(curve) for curve in curves]
+    switches = sorted(set().union(*names) - set(names[0]).intersection(*names)) if names else []
+    labels = {setting: _label(curve, label_keys, switches) for setting, curve in ordered}
+    factors = {setting: _factors(curve, label_keys, switches) for setting, curve in ordered}
     positions = {setting: position for position, setting in enumerate(labels)}
-    return [Arm(positions[setting], labels[setting]) for setting in settings]
+    return [Arm(positions[setting], labels[setting], factors[setting]) for setting in settings]
+
+
+def _interventions(curve: Curve) -> list[str]:
+    return [name for name in str(curve["intervention"]).split("+") if name != "none"]
+
+
+def _factors(curve: Curve, keys: Sequence[str], switches: Sequence[str]) -> dict[str, Hashable]:
+    values = {key: curve[key] for key in keys if key != "intervention"}
+    return values | {f"intervention.{name}": "on" if name in _interventions(curve) else None for name in switches}
 
 
 def differing(curves: Sequence[Curve]) -> list[str]:
@@ -85,26 +106,51 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
 
 
 def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
-    """Order of arms: absent before numbers before words; fewer interventions before more."""
+    """Order of arms: absent before numbers before words, the default recipe's word first; few interventions first."""
     value = curve[key]
     if key == "intervention":
-        names = str(value).split("+")
-        return (0, 0 if names == ["none"] else len(names), str(value))
+        return (0, len(_interventions(curve)), str(value))
     if value is None:
         return (0, 0, "")
-    return (1, value, "") if isinstance(value, float) else (2, 0, str(value))
+    return (1, value, "") if isinstance(value, float) else (2, value != default_recipe().get(key), str(value))
 
 
-def _label(curve: Curve, keys: list[str]) -> str:
-    names = [_short_name(key, curve) for key in keys]
-    parts = [
-        str(curve[key]) if key == "intervention" else f"{name}={spell(curve[key])}"
-        for key, name in zip(keys, names, strict=True)
-        if curve[key] is not None
-    ]
-    if not keys:
-        return str(curve["intervention"])
-    return " ".join(parts) or f"no {', '.join(names)}"
+def _label(curve: Curve, keys: Sequence[str], switches: Sequence[str]) -> str:
+    """What sets a curve apart: settings, then the ``switches`` it has; all its interventions if there is nothing."""
+    settings = [key for key in keys if key != "intervention"]
+    names = {key: setting_name(key, curve) for key in settings}
+    parts = [setting_text(name, curve[key]) for key, name in names.items() if curve[key] is not None]
+    if names and not switches:
+        return ", ".join(parts) or f"no {', '.join(names.values())}"
+    present = [name for name in _interventions(curve) if name in switches or not switches]
+    return " ".join([", ".join(parts), switches_text(present, switches)]).strip()
+
+
+def switches_text(present: Sequence[str], switches: Sequence[str]) -> str:
+    """``with qk-layernorm and z-loss``, or ``without qk-layernorm or z-loss`` where none of ``switches`` is present."""
+    if present:
+        return f"with {listed(map(hyphenated, present))}"
+    return f"without {listed(map(hyphenated, switches), 'or') if switches else 'interventions'}"
+
+
+def hyphenated(name: str) -> str:
+    """The name of an intervention as readers know it: ``qk_layernorm -> qk-layernorm``."""
+    return name.replace("_", "-")
+
+
+# Names of settings that readers know by another one.
+SETTING_NAMES = {"eps": "epsilon", "warmup": "warm-up"}
+
+
+def setting_name(key: str, keys: Iterable[str]) -> str:
+    """The end of a dotted key as readers know it; with as many parts as it takes to be no other of ``keys``."""
+    end = _short_name(key, keys)
+    return end if "." in end else SETTING_NAMES.get(end, end.replace("_", " "))
+
+
+def setting_text(name: str, value: Hashable) -> str:
+    """``epsilon 1e-08``; the choice of a file needs no more than its own name, such as ``cosine``."""
+    return spell(value) if name in CHOICES else f"{name} {spell(value)}"
 
 
 def _short_name(key: str, others: Iterable[str]) -> str:
@@ -115,6 +161,8 @@ def _short_name(key: str, others: Iterable[str]) -> str:
     return ".".join(next((end for end in ends if all(other[-len(end) :] != end for other in paths)), path))
 
 
+# Groups whose files have names that say what they are.
+CHOICES = ("data", "optimizer", "parametrization", "schedule")
 LR, EPSILON = "optimizer.lr", "optimizer.eps"
 # Keys that do not set curves apart: those that vary along a curve, and those that change no result.
 FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device"}
@@ -152,11 +200,8 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
         ``status``, ``diverged_at`` (step). Sorted by arm, size, learning rate, seed.
     """
     ended = runs[runs["status"] != "failed"].sort_values("id")
-    keys, curves = configs(ended)
+    keys, curves, arms, sizes = _group(ended)
     counts = [int(count) for count in ended["parameters_without_embeddings"]]
-    by_curve = dict(zip(keys, counts, strict=True))
-    sizes = same_sizes(counts)
-    arms = dict(zip(curves, name_arms(list(curves.values()), [sizes[by_curve[key]] for key in curves]), strict=True))
     numbers = {key: number for number, key in enumerate(curves)}
     frame = pd.DataFrame(
         {
@@ -174,6 +219,23 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     )
     frame = frame.drop_duplicates(["curve", "lr", "seed"]).sort_values(["position", "size", "lr", "seed"])
     return frame.drop(columns="position").reset_index(drop=True)
+
+
+def arm_factors(runs: pd.DataFrame) -> dict[str, Mapping[str, Hashable]]:
+    """What sets each arm of ``points(runs)`` apart, by its label and in the order of arms; see ``Arm.factors``."""
+    _, _, arms, _ = _group(runs[runs["status"] != "failed"].sort_values("id"))
+    return {arm.label: arm.factors for arm in sorted(arms.values(), key=lambda arm: arm.position)}
+
+
+def _group(
+    ended: pd.DataFrame,
+) -> tuple[list[Hashable], dict[Hashable, Curve], dict[Hashable, Arm], dict[int, int]]:
+    """Key of each run's curve; by that key its config and its arm; and the size of each parameter count."""
+    keys, curves = configs(ended)
+    counts = [int(count) for count in ended["parameters_without_embeddings"]]
+    by_curve, sizes = dict(zip(keys, counts, strict=True)), same_sizes(counts)
+    named = name_arms(list(curves.values()), [sizes[by_curve[key]] for key in curves])
+    return keys, curves, dict(zip(curves, named, strict=True)), sizes
 
 
 def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:

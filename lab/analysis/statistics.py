@@ -30,7 +30,7 @@ class Interval(NamedTuple):
         """Mean and half width, or the values themselves below three seeds; without ``n``, for tables that have it."""
         if self.n < FEWEST_SEEDS:
             return ", ".join(f"{value:.3f}" for value in self.values) or "undefined"
-        return f"{self.mean:.3f} ± {self.high - self.mean:.3f}"
+        return f"{round(self.mean, 3) + 0.0:.3f} ± {self.high - self.mean:.3f}"  # + 0.0, since -0.000 is 0.000
 
     @property
     def dz(self) -> float:

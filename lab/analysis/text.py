@@ -30,10 +30,10 @@ def span(values: Sequence[float]) -> str:
     return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
 
 
-def listed(words: Iterable[str]) -> str:
+def listed(words: Iterable[str], conjunction: str = "and") -> str:
     """Words as a list in a sentence: ``a, b and c``."""
     *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def plain_text(table: pd.DataFrame) -> list[str]:

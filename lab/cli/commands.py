@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.core.files import printable
+from lab.sweep.local_jobs import run_jobs
+
+if TYPE_CHECKING:
+    from lab.analysis.report.build import Report
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
+lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
-lab report DIR [DIR ...]                         rebuild figures and report.html; several overlaid, in the first
+lab report DIR [DIR ...] [--open]                rebuild figures and report.html; several overlaid, in the first
+    [--format pdf|png [--width INCHES]]          instead, write the figures for a paper (default: 3.25 inches wide)
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
+lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
+lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--json] [--html FILE] [--junit FILE] [--markdown FILE]
@@ -24,7 +33,7 @@ lab compare A B [--json]                         two results folders, arm by arm
 lab status DIR [--json]                          which runs are there, missing, failed and running, and for how long
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|models|guests|interventions|parametrizations|optimizers|schedules|data|probes|trackers|figures]
+lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|batches|data|...]
 
 out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
@@ -82,6 +91,21 @@ def _sweep(arguments: list[str]) -> None:
     launch.run_hydra(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
 
 
+def _campaign(arguments: list[str]) -> None:
+    if not arguments:
+        _list(["campaigns"])
+        return
+    from lab.cli import campaign
+
+    name, out, dry_run = campaign.read_arguments(arguments)
+    parts = campaign.plan(name, out)
+    if dry_run:
+        for line in campaign.table(parts):
+            print(line)
+        return
+    campaign.train(name, out, parts)
+
+
 def _train(arguments: list[str]) -> None:
     from lab.cli import launch
 
@@ -94,43 +118,65 @@ def _report(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import study
     from lab.records import store
 
-    if not arguments:
+    given = _OptionParser("--format", "--width", switches=["--open"]).read(arguments)
+    folders = given.folders
+    if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
-    folders = [Path(folder) for folder in arguments]
-    if len(folders) == 1 and (several := store.results_folders(folders[0])):
-        for page in _write_reports(several):
-            print(printable(f"report: {page}"))
+    if given.format:
+        for path in _paper_figures(folders, given.format, given.width):
+            print(printable(f"figure: {path}"))
         return
-    analysis = study(folders)
-    page = build.write_report(analysis, folders)
-    print(printable(build.summary(analysis)))
-    print(printable(f"report: {page}"))
+    if given.width:
+        raise RequestError("--width goes with --format pdf or --format png")
+    if len(folders) == 1 and (several := store.results_folders(folders[0])):
+        reports = []
+        for report in _write_reports(several):
+            reports.append(report)
+            print(printable(f"report: {report.page}"))
+        page = build.write_index(folders[0], reports)
+        print(printable(f"index: {page}"))
+    else:
+        analysis = study(folders)
+        page = build.write_report(analysis, folders).page
+        print(printable(build.summary(analysis)))
+        print(printable(f"report: {page}"))
+    if given.open:
+        webbrowser.open(page.absolute().as_uri())
 
 
-def _write_reports(folders: Sequence[Path]) -> Iterator[Path]:
+def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None) -> Iterator[Path]:
+    """Write the figures of the folders for a paper, overlaid in the first, or of each folder in a single one."""
+    from lab.analysis.report import paper
+    from lab.analysis.sensitivity import study
+    from lab.records import store
+
+    form = paper.paper_of(format_name, width)
+    several = store.results_folders(folders[0]) if len(folders) == 1 else []
+    for each in [[folder] for folder in several] or [list(folders)]:
+        yield from paper.write_figures(study(each), each[0], form)
+
+
+def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
     """Write the report of each folder, as many at once as there are cores."""
-    from lab.sweep.local_jobs import run_jobs
-
-    slots, arguments = [None] * min(machine.cores(), len(folders)), ((folder,) for folder in folders)
-    for folder, end in zip(
-        folders, run_jobs(_write_report, arguments, slots, imports=["lab.analysis.report.build"]), strict=True
-    ):
-        if isinstance(end.answer, str):
-            raise RequestError(end.answer)
+    slots = [None] * min(machine.cores(), len(folders))
+    ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.analysis.report.build"])
+    for folder, end in zip(folders, ends, strict=True):
+        if isinstance(end.answer, RequestError):
+            raise end.answer
         if end.answer is None:
             raise RuntimeError(f"the report of {folder} ended with exit code {end.exit_code}")
         yield end.answer
 
 
-def _write_report(folder: Path) -> Path | str:
-    """The page of a folder, or why there is none."""
+def _write_report(folder: Path) -> Report | RequestError:
+    """The report; or the refusal, for the parent process to raise."""
     from lab.analysis.report import build
     from lab.analysis.sensitivity import study
 
     try:
         return build.write_report(study([folder]), [folder])
     except RequestError as refusal:
-        return str(refusal)
+        return refusal
 
 
 def _coordcheck(arguments: list[str]) -> None:
@@ -152,6 +198,28 @@ def _predict(arguments: list[str]) -> None:
         raise RequestError("predict from which folder? lab predict DIR")
     for line in report.predict(Path(arguments[0])):
         print(printable(line))
+
+
+def _batch(arguments: list[str]) -> None:
+    from lab.analysis.batch_size import advice
+
+    given = _OptionParser(switches=["--json"]).read(arguments)
+    if len(given.folders) != 1:
+        raise RequestError("advise from which folder? lab batch DIR [--json]")
+    for line in advice.batch_lines(given.folders[0], as_json=given.json):
+        print(printable(line))
+
+
+def _watch(arguments: list[str]) -> None:
+    from lab.analysis.spikes.watch import watch
+
+    given = _OptionParser(switches=["--json"]).read(arguments)
+    if len(given.folders) != 1:
+        raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--json]")
+    lines, alarmed = watch(given.folders[0], as_json=given.json)
+    for line in lines:
+        print(printable(line))
+    raise SystemExit(int(alarmed))
 
 
 def _claims(arguments: list[str]) -> None:
@@ -236,10 +304,13 @@ def _list(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
+    "campaign": _campaign,
     "train": _train,
     "report": _report,
     "coordcheck": _coordcheck,
     "predict": _predict,
+    "batch": _batch,
+    "watch": _watch,
     "claims": _claims,
     "check": _check,
     "compare": _compare,

@@ -11,16 +11,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from lab.core import machine
+from lab.core.shipped import data_folder as data_folder
 
 # For numbers of a config that follow from others, ``${divide:${scale.steps},2}``; gives an integer where it can.
 OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)
-
-
-def data_folder(name: str) -> Path:
-    """``conf`` or ``sweeps``: in ``lab/yaml`` of an installed package, beside ``lab`` in a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "yaml" / name
-    return installed if installed.is_dir() else package.parent / name
 
 
 def hydra_task(config: DictConfig) -> None:

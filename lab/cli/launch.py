@@ -16,6 +16,7 @@ from lab.cli import hydra_app, override_rules
 from lab.cli.compose import CONFIG_DIR_FLAGS, composer, expand, known_keys, parse, reading_request, use_config_dir
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
+from lab.core.shipped import question
 
 # Hydra's flags that show something and run nothing, and those that say how to show it.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
@@ -26,6 +27,11 @@ TAKE_VALUES = ("--cfg", "-c", "--info", "-i", "--package", "-p", *CONFIG_DIR_FLA
 def sweeps() -> dict[str, Path]:
     """The sweeps that come with the lab, by name."""
     return {path.stem: path for path in sorted(hydra_app.data_folder("sweeps").glob("*.yaml"))}
+
+
+def campaigns() -> dict[str, Path]:
+    """The campaigns that come with the lab, by name."""
+    return {path.stem: path for path in sorted(hydra_app.data_folder("sweeps").glob("campaigns/*.yaml"))}
 
 
 def find_sweep(name: str) -> Path:
@@ -75,6 +81,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
 
     pipeline.COMMAND.set(shlex.join([*_program(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
+    pipeline.QUESTION.set(question(sweep.read_text(encoding="utf-8")) if sweep else "")
     added: list[str] = []
     if sweep:
         # stored under a fixed name, since a file may be called anything

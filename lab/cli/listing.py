@@ -23,6 +23,11 @@ def _sweeps() -> Iterator[tuple[str, str]]:
         yield name, _comment(path)
 
 
+def _campaigns() -> Iterator[tuple[str, str]]:
+    for name, path in launch.campaigns().items():
+        yield name, _comment(path)
+
+
 def _models() -> Iterator[tuple[str, str]]:
     from omegaconf import OmegaConf
 
@@ -58,12 +63,14 @@ def _figures() -> Iterator[tuple[str, str]]:
 
 LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
+    "campaigns": _campaigns,
     "models": _models,
     "guests": _entries("model"),
     "interventions": _entries("intervention"),
     "parametrizations": _entries("parametrization"),
     "optimizers": _optimizers,
     "schedules": _entries("schedule"),
+    "batches": _entries("batch"),
     "data": _entries("data"),
     "probes": _entries("probe"),
     "trackers": _entries("tracker"),
@@ -101,8 +108,8 @@ def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[
     if "query=" in " ".join(arguments):
         if index == 1:
             return sub_commands
-        if index == 2 and words[1] in ("sweep", "list"):
-            return list(launch.sweeps() if words[1] == "sweep" else LISTS)
+        if index == 2 and words[1] in ("sweep", "campaign", "list"):
+            return list({"sweep": launch.sweeps, "campaign": launch.campaigns}.get(words[1], lambda: LISTS)())
         if index < 1 or words[1] not in ("sweep", "train", "coordcheck"):
             return []
         first_override = 3 if words[1] == "sweep" else 2

@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lab.cli.compose import expand, parse, reading_request, running_own_code
+from lab.cli.planning import show_planning
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.sweep import pipeline
@@ -30,16 +31,15 @@ def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: L
         SystemExit: with status 1 when a run failed.
     """
     points = expand(parse(overrides, config_loader))
-    trees = _compose_trees(points, config_loader, config)
+    trees = list(show_planning(_compose_trees(points, config_loader, config), len(points)))
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
     slots = getattr(launcher, "slots", [None])
     pipeline.run_sweep(trees, partial(_launch, launcher), is_local=is_local, slots=slots, **options)
 
 
-def _compose_trees(points: Sequence[Sequence[str]], config_loader: Any, config: DictConfig) -> list[dict[str, Any]]:
+def _compose_trees(points: Sequence[Sequence[str]], config_loader: Any, config: DictConfig) -> Iterator[dict[str, Any]]:
     """One resolved config tree per point.  Composing is slow, so points that choose the same files share it."""
     composed: dict[tuple[str, ...], DictConfig] = {}
-    trees = []
     for point in points:
         overrides = parse(point, config_loader)
         with reading_request():
@@ -53,8 +53,7 @@ def _compose_trees(points: Sequence[Sequence[str]], config_loader: Any, config: 
             with open_dict(tree):
                 del tree["hydra"], tree["fleet"]
             plain: Any = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-        trees.append(plain)
-    return trees
+        yield plain
 
 
 def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:

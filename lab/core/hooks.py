@@ -17,7 +17,7 @@ HOOK_POINTS = ("query", "key", "scores", "weighing", "attention", "block_output"
 ANNOUNCEMENTS = (
     *HOOK_POINTS,
     *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
-    *("gradients", "parameters", "clipped_gradients", "adam", "direction"),
+    *("gradients", "parameters", "clipped_gradients", "adam", "direction", "noise"),
 )
 Callback = Callable[..., None]
 _callback: ContextVar[Callback | None] = ContextVar("callback", default=None)
@@ -138,8 +138,10 @@ class Probe:
         name: its name in configs and records.
         hears: the kind, one of ``ANNOUNCEMENTS``.
         measure: from the announced values to one number per run ``[r]``, or to a dict of these by tensor name.
+        largest: over several micro-batches the largest number counts, else the mean.
     """
 
     name: str
     hears: str
     measure: Measure
+    largest: bool = False

@@ -125,12 +125,34 @@ TRAINING_MODULES = ("lab.training.fleet", "lab.training.recorder")
 
 
 def clean_process_context(imports: Sequence[str] = TRAINING_MODULES) -> BaseContext:
-    """A context whose processes inherit no state: forks of a clean server that imports these modules once."""
+    """A context whose processes inherit no state: forks of a clean server that imports these modules once.
+
+    The server and its forks ignore SIGTERM and Ctrl-C until they say otherwise: jobs must save their checkpoints first,
+    and none should print a traceback of its imports.
+    """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver  # there is none on Windows
+
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(list(imports))
+    with _ignoring_signals():
+        forkserver.ensure_running()
     return processes
+
+
+@contextmanager
+def _ignoring_signals() -> Iterator[None]:
+    """Ignore SIGTERM and Ctrl-C, as processes started within the block will; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def synchronize() -> None:
@@ -221,22 +243,6 @@ def release_memory() -> None:
 def _glibc(function: str) -> Any:
     """A function of glibc by its name; None in other C libraries, such as musl."""
     return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Hold back SIGINT until the end of the block; processes that are started within never get it.
-
-    A terminal sends it to all processes of a command.  One is enough to end the others.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -93,6 +93,7 @@ def first_line(documented: Any) -> str:
     return (documented.__doc__ or "").strip().split("\n")[0]
 
 
+BATCHES: Registry[Any] = Registry("batch schedule", "batches")
 DATA: Registry[Any] = Registry("data", "data")
 INTERVENTIONS: Registry[Any] = Registry("intervention", "interventions")
 LINKS: Registry[Any] = Registry("optimizer link", "links")
@@ -104,6 +105,7 @@ TRACKERS: Registry[Any] = Registry("tracker", "trackers")
 
 # Registries by the kind that ``lab.register`` takes.
 KINDS: dict[str, Registry[Any]] = {
+    "batch": BATCHES,
     "data": DATA,
     "intervention": INTERVENTIONS,
     "link": LINKS,
@@ -116,6 +118,7 @@ KINDS: dict[str, Registry[Any]] = {
 
 # Attributes that an entry of each kind must have.
 REQUIRED_ATTRIBUTES = {
+    "batch": ("micro_batches",),
     "data": ("open", "seed"),
     "link": ("takes", "begin"),
     "model": ("build",),

@@ -26,6 +26,7 @@ from lab.data.corpus import (
     draw,
     fingerprint,
 )
+from lab.data.packing import PackedCorpus
 
 VOCABULARY = 256
 EXPONENT = 1.8  # of the Zipf law over the ranks of a successor
@@ -139,3 +140,28 @@ def successor_scores() -> NDArray[np.float64]:
     uniform = ((draw(DEFINITION, 0, 0, VOCABULARY, VOCABULARY) >> np.uint64(12)) + 0.5) * 2.0**-52
     scores: NDArray[np.float64] = TILT * np.log(np.arange(1.0, VOCABULARY + 1)) - np.log(-np.log(uniform))
     return scores
+
+
+@DATA.register("synthetic_sample")
+@dataclass(frozen=True)
+class SyntheticSample:
+    """The first ``tokens`` tokens of the synthetic language's held-out rows, on which runs are trained and validated.
+
+    With ``seq_len = tokens - 1`` one window holds the whole text: every gradient is exact, and the validation loss is
+    the mean over all that there is to predict.
+    """
+
+    tokens: int = schema.bounded(512, at_least=2, at_most=HELD_OUT_TARGETS)
+    seed: PerRunSeed = schema.seed(0)
+
+    def open(self) -> Corpus:
+        """Draw the text, once per process."""
+        return _open_sample(self.tokens)
+
+
+@cache
+def _open_sample(size: int) -> Corpus:
+    tokens = _open().held_out(COUNTED_SEQ_LEN).ravel()[:size].astype(np.uint8)
+    return PackedCorpus(
+        training=tokens, reserved=tokens, fingerprint=fingerprint(tokens), notes={"held_out": "the training text"}
+    )

@@ -26,7 +26,7 @@ def val_loss(loss_r: Tensor) -> Tensor:
     return loss_r
 
 
-@probe(hears="scores")
+@probe(hears="scores", largest=True)
 def attention_logit_max(scores_rbhts: Tensor) -> Tensor:
     """Largest causal score, after 1/sqrt(head width) and before any cap (Wortsman et al. 2023, fig. 9)."""
     past_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=scores_rbhts.device).tril()

@@ -15,12 +15,15 @@ from lab.core.registry import PROBES
 from lab.core.schema import bounded
 
 
-def probe(hears: str) -> Callable[[Measure], Measure]:
-    """Return a decorator that registers a function, under its own name, as a probe of the announcements ``hears``."""
+def probe(hears: str, *, largest: bool = False) -> Callable[[Measure], Measure]:
+    """Return a decorator that registers a function, under its own name, as a probe of the announcements ``hears``.
+
+    Over the micro-batches of a step the ``largest`` number counts, or else the mean.
+    """
 
     def decorate(measure: Measure) -> Measure:
         name = measure.__name__
-        PROBES.register(name)(Probe(name, hears, measure))
+        PROBES.register(name)(Probe(name, hears, measure, largest))
         return measure
 
     return decorate

@@ -47,6 +47,20 @@ def param_rms(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _rms_of_each(weights)
 
 
+@probe(hears="parameters")
+def head_common_mode(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Share of the head's norm in its common mode, the mean over the vocabulary, which moves all logits alike.
+
+    From 0 (the columns ``[d]`` of the head add up to zero) to 1 (all are equal), about 1/sqrt(vocabulary) at the start.
+    A custom model has no head by this name.
+    """
+    if "head" not in weights:
+        return {}
+    head_rdv = weights["head"]
+    common_rd = head_rdv.mean(-1) * head_rdv.shape[-1] ** 0.5
+    return {"head": per_run_norm([common_rd]) / per_run_norm([head_rdv])}
+
+
 @probe(hears="adam")
 def eps_ratio(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
     """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al. 2023, sec. 3.4)."""

@@ -4,6 +4,7 @@ A results folder holds::
 
     store.json                     the record version this folder is written in, and the engine of its steps
     commands.json                  every command that added to this folder
+    requests.json                  of each of these commands the day it was first given, and the question it asks
     plans/<digest>.json            the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
@@ -17,6 +18,7 @@ damage is detected.
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -73,7 +75,8 @@ def run_id(card: Mapping[str, Any]) -> str:
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
-def _write_metrics(path: Path, metrics: pd.DataFrame) -> str:
+def write_metrics(path: Path, metrics: pd.DataFrame) -> str:
+    """Write a table of metrics; returns the digest of the file."""
     # similar numbers compress to half the size byte by byte
     keys = [column for column in METRIC_COLUMNS if column != "value"]
     return files.write_table(path, metrics, use_dictionary=keys, use_byte_stream_split=["value"])
@@ -115,11 +118,36 @@ def check_version(folder: Path) -> str | None:
     return None if engine is None else str(engine)
 
 
-def note_command(folder: Path, command: str) -> None:
-    """Record, once, a command that adds to this folder."""
-    earlier = commands(folder)
+def note_command(folder: Path, command: str, question: str = "") -> None:
+    """Record, once, a command that adds to this folder, and with it the day and the question of its sweep."""
+    earlier, recorded = commands(folder), requests(folder)
+    if command not in recorded:
+        day = "" if command in earlier else datetime.date.today().isoformat()
+        content = {key: request._asdict() for key, request in {**recorded, command: Request(day, question)}.items()}
+        write_text(folder / "requests.json", json.dumps(content, indent=1) + "\n")
     if command not in earlier:
         write_text(folder / "commands.json", json.dumps([*earlier, command], indent=1) + "\n")
+
+
+class Request(NamedTuple):
+    """What is on record of a command.
+
+    Attributes:
+        day: when it was first given, as in ``2026-01-31``; empty if it is older than this record.
+        question: the question of its sweep; empty if it asks none.
+    """
+
+    day: str
+    question: str
+
+
+def requests(folder: Path) -> dict[str, Request]:
+    """By command what is on record of it; empty for folders without such a record."""
+    try:
+        content = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
+        return {command: Request(str(entry["day"]), str(entry["question"])) for command, entry in content.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def results_folders(folder: Path) -> list[Path]:
@@ -153,7 +181,7 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
     if existing and existing["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    seal = digest([card, _write_metrics(run_folder / "metrics.parquet", table)])
+    seal = digest([card, write_metrics(run_folder / "metrics.parquet", table)])
     write_text(run_folder / "run.json", json.dumps({**card, "digest": seal}, indent=1) + "\n")
 
 
@@ -255,7 +283,7 @@ def gather(folder: Path) -> Records:
         records = read(folder)
         # the runs last: a run in that table counts as gathered
         written = {
-            "metrics.parquet": _write_metrics(folder / "metrics.parquet", records.metrics),
+            "metrics.parquet": write_metrics(folder / "metrics.parquet", records.metrics),
             "runs.parquet": files.write_table(folder / "runs.parquet", records.runs),
         }
         # another process may have replaced one of the two files meanwhile

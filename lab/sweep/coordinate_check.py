@@ -13,13 +13,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lab.analysis import coordinate_growth
-from lab.analysis.rendering import style
+from lab.analysis.rendering import layout
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import distributed, files, machine
 from lab.core.axes import per_run_rms
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
+from lab.sweep import coordinate_growth
 from lab.sweep.capacity import check_fits, measure_host
 from lab.sweep.dry_run import swept_keys
 from lab.sweep.planner import Point, points, results_folder
@@ -42,7 +42,7 @@ DEFAULTS = [
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What a few updates changed at several widths, judged by ``lab.analysis.coordinate_growth.slopes``.
+    """What a few updates changed at several widths, judged by ``lab.sweep.coordinate_growth.slopes``.
 
     ``changes`` holds the rows of ``changes``; ``parametrization`` names the one checked.
     """
@@ -72,7 +72,7 @@ class CoordinateCheck:
     def write(self) -> None:
         """Write ``coordcheck.csv`` and ``coordcheck.svg`` into the folder."""
         files.write_text(self.folder / "coordcheck.csv", self.changes.to_csv(index=False))
-        svg = style.svg(coordinate_growth.figure(self.changes), "coordcheck")
+        svg = layout.svg(coordinate_growth.figure(self.changes), "coordcheck")
         files.write_text(self.folder / "coordcheck.svg", svg)
 
 

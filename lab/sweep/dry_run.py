@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.data.corpus import HELD_OUT_TARGETS
 from lab.probes.listener import Listener
 from lab.records import store
 from lab.sweep.capacity import Host
@@ -31,6 +33,14 @@ from lab.training.recorder import Recorder, fleet_label, run_card
 ENOUGH, TOO_LONG = 0.25, 1.0
 # Measured: seconds to compile a shape for the first time, and how many times faster its steps are then.
 COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8}
+# FLOPs per second of one core at a large width, and the width at which it has half of that, by precision and engine.
+# Fitted to the idle cores of benchmarks/RESULTS.md, widths 32 to 256, within 6 %.
+CORE_SPEED = {
+    ("bf16", "compiled"): (182e9, 64),
+    ("bf16", "eager"): (114e9, 78),
+    ("fp32", "compiled"): (93e9, 42),
+    ("fp32", "eager"): (79e9, 63),
+}
 
 
 class Trial(NamedTuple):
@@ -44,6 +54,24 @@ class Trial(NamedTuple):
     peak: float
     own: float
     parameters: tuple[int, int]
+
+
+def core_seconds(points: Sequence[Point]) -> float:
+    """Seconds that these runs take one core of the benchmarked machine; nothing is tried.
+
+    Counted are the steps, two evaluations of each run on all held-out tokens, and compiling each shape once.  Probes,
+    and starting and ending processes, are not.
+    """
+    compiled = {static_key(point.config) for point in points if point.config.engine == "compiled"}
+    return sum(_run_seconds(point.config) for point in points) + COMPILING * len(compiled)
+
+
+def _run_seconds(config: RunConfig) -> float:
+    speed, half_width = CORE_SPEED[config.precision, config.engine]
+    tokens = config.batch_size * config.seq_len * config.steps
+    evaluated = 2 * HELD_OUT_TARGETS / 3  # a forward pass is a third of a step
+    width = config.model.width
+    return training_flops(config) * (1 + evaluated / tokens) * (width + half_width) / (speed * width)
 
 
 def run_trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:
@@ -95,11 +123,11 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
             store.write_run(Path(folder), run_card(run_id(run, fleet.corpus.fingerprint), run, outcome), metrics)
     seconds = plain * config.steps + max(0.0, probed - plain) * len(probe_steps)
     if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may
-        seconds = COMPILING + plain * config.steps / COMPILED_SPEED[config.precision]
+        seconds = plain * config.steps / COMPILED_SPEED[config.precision]
     slices = len({*probe_steps} - {0, config.steps - 1}) * listener.hears("val_loss")
     # all held-out tokens at the end, and once per seed at the start; a slice of them whenever probes fire in between
     whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
-    seconds += evaluation * (whole * (1 + len(set(config.seed)) / fleet.runs) + slices)
+    seconds += evaluation * (whole * (1 + fleet.models_at_init() / fleet.runs) + slices)
     peak = machine.peak_memory(kind)
     return Trial(seconds, peak, peak - peak_before, fleet.parameters()), clock.spent
 
@@ -168,7 +196,19 @@ def _trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> lis
     trials: dict[tuple[str, int], list[Trial | None]] = {}
     for shape, trial in zip(tried, run_trials([fleet_of[shape] for shape in tried], slots), strict=True):
         trials.setdefault(shape, []).append(trial)
-    return [_median(trials[shape]) for shape in shapes]
+    return list(_with_compiling(fleets, [_median(trials[shape]) for shape in shapes], len(slots)))
+
+
+def _with_compiling(
+    fleets: Sequence[Sequence[RunConfig]], trials: Sequence[Trial | None], at_once: int
+) -> Iterator[Trial | None]:
+    """Add the seconds of compiling to the first fleets of each shape, as many as train at once; later ones reuse it."""
+    begun: Counter[str] = Counter()
+    for (config, *_), trial in zip(fleets, trials, strict=True):
+        shape = static_key(config)
+        begun[shape] += 1
+        compiles = config.engine == "compiled" and begun[shape] <= at_once
+        yield trial._replace(seconds=trial.seconds + COMPILING * compiles) if trial else None
 
 
 def _median(trials: Sequence[Trial | None]) -> Trial | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -176,7 +177,8 @@ class _Job:
         """
         outcomes = [outcome for outcome, _ in runs]
         ended = [name for name, outcome in zip(self.configs, outcomes, strict=True) if outcome["status"] != "failed"]
-        self.progress.end(fleet_summary(runs), [outcome.get("final_val_loss") for outcome in outcomes])
+        losses = [math.inf if one["status"] == "diverged" else one.get("final_val_loss") for one in outcomes]
+        self.progress.end(fleet_summary(runs), losses)
         if distributed.is_first_rank():
             checkpoint.remove(self.folder, ended)
         if distributed.highest_on_any_rank(self.told_to_stop()):
@@ -197,6 +199,7 @@ class _Job:
             recorder = Recorder(Fleet(configs))
             checkpointer = Checkpointer(self.folder, names, configs[0].checkpoint)
             report = self._reporter(recorder, names)
+            self.progress.begin(len(names) / recorder.fleet.models_at_init())
             if train_resumably(recorder, checkpointer, report, self.progress.note, self.told_to_stop):
                 self.check_data(names)
                 return recorder.runs()

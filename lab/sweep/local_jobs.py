@@ -6,7 +6,6 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -104,9 +103,9 @@ def run_jobs(
     arguments: Iterable[tuple[Any, ...]],
     slots: Sequence[Slot],
     *,
+    imports: Sequence[str] = machine.TRAINING_MODULES,
     timeout: float = math.inf,
     told_to_stop: Callable[[], bool] = lambda: False,
-    imports: Sequence[str] = machine.TRAINING_MODULES,
 ) -> list[JobEnd]:
     """Call ``work`` with each tuple of arguments in a fresh process, in order, as soon as a slot is free.
 
@@ -116,21 +115,21 @@ def run_jobs(
         work: a function that can be imported; it returns a few bytes.
         arguments: taken one by one, each when its job starts.
         slots: where jobs run at once.
+        imports: modules that every job needs.
         timeout: seconds after which a job is killed.
         told_to_stop: asked ten times a second.
-        imports: modules that jobs need, imported once for all.
 
     Returns:
         How each job ended, in order; jobs that were not started are missing at the end.
     """
-    _start_server(imports)
+    processes: Any = machine.clean_process_context(imports)
     free, running = list(slots), list[_Job]()
     ends: dict[int, JobEnd] = {}
     waiting = enumerate(arguments)
     try:
         while True:
             while free and not told_to_stop() and (following := next(waiting, None)):
-                running.append(_start(work, *following, free.pop(0)))
+                running.append(_start(processes, work, *following, free.pop(0)))
             if not running:
                 return [ends[index] for index in sorted(ends)]
             for job in _wait(running, timeout, stop=told_to_stop()):
@@ -156,8 +155,7 @@ def _wait(running: Sequence[_Job], timeout: float, *, stop: bool) -> list[_Job]:
     return [job for job in running if job.process.exitcode is not None]
 
 
-def _start(work: Callable[..., Any], index: int, arguments: tuple[Any, ...], slot: Slot) -> _Job:
-    processes: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+def _start(processes: Any, work: Callable[..., Any], index: int, arguments: tuple[Any, ...], slot: Slot) -> _Job:
     ours, theirs = processes.Pipe(duplex=False)
     started = time.perf_counter()
     process = processes.Process(target=_run_in_child, args=(work, arguments, slot, theirs))
@@ -181,17 +179,3 @@ def _die_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _start_server(imports: Sequence[str]) -> None:
-    """Start the process that jobs are forked from, deaf to SIGTERM: its jobs must save their checkpoints first."""
-    machine.clean_process_context(imports)
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-        return
-    from multiprocessing import forkserver, resource_tracker  # there is none on Windows
-
-    resource_tracker.ensure_running()  # first: to start it lets interrupts through again
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with machine.without_interrupts():
-        forkserver.ensure_running()
-    signal.signal(signal.SIGTERM, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -16,15 +17,31 @@ from lab.core.errors import RequestError
 from lab.core.files import printable, quoted
 from lab.records import plans, store
 from lab.sweep.local_jobs import Slot
-from lab.sweep.progress import ProgressMonitor
+from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
 
 if TYPE_CHECKING:
-    from lab.sweep.planner import Point
+    from lab.sweep.planner import Point, SweepPlan
 
 # The command line as the user can type it again; ``lab.cli.launch`` sets it.
 COMMAND: ContextVar[str] = ContextVar("command", default="lab")
+# The question that the sweep file asks in its first comment; empty without one.
+QUESTION: ContextVar[str] = ContextVar("question", default="")
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
+
+
+def print_estimate(plan: SweepPlan) -> None:
+    """Print what training the plan's fleets would take, after a few throwaway steps of each shape."""
+    from lab.sweep.dry_run import estimate
+
+    for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host):
+        print(line)
+
+
+# What a dry run does with its plan.
+ON_DRY_RUN: ContextVar[Callable[[SweepPlan], None]] = ContextVar("on_dry_run", default=print_estimate)
+# The campaign that the sweep is a part of, if any.
+CAMPAIGN_PART: ContextVar[CampaignPart | None] = ContextVar("campaign_part", default=None)
 
 
 def run_sweep(
@@ -43,7 +60,7 @@ def run_sweep(
     Args:
         trees: one resolved config tree per point.
         launch: runs the jobs.
-        dry_run: estimate the cost, and train nothing.
+        dry_run: hand the plan to ``ON_DRY_RUN``, and train nothing.
         max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
 
     Raises:
@@ -51,22 +68,19 @@ def run_sweep(
         SystemExit: with status 1 when a run failed.
     """
     from lab.sweep.cautions import find_cautions
-    from lab.sweep.dry_run import estimate
     from lab.sweep.planner import plan_sweep
 
     if dry_run and distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
-    folder, engine, requested, mine, missing, fleets, host = plan_sweep(
-        trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots
-    )
-    for line in find_cautions([point.config for point in missing]):
+    plan = plan_sweep(trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots)
+    for line in find_cautions([point.config for point in plan.missing]):
         _warn(line)
     if dry_run:
-        for line in estimate(fleets, len(mine) - len(missing), host):
-            print(line)
+        ON_DRY_RUN.get()(plan)
         return
+    folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
-    store.note_command(folder, COMMAND.get())
+    store.note_command(folder, COMMAND.get(), QUESTION.get())
     if fleets:
         name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
@@ -74,7 +88,9 @@ def run_sweep(
             deaths = launch(jobs) if distributed.world_size() == 1 else _on_every_rank(folder, name, len(jobs))
         for death in deaths:
             _warn(death)
-    store.note_command(folder, COMMAND.get())  # again: a shard that began at the same time may have lost it
+    store.note_command(
+        folder, COMMAND.get(), QUESTION.get()
+    )  # again: a shard that began at the same time may have lost it
     _gather_and_report(folder, requested, mine, missing, one=one)
 
 
@@ -85,13 +101,21 @@ def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: S
 
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
+    part = CAMPAIGN_PART.get()
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
-        return ProgressMonitor(folder, plan, labels, sizes, partial(print, flush=True, file=sys.stdout), _warn)
+        say, log = partial(print, flush=True, file=sys.stdout), ProgressLog(len(fleets), _warn, part)
+        return ProgressMonitor(folder, plan, labels, sizes, say, _warn, log)
     from lab.sweep.terminal import Terminal, scene
 
-    losses = dict(store.read(folder).runs[["id", "final_val_loss"]].values) if done else {}
-    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done]))
+    losses = _last_losses(folder) if done else {}
+    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done], part))
     return ProgressMonitor(folder, plan, labels, sizes, terminal.say, _warn, terminal)
+
+
+def _last_losses(folder: Path) -> dict[str, float]:
+    """The final loss of each run of a folder by id; infinite if it diverged."""
+    runs = store.read(folder).runs
+    return dict(zip(runs["id"], runs["final_val_loss"].where(runs["status"] != "diverged", math.inf), strict=True))
 
 
 def train_planned_fleet(folder: Path, plan: str, index: int) -> None:
@@ -151,7 +175,7 @@ def _gather_and_report(
     if not others and {"finished", "diverged"} & set(statuses.values()):
         store.gather(folder)
         analysis = study([folder])
-        ending = f"report: {build.write_report(analysis, [folder])}"
+        ending = f"report: {build.write_report(analysis, [folder]).page}"
         if not one:  # a table of one run has nothing to compare
             print(printable(build.summary(analysis)))
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))

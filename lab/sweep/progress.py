@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lab.training.loop import Moment
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
+LOG_EVERY = 60.0  # seconds, and at least a tenth of the time elapsed
+TRUSTED = 600.0  # seconds; estimates of a campaign count as much as so long a time observed
 
 
 class ProgressWriter:
@@ -31,10 +33,15 @@ class ProgressWriter:
         self.folder, self.plan, self.index, self.steps = folder, plan, index, steps
         self.started, self.written, self.step = time.monotonic(), 0.0, 0
         self.timed_from: tuple[float, int] | None = None
+        self.begun, self.evaluations, self.evaluation = self.started, 0.0, 0.0
         self.loss_r: Tensor | None = None
         self.losses: list[float | None] = [None] * runs
         self.first = 0
         self.notes: list[str] = []
+
+    def begin(self, evaluations: float) -> None:
+        """Note that training begins: an evaluation comes first, and the last takes ``evaluations`` times as long."""
+        self.begun, self.evaluations = time.monotonic(), evaluations
 
     def update(self, moment: Moment, first: int = 0) -> None:
         """Take in a step of the runs from the ``first`` on; losses leave the device only when they are written."""
@@ -44,6 +51,8 @@ class ProgressWriter:
         probed = [moment.probe_values.get((probe, "")) for probe in ("val_loss", "train_loss")]
         self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *probed) if loss_r is not None), self.loss_r)
         self.step = moment.step
+        if not moment.done:
+            self.evaluation = self.evaluations * (time.monotonic() - self.begun)
         if self.step and not self.timed_from:  # the first step may include compiling
             self.timed_from = time.monotonic(), self.step
         if time.monotonic() - self.written >= WRITE_EVERY:
@@ -55,7 +64,7 @@ class ProgressWriter:
         self.write()
 
     def end(self, verdict: str, losses: Sequence[float | None]) -> None:
-        """Write the end of the fleet; a run that failed has no loss."""
+        """Write the end of the fleet; a run that failed has no loss, and one that diverged an infinite one."""
         self.step, self.loss_r, self.losses = self.steps, None, list(losses)
         self.write(verdict)
 
@@ -69,7 +78,10 @@ class ProgressWriter:
             self.losses[self.first : self.first + len(losses)] = losses
         since, first = self.timed_from or (now, self.step)
         rate = (self.step - first) / (now - since) if now > since else 0.0
-        progress = FleetProgress(self.step, self.steps, now - self.started, rate, self.losses, self.notes, verdict)
+        seconds = now - self.started
+        progress = FleetProgress(
+            self.step, self.steps, seconds, rate, self.evaluation, self.losses, self.notes, verdict
+        )
         with suppress(RequestError):  # a run must not fail because its progress cannot be written
             plans.write_progress(self.folder, self.plan, self.index, progress._asdict())
 
@@ -81,6 +93,7 @@ class FleetProgress(NamedTuple):
     steps: int
     seconds: float
     rate: float  # steps per second, from its first step on
+    evaluation: float  # seconds that the evaluation after the last step will take; 0 if not known
     losses: Sequence[float | None]  # latest of each run, nats per token; None if not known
     notes: Sequence[str]
     verdict: str | None
@@ -95,9 +108,9 @@ class FleetProgress(NamedTuple):
         try:
             losses = [None if loss is None else float(loss) for loss in record["losses"]]
             notes = [str(note) for note in record["notes"]]
-            seconds, rate = float(record["seconds"]), float(record["rate"])
+            seconds, rate, evaluation = (float(record[key]) for key in ("seconds", "rate", "evaluation"))
             step, steps = int(record["step"]), max(1, int(record["steps"]))
-            return cls(step, steps, seconds, rate, losses, notes, record["verdict"])
+            return cls(step, steps, seconds, rate, evaluation, losses, notes, record["verdict"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not the progress of a fleet: {record!r}") from error
 
@@ -105,6 +118,66 @@ class FleetProgress(NamedTuple):
     def diverged(self) -> int:
         """Runs whose loss is not finite."""
         return sum(loss is not None and not math.isfinite(loss) for loss in self.losses)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the fleet has ended; None if not known yet."""
+        if self.verdict:
+            return 0.0
+        return (self.steps - self.step) / self.rate + self.evaluation if self.rate else None
+
+    @property
+    def share(self) -> float:
+        """The part of its time that has passed; of its steps while its rate is not known."""
+        if self.left is None or self.verdict:
+            return self.step / self.steps
+        return self.seconds / (self.seconds + self.left) if self.left else 1.0
+
+
+class CampaignPart(NamedTuple):
+    """A sweep as a part of a campaign.
+
+    Attributes:
+        title: such as ``campaign day, part 3 of 12``.
+        started: when this command began to train the campaign, on the clock of ``time.monotonic``.
+        before: estimated seconds of the parts that this command has trained.
+        seconds: estimated seconds of what is missing of this part.
+        after: estimated seconds of the parts to come.
+    """
+
+    title: str
+    started: float
+    before: float
+    seconds: float
+    after: float
+
+    def line(self, done: float, left: float | None) -> str:
+        """The time of the whole campaign when a share of this part is done, with so many seconds left if known."""
+        elapsed = time.monotonic() - self.started
+        slowness = (elapsed + TRUSTED) / (self.before + self.seconds * done + TRUSTED)
+        rest = (self.seconds * (1 - done) * slowness if left is None else left) + self.after * slowness
+        return f"{self.title}: {clock(elapsed)} elapsed in all, about {clock(rest)} left in all"
+
+
+def clock(seconds: float) -> str:
+    """``75 -> 1:15``, ``3675 -> 1:01:15``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, elapsed: float) -> str:
+    """How far a sweep of so many fleets is; ``done`` is a share of the work, ``elapsed`` in seconds."""
+    ended = sum(bool(fleet.verdict) for fleet in progress.values())
+    diverged = sum(fleet.diverged for fleet in progress.values())
+    left = seconds_left(done, elapsed)
+    time = f"{clock(elapsed)} elapsed, {'?' if left is None else clock(left)} left"
+    return f"{done:4.0%}  {ended}/{fleets} fleets  {diverged} diverged  {time}"
+
+
+def seconds_left(done: float, elapsed: float) -> float | None:
+    """Seconds that the rest takes if a share of the work took ``elapsed``; None if the share is too small to tell."""
+    return elapsed / done * (1 - done) if done > 0.01 else None
 
 
 class Screen(Protocol):
@@ -115,6 +188,25 @@ class Screen(Protocol):
 
     def close(self) -> None:
         """Leave a clean terminal."""
+
+
+class ProgressLog:
+    """What takes the place of a screen where there is no terminal: a line now and then, ever more rarely."""
+
+    def __init__(self, fleets: int, say: Callable[[str], None], part: CampaignPart | None = None) -> None:
+        self.fleets, self.say, self.part, self.due = fleets, say, part, LOG_EVERY
+
+    def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
+        """Say how far the sweep is if the last line is long ago."""
+        if elapsed < self.due:
+            return
+        self.due = elapsed + max(LOG_EVERY, elapsed / 10)
+        self.say(summary(fleets, self.fleets, done, elapsed).strip())
+        if self.part:
+            self.say(self.part.line(done, seconds_left(done, elapsed)))
+
+    def close(self) -> None:
+        """Leave nothing to clear."""
 
 
 class ProgressMonitor(threading.Thread):
@@ -151,11 +243,11 @@ class ProgressMonitor(threading.Thread):
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.over.set()
-        self.join()
         try:
+            self.over.set()
+            self.join()
             self.report()
-        finally:
+        finally:  # even if interrupted meanwhile
             if self.screen:
                 self.screen.close()
         plans.forget_progress(self.folder, self.plan)
@@ -178,7 +270,7 @@ class ProgressMonitor(threading.Thread):
                 with suppress(BrokenPipeError):  # nobody reads the output any more, but training goes on
                     self.say(printable(self.last_line(index, fleet)))
         if self.screen:
-            done = (self.sizes[index] * fleet.step / fleet.steps for index, fleet in fleets.items())
+            done = (self.sizes[index] * fleet.share for index, fleet in fleets.items())
             self.screen.show(fleets, sum(done) / sum(self.sizes), time.monotonic() - self.started)
 
     def read(self) -> dict[int, FleetProgress]:

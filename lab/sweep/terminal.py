@@ -9,8 +9,9 @@ from typing import NamedTuple, TextIO
 
 from lab.analysis.curves import FREE, name_arms, plain
 from lab.sweep.planner import Point
-from lab.sweep.progress import FleetProgress
+from lab.sweep.progress import CampaignPart, FleetProgress, clock, seconds_left, summary
 from lab.training.config import RunConfig, columns
+from lab.training.recorder import ranges
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 # Labels are cut down to this width to make room for numbers; if that is not enough, numbers are left out.
@@ -90,19 +91,20 @@ NARROWEST_BAR, WIDEST_BAR = 8, 24
 
 
 class Scene(NamedTuple):
-    """What does not change while a sweep trains: each fleet's label and cells, and losses of runs trained before."""
+    """What does not change while a sweep trains: each fleet's label and cells, and losses of runs trained before.
+
+    ``part`` is the part of a campaign that the sweep is, if it is one.
+    """
 
     fleets: Sequence[tuple[str, Sequence[Cell]]]
     earlier: Sequence[tuple[Cell, float]]
+    part: CampaignPart | None = None
 
     def lines(self, progress: Mapping[int, FleetProgress], done: float, elapsed: float, width: int) -> list[str]:
         """The display, in lines of at most ``width``; ``done`` is a share of the work, ``elapsed`` in seconds."""
-        ended = sum(bool(fleet.verdict) for fleet in progress.values())
-        diverged = sum(fleet.diverged for fleet in progress.values())
-        left = clock(elapsed / done * (1 - done)) if done > 0.01 else "?"
-        time = f"{clock(elapsed)} elapsed, {left} left"
-        summary = f"{done:4.0%}  {ended}/{len(self.fleets)} fleets  {diverged} diverged  {time}"
-        lines = [summary, *self.under_way(progress, width), "", *sketch(self.losses(progress), width)]
+        campaign = [self.part.line(done, seconds_left(done, elapsed))] if self.part else []
+        head = [*campaign, summary(progress, len(self.fleets), done, elapsed)]
+        lines = [*head, *self.under_way(progress, width), "", *sketch(self.losses(progress), width)]
         return [line[:width].rstrip() for line in lines]
 
     def under_way(self, progress: Mapping[int, FleetProgress], width: int) -> list[str]:
@@ -129,17 +131,19 @@ class Scene(NamedTuple):
         return losses
 
 
-def scene(fleets: Sequence[Sequence[Point]], earlier: Sequence[tuple[Point, float]]) -> Scene:
+def scene(
+    fleets: Sequence[Sequence[Point]], earlier: Sequence[tuple[Point, float]], part: CampaignPart | None = None
+) -> Scene:
     """The scene of these fleets, and of runs trained earlier with their losses."""
     points = [*(point for fleet in fleets for point in fleet), *(point for point, _ in earlier)]
     cell_of = dict(zip((p.id for p in points), cells([p.config for p in points]), strict=True))
     labeled = []
     for fleet in fleets:
-        seeds = ",".join(map(str, sorted({point.config.seed for point in fleet})))
+        seeds = ranges(point.config.seed for point in fleet)
         curves = list(dict.fromkeys(cell_of[point.id][0] for point in fleet))
         more = f" and {len(curves) - 1} more" if len(curves) > 1 else ""
         labeled.append((f"{curves[0]}{more}  seed {seeds}", [cell_of[point.id] for point in fleet]))
-    return Scene(labeled, [(cell_of[point.id], loss) for point, loss in earlier])
+    return Scene(labeled, [(cell_of[point.id], loss) for point, loss in earlier], part)
 
 
 def _bar(fleet: FleetProgress, width: int) -> str:
@@ -148,18 +152,11 @@ def _bar(fleet: FleetProgress, width: int) -> str:
 
 
 def _numbers(fleet: FleetProgress, width: int) -> str:
-    left = clock((fleet.steps - fleet.step) / fleet.rate) if fleet.rate else "?"
+    left = "?" if fleet.left is None else clock(fleet.left)
     steps, runs = f"{fleet.step}/{fleet.steps}", len(fleet.losses)
     rate = f"{fleet.rate:.{fleet.rate < 10:d}f}" if fleet.rate else "?"
     diverged = f"{fleet.diverged}/{runs}" if fleet.diverged else ""
     return f"{steps:>{width}}{rate:>8}{left:>8}{diverged:>9}"
-
-
-def clock(seconds: float) -> str:
-    """``75 -> 1:15``, ``3675 -> 1:01:15``."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class Terminal:

@@ -9,14 +9,16 @@ from typing import Any
 import lab.data
 import lab.interventions.attention
 import lab.interventions.loss_terms
+import lab.optim.batch_schedule
 import lab.optim.schedule
 import lab.probes.activations
+import lab.probes.noise
 import lab.probes.updates
-import lab.records.trackers  # noqa: F401  (these seven fill the registries)
+import lab.records.trackers  # noqa: F401  (these nine fill the registries)
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
-from lab.core.registry import DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
+from lab.core.registry import BATCHES, DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
@@ -67,6 +69,7 @@ class RunConfig:
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
+    batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
 
 
 def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mapping[str, Any]:
@@ -129,6 +132,7 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
         "scale": build(ScaleConfig, {"name": _group(tree, "scale")["name"]}, "scale"),
         "checkpoint": build(CheckpointConfig, _group(tree, "checkpoint", named=False), "checkpoint"),
         "tracker": _named(TRACKERS, tree, "tracker"),
+        "batch": _named(BATCHES, tree, "batch") if tree.get("batch") else None,
     }
     scalars = {key: value for key, value in tree.items() if key not in groups}
     config = build(RunConfig, {**groups, **scalars}, "")
@@ -147,6 +151,10 @@ def _check_consistent(config: RunConfig) -> None:
         if isinstance(entry, LossTerm):
             custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
+    if config.batch is not None:
+        config.batch.entry.micro_batches(config.batch_size, config.steps)
+    elif "noise_scale" in config.probes.names:
+        raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, is_per_run in leaves(config.guest, "guest."):
@@ -175,7 +183,7 @@ def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
     """Dotted config key -> (value, whether it may differ inside a fleet); without the tracker."""
     rows = {}
     for key, value, is_per_run in leaves(config):
-        if key.startswith("tracker."):
+        if key.startswith("tracker.") or (key == "batch" and value is None):
             continue
         key = key.replace(".entry.", ".")
         if key.startswith("optimizer.links."):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +16,16 @@ from lab.core import distributed
 from lab.core.distributed import check_divisible, distribute, gradients, initial_device
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, LossTerm
+from lab.core.registry import PROBES
 from lab.core.schema import leaves, stack
 from lab.data.corpus import Corpus, Tokens
 from lab.data.packing import PackedCorpus
 from lab.model.custom import CustomModel, check_custom_model
-from lab.model.loss import losses
+from lab.model.loss import IGNORED, losses
 from lab.model.transformer import Transformer
 from lab.optim.links import Now, Tensors
+from lab.training import accumulation
+from lab.training.accumulation import Accumulation
 from lab.training.config import RunConfig, static_key
 from lab.training.engine import Compiled, Eager, ProbeValues
 
@@ -66,13 +71,19 @@ class BatchLoader:
 
     def batch(self, step: int) -> Tensor:
         """The windows ``[r b t+1]`` of this step."""
-        rows = distributed.batch_rows(self.batch_size)
-        drawn = [self.draw(seed, step, self.batch_size, self.seq_len)[rows] for seed in self.seeds]
-        # each seed's windows are copied to the device once, and repeated there for the runs that share them
-        drawn_sbt = torch.from_numpy(np.stack(drawn)).to(self.device)
-        if self.tokens_n is not None:
-            drawn_sbt = self.tokens_n[drawn_sbt + self.offset_t].long()
-        return drawn_sbt[self.seed_r]
+        (windows_rbt,) = self.micro_batches(step, 1, self.batch_size)
+        return windows_rbt
+
+    def micro_batches(self, step: int, count: int, size: int) -> Iterator[Tensor]:
+        """The windows ``[r b t+1]`` of this step, ``count`` times ``size`` of them, one micro-batch after another."""
+        rows = distributed.batch_rows(size)
+        drawn_snbt = np.stack([self.draw(seed, step, count * size, self.seq_len) for seed in self.seeds])
+        for drawn_sbt in np.split(drawn_snbt, count, axis=1):
+            # each seed's windows are copied to the device once, and repeated there for the runs that share them
+            windows_sbt = torch.from_numpy(np.ascontiguousarray(drawn_sbt[:, rows])).to(self.device)
+            if self.tokens_n is not None:
+                windows_sbt = self.tokens_n[windows_sbt + self.offset_t].long()
+            yield windows_sbt[self.seed_r]
 
 
 # Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
@@ -140,6 +151,14 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits a
 TrainingState = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
 
 
+def combine(probe: str, values: Sequence[Tensor]) -> Tensor:
+    """Combine what a probe measured in each micro-batch ``[r]``."""
+    if PROBES[probe].largest:
+        return reduce(torch.maximum, values)
+    # one after the other: a reduction over stacked numbers adds in another order for another number of runs
+    return reduce(add, values) / len(values)
+
+
 class Fleet:
     """Runs trained side by side; a fleet of one is a run, and there is no second code path.
 
@@ -172,13 +191,24 @@ class Fleet:
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.step_s = torch.arange(config.steps, device=self.device)
         engine = Compiled if config.engine == "compiled" else Eager
-        self.engine = engine(self._update, (self.weights, self.state, self.first_bad_r), config.probes.names)
+        training_state = (self.weights, self.state, self.first_bad_r)
+        self.sums: Accumulation | None = None
+        if config.batch is None:
+            self.engine = engine(self._update, training_state, config.probes.names)
+        else:
+            self.counts_s = config.batch.entry.micro_batches(config.batch_size, config.steps)
+            self.micro_batch: int = config.batch.entry.micro_batch
+            self.sums = accumulation.begin(self.weights, with_noise="noise_scale" in config.probes.names)
+            self.engine = engine(self._apply, (*training_state, self.sums), config.probes.names)
+            self.summing = engine(self._accumulate, (self.weights, self.sums), config.probes.names)
+            self.summing.faults = self.engine.faults
         self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
         links = {f"{link}.{name}": tensor for link, tensors in self.state.items() for name, tensor in tensors.items()}
-        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links
+        noise = {f"noise.{name}": sum_r for name, sum_r in (self.sums.noise if self.sums else {}).items()}
+        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise
 
     def parameters(self) -> tuple[int, int]:
         """Numbers of parameters of one run: all, and without input embedding and output head."""
@@ -189,11 +219,47 @@ class Fleet:
     def step(self, step: int) -> ProbeValues:
         """Forward, backward, update; returns values ``[r]`` of the probes that fire, by (probe, hook point)."""
         with_probes = self.config.probes.fires(step, self.config.steps)
+        if self.sums is not None:
+            return self._step_of_micro_batches(self.sums, step, with_probes=with_probes)
         return self.engine(self.loader.batch(step), self.step_s[step], self.shape_sr[step], with_probes=with_probes)
+
+    def _step_of_micro_batches(self, sums: Accumulation, step: int, *, with_probes: bool) -> ProbeValues:
+        """Sum the gradients of the micro-batches, then update.
+
+        Of what a probe measures in the forward passes, the largest counts if it is a maximum, else the mean.
+        """
+        count, measured = int(self.counts_s[step]), list[ProbeValues]()
+        accumulation.clear(sums)
+        for windows_rbt in self.loader.micro_batches(step, count, self.micro_batch):
+            measured.append(self.summing(windows_rbt, with_probes=with_probes))
+        values = {key: combine(key[0], [each[key] for each in measured]) for key in measured[0]}
+        count_ = torch.tensor(count, dtype=self.shape_sr.dtype, device=self.device)
+        values |= self.engine(self.step_s[step], self.shape_sr[step], count_, with_probes=with_probes)
+        if with_probes:
+            accumulation.clear_noise(sums)
+        return values
 
     def _update(self, training_state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step as a function of tensors; also record each run's first step with a non-finite loss."""
-        weights, state, first_bad_r = training_state
+        weight_gradients, loss_r = self._gradients(training_state[0], tokens_rbt)
+        self._change(training_state, weight_gradients, loss_r, step, shape_r)
+
+    def _accumulate(self, training_state: tuple[dict[str, Tensor], Accumulation], tokens_rbt: Tensor) -> None:
+        """Add the gradients of a micro-batch to the sums, as a function of tensors."""
+        weights, sums = training_state
+        weight_gradients, loss_r = self._gradients(weights, tokens_rbt)
+        targets_r = (tokens_rbt[..., 1:] != IGNORED).flatten(1).sum(1).to(loss_r.dtype)
+        accumulation.add(sums, weight_gradients, loss_r, targets_r)
+
+    def _apply(self, training_state: Any, step: Tensor, shape_r: Tensor, count: Tensor) -> None:
+        """Update with the summed gradients, as a function of tensors."""
+        *rest, sums = training_state
+        weight_gradients, loss_r = accumulation.mean(sums)
+        accumulation.add_noise(sums, weight_gradients, self.micro_batch, count)
+        self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)
+
+    def _gradients(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensors, Tensor]:
+        """Gradients of the mean loss over these tokens, and that loss ``[r]``."""
         forward: Forward = self.shared
         if distributed.is_joined():
             trained = weights
@@ -203,17 +269,26 @@ class Fleet:
             forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
-        weight_gradients = gradients(loss_r, trained)
-        newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r.detach()).isfinite()
+        return gradients(loss_r, trained), loss_r.detach()
+
+    def _change(
+        self, training_state: TrainingState, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, shape_r: Tensor
+    ) -> None:
+        weights, state, first_bad_r = training_state
+        newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r).isfinite()
         first_bad_r.copy_(torch.where(newly_bad_r, step, first_bad_r))
         self.config.optimizer.step(weight_gradients, state, Now(step, weights, shape_r, self.lr_factor))
 
-    def evaluate_at_init(self) -> Tensor:
-        """Return ``evaluate(whole=True)`` before the first update; runs of equal seed are one model, evaluated once.
+    def models_at_init(self) -> int:
+        """How many models the runs are before the first update: one for each seed.
 
-        Every run is evaluated if an intervention brings a number per run into the forward pass, or on several ranks.
+        Every run counts if an intervention brings a number per run into the forward pass, or on several ranks.
         """
-        if self.forward_differs or distributed.is_joined():
+        return self.runs if self.forward_differs or distributed.is_joined() else len(set(self.config.seed))
+
+    def evaluate_at_init(self) -> Tensor:
+        """Return ``evaluate(whole=True)`` before the first update, with each of ``models_at_init`` evaluated once."""
+        if self.models_at_init() == self.runs:
             return self.evaluate(whole=True)
         first_run = {seed: self.config.seed.index(seed) for seed in self.config.seed}
         loss = dict(zip(first_run, self.evaluate(whole=True, indices=list(first_run.values())), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -143,10 +143,20 @@ def fleet_label(configs: Sequence[RunConfig]) -> str:
     config, rates = configs[0], sorted({config.optimizer.lr for config in configs})
     lr = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g}..{rates[-1]:g}"
     switched_on = "+".join(sorted(config.intervention)) or "none"
-    seeds = ",".join(str(seed) for seed in sorted({config.seed for config in configs}))
     runs = f"{len(configs)} run{'s' * (len(configs) > 1)}"
     size = " ".join([*config.guest, f"width {config.model.width} depth {config.model.depth}"])
-    return f"{size}  {switched_on}  lr {lr}  seed {seeds}  {runs}"
+    return f"{size}  {switched_on}  lr {lr}  seed {ranges(config.seed for config in configs)}  {runs}"
+
+
+def ranges(numbers: Iterable[Any]) -> str:
+    """Name integers by their ranges: ``0, 1, 2, 5, 7, 8 -> 0-2,5,7,8``."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 2 else ",".join(map(str, span)) for span in spans)
 
 
 def fleet_summary(runs: Sequence[Run]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial, reduce
 from operator import mul
 
@@ -22,7 +23,7 @@ from lab.analysis.claims.effects import (
     worst,
 )
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.claims.judging import DEPTH, ON, QK, TENFOLD, claim
+from lab.analysis.claims.judging import DEPTH, ON, QK, STEPS, TENFOLD, WIDTH, claim
 from lab.analysis.probe_values import late, near, peak
 
 WITHOUT, WITH = {QK: None}, {QK: ON}
@@ -286,10 +287,22 @@ def kappa_up_to_a_hundred_is_harmless(one: ArmTables, *larger: ArmTables) -> Eff
     return Qualified(pd.concat(costs, axis=1), control=exceeds(harm, 0.05))
 
 
+def no_blocks(group: ComparisonGroup, steps: float) -> Callable[[Config], bool]:
+    """The choice of one zero-block model per width; to it kappa means nothing, so any of its curves will do."""
+    curves = [curve for curve in group.curves.values() if curve[DEPTH] == 0 and curve[STEPS] == steps]
+    first = {curve[WIDTH]: id(curve) for curve in reversed(curves)}
+    return lambda curve: id(curve) in first.values()
+
+
+def above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> pd.DataFrame:
+    """Best loss of a model minus that of the zero-block model of its width, at each size."""
+    if len(blocks.sizes) != len(zero_block.sizes):
+        raise MissingRunsError("not every width has a model without blocks")
+    return blocks.table("best") - zero_block.table("best").set_axis(blocks.sizes, axis=1)
+
+
 def _largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:
-    """To the zero-block model kappa means nothing: any of its curves will do."""
-    zero_block = next((curve for curve in group.curves.values() if curve.get(DEPTH) == 0), None)
-    return group.arms({VALUE: 1e4, DEPTH: 2}, lambda curve: curve is zero_block)
+    return group.arms({VALUE: 1e4, DEPTH: 2}, no_blocks(group, group.values(STEPS)[0]))
 
 
 @setting(
@@ -299,8 +312,6 @@ def _largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:
     frees=[KAPPA, DEPTH],
     holds={QK: None},
 )
-def largest_kappa_is_worse_than_no_blocks(blocks: ArmTables, no_blocks: ArmTables) -> Effects:
-    """Best loss at kappa 1e4 minus that of the zero-block model, at one width."""
-    if len(blocks.sizes) > 1:
-        raise MissingRunsError("models of several widths to hold against the zero-block one")
-    return blocks.table("best").iloc[:, 0] - no_blocks.table("best").iloc[:, 0]
+def largest_kappa_is_worse_than_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> Effects:
+    """Best loss at kappa 1e4 minus that of the zero-block model, at each width."""
+    return above_no_blocks(blocks, zero_block)

@@ -121,9 +121,12 @@ def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
 
 
 def undertrained(arms: Sequence[ArmTables]) -> str:
-    """A caution where under-training makes more than a third of an S that was read from these arms."""
-    read = [arm for arm in arms if arm.quantities & SENSITIVITIES]
-    shares = [(arm.table("below").mean() / arm.table("total").mean()).dropna() for arm in read]
+    """A caution where under-training makes more than a third of an S that was read from these arms.
+
+    Only the sizes at which S was read count.
+    """
+    read = [(arm, arm.sizes_read[quantity]) for arm in arms for quantity in SENSITIVITIES & arm.sizes_read.keys()]
+    shares = [(arm.table("below")[sizes].mean() / arm.table("total")[sizes].mean()).dropna() for arm, sizes in read]
     shares = pd.concat([pd.Series(dtype=float), *shares])
     if shares.empty or shares.max() <= UNDERTRAINED:
         return ""

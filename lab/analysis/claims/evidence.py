@@ -21,6 +21,7 @@ from lab.records.store import Records
 CURVE_QUANTITIES = (*PARTS, "coupled", "log_best", "log_lost")
 COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
 FEWEST_LRS = 4
+COUPLED = "adamw_coupled"
 # A run above the best learning rate is lost where its loss lies further above the best one, nats/token.
 LOST = 0.3
 
@@ -192,12 +193,12 @@ class ArmTables:
     Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
 
     Attributes:
-        quantities: those that were read from it, so that a verdict knows what it rests on.
+        sizes_read: of each quantity, the sizes at which it was read, so that a verdict knows what it rests on.
     """
 
     def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
         self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
-        self.quantities: set[str] = set()
+        self.sizes_read: dict[str, list[int]] = {}
         self.summaries = [summary for summary in evidence.summaries if summary.curve in numbers]
         if len({(summary.size, summary.seed) for summary in self.summaries}) < len(self.summaries):
             raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
@@ -215,16 +216,20 @@ class ArmTables:
         (value,) = {self.evidence.curves[number].get(key) for number in self.numbers}
         return value
 
-    def table(self, quantity: str) -> pd.DataFrame:
+    def table(self, quantity: str, largest: int = 0) -> pd.DataFrame:
         """A quantity of ``CurveSummary.values``.
+
+        Args:
+            largest: at how many of the largest sizes; at all unless given.
 
         Raises:
             MissingRunsError: the quantity is one of a curve, and there are too few learning rates for one.
         """
         if quantity in CURVE_QUANTITIES and len(self.lrs) < FEWEST_LRS:
             raise MissingRunsError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
-        self.quantities.add(quantity)
-        return self._tabulate(lambda summary: summary.values[quantity])
+        sizes = self.sizes[-largest:]
+        self.sizes_read[quantity] = sorted({*self.sizes_read.get(quantity, ()), *sizes})
+        return self._tabulate(lambda summary: summary.values[quantity])[sizes]
 
     def grain(self, quantity: str) -> pd.DataFrame:
         """The step of the grid that each value of ``table`` was read off, in decades; zero where it is none."""
@@ -287,8 +292,19 @@ def sizes_of(arms: list[ArmTables]) -> list[int]:
 
 def steps_of(arms: list[ArmTables]) -> list[int]:
     """Numbers of training steps in rising order."""
+    return sorted(map(int, _runs_of(arms)["steps"].unique()))
+
+
+def decay_times_steps_of(arms: list[ArmTables]) -> list[float]:
+    """Weight decay times steps in rising order, of runs whose decay does not depend on the learning rate."""
+    runs = _runs_of(arms)
+    products = (runs["optimizer.weight_decay"] * runs["steps"])[~runs["optimizer.name"].eq(COUPLED)]
+    return sorted({float(f"{product:.6g}") for product in products})
+
+
+def _runs_of(arms: list[ArmTables]) -> pd.DataFrame:
     runs = arms[0].evidence.records.runs
-    return sorted(map(int, runs.loc[runs["id"].isin(set().union(*(arm.ids for arm in arms))), "steps"].unique()))
+    return runs[runs["id"].isin(set().union(*(arm.ids for arm in arms)))]
 
 
 def extent(arms: list[ArmTables]) -> str:

@@ -28,12 +28,12 @@ def late_log(arm: ArmTables, probe: str, where: str) -> dict[float, pd.DataFrame
     return {lr: log10(arm.probe(lr, probe, where, late)) for lr in arm.lrs}
 
 
-def _over_lr(tables: TablesByLr) -> pd.DataFrame:
+def over_lr(tables: TablesByLr) -> pd.DataFrame:
     """Slope over log10 of the learning rate, at each size."""
     return pd.DataFrame({size: slope(table) for size, table in at_each_size(tables).items()})
 
 
-def _over_size(tables: TablesByLr) -> pd.Series:
+def over_size(tables: TablesByLr) -> pd.Series:
     """Slope over log10 size, mean over the learning rates."""
     return mean([slope(table) for table in tables.values()])
 
@@ -50,12 +50,12 @@ def _shrinking(figure: str, name: str, subject: str, tensor: str, shown_in: str)
         "fall_with_lr": (
             "falls with the learning rate, at every size",
             "decades per decade",
-            lambda logs: -_over_lr(logs),
+            lambda logs: -over_lr(logs),
         ),
         "fall_with_size": (
             "falls with size, mean over learning rates",
             "decades per decade",
-            lambda logs: -_over_size(logs),
+            lambda logs: -over_size(logs),
         ),
         "are_smallest_at_the_corner": ("is smallest at the largest size and LR", "decades", _corner),
     }
@@ -114,7 +114,7 @@ def _blocks(arm: ArmTables) -> list[str]:
 )
 def block_output_rises_with_lr(arm: ArmTables) -> Effects:
     """Slope of the late log10 RMS over log10 LR, at each size."""
-    return _over_lr(late_log(arm, "block_rms", _blocks(arm)[-1]))
+    return over_lr(late_log(arm, "block_rms", _blocks(arm)[-1]))
 
 
 @block_output(
@@ -127,7 +127,7 @@ def block_output_rises_with_lr(arm: ArmTables) -> Effects:
 def block_output_is_flat_over_size(arm: ArmTables) -> Effects:
     """Slope of the late log10 RMS over log10 size, mean over learning rates; the control: over LR it is above 0.1."""
     heights = late_log(arm, "block_rms", _blocks(arm)[-1])
-    return Qualified(_over_size(heights), control=exceeds(_over_lr(heights), 0.1))
+    return Qualified(over_size(heights), control=exceeds(over_lr(heights), 0.1))
 
 
 @block_output("C.1", "the RMS of a block's output grows from block to block", cause=["where"], unit="decades")
@@ -164,7 +164,7 @@ epsilon_update = partial(epsilon, shown_in="updates_by_epsilon")
 TINY, USUAL, LARGE = {EPS: 1e-15}, {EPS: 1e-8}, {EPS: 1e-6}
 
 
-def _loss_at_top(arm: ArmTables) -> pd.Series:
+def loss_at_top(arm: ArmTables) -> pd.Series:
     """Final loss at the top learning rate and the largest size."""
     return arm.loss(arm.top).iloc[:, -1]
 
@@ -172,7 +172,7 @@ def _loss_at_top(arm: ArmTables) -> pd.Series:
 @epsilon("12", "at the top LR epsilon 1e-15 ends lower than 1e-8", arms=[USUAL, TINY])
 def smaller_epsilon_lowers_the_loss(usual: ArmTables, tiny: ArmTables) -> Effects:
     """Loss at 1e-8 minus that at 1e-15, largest size."""
-    return _loss_at_top(usual) - _loss_at_top(tiny)
+    return loss_at_top(usual) - loss_at_top(tiny)
 
 
 @epsilon("12", "at the top LR epsilon 1e-15 keeps gradients larger than 1e-8", arms=[TINY, USUAL], unit="decades")
@@ -185,7 +185,7 @@ def smaller_epsilon_keeps_gradients(tiny: ArmTables, usual: ArmTables) -> Effect
 @epsilon("12", "at the top LR epsilon 1e-6 ends higher than 1e-8", arms=[LARGE, USUAL])
 def larger_epsilon_raises_the_loss(large: ArmTables, usual: ArmTables) -> Effects:
     """Loss at 1e-6 minus that at 1e-8, largest size."""
-    return _loss_at_top(large) - _loss_at_top(usual)
+    return loss_at_top(large) - loss_at_top(usual)
 
 
 @epsilon("E.15", "at the top LR training is lost with epsilon 1e-6 and not with 1e-8", arms=[LARGE, USUAL])
@@ -195,7 +195,7 @@ def larger_epsilon_loses_training(large: ArmTables, usual: ArmTables) -> Effects
     return parts(large=above, usual=-below)
 
 
-def _rising_epsilon(group: ComparisonGroup) -> list[ArmTables]:
+def rising_epsilon(group: ComparisonGroup) -> list[ArmTables]:
     values = group.values(EPS)
     if len(values) < 2:
         raise MissingRunsError("one epsilon", arms_exist=False)
@@ -205,7 +205,7 @@ def _rising_epsilon(group: ComparisonGroup) -> list[ArmTables]:
 @epsilon_update(
     "13",
     "wherever gradients are below epsilon the update is less than half of that with the smallest epsilon",
-    arms=_rising_epsilon,
+    arms=rising_epsilon,
     side=(-math.inf, 0.5),
     unit="ratio",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count as numbers
 from typing import NamedTuple
 
 from lab.analysis.claims.effects import Effects, Qualified, undertrained
@@ -15,18 +15,20 @@ from lab.analysis.claims.evidence import (
     Config,
     Evidence,
     MissingRunsError,
+    decay_times_steps_of,
     extent,
     sizes_of,
     steps_of,
 )
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
+from lab.analysis.text import count
 from lab.core.registry import Registry
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run")
 ON = "on"
 QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
-WIDTH, DEPTH, DECAY = "model.width", "model.depth", "optimizer.weight_decay"
+WIDTH, DEPTH, DECAY, STEPS = "model.width", "model.depth", "optimizer.weight_decay", "steps"
 # What the runs of a claim are unless it says otherwise.
 PLAIN: Config = {
     "intervention.kappa_transplant": None,
@@ -35,6 +37,8 @@ PLAIN: Config = {
     "parametrization.name": "standard",
     "optimizer.name": "adamw",
 }
+# How the unit of an effect begins that is the log10 of a number.
+LOG10 = "log10 "
 # What sentences claim of an effect: the open range in which it lies.
 ABOVE_ZERO, TENFOLD, HALF_DECADE = (0.0, math.inf), (1.0, math.inf), (-0.5, 0.5)
 
@@ -56,6 +60,8 @@ class Claim(NamedTuple):
         order: its position among all claims as they are filed.
         cause: what the sentence says has an effect: config keys, ``step`` or ``where`` of a probe. Of records alike
             in all but these, no claim is reproduced.
+        restates: the name of the claim of the paper that it says anew without constants that no small model meets;
+            empty for the paper's own.
     """
 
     figure: str
@@ -70,10 +76,11 @@ class Claim(NamedTuple):
     shown_in: str
     order: int
     cause: tuple[str, ...]
+    restates: str
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
-_orders = count()
+_orders = numbers()
 
 
 def claim(
@@ -88,6 +95,7 @@ def claim(
     unit: str = "nats/token",
     sweep: str,
     shown_in: str = "learning_rate_sensitivity",
+    restates: str = "",
 ) -> Callable[[EffectsOfArms], EffectsOfArms]:
     """Function decorator: file a claim under the name of the function that computes its effects from its arms.
 
@@ -105,10 +113,10 @@ def claim(
         config = {key: value for key, value in PLAIN.items() if key not in free} | dict(holds or {})
         causes = tuple(cause or frees or (WIDTH,))
         choose = arms if callable(arms) else lambda group: group.arms(*arms)
-        entry = Claim(
-            figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, next(_orders), causes
+        order = next(_orders)
+        CLAIMS.register(effects.__name__)(
+            Claim(figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, order, causes, restates)
         )
-        CLAIMS.register(effects.__name__)(entry)
         return effects
 
     return file
@@ -140,6 +148,7 @@ class Verdict(NamedTuple):
         sweep: the one that was judged, or that would train its runs.
         parameters: of the models judged, rising.
         steps: numbers of training steps of the runs judged, rising.
+        decay_times_steps: weight decay times steps of the runs judged, rising.
     """
 
     verdict: str
@@ -152,6 +161,7 @@ class Verdict(NamedTuple):
     sweep: str
     parameters: Sequence[int] = ()
     steps: Sequence[int] = ()
+    decay_times_steps: Sequence[float] = ()
 
 
 def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
@@ -194,7 +204,8 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
         reason = f"the interval {relation} what is claimed, {_range(claim)}; tried: {extent(arms)}"
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
-    return Verdict(verdict, *interval[:4], reason, folder.name, sweep, sizes_of(arms), steps_of(arms))
+    tried = sizes_of(arms), steps_of(arms), decay_times_steps_of(arms)
+    return Verdict(verdict, *interval[:4], reason, folder.name, sweep, *tried)
 
 
 def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
@@ -204,11 +215,17 @@ def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
     )
 
 
+def amount(value: float, unit: str) -> str:
+    """An effect without its unit; the number itself, to three digits, where the unit is the log10 of one."""
+    return count(10**value) if unit.startswith(LOG10) else f"{value:.3g}"
+
+
 def _range(claim: Claim) -> str:
-    low, high = claim.side
-    if math.isinf(high):
-        return f"above {low:g} {claim.unit}".rstrip()
-    return f"below {high:g} {claim.unit}" if math.isinf(low) else f"from {low:g} to {high:g} {claim.unit}"
+    low, high = (amount(end, claim.unit) for end in claim.side)
+    unit = claim.unit.removeprefix(LOG10)
+    if math.isinf(claim.side[1]):
+        return f"above {low} {unit}".rstrip()
+    return f"below {high} {unit}" if math.isinf(claim.side[0]) else f"from {low} to {high} {unit}"
 
 
 def _gaps(arms: list[ArmTables]) -> list[str]:

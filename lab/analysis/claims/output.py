@@ -12,10 +12,14 @@ from lab.analysis.claims.evidence import ArmTables, Config
 from lab.analysis.claims.judging import DECAY, ON, QK, TENFOLD, Z_LOSS, claim
 from lab.analysis.probe_values import late, near
 
-LOG_Z = "log_z_square"
+LOG_Z, PRECISION = "log_z_square", "precision"
 PLAIN_LOSS, WITH_Z = {Z_LOSS: None, DECAY: 0.0}, {Z_LOSS: ON, DECAY: 0.0}
 
+# Gradients of a whole text, which have no noise.
+EXACT: Config = {"data.name": "synthetic_sample", "model.depth": 0, PRECISION: "fp32"}
+
 output = partial(claim, frees=[Z_LOSS, DECAY], holds={QK: ON}, sweep="output_logits")
+exact = partial(claim, frees=[Z_LOSS], holds=EXACT, sweep="output_logit_drift", shown_in="output_logit_drift")
 log_z = partial(output, unit="decades", shown_in="output_logits_over_steps")
 
 
@@ -48,7 +52,7 @@ def _decays(curve: Config) -> bool:
 )
 def decay_alone_suffices(alone: ArmTables, both: ArmTables, neither: ArmTables) -> Effects:
     """S with decay alone over S with both, at the largest size; the control: with neither it is above 1.3."""
-    ratio, control = ((arm.table("total") / both.table("total")).iloc[:, -1] for arm in (alone, neither))
+    ratio, control = (arm.table("total", largest=1) / both.table("total", largest=1) for arm in (alone, neither))
     return Qualified(ratio, control=exceeds(control, 1.3))
 
 
@@ -103,3 +107,62 @@ def z_loss_stops_the_drift(off: ArmTables, on: ArmTables) -> Effects:
 def z_loss_keeps_log_z_small(off: ArmTables, on: ArmTables) -> Effects:
     """Log10 of it, smallest size; the control: without z-loss it is above 100."""
     return Qualified(_log_z(on)[1], control=exceeds(_log_z(off)[1], 2))
+
+
+def _exact_log_z(arm: ArmTables, part: float | None = None) -> pd.DataFrame:
+    """Log10 of the mean of log^2 Z at a part of the run, or else late; smallest size, a column per learning rate."""
+    reduce = {"reduce": late} if part is None else {"reduce": near, "part": part}
+    return pd.DataFrame({lr: log10(arm.probe(lr, LOG_Z, "", **reduce)).iloc[:, 0] for lr in arm.lrs})
+
+
+@exact(
+    "4",
+    "with exact gradients and no decay, z-loss keeps the final log^2 Z over tenfold lower, at every learning rate",
+    arms=[PLAIN_LOSS, WITH_Z],
+    side=TENFOLD,
+    unit="decades",
+    restates="z_loss_stops_the_drift",
+)
+def z_loss_stops_the_exact_drift(off: ArmTables, on: ArmTables) -> Effects:
+    """End without over end with it."""
+    return _exact_log_z(off) - _exact_log_z(on)
+
+
+@exact(
+    "4",
+    "with exact gradients and neither z-loss nor decay, log^2 Z still grows in the second half, at every learning rate",
+    arms=[PLAIN_LOSS],
+    cause=["step"],
+    unit="decades",
+    restates="output_logits_drift_late",
+)
+def the_exact_drift_goes_on(off: ArmTables) -> Effects:
+    """End over half-way."""
+    return _exact_log_z(off) - _exact_log_z(off, part=0.5)
+
+
+@exact(
+    "4",
+    "with exact gradients and no decay, losses with and without z-loss are within 0.01 though log^2 Z is tenfold apart",
+    arms=[PLAIN_LOSS, WITH_Z],
+    side=(-0.01, 0.01),
+    restates="z_loss_stops_the_drift",
+)
+def the_exact_drift_does_no_harm(off: ArmTables, on: ArmTables) -> Effects:
+    """Loss on the whole text without minus with it, at each learning rate; the control: log^2 Z is tenfold higher."""
+    losses = pd.DataFrame({lr: (off.loss(lr) - on.loss(lr)).iloc[:, 0] for lr in off.lrs})
+    return Qualified(losses, control=exceeds(_exact_log_z(off) - _exact_log_z(on), 1))
+
+
+@exact(
+    "4",
+    "with exact gradients and no decay, bf16 costs more without z-loss than with it, at the top learning rate",
+    frees=[Z_LOSS, PRECISION],
+    holds={key: value for key, value in EXACT.items() if key != PRECISION},
+    arms=[{**arm, PRECISION: precision} for precision in ("bf16", "fp32") for arm in (PLAIN_LOSS, WITH_Z)],
+    restates="z_loss_keeps_log_z_small",
+)
+def rounding_makes_the_drift_costly(*arms: ArmTables) -> Effects:
+    """Loss in bf16 minus loss in fp32, without z-loss minus with it."""
+    bf16_off, bf16_on, fp32_off, fp32_on = (arm.loss(max(arm.lrs)).iloc[:, 0] for arm in arms)
+    return (bf16_off - fp32_off) - (bf16_on - fp32_on)

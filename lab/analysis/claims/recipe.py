@@ -7,12 +7,12 @@ from functools import partial
 import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, at_each_size, drift, drifts, exceeds, slope, slope_grain
-from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import DECAY, HALF_DECADE, ON, QK, claim
+from lab.analysis.claims.evidence import COUPLED, ArmTables, ComparisonGroup, MissingRunsError
+from lab.analysis.claims.judging import DECAY, HALF_DECADE, ON, QK, STEPS, claim
 
-WARMUP, STEPS, BATCH = "schedule.warmup", "steps", "batch_size"
+WARMUP, BATCH = "schedule.warmup", "batch_size"
 OPTIMIZER, CHAIN = "optimizer.name", "optimizer.chain"
-COUPLED, INDEPENDENT = "adamw_coupled", "adamw"
+INDEPENDENT = "adamw"
 
 
 def _shortest_and_longest(group: ComparisonGroup) -> list[ArmTables]:
@@ -28,7 +28,7 @@ warm_up = partial(claim, arms=_shortest_and_longest, frees=[WARMUP], holds={QK: 
 @warm_up("5", "a longer warm-up lowers LR sensitivity at the two largest sizes")
 def warm_up_lowers_sensitivity(short: ArmTables, long: ArmTables) -> Effects:
     """S of the shortest warm-up minus S of the longest."""
-    return (short.table("total") - long.table("total")).iloc[:, -2:]
+    return short.table("total", largest=2) - long.table("total", largest=2)
 
 
 @warm_up("5", "a longer warm-up lowers the loss at the top LR at the largest size")

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, VERDICTS, Claim, Verdict, judge_claim
+from lab.analysis.claims.judging import (
+    CLAIMS,
+    FIGURES_OF_THE_PAPER,
+    LOG10,
+    VERDICTS,
+    Claim,
+    Verdict,
+    amount,
+    judge_claim,
+)
 from lab.analysis.claims.replication import compare
-from lab.analysis.text import plain_text
+from lab.analysis.claims.revision import EarlierVerdict, dropped, earlier_verdicts, revised
+from lab.analysis.text import count, plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 
 SOURCE = "Wortsman 2023"
-# What the claims of a module are about.
+# What the claims of a module are about; of others the module's name says it.
 SUBJECTS = {
     "attention": "attention logits and qk-layernorm",
     "output": "output logits and z-loss",
@@ -30,13 +40,27 @@ SUBJECTS = {
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 EFFECT = "effect [95 % interval]"
+# The folder, inside one of results, of sweeps trained on a corpus that every machine has; of which figures it is asked.
+OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
+DECIDED = ("reproduced", "contradicted")
 
 
 class ScoreboardRow(NamedTuple):
-    """A claim and its verdict."""
+    """A claim and its verdict, and that on another corpus (empty where it was not judged there)."""
 
     claim: Claim
     verdict: Verdict
+    on_other_text: str = ""
+
+    @property
+    def ours(self) -> bool:
+        """Whether we restated a claim of the paper."""
+        return bool(self.claim.restates)
+
+    @property
+    def figure(self) -> str:
+        """The figure of the paper, marked where the claim is ours."""
+        return f"{self.claim.figure} (ours)" if self.ours else self.claim.figure
 
     @property
     def shown(self) -> str:
@@ -45,12 +69,13 @@ class ScoreboardRow(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """``0.148 [0.12, 0.17]`` and the unit."""
-        effect, low, high = self.verdict.effect, self.verdict.low, self.verdict.high
-        if math.isnan(effect):
+        """``0.148 [0.12, 0.17]`` and the unit; numbers themselves where the unit is the log10 of one."""
+        unit = self.claim.unit
+        effect, low, high = (amount(value, unit) for value in self.verdict[1:4])
+        if math.isnan(self.verdict.effect):
             return ""
-        interval = "" if math.isnan(low) else f" [{low:.3g}, {high:.3g}]"
-        return f"{effect:.3g}{interval} {self.claim.unit}"
+        interval = "" if math.isnan(self.verdict.low) else f" [{low}, {high}]"
+        return f"{effect}{interval} {unit.removeprefix(LOG10)}"
 
 
 def read(folders: Sequence[Path]) -> list[Evidence]:
@@ -67,11 +92,33 @@ def read(folders: Sequence[Path]) -> list[Evidence]:
     return [Evidence(str(folder), table, store.commands(folder)) for folder, table in records.items() if table]
 
 
-def judge_all(folders: Sequence[Evidence], figures: Collection[str] = FIGURES_OF_THE_PAPER) -> list[ScoreboardRow]:
-    """Judge every claim of these figures of the paper, in their order, on these folders."""
+def read_other_text(folders: Sequence[Path]) -> list[Evidence]:
+    """Read the sweeps on other text inside these folders, which ``read`` leaves out."""
+    return read([path for folder in folders if (path := folder / OTHER_TEXT).is_dir()])
+
+
+def judge_all(
+    folders: Sequence[Evidence],
+    figures: Collection[str] = FIGURES_OF_THE_PAPER,
+    other_text: Sequence[Evidence] = (),
+) -> list[ScoreboardRow]:
+    """Judge every claim of these figures of the paper, in their order, on these folders; apart from them on others."""
     claims = [CLAIMS[name] for name in CLAIMS if CLAIMS[name].figure in figures]
-    claims.sort(key=lambda claim: (FIGURES_OF_THE_PAPER.index(claim.figure), claim.order))
-    return [ScoreboardRow(claim, judge_claim(claim, folders)) for claim in claims]
+    claims.sort(key=_position)
+    return [ScoreboardRow(claim, judge_claim(claim, folders), _judge_apart(claim, other_text)) for claim in claims]
+
+
+def _position(claim: Claim) -> tuple[int, int, int]:
+    """By figure; what we restated after the original."""
+    original = CLAIMS[claim.restates] if claim.restates else claim
+    return FIGURES_OF_THE_PAPER.index(claim.figure), original.order, claim.order
+
+
+def _judge_apart(claim: Claim, other_text: Sequence[Evidence]) -> str:
+    if claim.figure not in FIGURES_ON_OTHER_TEXT:
+        return ""
+    verdict = judge_claim(claim, other_text).verdict
+    return "" if verdict == "not run" else verdict
 
 
 def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
@@ -90,26 +137,37 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
 
 
 def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
-    """The scoreboard with columns ``figure, claim, verdict, effect [95 % interval], seeds, why not``."""
+    """The scoreboard as a table.
+
+    Its columns: ``figure, claim, verdict, effect [95 % interval], parameters, steps, λT, seeds, why not``; λT is weight
+    decay times steps.
+    """
     return pd.DataFrame(
         {
-            "figure": [row.claim.figure for row in rows],
+            "figure": [row.figure for row in rows],
             "claim": [row.claim.sentence for row in rows],
             "verdict": [row.verdict.verdict for row in rows],
             EFFECT: [row.effect for row in rows],
+            "parameters": [_range(row.verdict.parameters, count) for row in rows],
+            "steps": [_range(row.verdict.steps) for row in rows],
+            "λT": [_range(row.verdict.decay_times_steps) for row in rows],
             "seeds": [row.verdict.seeds for row in rows],
             "why not": [row.verdict.reason for row in rows],
         }
     )
 
 
+def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> str:
+    return " to ".join(dict.fromkeys(map(show, (rising[0], rising[-1])))) if rising else ""
+
+
 def render(folders: Sequence[Path], *style: str) -> str:
     """All of it for ``lab claims``: for the eye, or as ``--json`` or ``--markdown``."""
     evidence = read(folders)
-    rows = judge_all(evidence)
-    if style:
-        return {"--json": as_json, "--markdown": markdown_tables}[style[-1]](rows)
-    return "\n".join([*text(rows), "", *compare(evidence)])
+    rows = judge_all(evidence, other_text=read_other_text(folders))
+    if not style:
+        return "\n".join([*text(rows), "", *compare(evidence)])
+    return as_json(rows) if style[-1] == "--json" else markdown_tables(rows, earlier_verdicts(folders))
 
 
 def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
@@ -119,7 +177,7 @@ def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
         pd.DataFrame(
             {
                 "paper": "fig " + columns["figure"],
-                **columns[["verdict", EFFECT, "seeds"]],
+                **columns[["verdict", EFFECT, "parameters", "steps", "λT", "seeds"]],
                 "claim (our figure)": [f"{row.claim.sentence}{row.shown and f' ({row.shown})'}" for row in rows],
             }
         )
@@ -129,20 +187,33 @@ def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
         yield line
         if reason:
             yield f"{' ' * head.index('verdict')}{reason}"
-    yield tally(rows)
+    yield from tallies(rows)
 
 
-def tally(rows: Sequence[ScoreboardRow]) -> str:
-    """``60 claims: 30 reproduced, ...``."""
-    counts = pd.Series([row.verdict.verdict for row in rows]).value_counts()
-    return f"{len(rows)} claims: {', '.join(f'{counts.get(verdict, 0)} {verdict}' for verdict in VERDICTS)}"
+def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
+    """``60 claims: 30 reproduced, ...`` of the paper's, then of ours, then how far verdicts on other text agree."""
+    yield _tally("claims", [row.verdict.verdict for row in rows if not row.ours])
+    if restated := [row.verdict.verdict for row in rows if row.ours]:
+        yield _tally("restated by us", restated)
+    pairs = [(row.verdict.verdict, row.on_other_text) for row in rows if row.on_other_text]
+    if pairs:
+        decided = [here == there for here, there in pairs if here in DECIDED and there in DECIDED]
+        yield (
+            f"{len(pairs)} also on other text: of {len(decided)} decided on both, {sum(decided)} agree and "
+            f"{len(decided) - sum(decided)} disagree"
+        )
+
+
+def _tally(what: str, names: Sequence[str]) -> str:
+    return f"{len(names)} {what}: {', '.join(f'{names.count(verdict)} {verdict}' for verdict in VERDICTS)}"
 
 
 def as_json(rows: Sequence[ScoreboardRow]) -> str:
     """A list of objects, null where unknown.
 
-    Their keys: ``source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason``;
-    ``parameters`` and ``steps`` are ``[smallest, largest]`` of what was judged.
+    Their keys: ``source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
+    decay_times_steps, ours``; ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest, largest]`` of what
+    was judged, and ``ours`` is whether we restated a claim of the source.
     """
     return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
 
@@ -161,30 +232,39 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
         "parameters": _ends(verdict.parameters),
         "steps": _ends(verdict.steps),
         "reason": verdict.reason,
+        "decay_times_steps": _ends(verdict.decay_times_steps),
+        "ours": row.ours,
     }
 
 
-def _ends(rising: Sequence[int]) -> list[int] | None:
+def _ends(rising: Sequence[float]) -> list[float] | None:
     return [rising[0], rising[-1]] if rising else None
 
 
-def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
+def markdown_tables(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -> str:
     """Both tables of Markdown, each between its marks: the counts by subject, then every claim."""
-    return f"{markdown_by_subject(rows)}\n\n{markdown(rows)}"
+    return f"{markdown_by_subject(rows)}\n\n{markdown(rows, earlier)}"
 
 
 def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     """The table of the README: how many claims on each subject have which verdict."""
-    verdicts_by_subject: dict[str, list[str]] = {subject: [] for subject in SUBJECTS}
-    for row in rows:
-        verdicts_by_subject[row.claim.effects.__module__.rpartition(".")[2]].append(row.verdict.verdict)
+    paper = [row for row in rows if not row.ours]
+    verdicts_by_subject: dict[str, list[str]] = {subject: [] for subject in SUBJECTS.values()}
+    for row in paper:
+        verdicts_by_subject.setdefault(_subject(row.claim), []).append(row.verdict.verdict)
     head = [
         "| claims on | claims |" + "".join(f" {name} |" for name in VERDICTS),
         "|---|" + "---:|" * (len(VERDICTS) + 1),
     ]
-    lines = [_count_row(SUBJECTS[subject], names) for subject, names in verdicts_by_subject.items()]
-    total = _count_row("all", [row.verdict.verdict for row in rows])
-    return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, SUBJECT_MARKS[1]])
+    lines = [_count_row(subject, names) for subject, names in verdicts_by_subject.items()]
+    total = _count_row("all", [row.verdict.verdict for row in paper])
+    restated = _count_row("restated by us", [row.verdict.verdict for row in rows if row.ours])
+    return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, restated, SUBJECT_MARKS[1]])
+
+
+def _subject(claim: Claim) -> str:
+    module = claim.effects.__module__.rpartition(".")[2]
+    return SUBJECTS.get(module, module.replace("_", " "))
 
 
 def _count_row(label: str, names: Sequence[str]) -> str:
@@ -192,10 +272,14 @@ def _count_row(label: str, names: Sequence[str]) -> str:
     return f"| {' | '.join([label, *counts])} |"
 
 
-def markdown(rows: Sequence[ScoreboardRow]) -> str:
-    """The table of `results/README.md`: every claim, and how it came out."""
+def markdown(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -> str:
+    """The table of `results/README.md`: every claim, how it came out, and how it did by ``earlier`` rules, if any."""
     columns = table(rows).astype(str)
+    columns.insert(list(columns).index("why not"), "also on other text", [row.on_other_text for row in rows])
+    if earlier:
+        columns["before"] = [revised(earlier.get(row.claim.effects.__name__), row.verdict) for row in rows]
     cells = [[cell.replace("|", "&#124;") for cell in line] for line in columns.to_numpy().tolist()]
     lines = [f"| {' | '.join(line)} |" for line in [list(columns), *cells]]
     lines.insert(1, "|---" * columns.shape[1] + "|")
-    return "\n".join([MARKS[0], *lines, "", f"{tally(rows)}.", MARKS[1]])
+    notes = [f"{note}." for note in (*tallies(rows), *dropped(earlier, set(CLAIMS)))]
+    return "\n".join([MARKS[0], *lines, "", "\n".join(f"- {note}" for note in notes), MARKS[1]])

@@ -7,18 +7,22 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from lab.analysis.curves import EPSILON
-from lab.analysis.figures.registry import NothingToDrawError, figure, outcome_keys
+from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.grouping import facets
 from lab.analysis.probe_values import late, near
-from lab.analysis.rendering import panels, scales, style
+from lab.analysis.rendering import layout, marks, panels, scales, style
+from lab.analysis.rendering.hover import Quantity
+from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import count
 from lab.records.store import Records
 
 # One row of panels per arm; with more arms there is no figure, since it would fill the page.
 MOST_ARM_ROWS = 4
+EPSILON_SENTENCE = (
+    "The dashed line is Adam's epsilon: a gradient that comes down to it no longer moves the weights as it should."
+)
 
 
 class SizeSeries(NamedTuple):
@@ -42,75 +46,70 @@ class SizeSeries(NamedTuple):
 
 
 @figure("max_attention_logit")
-def max_attention_logit(records: Records, runs: pd.DataFrame) -> Figure:
+def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
     """Largest attention logit against learning rate.
 
-    The logit is the score before softmax, its peak over the run and over the recorded blocks: geometric mean over
-    seeds, bands from the lowest to the highest seed; crosses and triangles as in the first figure: where the logit runs
-    away, training is lost.
+    The logit is the score before softmax, its peak over the run and over the recorded blocks, a geometric mean over
+    seeds. Where the logit runs away, training is lost.
     """
     logits = records.metrics[records.metrics["probe"] == "attention_logit_max"]
     logits = logits[np.isfinite(logits["value"]) & (logits["value"] > 0)]
     if logits.empty:
         raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
     peaks = runs.assign(peak=runs["id"].map(logits.groupby("id")["value"].max()))
-    shown = facets(records.runs, peaks)
+    shown = facets(records.runs, peaks[peaks.groupby("curve")["peak"].transform("count") > 0])
     shades = style.shades(shown.values, style.SIZE_SHADES)
-    columns = style.columns_for(len(shown.panels))
-    sheet = style.Sheet(columns, [(1.9, 0.95)] * -(-len(shown.panels) // columns), headroom=0.55)
+    columns = layout.columns_for(len(shown.panels))
+    sheet = Sheet(columns, [13.0] * -(-len(shown.panels) // columns))
     for index, (label, panel_runs) in enumerate(shown.panels):
         axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
         for value, curve in panel_runs.groupby(shown.line):
-            panels.over(axes, curve, "lr", "peak", shades[value], panels.geometric)
+            panels.over(axes, curve, "lr", "peak", shades[value], Quantity("peak of max attention logit", log=True))
         scales.lr_axis(axes, runs["lr"])
         panels.title(axes, label)
         axes.set_ylabel("" if index % columns else "peak of max\nattention logit")
         axes.tick_params(labelleft=index % columns == 0)
     scales.probe_axis(sheet.figure.axes[0])
-    sheet.keys((shown.name, style.line_keys(shades, shown.spell)), ("", outcome_keys(runs)))
-    return sheet.figure
+    sheet.keys((shown.name, layout.line_keys(shades, shown.spell)))
+    return sheet
 
 
 @figure("gradient_with_size")
-def gradient_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+def gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient of the first MLP layer against size, learning rate and block.
 
-    Root mean square over the layer's elements, mean over the last tenth of the run. Left and middle: the first block;
-    right: every block of the largest model. Geometric means over seeds, bands from the lowest to the highest seed;
-    crosses and triangles as in the first figure. The dashed line is Adam's epsilon: a gradient that comes down to it no
-    longer moves the weights as it should.
+    Root mean square over the layer's elements, mean over the last tenth of the run, geometric mean over seeds. Against
+    size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("grad_rms", "block0.mlp_up", "gradient RMS"))
 
 
 @figure("key_gradient_with_size")
-def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient of the key projection against size, learning rate and block.
 
-    As for the first MLP layer: mean over the last tenth of the run; left and middle the first block, right every block
-    of the largest model; the dashed line is Adam's epsilon.
+    Root mean square over the projection's elements, mean over the last tenth of the run, geometric mean over seeds.
+    Against size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("grad_rms", "block0.attention.key", "gradient RMS"))
 
 
 @figure("block_output_with_size")
-def block_output_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+def block_output_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Output of a block against size, learning rate and block.
 
-    Root mean square of the residual stream after the block, mean over the last tenth of the run. Left and middle: the
-    first block; right: every block of the largest model. Geometric means over seeds, bands from the lowest to the
-    highest seed; crosses and triangles as in the first figure.
+    Root mean square of the residual stream after the block, mean over the last tenth of the run, geometric mean over
+    seeds. Against size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("block_rms", "block0", "block output RMS"))
 
 
 @figure("attention_logit_with_size")
-def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Figure:
+def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Largest attention logit early in training against size, learning rate and block.
 
-    At the recorded step nearest to a tenth of the run, before the runs that this logit undoes are lost. Left and
-    middle: the first block; right: every block of the largest model. Geometric means over seeds, bands from the lowest
-    to the highest seed; crosses and triangles as in the first figure.
+    At the recorded step nearest to a tenth of the run, before the runs that this logit undoes are lost; geometric mean
+    over seeds. Against size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("attention_logit_max", "block0", "max attention\nlogit", _at_a_tenth))
 
@@ -119,7 +118,7 @@ def _at_a_tenth(records: Records, probe: str, where: str) -> pd.Series:
     return near(records, probe, where, 0.1)
 
 
-def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Figure:
+def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
     """A row of three panels per arm that has more than one size: against size, learning rate and block.
 
     Raises:
@@ -136,33 +135,40 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Figure:
         raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {series.probe}")
     blocks = range(1, 1 + max(group.loc[group["size"] == group["size"].max(), "depth"].max() for _, group in arms))
     values_by_block = {block: series.measure(records, series.probe, series.where_in(block - 1)) for block in blocks}
-    sheet = style.Sheet(3, [(1.5 if len(arms) > 1 else 2.2, 0.8)] * len(arms), headroom=0.45)
+    columns = layout.columns_for(3)
+    rows_of_arm = -(-3 // columns)
+    sheet = Sheet(columns, [10.5 if len(arms) > 1 else 14.5] * len(arms) * rows_of_arm)
     lrs = style.shades(runs["lr"], style.LR_SHADES)
     sizes = style.shades(runs["size"], style.SIZE_SHADES)
-    for row, (arm, group) in enumerate(arms):
+    quantity = Quantity(series.label.replace("\n", " "), log=True)
+    for index, (arm, group) in enumerate(arms):
         largest = group[group["size"] == group["size"].max()]
         by_block = pd.concat(
             [largest.assign(block=block, value=largest["id"].map(values)) for block, values in values_by_block.items()]
         )
         by_block["value"] = by_block["value"].where(by_block["value"] > 0)
         views = [("size", "lr", group, lrs), ("lr", "size", group, sizes), ("block", "lr", by_block, lrs)]
-        for column, (x, line, table, shades) in enumerate(views):
-            axes = sheet.panel(row, column, sharey=sheet.first)
+        for view, (x, line, table, shades) in enumerate(views):
+            column = view % columns
+            axes = sheet.panel(index * rows_of_arm + view // columns, column, sharey=sheet.first)
             for value, runs_of_line in table.groupby(line):
-                panels.over(axes, runs_of_line, x, "value", shades[value], panels.geometric)
+                panels.over(axes, runs_of_line, x, "value", shades[value], quantity)
             axes.tick_params(labelleft=column == 0)
-        left, middle, right = sheet.figure.axes[-3:]
-        left.set_ylabel(series.label)
-        scales.size_axis(left, group["size"])
-        scales.lr_axis(middle, group["lr"])
-        panels.title(middle, arm)
-        right.set_xticks(list(blocks))
-        right.set_xlabel(f"block, at {count(largest['size'].iloc[0])} parameters")
+            axes.set_ylabel("" if column else series.label)
+        of_size, of_lr, of_block = sheet.figure.axes[-3:]
+        scales.size_axis(of_size, group["size"])
+        scales.lr_axis(of_lr, group["lr"])
+        panels.title(of_size, arm, columns)
+        of_block.set_xticks(list(blocks))
+        of_block.set_xlim(0.8, max(blocks) + 0.2)
+        scales.x_label(of_block, f"block, at {count(largest['size'].iloc[0])} parameters")
     scales.probe_axis(sheet.figure.axes[0])
-    for row, (_, group) in enumerate(arms if series.probe == "grad_rms" else []):
-        for axes in sheet.figure.axes[3 * row : 3 * row + 3]:
+    if series.probe == "grad_rms":
+        for axes, (_, group) in zip(sheet.figure.axes, [arm for arm in arms for _ in range(3)], strict=True):
             panels.epsilon(axes, float(group["eps"].max()))
-    epsilons = [line for line in sheet.figure.axes[0].lines if line.get_label() == "Adam's epsilon"]
-    lr_keys, size_keys = style.line_keys(lrs, "{:g}".format), style.line_keys(sizes, count)
-    sheet.keys(("peak learning rate", lr_keys), ("parameters", size_keys), ("", [*outcome_keys(runs), *epsilons]))
-    return sheet.figure
+        scales.y_ticks(sheet.figure.axes[0])
+    sheet.explain(marks.EPSILON, EPSILON_SENTENCE)
+    sheet.keys(
+        ("peak learning rate", layout.line_keys(lrs, "{:g}".format)), ("parameters", layout.line_keys(sizes, count))
+    )
+    return sheet

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import NullFormatter
 
 from lab.analysis.forecast.fits import Line
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
-from lab.analysis.rendering import style
-from lab.analysis.rendering.panels import DASHED
-from lab.analysis.rendering.style import INK, OUTCOME_LOOK, OUTCOMES
-from lab.analysis.text import count
+from lab.analysis.rendering import hover, layout, marks, panels, scales, style
+from lab.analysis.rendering.hover import Quantity
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.marks import OUTCOME_LOOK, OUTCOMES
+from lab.analysis.rendering.style import DASHED, INK
 from lab.records.store import Records
 
 # Lines are drawn up to this many times the largest size.
@@ -27,89 +23,100 @@ AHEAD = 10
 # The view does not include a limit that is this many decades away from all runs and lines.
 FAR = 4
 LIMIT_DASHES, BENT_DASHES = (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5))
+EXTRAPOLATED, BENT, INTERVAL, HELD_OUT = "extrapolated", "growth bends away", "95 % interval", "held out"
+THRESHOLD = "threshold"
+SENTENCES = {
+    EXTRAPOLATED: "Beyond the sizes they were fitted to, lines are dashed.",
+    BENT: "Dots and dashes: all sizes together bend away from a power law.",
+    INTERVAL: "Pale areas are 95 % prediction intervals for one new run.",
+    HELD_OUT: "Dots of runs left out of the fit, those of the largest size, are hollow.",
+    THRESHOLD: "Above the dotted line runs are unstable, as far as the runs of this sweep tell.",
+    marks.EPSILON: "The dotted line is Adam's epsilon: updates shrink where gradients are no larger.",
+}
 
 
-@style.styled
-def logit_forecast(records: Records) -> Figure:
+@layout.styled
+def logit_forecast(records: Records) -> Sheet:
     """Largest attention logit early in the run against size, and where it becomes too large.
 
-    One dot per run: the largest attention logit of block 0, a tenth into the run. Lines are power laws fitted to all
-    sizes but the largest, whose dots are open; with two sizes, to both and no further. Beyond the sizes they were
-    fitted to they are dashed, with a 95 % prediction interval for one new run; dots and dashes where all sizes together
-    bend away from a power law. Crosses and triangles are runs that ended unstable or diverged. Above the dotted line
-    runs are unstable, as far as the runs of this sweep tell.
+    One mark per run: the largest attention logit of block 0, a tenth into the run. Lines are power laws.
     """
-    return _draw(records, LOGIT, "max attention logit", "threshold")
+    return _draw(records, LOGIT, Quantity("max attention logit", log=True), THRESHOLD)
 
 
-@style.styled
-def gradient_forecast(records: Records) -> Figure:
+@layout.styled
+def gradient_forecast(records: Records) -> Sheet:
     """Gradient RMS late in the run against size, and where it meets Adam's epsilon.
 
-    One dot per run: the RMS of the gradient of the first MLP layer of block 0, mean over the last tenth of the run.
-    Lines are power laws fitted to all sizes but the largest, whose dots are open; with two sizes, to both and no
-    further. Beyond the sizes they were fitted to they are dashed, with a 95 % prediction interval for one new run; dots
-    and dashes where all sizes together bend away from a power law. Crosses and triangles are runs that ended unstable
-    or diverged. Where gradients are no larger than epsilon, the dotted line, updates shrink.
+    One mark per run: the RMS of the gradient of the first MLP layer of block 0, mean over the last tenth of the run.
+    Lines are power laws.
     """
-    return _draw(records, GRADIENT, "gradient RMS", "Adam's epsilon")
+    return _draw(records, GRADIENT, Quantity("gradient RMS", log=True), marks.EPSILON)
 
 
-def _draw(records: Records, quantity: ForecastQuantity, label: str, limit_label: str) -> Figure:
-    forecasts = make_forecasts(records, quantity)
+def _draw(records: Records, forecast_quantity: ForecastQuantity, quantity: Quantity, limit_name: str) -> Sheet:
+    forecasts = make_forecasts(records, forecast_quantity)
     shades = style.shades(pd.concat([forecast.runs for forecast in forecasts])["lr"], style.LR_SHADES)
-    columns = style.columns_for(len(forecasts))
-    rows = -(-len(forecasts) // columns)
-    sheet = style.Sheet(columns, [(3.0, 0.85)] * rows)
+    columns = layout.columns_for(len(forecasts))
+    sheet = Sheet(columns, [19.0] * -(-len(forecasts) // columns))
     for index, forecast in enumerate(forecasts):
         axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
-        _panel(axes, forecast, shades)
-        axes.set_title(style.literal(forecast.arm, 30))
-        axes.set_ylabel("" if index % columns else label)
+        _panel(axes, forecast, shades, quantity, limit_name)
+        panels.title(axes, forecast.arm)
+        axes.set_ylabel("" if index % columns else quantity.name)
         axes.tick_params(labelleft=index % columns == 0)
     _value_axis(sheet.figure.axes[0], forecasts)
-    sheet.keys(("peak learning rate", style.line_keys(shades, "{:g}".format)), ("", _keys(forecasts, limit_label)))
-    return sheet.figure
+    sheet.keys(("peak learning rate", layout.line_keys(shades, "{:g}".format)))
+    for kind, sentence in SENTENCES.items():
+        sheet.explain(kind, sentence)
+    return sheet
 
 
-def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str]) -> None:
+def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity: Quantity, limit_name: str) -> None:
     lines, largest_fitted = _fitted(forecast)
     ends = (forecast.sizes[0], largest_fitted, AHEAD * forecast.sizes[-1] if forecast.scored else largest_fitted)
     for lr, line in lines.items():
-        _line(axes, line, ends, shades[lr], BENT_DASHES if forecast.bend_sign(lr) else DASHED)
+        _line(axes, line, ends, shades[lr], bent=bool(forecast.bend_sign(lr)))
     for lr, colour in shades.items():
-        runs = forecast.runs[forecast.runs["lr"] == lr]
-        for outcome, mark in {"": "o", **OUTCOMES}.items():
+        runs = forecast.runs[(forecast.runs["lr"] == lr) & forecast.runs["value"].notna()]
+        for outcome in ("", *OUTCOMES):
             alike = runs[runs["outcome"] == outcome]
             fitted, held_out = alike[alike["size"] <= largest_fitted], alike[alike["size"] > largest_fitted]
-            if outcome:
-                axes.plot(alike["size"], alike["value"], mark, color=colour, **OUTCOME_LOOK)
-                axes.plot(held_out["size"], held_out["value"], "o", color=colour, fillstyle="none", markersize=9)
-            else:
-                axes.plot(fitted["size"], fitted["value"], "o", color=colour, markersize=4)
-                axes.plot(held_out["size"], held_out["value"], "o", color=colour, markersize=5, markerfacecolor="white")
+            for group, name in ((fitted, ""), (held_out, HELD_OUT)):
+                if len(group):
+                    _dots(axes, group, colour, outcome, name, quantity)
     if forecast.limit > 0:
-        axes.axhline(forecast.limit, color=INK, linestyle=LIMIT_DASHES, linewidth=1)
-    _size_axis(axes, forecast.sizes)
+        marks.name(axes.axhline(forecast.limit, color=INK, linestyle=LIMIT_DASHES, linewidth=1), limit_name)
+    scales.decades_axis(axes, forecast.sizes[0] / 1.5, AHEAD * forecast.sizes[-1] * 1.2)
 
 
-def _line(axes: Axes, line: Line, ends: tuple[float, float, float], colour: str, dashes: Any) -> None:
+def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, quantity: Quantity) -> None:
+    """A mark per run; that of a lost run stands in a hollow dot if it was held out."""
+    if outcome:
+        (line,) = axes.plot(runs["size"], runs["value"], OUTCOMES[outcome], color=colour, **OUTCOME_LOOK)
+        marks.name(line, outcome)
+    else:
+        face = {"markersize": 5, "markerfacecolor": "white"} if name else {"markersize": 4}
+        (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, **face)
+    told, values = hover.Told(runs), runs["value"].to_numpy()
+    panels.say(axes, line, [told.point([row], quantity, values[[row]]) for row in range(len(runs))])
+    if name and outcome:
+        (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, fillstyle="none", markersize=9)
+    if name:
+        marks.name(line, name)
+
+
+def _line(axes: Axes, line: Line, ends: tuple[float, float, float], colour: str, bent: bool) -> None:
     """Draw a line from the first to the second of ``ends``, then dashed with its interval to the third."""
     first, largest_fitted, last = ends
     inside, ahead = np.array([first, largest_fitted]), np.geomspace(largest_fitted, last, 50)
     axes.plot(inside, 10 ** line.predict(inside).middle, color=colour)
     prediction = line.predict(ahead)
-    axes.plot(ahead, 10**prediction.middle, color=colour, linestyle=dashes)
-    axes.fill_between(ahead, 10**prediction.low, 10**prediction.high, color=colour, alpha=0.15, linewidth=0)
-
-
-def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
-    """Set a logarithmic x axis of parameter counts with ticks at decades."""
-    axes.set_xscale("log")
-    axes.set_xlim(sizes[0] / 1.5, AHEAD * sizes[-1] * 1.2)
-    axes.xaxis.set_major_formatter(lambda size, _: count(size))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("parameters without embeddings")
+    (beyond,) = axes.plot(ahead, 10**prediction.middle, color=colour, linestyle=BENT_DASHES if bent else DASHED)
+    marks.name(beyond, BENT if bent else EXTRAPOLATED)
+    if np.isfinite(prediction.low).all():
+        area = axes.fill_between(ahead, 10**prediction.low, 10**prediction.high, color=colour, alpha=0.15, linewidth=0)
+        marks.name(area, INTERVAL)
 
 
 def _value_axis(axes: Axes, forecasts: Sequence[Forecast]) -> None:
@@ -123,6 +130,7 @@ def _value_axis(axes: Axes, forecasts: Sequence[Forecast]) -> None:
             low, high = min(low, limit), max(high, limit)
     axes.set_yscale("log")
     axes.set_ylim(10 ** (low - 0.3), 10 ** (high + 0.3))
+    scales.y_ticks(axes)
 
 
 def _fitted(forecast: Forecast) -> tuple[dict[float, Line], int]:
@@ -130,16 +138,3 @@ def _fitted(forecast: Forecast) -> tuple[dict[float, Line], int]:
     if forecast.score:
         return forecast.score.lines, forecast.sizes[-2]
     return forecast.lines, forecast.sizes[-1]
-
-
-def _keys(forecasts: Sequence[Forecast], limit_label: str) -> list[Any]:
-    keys: list[Any] = [Patch(color=INK, alpha=0.25, linewidth=0, label="95 % interval")]
-    if any(forecast.score for forecast in forecasts):
-        keys += [Line2D([], [], linestyle="", marker="o", color=INK, markerfacecolor="white", label="held out")]
-    outcomes = {outcome for forecast in forecasts for outcome in forecast.runs["outcome"]}
-    keys += [key for key in style.outcome_keys() if key.get_label() in outcomes]
-    if any(forecast.bend_sign(lr) for forecast in forecasts for lr in forecast.bends):
-        keys += [Line2D([], [], color=INK, linestyle=BENT_DASHES, label="growth bends away")]
-    if any(forecast.limit > 0 for forecast in forecasts):
-        keys += [Line2D([], [], color=INK, linestyle=LIMIT_DASHES, linewidth=1, label=limit_label)]
-    return keys

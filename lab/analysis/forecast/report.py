@@ -16,7 +16,7 @@ from lab.analysis.curves import load, points
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, Crossing, Line
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, make_forecasts
-from lab.analysis.rendering import style
+from lab.analysis.rendering import layout
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
@@ -192,7 +192,7 @@ def predict(folder: Path) -> list[str]:
         except RequestError:  # the lines of `say` contain it
             continue
         path = folder / "figures" / f"{draw.__name__}.svg"
-        files.write_text(path, style.svg(figure, draw.__name__))
+        files.write_text(path, layout.svg(figure, draw.__name__))
         lines.append(f"figure: {path}")
     return lines
 

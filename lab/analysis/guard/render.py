@@ -11,12 +11,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.compare import CANNOT_JUDGE, OK, REGRESSION, Change, Comparison, match_curves, runs_of, where
-from lab.analysis.rendering import html, panels, scales, style
+from lab.analysis.rendering import html, layout, panels, scales
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.style import DASHED
 from lab.analysis.sensitivity import judge
 from lab.analysis.text import count, plain_text
 from lab.core.files import printable
@@ -30,11 +31,6 @@ EXIT_CODES = {OK: 0, REGRESSION: 1, CANNOT_JUDGE: 2}
 RULE = """A change is that of the mean over seeds, paired by seed where both sides have the same seeds. It counts as a
 regression when its 90 % interval lies wholly outside the margin, on the worse side; as the same when it lies wholly
 inside, which is the equivalence test (two one-sided t-tests, p below 0.05). d is Cohen's effect size."""
-OVERLAY = """Final loss against learning rate, before and now.
-
-Grey and dashed: the baseline. In colour: now. Lines are means over seeds, bands reach from the lowest to the highest
-seed, a loss above that at initialization is drawn there. A cross marks learning rates above the best one at which some
-seed ended worse than a bigram model of the text, a triangle those at which some seed diverged."""
 BEFORE, NOW = "#888888", "#D55E00"
 
 
@@ -144,7 +140,8 @@ def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> s
     if check.reasons:
         body.append(html.section("Why it cannot be judged", html.bullets(check.reasons)))
     if check.changes and baselines:
-        figure = html.figure(style.svg(overlay(*baselines), "overlay"), OVERLAY)
+        drawing = overlay(*baselines)
+        figure = html.figure(layout.svg(drawing, "overlay"), drawing.caption)
         body.append(html.section("Before and now", figure))
         body.append(html.section("Changes", html.paragraph(RULE), html.table(table(check))))
     if check.remarks:
@@ -156,32 +153,37 @@ def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> s
     return html.document(f"Check: {check.verdict}", body)
 
 
-@style.styled
-def overlay(old: Baseline, new: Baseline) -> Figure:
-    """Every curve of a baseline with its match drawn over it: a column per arm, a row per size."""
+@layout.styled
+def overlay(old: Baseline, new: Baseline) -> Sheet:
+    """Final loss against learning rate, before and now.
+
+    Grey and dashed: the baseline. In colour: now. Lines are means over seeds, and a loss above that at initialization
+    is drawn there.
+    """
     pairs, _ = match_curves(old, new)
-    panel_of = {number: where(old, number) for number in pairs}
-    arms, sizes = (list(dict.fromkeys(panel[axis] for panel in panel_of.values())) for axis in (0, 1))
-    sheet = style.Sheet(len(arms), [(2.3, 0.85)] * len(sizes), headroom=0.55)
+    places = {number: where(old, number) for number in pairs}
+    arms = list(dict.fromkeys(arm for arm, _ in places.values()))
+    columns = layout.columns_for(len(arms))
+    # arms side by side, as many as fit, each with its sizes below one another
+    numbers = sorted(pairs, key=lambda number: (arms.index(places[number][0]) // columns, places[number][1]))
+    cells = {number: (arms.index(places[number][0]) // columns, places[number][1]) for number in numbers}
+    rows = list(dict.fromkeys(cells.values()))
+    sheet = Sheet(columns, [15.0] * len(rows))
     curves = {number: (judge(runs_of(old, number)), judge(runs_of(new, other))) for number, other in pairs.items()}
     all_runs = pd.concat([runs for both in curves.values() for runs in both])
-    for number, (before, now) in curves.items():
-        arm, size = panel_of[number]
-        row, column = sizes.index(size), arms.index(arm)
+    for number in numbers:
+        (arm, size), (before, now) = places[number], curves[number]
+        row, column = rows.index(cells[number]), arms.index(arm) % columns
         axes = sheet.panel(row, column, sharey=sheet.first)
-        panels.over(axes, before, "lr", "capped", BEFORE)
+        panels.over(axes, before.assign(arm=f"baseline: {arm}"), "lr", "capped", BEFORE, panels.FINAL_LOSS)
         for line in axes.lines:
-            line.set_linestyle(panels.DASHED)
-        panels.over(axes, now, "lr", "capped", NOW)
+            line.set_linestyle(DASHED if line.get_marker() in ("None", "") else "")
+        panels.over(axes, now.assign(arm=f"now: {arm}"), "lr", "capped", NOW, panels.FINAL_LOSS)
         panels.title(axes, f"{arm}, {count(size)} parameters")
         scales.lr_axis(axes, before["lr"])
-        scales.loss_axis(
-            axes, all_runs, all_runs["capped"], "" if column else "final held-out loss\n(nats/token)", bigram=False
-        )
+        label = "" if column else "final held-out loss\n(nats/token)"
+        scales.loss_axis(axes, all_runs, all_runs["capped"], label, bigram=False)
         axes.tick_params(labelleft=column == 0)
-    keys = [
-        Line2D([], [], color=BEFORE, linestyle=panels.DASHED, label="baseline"),
-        Line2D([], [], color=NOW, label="now"),
-    ]
-    sheet.keys(("", [*keys, *style.outcome_keys()]))
-    return sheet.figure
+    keys = [Line2D([], [], color=BEFORE, linestyle=DASHED, label="baseline"), Line2D([], [], color=NOW, label="now")]
+    sheet.keys(("", keys))
+    return sheet

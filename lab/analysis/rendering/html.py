@@ -2,64 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 
 import pandas as pd
 
 from lab.core.files import printable
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid #ccc; padding-bottom: .2rem; }
-p, li { max-width: 46rem; }
-.lead { color: #444; margin-top: 0; }
-.wide { overflow-x: auto; }
-figure { margin: 0; }
-figure svg { display: block; max-width: 100%; min-width: 32rem; height: auto; }
-figcaption p { font-size: .9rem; color: #333; margin: .5rem 0; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .25rem 1rem .25rem 0; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
-th { border-bottom: 1px solid #888; font-weight: 600; }
-caption { text-align: left; color: #333; padding-bottom: .4rem; }
-pre, code { font: .85rem/1.5 ui-monospace, monospace; }
-pre, .settings { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: .6rem .8rem; }
-@media print {
-  body { margin: 0; max-width: none; font-size: 11pt; }
-  figure, table { break-inside: avoid; }
-  h2 { break-after: avoid; }
-  figure svg { min-width: 0; }
-  .wide { overflow: visible; }
-}
-"""
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+# The only script that a browser may run; drawings carry styles of their own.
+SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    f"default-src 'none'; script-src 'sha256-{SCRIPT_DIGEST}'; style-src 'unsafe-inline'; img-src 'self' file: data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+HEADING = re.compile(r'^<section id="([\w-]+)">\n<h2>(.*)</h2>', re.MULTILINE)
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A whole page; ``title`` is plain text, ``body`` is HTML."""
+def document(title: str, body: Iterable[str], heading: str = "") -> str:
+    """A whole page, with a list of contents where it has three sections or more.
+
+    Args:
+        title: plain text, for the window; also the heading, or where there is another stands above that.
+        body: HTML.
+        heading: plain text.
+    """
+    content = "\n".join(body)
+    contents = _contents(content)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_literal(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{_literal(title)}</h1>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+        f"<title>{_literal(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
+        f'<div class="page{" with-contents" if contents else ""}">\n{contents}<main>\n'
+        f"{paragraph(title, 'kicker') if heading else ''}<h1>{_literal(heading or title)}</h1>\n{content}\n"
+        f"</main>\n</div>\n"
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
+def _contents(content: str) -> str:
+    sections = HEADING.findall(content)
+    if len(sections) < 3:
+        return ""
+    links = "\n".join(f'<li><a href="#{name}">{re.split("[,:]", title)[0]}</a></li>' for name, title in sections)
+    return f'<nav aria-label="Contents"><ol>\n{links}\n</ol></nav>\n'
+
+
 def section(title: str, *parts: str) -> str:
-    """A heading in plain text, with HTML below it."""
-    return "\n".join([f"<section>\n<h2>{_literal(title)}</h2>", *parts, "</section>"])
+    """A heading in plain text, with HTML below it; the contents list it."""
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
+    return "\n".join([f'<section id="{name}">\n<h2>{_literal(title)}</h2>', *parts, "</section>"])
 
 
 def paragraph(text: str, kind: str = "plain") -> str:
-    """Plain text as a paragraph; its ``kind`` is ``plain`` or ``lead``."""
+    """Plain text as a paragraph; its ``kind`` is ``plain``, ``lead``, ``kicker``, ``facts``, ``note`` or
+    ``warning``."""
     return f'<p class="{kind}">{_literal(text)}</p>'
 
 
-def bullets(lines: Iterable[str]) -> str:
-    """Lines of plain text as a list."""
-    return "<ul>\n" + "\n".join(f"<li>{_literal(line)}</li>" for line in lines) + "\n</ul>"
+def bullets(lines: Iterable[str], kind: str = "plain") -> str:
+    """Lines of plain text as a list; its ``kind`` is ``plain`` or ``verdicts``."""
+    return f'<ul class="{kind}">\n' + "\n".join(f"<li>{_literal(line)}</li>" for line in lines) + "\n</ul>"
 
 
 def block(text: str) -> str:
@@ -67,20 +76,49 @@ def block(text: str) -> str:
     return f"<pre>{_literal(text)}</pre>"
 
 
-def table(frame: pd.DataFrame) -> str:
-    """A table whose cells are shown as plain text."""
+def links(files: Mapping[str, str], png: str = "") -> str:
+    """Links to files beside the page, by label; with a name ``png`` also a button that saves the drawing above."""
+    parts = [f'<a href="{_literal(path)}">{_literal(label)}</a>' for label, path in files.items()]
+    if png:
+        parts.append(f'<button type="button" data-png="{_literal(png)}" hidden>PNG</button>')
+    return f'<p class="files">{" ".join(parts)}</p>'
+
+
+def table(frame: pd.DataFrame, prose: Iterable[str] = ()) -> str:
+    """A table whose cells are shown as plain text; it scrolls inside itself. Columns of ``prose`` are wrapped."""
+    wrapped = [' class="prose"' if name in set(prose) else "" for name in frame]
     cells = [[_literal(str(cell)) for cell in row] for row in [list(frame.columns), *frame.to_numpy().tolist()]]
     head = "".join(f'<th scope="col">{cell}</th>' for cell in cells[0])
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells[1:])
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    rows = ["".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(wrapped, row, strict=True)) for row in cells[1:]]
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    content = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
+    return f'<div class="table" tabindex="0"><table>\n{content}\n</table></div>'
 
 
-def figure(svg: str, caption: str) -> str:
-    """An inline drawing with its caption, plain text; the caption's first paragraph becomes the drawing's label."""
+def figure(svg: str, caption: str, files: str = "") -> str:
+    """An inline drawing with its caption, plain text; the caption's first paragraph becomes the drawing's label.
+
+    Args:
+        files: as made by ``links``; stands between the drawing and its caption.
+    """
     paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]
-    labelled = svg.replace("<svg ", f'<svg role="img" aria-label="{_literal(paragraphs[0])}" ', 1)
+    labelled = svg.replace("<svg ", f'<svg role="group" aria-label="{_literal(paragraphs[0])}" ', 1)
     body = "\n".join(map(paragraph, paragraphs[1:]))
-    return f'<figure><div class="wide">{labelled}</div>\n<figcaption>\n{body}\n</figcaption></figure>'
+    between = f"\n{files}" if files else ""
+    return f'<figure><div class="drawing">{labelled}</div>{between}\n<figcaption>\n{body}\n</figcaption></figure>'
+
+
+def card(link: str, title: str, picture: str, *parts: str) -> str:
+    """A tile of an overview that leads to a page; ``picture`` is a file beside the page, or empty."""
+    shown = f'<img class="thumbnail" src="{_literal(picture)}" alt="" loading="lazy">\n' if picture else ""
+    return (
+        f'<a class="card" href="{_literal(link)}">\n{shown}<h2>{_literal(title)}</h2>\n' + "\n".join(parts) + "\n</a>"
+    )
+
+
+def cards(tiles: Iterable[str]) -> str:
+    """Tiles, as many beside one another as fit."""
+    return '<div class="cards">\n' + "\n".join(tiles) + "\n</div>"
 
 
 def _literal(text: str) -> str:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import inspect
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 import matplotlib
 import numpy as np
 import pandas as pd
 
+from lab.analysis.claims import scoreboard
+from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.judging import VERDICTS
+from lab.analysis.claims.scoreboard import ScoreboardRow
+from lab.analysis.curves import switches_text
 from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
-from lab.analysis.rendering import html, style
+from lab.analysis.figures.registry import NothingToDrawError, run_counts
+from lab.analysis.rendering import html, layout
 from lab.analysis.report import tables
-from lab.analysis.report.findings import headline, notes
+from lab.analysis.report.answer import answer, compared, questions
+from lab.analysis.report.findings import brief_headline, notes
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.core.registry import first_line
 from lab.records import store
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
@@ -34,9 +42,30 @@ difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
 lower than at initialization."""
+CLAIMS = """Claims of Wortsman et al. 2023 (arXiv:2309.14322) that this sweep tests, each with the figure of the paper.
+A claim is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other
+side, else inconclusive."""
 
 # Figures that come first on the page, in this order; the others follow by name.
 FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
+
+
+class Report(NamedTuple):
+    """A page, and what an overview of many says of it.
+
+    Attributes:
+        page: its file.
+        question: of the sweep; empty without one.
+        answer: one sentence.
+        verdicts: how many claims of the paper have which verdict on these runs; empty where none is about them.
+        thumbnail: file of its first figure; None without one.
+    """
+
+    page: Path
+    question: str
+    answer: str
+    verdicts: dict[str, int]
+    thumbnail: Path | None
 
 
 def summary(study: Study) -> str:
@@ -44,31 +73,79 @@ def summary(study: Study) -> str:
     return "\n".join([*plain_text(tables.sensitivities(study)), *notes(study)])
 
 
-def write_report(study: Study, folders: Sequence[str | Path]) -> Path:
+def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
-    Returns:
-        Path of the page; the same records give the same bytes.
+    The same records give the same bytes.
     """
     paths = [Path(folder) for folder in folders]
     out = paths[0]
     for name, table in tables.files(study).items():
         csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         files.write_text(out / "tables" / f"{name}.csv", csv)
-    figures = list(_figures(study, out))
     title = " and ".join(path.resolve().name for path in paths)
-    body = [*_findings(study), *figures, *_details(study), *_provenance(study, paths)]
-    files.write_text(out / "report.html", html.document(title, body))
-    return out / "report.html"
+    question, sentence, claims = " ".join(questions(paths)), answer(study), _claims(study, paths)
+    first, *others = [*_figures(study, out), ""]
+    counts = _counts(claims)
+    head = [html.paragraph(sentence, "lead"), *_partial(study), *_verdicts(counts), first, *_facts(study, paths)]
+    body = [*head, *_findings(study, claims), *_tables(study), *others, *_cautions(study), *_provenance(study, paths)]
+    files.write_text(out / "report.html", html.document(title, body, question))
+    thumbnail = next((path for name in FIRST if (path := out / "figures" / f"{name}.svg").is_file()), None)
+    return Report(out / "report.html", question, sentence, counts, thumbnail)
+
+
+def write_index(folder: Path, reports: Sequence[Report]) -> Path:
+    """Write ``index.html``, an overview of the reports in a folder; returns its path."""
+    title, page = f"Results in {folder.resolve().name}", folder / "index.html"
+    lead = html.paragraph(f"{len(reports)} results folders. Each tile leads to its report.", "lead")
+    tiles = html.cards(_tile(report, folder) for report in reports)
+    files.write_text(page, html.document(title, [lead, tiles]))
+    return page
+
+
+def _tile(report: Report, folder: Path) -> str:
+    page, thumbnail = (
+        quote(path.relative_to(folder).as_posix()) if path else "" for path in (report.page, report.thumbnail)
+    )
+    question = [html.paragraph(report.question, "note")] if report.question else []
+    parts = [*question, html.paragraph(report.answer), *_verdicts(report.verdicts)]
+    return html.card(page, report.page.parent.name, thumbnail, *parts)
+
+
+def _claims(study: Study, folders: list[Path]) -> list[ScoreboardRow]:
+    """The claims of the paper that the sweep of these runs tests, and their verdicts."""
+    commands = [command for folder in folders for command in store.commands(folder)]
+    evidence = Evidence(str(folders[0]), study.records, commands)
+    rows = scoreboard.judge_all([evidence])
+    return [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
+
+
+def _partial(study: Study) -> Iterator[str]:
+    ended, expected = run_counts(study.records.runs, study.points)
+    if ended < expected:
+        yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
+
+
+def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
+    """How many claims have which verdict, in the order of verdicts; without those that none has."""
+    verdicts = [row.verdict.verdict for row in claims]
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
+
+
+def _verdicts(counts: dict[str, int]) -> Iterator[str]:
+    if counts:
+        n = sum(counts.values())
+        tested = f"{n} {'claim' if n == 1 else 'claims'} of the paper tested:"
+        yield html.bullets([tested, *(f"{n} {verdict}" for verdict, n in counts.items())], "verdicts")
 
 
 def _figures(study: Study, out: Path) -> Iterator[str]:
     """Sections of the figures that apply, each also written as a file; files of the others are removed."""
     for name in sorted(FIGURES, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
-        caption, file = inspect.getdoc(FIGURES[name]) or name, out / "figures" / f"{name}.svg"
+        title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
         try:
-            svg = style.svg(FIGURES[name](study.records, study.points), name)
-            shown = html.figure(svg, caption)
+            drawing = FIGURES[name](study.records, study.points)
+            svg = layout.svg(drawing, name)
         except RequestError as refusal:
             file.unlink(missing_ok=True)
             if isinstance(refusal, NothingToDrawError):
@@ -76,46 +153,97 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
             shown = html.paragraph(str(refusal))
         else:
             files.write_text(file, svg)
-        yield html.section(caption.split("\n")[0].rstrip("."), shown)
+            shown = html.figure(svg, drawing.caption, _figure_links(file))
+        yield html.section(title, shown)
 
 
-def _findings(study: Study) -> Iterator[str]:
-    yield html.paragraph(_extent(study), "lead")
-    if len(study.pairs):
-        yield html.section("Between the arms", html.bullets(headline(study.pairs)), html.paragraph(PAIRED))
-    cautions = list(notes(study))
-    if cautions:
-        yield html.section("Read with care", html.bullets(cautions))
-    table = html.table(tables.sensitivities(study))
-    yield html.section("Learning-rate sensitivity", html.paragraph(SENSITIVITY), table)
+def _figure_links(svg: Path) -> str:
+    """Links to a figure in all formats it was drawn in; without a PNG file a button makes one."""
+    drawn = {kind: svg.with_suffix(f".{kind}") for kind in ("svg", "png", "pdf")}
+    links = {kind.upper(): f"figures/{path.name}" for kind, path in drawn.items() if path.is_file()}
+    return html.links(links, png="" if "PNG" in links else svg.stem)
+
+
+def _facts(study: Study, folders: list[Path]) -> Iterator[str]:
+    """When and how these runs were made, and what they are."""
+    runs = study.records.runs
+    days = sorted({request.day for folder in folders for request in store.requests(folder).values()} - {""})
+    commands = _commands(folders)
+    command = f"{commands[0]}{f' (and {len(commands) - 1} more)' if len(commands) > 1 else ''}" if commands else ""
+    data = [str(name) for name in runs["data.name"].dropna().unique()] if "data.name" in runs else []
+    versions = sorted(map(str, runs["versions"].dropna().unique()))
+    facts = [" to ".join(dict.fromkeys([days[0], days[-1]])) if days else "", command]
+    facts += [f"data: {listed(data)}" if data else "", "; ".join(versions)]
+    yield html.paragraph(" · ".join(fact for fact in facts if fact), "facts")
+    yield html.paragraph(_extent(study), "facts")
 
 
 def _extent(study: Study) -> str:
     statuses = {name: int((study.records.runs["status"] == name).sum()) for name in store.STATUSES}
     points, runs = study.points, study.records.runs
     lrs, steps = sorted(points["lr"].unique()), sorted(set(map(spell, map(float, runs["steps"]))))
+    arms = list(points["arm"].unique())
+    shared = set.intersection(*(set(str(names).split("+")) for names in runs["intervention"])) - {"none"}
+    common = f", all {switches_text(sorted(shared), ())}" if shared else ""
+    named = f"{len(arms)} arms: {'; '.join(arms)}{common}" if len(arms) > 1 else f"one arm: {arms[0]}"
+    rates = (
+        f"{len(lrs)} peak learning rates from {spell(lrs[0])} to {spell(lrs[-1])}"
+        if len(lrs) > 1
+        else f"learning rate {spell(lrs[0])}"
+    )
+    seeds = points["seed"].nunique()
     return (
-        f"{len(runs)} runs ({', '.join(f'{n} {name}' for name, n in statuses.items())}): arms "
-        f"{listed(points['arm'].unique())}; {listed(map(count, sorted(points['size'].unique())))} parameters without "
-        f"embeddings; {len(lrs)} peak learning rates from {lrs[0]:g} to {lrs[-1]:g}; "
-        f"{points['seed'].nunique()} seeds; {listed(steps)} steps."
+        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} "
+        f"({', '.join(f'{n} {name}' for name, n in statuses.items())}); "
+        f"{named}; {listed(map(count, sorted(points['size'].unique())))} parameters without embeddings; {rates}; "
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'}; {listed(steps)} steps."
     )
 
 
-def _details(study: Study) -> Iterator[str]:
+def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
+    subjects, pairs = compared(study)
+    if len(pairs) and (study.points["outcome"] != "diverged").any():
+        yield html.section(
+            "Between the arms", html.bullets(brief_headline(pairs, subjects)), html.paragraph(PAIRED, "note")
+        )
+    if claims:
+        rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "figure", "why not"]]
+        shown = html.table(rows, prose=("claim", "why not"))
+        yield html.section("Claims of the paper", html.paragraph(CLAIMS, "note"), shown)
+
+
+def _tables(study: Study) -> Iterator[str]:
+    sensitivities = html.table(tables.sensitivities(study))
+    by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
+    yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(SENSITIVITY, "note"))
     if len(study.pairs):
         shown = html.table(tables.differences(study))
-        yield html.section("Differences between arms, paired by seed", html.paragraph(DIFFERENCES), shown)
-    yield html.section("Final loss by learning rate", html.paragraph(LOSSES), html.table(tables.losses(study)))
+        about = html.paragraph(DIFFERENCES, "note")
+        yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)
+    losses = html.table(tables.losses(study))
+    yield html.section("Final loss by learning rate", losses, _csv("losses"), html.paragraph(LOSSES, "note"))
     lost = tables.lost(study)
     if len(lost):
         yield html.section("Runs that failed or diverged", html.table(lost))
 
 
+def _csv(*names: str) -> str:
+    return html.links({f"{name}.csv": f"tables/{name}.csv" for name in names})
+
+
+def _cautions(study: Study) -> Iterator[str]:
+    cautions = list(notes(study))
+    if cautions:
+        yield html.section("Read with care", html.bullets(cautions))
+
+
+def _commands(folders: list[Path]) -> list[str]:
+    return list(dict.fromkeys(command for folder in folders for command in store.commands(folder)))
+
+
 def _provenance(study: Study, folders: list[Path]) -> Iterator[str]:
     """All that is needed to make the page again."""
-    commands = "\n".join(dict.fromkeys(command for folder in folders for command in store.commands(folder)))
-    runs = study.records.runs
+    runs, commands = study.records.runs, "\n".join(_commands(folders))
     facts = {name: sorted(runs[name].dropna().unique()) for name in ("versions", "data_fingerprint", "data_notes")}
     lines = [f"{name.replace('_', ' ')}: {'; '.join(values)}" for name, values in facts.items() if any(values)]
     libraries = {"Python": platform.python_version(), "matplotlib": matplotlib.__version__}

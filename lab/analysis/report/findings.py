@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
@@ -10,32 +10,62 @@ from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, listed, spell
 
-# Four arms make this many pairs. With more, only pairs with the first arm get sentences; the table has all.
-MOST_PAIRS = 6
+PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
+MOST_PAIRS_IN_FULL = 3
+# Parametrizations in which every tensor has the peak learning rate.
+UNSCALED = ("standard", "inverse_head_width")
 
 
-def headline(pairs: pd.DataFrame) -> list[str]:
-    """Two sentences per pair of arms, on sensitivity and on its instability part; ``pairs`` as from ``all_pairs``."""
-    groups = pairs.groupby(["first", "second"], sort=False)
-    first = pairs["first"].iloc[0] if len(groups) > MOST_PAIRS else None
-    shown = [table for (one, _), table in groups if first in (None, one)]
-    parts = {"total": "LR sensitivity", "above": "The instability part"}
-    return [f"{name} {_difference(table, part)}." for table in shown for part, name in parts.items()]
+def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
+    """Two sentences per pair of arms, on sensitivity and on its instability part.
+
+    Args:
+        pairs: as from ``all_pairs``.
+        subjects: columns of intervals to speak of, each with the subject of its sentences.
+    """
+    tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
+    return [f"{name} {_difference(table, part)}." for table in tables for part, name in subjects.items()]
+
+
+def brief_headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
+    """``headline`` of few pairs; of many only ``total``, and one sentence on arms that show no difference."""
+    tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
+    if len(tables) <= MOST_PAIRS_IN_FULL:
+        return headline(pairs, subjects)
+    subject = subjects["total"]
+    decided = [table for table in tables if not _undecided(table)]
+    sentences = [f"{subject} {_difference(table, 'total')}." for table in decided]
+    undecided: dict[str, list[str]] = {}
+    for table in tables:
+        if _undecided(table):
+            undecided.setdefault(table["second"].iloc[0], []).append(table["first"].iloc[0])
+    for reference, arms in undecided.items():
+        sentences.append(f"{subject} differs certainly at no size between {reference} and any of: {', '.join(arms)}.")
+    return sentences
+
+
+def _undecided(table: pd.DataFrame) -> bool:
+    return all(interval.low <= 0 <= interval.high for interval in table["total"])
+
+
+def of_arm(label: str) -> str:
+    """An arm as sentences name it: ``with qk-layernorm``, ``for cosine``."""
+    return label if label.startswith(("with ", "without ")) else f"for {label}"
 
 
 def _difference(table: pd.DataFrame, part: str) -> str:
-    first, second, intervals = table["first"].iloc[0], table["second"].iloc[0], list(table[part])
+    first, second, intervals = of_arm(table["first"].iloc[0]), of_arm(table["second"].iloc[0]), list(table[part])
     everywhere = "" if len(intervals) == 1 else " at every size"
     if any(interval.n < FEWEST_SEEDS for interval in intervals):
-        verdict = f"of {first} minus that of {second}, with too few seeds for an interval:"
+        verdict = f"{first} minus that {second}, with too few seeds for an interval:"
     elif all(interval.low > 0 for interval in intervals):
-        verdict = f"is lower with {second} than with {first}{everywhere}, by"
+        verdict = f"is lower {second} than {first}{everywhere}, by"
     elif all(interval.high < 0 for interval in intervals):
-        verdict, intervals = f"is lower with {first} than with {second}{everywhere}, by", [-i for i in intervals]
+        verdict, intervals = f"is lower {first} than {second}{everywhere}, by", [-i for i in intervals]
     else:
         settled = sum(interval.low > 0 or interval.high < 0 for interval in intervals)
         where = f"{settled} of {len(intervals)} sizes" if settled else "no size"
-        verdict = f"of {first} minus that of {second} differs from zero at {where}:"
+        verdict = f"{first} minus that {second} differs from zero at {where}:"
     at_sizes = [f"{interval} at {count(size)}" for interval, size in zip(intervals, table["size"], strict=True)]
     return f"{verdict} {listed(at_sizes)} parameters"
 
@@ -50,7 +80,7 @@ def notes(study: Study) -> Iterator[str]:
         yield f"Left out, since another run is the same point: {len(repeated)} runs ({listed(repeated)})."
     for curves, sentence in _cautions(study):
         if len(curves):
-            yield sentence.format(listed(map(_curve_name, curves["arm"], curves["size"])))
+            yield sentence.format(_curve_names(curves))
     yield from _gaps(study.points)
 
 
@@ -98,7 +128,7 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
     yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
     yield curves[index.isin(_at_the_edge(study)) & (n > 0)], edge
-    yield curves[index.isin(_with_scaled_steps(study))], other
+    yield curves[index.isin(with_scaled_steps(study))], other
 
 
 def _at_the_edge(study: Study) -> pd.MultiIndex:
@@ -110,12 +140,18 @@ def _at_the_edge(study: Study) -> pd.MultiIndex:
     return pd.MultiIndex.from_frame(at_edge.reset_index()[["arm", "size"]])
 
 
-def _with_scaled_steps(study: Study) -> pd.MultiIndex:
+def with_scaled_steps(study: Study) -> pd.MultiIndex:
     """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
     cards = study.records.runs.set_index("id").loc[study.points["id"]]
-    scaled = (cards["parametrization.name"] != "standard") | (cards["optimizer.name"] == "adamw_rms_scaled")
+    scaled = ~cards["parametrization.name"].isin(UNSCALED) | (cards["optimizer.name"] == "adamw_rms_scaled")
     unlike_others = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
     return pd.MultiIndex.from_frame(unlike_others[["arm", "size"]])
+
+
+def _curve_names(curves: pd.DataFrame) -> str:
+    """``a at 1k and 2k; b at 1k``."""
+    sizes = curves.groupby("arm", sort=False)["size"].agg(list)
+    return "; ".join(f"{arm} at {listed(map(count, sizes_of_arm))}" for arm, sizes_of_arm in sizes.items())
 
 
 def _curve_name(arm: object, size: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import NamedTuple
 
 from lab.analysis.rendering import html
@@ -35,8 +34,9 @@ def show(records: Records, name: str) -> Shown:
     # here, since matplotlib is slow to import
     from lab.analysis.figures import FIGURES
     from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
-    from lab.analysis.rendering import style
+    from lab.analysis.rendering import layout
 
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
     draw = forecasts[name] if name in forecasts else FIGURES[name]
-    return Shown(style.svg(draw(records), name), inspect.getdoc(draw) or name)
+    drawing = draw(records)
+    return Shown(layout.svg(drawing, name), drawing.caption)

@@ -69,7 +69,7 @@ def lost(study: Study) -> pd.DataFrame:
         "parameters": diverged["parameters"],
         "LR": diverged["lr"],
         "seed": diverged["seed"],
-        "fate": diverged["outcome"],
+        "outcome": diverged["outcome"],
         "final loss": diverged["loss"].map("{:.3f}".format),
         "from step": diverged["diverged_at"],
         "reason": study.records.runs.set_index("id").loc[diverged["id"], "reason"],
@@ -80,7 +80,7 @@ def lost(study: Study) -> pd.DataFrame:
         "parameters": failed["parameters_without_embeddings"],
         "LR": failed[LR],
         "seed": failed["seed"],
-        "fate": failed["status"],
+        "outcome": failed["status"],
         "final loss": failed["final_val_loss"],
         "from step": failed["diverged_at"],
         "reason": failed["reason"],
@@ -118,7 +118,7 @@ def files(study: Study) -> dict[str, pd.DataFrame]:
         "sensitivity_by_seed": seeds,
         "differences": _flat(study.pairs).assign(**_effect_sizes(study.pairs)),
         "optima_by_seed": optima(study.points),
-        "losses": points.rename(columns={"capped": "loss_capped", "outcome": "fate"}),
+        "losses": points.rename(columns={"capped": "loss_capped"}),
     }
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.axes import Axes
 
-from lab.analysis.rendering import style
+from lab.analysis.rendering import hover, layout, marks, panels, scales, style
+from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
 
 # Half the smallest power of the width that a forgotten factor causes: see ``slopes``.
 BOUND = 0.25
+BOUND_NAME = f"slope {BOUND:g}"
 
 
 def slopes(changes: pd.DataFrame) -> pd.DataFrame:
@@ -80,32 +80,53 @@ def _fault(slope: Interval) -> str:
     return "GROWS" if slope.low > BOUND else "MAY GROW"
 
 
-@style.styled
-def figure(changes: pd.DataFrame) -> Figure:
-    """Draw change against width: a panel per kind of coordinate, a line per block; dotted is growth at the bound."""
+@layout.styled
+def figure(changes: pd.DataFrame) -> Sheet:
+    """Change against width.
+
+    The change of a tensor at a hook point is the RMS of its difference between initialization and the last update, a
+    geometric mean over seeds. A panel per kind of coordinate, a line per block.
+    """
     table, widths = means(changes), np.unique(changes["width"])
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in table.index))
     blocks = list(dict.fromkeys(name.rpartition(".")[0] for name in table.index if "." in name))
     shades = style.shades(range(len(blocks)), style.SIZE_SHADES)
-    columns = style.columns_for(len(kinds))
-    sheet = style.Sheet(columns, [(1.6, 0.85)] * -(-len(kinds) // columns))
+    columns = layout.columns_for(len(kinds))
+    sheet = Sheet(columns, [11.0] * -(-len(kinds) // columns))
     for index, kind in enumerate(kinds):
-        axes = sheet.panel(index // columns, index % columns)
+        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
         coordinates = table[[name.rpartition(".")[2] == kind for name in table.index]]
-        for name, values in coordinates.iterrows():
-            block = str(name).rpartition(".")[0]
-            colour = shades[blocks.index(block)] if block else style.INK
-            axes.plot(widths, values, "o-", markersize=3.5, color=colour)
+        for name in map(str, coordinates.index):
+            block = name.rpartition(".")[0]
+            _line(axes, changes, name, shades[blocks.index(block)] if block else style.INK)
         limit = (widths / widths[0]) ** BOUND * float(coordinates.iloc[:, 0].max())
-        axes.plot(widths, limit, ":", color=style.INK, linewidth=1)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xticks(list(widths), [str(width) for width in widths])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("width")
-        axes.set_title(kind)
+        (line,) = axes.plot(widths, limit, ":", color=style.INK, linewidth=1)
+        marks.name(line, BOUND_NAME)
+        scales.width_axis(axes, widths)
+        panels.title(axes, kind.replace("_", " "))
+        axes.tick_params(labelleft=index % columns == 0)
         axes.set_ylabel("" if index % columns else "RMS change\nsince initialization")
-    keys = style.line_keys(shades, lambda index: blocks[int(index)])
-    bound = Line2D([], [], linestyle=":", color=style.INK, label=f"slope {BOUND:g}")
-    sheet.keys(("", [*keys, bound]))
-    return sheet.figure
+    scales.probe_axis(sheet.figure.axes[0])
+    sheet.keys(("", layout.line_keys(shades, lambda index: blocks[int(index)])))
+    sheet.explain(BOUND_NAME, f"The dotted line is growth at the bound, the power {BOUND:g} of the width.")
+    return sheet
+
+
+def _line(axes: Axes, changes: pd.DataFrame, coordinate: str, colour: str) -> None:
+    """Draw a coordinate, with the band of its seeds."""
+    last = changes[(changes["step"] == changes["step"].max()) & (changes["coordinate"] == coordinate)]
+    usable = last[np.isfinite(last["change"]) & (last["change"] > 0)]
+    by_width = {width: group["change"].to_numpy() for width, group in usable.groupby("width")}
+    if not by_width:
+        return
+    quantity = hover.Quantity("RMS change since initialization", log=True)
+    ends = [marks.band_ends(of_seeds) for of_seeds in by_width.values()]
+    seeds = max(map(len, by_width.values()))
+    panels.band(axes, list(by_width), [low for low, _ in ends], [high for _, high in ends], colour, seeds)
+    values = [quantity.mean(of_seeds) for of_seeds in by_width.values()]
+    (line,) = axes.plot(list(by_width), values, "o-", markersize=3.5, color=colour)
+    texts = [
+        "\n".join([coordinate, f"width {width}", *quantity.lines(of_seeds), f"{len(of_seeds)} seeds"])
+        for width, of_seeds in by_width.items()
+    ]
+    panels.say(axes, line, texts)

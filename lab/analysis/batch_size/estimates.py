@@ -1,0 +1,152 @@
+"""Estimates: the noise scale from gradient norms; fits of steps and of best learning rates against batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import least_squares
+from scipy.special import stdtrit
+
+LEVEL = 0.95
+# Batch sizes that a curve takes, besides which its interval means nothing.
+FEWEST_BATCHES = 4
+
+Numbers = NDArray[np.float64]
+
+
+class NoiseScale(NamedTuple):
+    """The simple noise scale ``trace / squared_norm`` (McCandlish et al. 2018, eq. 2.9).
+
+    Attributes:
+        b_simple: in units of the batch sizes given; infinite where the gradient cannot be told from its noise.
+        trace: trace of the covariance of the gradient of one example.
+        squared_norm: squared norm of the true gradient.
+    """
+
+    b_simple: float
+    trace: float
+    squared_norm: float
+
+
+def noise_scale(small_squared: ArrayLike, big_squared: ArrayLike, small: float, big: float) -> NoiseScale:
+    """Estimate the noise scale from squared gradient norms at two batch sizes (McCandlish et al. 2018, app. A.1).
+
+    Trace and squared norm are unbiased estimates, averaged apart over all measurements; the ratio is taken once, of the
+    two means. A mean of ratios would be biased, and without bound where a single squared norm nears zero.
+
+    Args:
+        small_squared: squared norms of the gradient of a batch of ``small`` examples, one per measurement; where a
+            measurement has several such batches, their mean.
+        big_squared: those of a batch of ``big`` examples, the same measurements.
+        small: the smaller batch size, in any unit.
+        big: the larger batch size, in the same unit.
+
+    A measurement of which either number is not finite is left out.
+
+    Raises:
+        ValueError: the batch sizes do not rise from above zero, the arrays differ in shape, or none is finite.
+    """
+    if not 0 < small < big:
+        raise ValueError(f"batch sizes must rise from above zero, not {small:g} and {big:g}")
+    small_n, big_n = (np.asarray(squared, dtype=float) for squared in (small_squared, big_squared))
+    if small_n.shape != big_n.shape:
+        raise ValueError(f"{small_n.shape} squared norms of small batches, but {big_n.shape} of big ones")
+    finite_n = np.isfinite(small_n) & np.isfinite(big_n)
+    if not finite_n.any():
+        raise ValueError("no measurement is finite")
+    small_mean, big_mean = float(small_n[finite_n].mean()), float(big_n[finite_n].mean())
+    trace = (small_mean - big_mean) / (1 / small - 1 / big)
+    squared_norm = (big * big_mean - small * small_mean) / (big - small)
+    return NoiseScale(trace / squared_norm if squared_norm > 0 else math.inf, trace, squared_norm)
+
+
+class SaturatingCurve(NamedTuple):
+    """A law ``floor * (1 + scale / batch)`` or ``ceiling / (1 + scale / batch)`` fitted in log space.
+
+    Attributes:
+        limit: the value at infinite batch.
+        scale: the batch size at which the value is twice or half its limit.
+        low: lower end of the 95 % interval of the scale.
+        high: its upper end.
+        rms_log_error: root mean square of the residuals, natural log.
+    """
+
+    limit: float
+    scale: float
+    low: float
+    high: float
+    rms_log_error: float
+
+
+def steps_curve(batch_sizes: ArrayLike, steps: ArrayLike) -> SaturatingCurve:
+    """Fit ``S = S_min (1 + B_crit / B)`` to steps to a target (McCandlish et al. 2018, eq. 2.11).
+
+    Args:
+        batch_sizes: at least ``FEWEST_BATCHES`` of them.
+        steps: that each took, with the learning rate tuned.
+
+    Raises:
+        ValueError: too few batch sizes, or a number that is not positive.
+    """
+    return _fit(batch_sizes, steps, lambda log_b, scale: np.log1p(scale / np.exp(log_b)))
+
+
+def learning_rate_curve(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> SaturatingCurve:
+    """Fit ``lr = lr_max / (1 + B_noise / B)`` to best learning rates (McCandlish et al. 2018, eq. 2.5).
+
+    Arguments and errors are as in ``steps_curve``.
+    """
+    return _fit(batch_sizes, learning_rates, lambda log_b, scale: -np.log1p(scale / np.exp(log_b)))
+
+
+def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers, float], Numbers]) -> SaturatingCurve:
+    batch_n, value_n = np.asarray(batch_sizes, dtype=float), np.asarray(values, dtype=float)
+    if len(batch_n) < FEWEST_BATCHES or batch_n.shape != value_n.shape:
+        raise ValueError(f"{len(value_n)} values at {len(batch_n)} batch sizes; a curve takes {FEWEST_BATCHES} of each")
+    if not (np.isfinite(value_n).all() and (value_n > 0).all() and (batch_n > 0).all()):
+        raise ValueError("batch sizes and values must be positive numbers")
+    log_b, log_y = np.log(batch_n), np.log(value_n)
+
+    def residuals(log_parameters: Numbers) -> Numbers:
+        fitted: Numbers = log_parameters[0] + shape(log_b, math.exp(log_parameters[1])) - log_y
+        return fitted
+
+    starts = [np.array([log_y[log_b.argmax()], log_scale]) for log_scale in (log_b.min(), log_b.mean(), log_b.max())]
+    best = min((least_squares(residuals, start) for start in starts), key=lambda fit: float(fit.cost))
+    freedom = len(batch_n) - 2
+    variance = 2 * float(best.cost) / freedom
+    covariance = np.linalg.pinv(best.jac.T @ best.jac) * variance
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(float(covariance[1, 1]))
+    limit, scale = (math.exp(value) for value in best.x)
+    low, high = (scale * math.exp(min(sign * half, 700.0)) for sign in (-1, 1))
+    return SaturatingCurve(limit, scale, low, high, math.sqrt(2 * float(best.cost) / len(batch_n)))
+
+
+def exponent(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> float:
+    """Slope of log best learning rate over log batch size: 1 is the linear rule, 1/2 the square-root rule.
+
+    Raises:
+        ValueError: fewer than two batch sizes.
+    """
+    log_b, log_lr = np.log(np.asarray(batch_sizes, dtype=float)), np.log(np.asarray(learning_rates, dtype=float))
+    if len(log_b) < 2:
+        raise ValueError("an exponent takes two batch sizes")
+    return float(np.polyfit(log_b, log_lr, 1)[0])
+
+
+def regimes(batch_sizes: ArrayLike, steps: ArrayLike) -> list[str]:
+    """Name the regime between neighbouring batch sizes, rising: ``perfect scaling`` where the local slope of log steps
+    over log batch size is -0.9 or steeper, ``maximal data parallelism`` where it is -0.1 or flatter, else
+    ``diminishing returns`` (Shallue et al. 2018, sec. 4.1).
+    """
+    batch_n, step_n = np.asarray(batch_sizes, dtype=float), np.asarray(steps, dtype=float)
+    order = np.argsort(batch_n)
+    slopes = np.diff(np.log(step_n[order])) / np.diff(np.log(batch_n[order]))
+    return [
+        "perfect scaling" if slope <= -0.9 else "maximal data parallelism" if slope >= -0.1 else "diminishing returns"
+        for slope in slopes
+    ]

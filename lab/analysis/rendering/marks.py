@@ -1,0 +1,105 @@
+"""What bands, marks and lines mean: each kind has an entry in the key and a sentence in the caption, if it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from lab.analysis.rendering.style import INK
+
+# Bands of more seeds hold the middle part of them, since the range of seeds grows with their number.
+MOST_SEEDS_OF_RANGE = 5
+INTERVAL, SEED = "interval", "seed"
+RANGE, MIDDLE, MIDDLE_PART = "range", "middle", (0.1, 0.9)
+OUTCOMES = {"unstable": "x", "diverged": "^"}
+OUTCOME_LOOK: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "fillstyle": "none"}
+AT_INIT, BIGRAM, EPSILON = "at initialization", "bigram model", "Adam's epsilon"
+
+SENTENCES = {
+    RANGE: "Bands reach from the lowest to the highest of {seeds} seeds.",
+    MIDDLE: "Bands hold the middle 80 % of {seeds} seeds.",
+    "unstable": "A cross marks where some seed was unstable: its learning rate is above its best one, and it ended "
+    "worse than a bigram model of the text.",
+    "diverged": "A triangle marks where some seed diverged: its loss was no number any more, or ended no lower than "
+    "it began.",
+    INTERVAL: "Bars are 95 % Student-t intervals over {seeds} seeds.",
+    SEED: "A short line is a seed: fewer than three have no interval.",
+}
+# In the order of their entries in a key; intervals and seeds have none.
+KINDS = (RANGE, MIDDLE, *OUTCOMES, AT_INIT, BIGRAM)
+
+
+def kind_of_band(seeds: int) -> str:
+    """Which band so many seeds get."""
+    return RANGE if seeds <= MOST_SEEDS_OF_RANGE else MIDDLE
+
+
+def band_ends(values: np.ndarray) -> tuple[float, float]:
+    """Where the band of these values, one per seed, begins and ends."""
+    if kind_of_band(len(values)) == RANGE:
+        return float(values.min()), float(values.max())
+    low, high = np.quantile(values, MIDDLE_PART)
+    return float(low), float(high)
+
+
+def name(artist: Artist, kind: str, seeds: int = 0) -> None:
+    """Say what an artist is, and for bands of how many seeds."""
+    artist.set_gid(f"{kind}|{seeds}")
+
+
+def drawn(figure: Figure) -> dict[str, list[Artist]]:
+    """Artists in view by kind: those of ``KINDS`` first, in that order."""
+    artists: dict[str, list[Artist]] = {kind: [] for kind in KINDS}
+    for axes in figure.axes:
+        for artist in axes.get_children():
+            if artist.get_gid() and _is_in_view(artist):
+                artists.setdefault(str(artist.get_gid()).rpartition("|")[0], []).append(artist)
+    return {kind: shown for kind, shown in artists.items() if shown}
+
+
+def _is_in_view(artist: Artist) -> bool:
+    if not isinstance(artist, Line2D) or artist.axes is None:
+        return True
+    low, high = sorted(artist.axes.get_ylim())
+    values = np.asarray(artist.get_ydata(), dtype=float)
+    return bool(((values >= low) & (values <= high)).any())
+
+
+def keys(figure: Figure) -> list[Any]:
+    """An entry for each kind drawn."""
+    return [_key(kind, artists) for kind, artists in drawn(figure).items() if kind not in (INTERVAL, SEED)]
+
+
+def _key(kind: str, artists: Iterable[Artist]) -> Any:
+    if kind in (RANGE, MIDDLE):
+        part = "range" if kind == RANGE else "middle 80 %"
+        return Patch(color=INK, alpha=0.25, linewidth=0, label=f"{part} of {_seeds(artists)} seeds")
+    if kind in OUTCOMES:
+        return Line2D([], [], linestyle="", color=INK, marker=OUTCOMES[kind], label=kind, **OUTCOME_LOOK)
+    lines = [artist for artist in artists if isinstance(artist, Line2D)]
+    if not lines:
+        return Patch(color=INK, alpha=0.25, linewidth=0, label=kind)
+    key = Line2D([], [])
+    key.update_from(lines[0])
+    key.set(color=INK, label=kind)
+    return key
+
+
+def sentences(figure: Figure, others: Mapping[str, str]) -> Iterator[str]:
+    """Sentences on the kinds drawn: those of ``others`` first, then those that every figure shares."""
+    artists_by_kind = drawn(figure)
+    for kind, sentence in (*others.items(), *SENTENCES.items()):
+        if kind in artists_by_kind:
+            yield sentence.format(seeds=_seeds(artists_by_kind[kind]))
+
+
+def _seeds(artists: Iterable[Artist]) -> str:
+    """``3``, or ``2 to 3`` where bands are of different numbers of seeds."""
+    counts = {int(str(artist.get_gid()).rpartition("|")[2]) for artist in artists}
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))

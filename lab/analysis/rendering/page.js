@@ -1,0 +1,110 @@
+(function () {
+  "use strict";
+  var near = 24; // pixels from the pointer to a point that it means
+  var tip = document.createElement("div"), shown = null;
+  tip.id = "tip";
+  tip.setAttribute("role", "status");
+  tip.hidden = true;
+  document.body.appendChild(tip);
+
+  function middle(point) {
+    var box = point.getBoundingClientRect();
+    return { x: box.left + box.width / 2, y: box.top + box.height / 2, top: box.top, bottom: box.bottom };
+  }
+  function hide() {
+    if (shown) shown.classList.remove("shown");
+    shown = null;
+    tip.hidden = true;
+  }
+  function show(point) {
+    if (point === shown) return;
+    hide();
+    shown = point;
+    point.classList.add("shown");
+    tip.textContent = point.getAttribute("data-hover");
+    tip.hidden = false;
+    var at = middle(point), room = document.documentElement.clientWidth - tip.offsetWidth - 4;
+    var above = at.top - tip.offsetHeight - 8;
+    tip.style.left = Math.max(4, Math.min(at.x - tip.offsetWidth / 2, room)) + "px";
+    tip.style.top = (above < 4 ? at.bottom + 8 : above) + "px";
+  }
+  function nearest(points, x, y) {
+    var best = null, least = near * near;
+    points.forEach(function (point) {
+      var at = middle(point), distance = (at.x - x) * (at.x - x) + (at.y - y) * (at.y - y);
+      if (distance < least) { least = distance; best = point; }
+    });
+    return best;
+  }
+  document.querySelectorAll("svg").forEach(function (drawing) {
+    var points = Array.prototype.slice.call(drawing.querySelectorAll("[data-hover]"));
+    if (!points.length) return;
+    function follow(event) {
+      var point = event.target.closest("[data-hover]") || nearest(points, event.clientX, event.clientY);
+      if (point) show(point); else hide();
+    }
+    drawing.addEventListener("pointermove", follow);
+    drawing.addEventListener("pointerdown", follow);
+    drawing.addEventListener("pointerleave", function (event) { if (event.pointerType === "mouse") hide(); });
+    points.forEach(function (point, index) { // Tab reaches the first point of a figure, arrow keys the others
+      point.setAttribute("tabindex", index ? "-1" : "0");
+      point.setAttribute("role", "img");
+      point.setAttribute("aria-label", point.getAttribute("data-hover"));
+      point.addEventListener("focus", function () { show(point); });
+      point.addEventListener("blur", hide);
+      point.addEventListener("keydown", function (event) {
+        var step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        points[(index + step + points.length) % points.length].focus({ preventScroll: true });
+      });
+    });
+  });
+  document.addEventListener("keydown", function (event) { if (event.key === "Escape") hide(); });
+  document.addEventListener("scroll", hide, { passive: true, capture: true });
+
+  document.querySelectorAll("button[data-png]").forEach(function (button) { // a picture of the drawing above it
+    button.hidden = false;
+    button.addEventListener("click", function () {
+      var drawing = button.closest("figure").querySelector("svg"), box = drawing.viewBox.baseVal, scale = 3;
+      var picture = new Image(), canvas = document.createElement("canvas"), copy = drawing.cloneNode(true);
+      canvas.width = box.width * scale;
+      canvas.height = box.height * scale;
+      copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+      copy.setAttribute("width", canvas.width);
+      copy.setAttribute("height", canvas.height);
+      picture.onload = function () {
+        var link = document.createElement("a"), paper = canvas.getContext("2d");
+        paper.fillStyle = "#fff";
+        paper.fillRect(0, 0, canvas.width, canvas.height);
+        paper.drawImage(picture, 0, 0, canvas.width, canvas.height);
+        link.download = button.getAttribute("data-png") + ".png";
+        link.href = canvas.toDataURL("image/png");
+        link.click();
+      };
+      picture.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(new XMLSerializer().serializeToString(copy));
+    });
+  });
+
+  var links = {}, marked = null, contents = document.querySelectorAll("nav a");
+  contents.forEach(function (link) { links[link.getAttribute("href").slice(1)] = link; });
+  var sections = Array.prototype.slice.call(document.querySelectorAll("section[id]"));
+  function mark() {
+    var current = null;
+    sections.forEach(function (section) {
+      if (section.getBoundingClientRect().top < window.innerHeight / 3) current = section;
+    });
+    var link = current && links[current.id];
+    if (link === marked) return;
+    if (marked) marked.removeAttribute("aria-current");
+    marked = link;
+    if (!link) return;
+    link.setAttribute("aria-current", "true");
+    var list = link.closest("ol"); // a row on narrow screens
+    list.scrollLeft = link.offsetLeft - list.offsetLeft - 16;
+  }
+  if (contents.length) {
+    document.addEventListener("scroll", mark, { passive: true });
+    mark();
+  }
+})();

@@ -1,0 +1,244 @@
+"""Detectors: what counts as a spike, a gradient spike, a drift, and how a spike ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+# A spike rises above the median of the measurements before it by so many scaled median absolute deviations, and by so
+# many nats.
+WINDOW, FEWEST, DEVIATIONS, LEAST_RISE = 100, 20, 7.0, 0.1
+# Flagged measurements that are closer than this belong to one event.
+MERGE = 20
+# A spike has recovered when the loss is back within so many deviations, in so many measurements.
+BACK, PATIENCE = 2.0, 300
+# Diverged: so many measurements in a row above the loss at the start, which is that of a uniform guess.
+LOST_FOR = 100
+NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a normal distribution
+# A gradient spike is so many times the running mean, which forgets at this rate and stands still meanwhile.
+GRADIENT_RISE, MEMORY = 5.0, 0.99
+# An update or a logit has grown where it is so many times the median of the measurements before it.
+UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
+# Above one epsilon exceeds the gradient.
+EPSILON_LIMIT = 1.0
+# The loss scale has stalled training where it stands at the least value seen for so many measurements.
+STALLED_FOR = 100
+# How far back an alarm counts as a warning of a loss spike, in measurements.
+LEAD = 100
+
+
+class Log(NamedTuple):
+    """What a run left behind, one row per measurement, in the order in which they were made.
+
+    Attributes:
+        name: the id of a run, or the name of a file.
+        step_n: training steps.
+        columns: measurements ``[n]`` by name: ``loss``, and where there are any ``grad_norm``, ``lr``, ``loss_scale``,
+            ``attention_logit_max``, ``update_rms``, ``eps_ratio``; NaN where one is missing.
+    """
+
+    name: str
+    step_n: NDArray[np.int64]
+    columns: Mapping[str, Numbers]
+
+
+class Event(NamedTuple):
+    """An alarm.
+
+    Attributes:
+        run: name of the log.
+        step: training step at which it begins.
+        kind: ``spike``, ``gradient_spike``, ``logit_growth``, ``update_rms``, ``epsilon_ratio`` or ``loss_scale``.
+        ending: ``recovered``, ``stuck``, ``diverged``, ``stalled``, or ``none`` where there was none yet.
+        end: the step of the ending; None without one.
+        value: the largest value during the event.
+        usual: what the value was before it.
+        lead: of a loss spike, steps since the earliest other alarm that led to it; None without one.
+    """
+
+    run: str
+    step: int
+    kind: str
+    ending: str
+    end: int | None
+    value: float
+    usual: float
+    lead: int | None = None
+
+
+class Span(NamedTuple):
+    """An event in rows of a log: from ``first`` up to ``last``, with its ending at row ``end``."""
+
+    first: int
+    last: int
+    usual: float
+    ending: str = "none"
+    end: int | None = None
+
+
+def detect(log: Log) -> list[Event]:
+    """All alarms of a log, in the order of their steps; a loss spike says how long before it others had warned."""
+    spans = {kind: list(find(log.columns[column])) for kind, (column, find) in KINDS.items() if column in log.columns}
+    warnings = sorted(span.first for kind, found in spans.items() if kind != "spike" for span in found)
+    events = [
+        (span.first, _event(log, kind, span, warnings if kind == "spike" else []))
+        for kind, found in spans.items()
+        for span in found
+    ]
+    return [event for _, event in sorted(events, key=lambda pair: (pair[0], pair[1].kind))]
+
+
+def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
+    values = log.columns[KINDS[kind][0]][span.first : span.last + 1]
+    largest = float(np.nanmax(values)) if np.isfinite(values).any() else math.nan
+    early = [row for row in warnings if span.first - LEAD <= row < span.first]
+    step = int(log.step_n[span.first])
+    lead = step - int(log.step_n[early[0]]) if early else None
+    end = None if span.end is None else int(log.step_n[span.end])
+    return Event(log.name, step, kind, span.ending, end, largest, span.usual, lead)
+
+
+def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
+    """Median and scaled median absolute deviation ``[n]`` of the ``WINDOW`` measurements before each; NaN where fewer
+    than ``FEWEST`` are finite.
+    """
+    padded = np.concatenate([np.full(WINDOW, math.nan), np.where(np.isfinite(value_n), value_n, math.nan)])[:-1]
+    windows_nw = sliding_window_view(padded, WINDOW)
+    median_n, deviation_n = (np.full(len(value_n), math.nan) for _ in range(2))
+    enough_n = np.isfinite(windows_nw).sum(1) >= FEWEST
+    if enough_n.any():
+        median_n[enough_n] = np.nanmedian(windows_nw[enough_n], axis=1)
+        distance_nw = np.abs(windows_nw[enough_n] - median_n[enough_n, None])
+        deviation_n[enough_n] = NORMAL * np.nanmedian(distance_nw, axis=1)
+    return median_n, deviation_n
+
+
+def loss_spikes(loss_n: Numbers) -> Iterator[Span]:
+    """Spikes of the loss and how each ends; a loss that is not finite, or stays above that at the start, diverged."""
+    median_n, deviation_n = before(loss_n)
+    with np.errstate(invalid="ignore"):
+        high_n = (loss_n > median_n + DEVIATIONS * deviation_n) & (loss_n - median_n > LEAST_RISE)
+    flagged_n = high_n | ~np.isfinite(loss_n)
+    at_start = next((value for value in loss_n if math.isfinite(value)), math.inf)
+    row = 0
+    while row < len(loss_n):
+        ahead = np.flatnonzero(flagged_n[row:])
+        if not len(ahead):
+            return
+        first = row + int(ahead[0])
+        usual = _usual(median_n, first)
+        calm = usual + max(BACK * _usual(deviation_n, first), 0.0)
+        span = _ended(loss_n, first, usual, calm, at_start)
+        yield span
+        row = _after(flagged_n, span.last)
+        if span.ending == "diverged" and not np.isfinite(loss_n[span.last :]).any():
+            return
+
+
+def _usual(number_n: Numbers, row: int) -> float:
+    """The number at a row, or the last one known before it."""
+    known = number_n[: row + 1][np.isfinite(number_n[: row + 1])]
+    return float(known[-1]) if len(known) else math.nan
+
+
+def _ended(loss_n: Numbers, first: int, usual: float, calm: float, at_start: float) -> Span:
+    """The spike that begins at ``first``, followed to its ending or to the last row."""
+    above = 0
+    for row in range(first, len(loss_n)):
+        value = loss_n[row]
+        if not math.isfinite(value):
+            later = np.flatnonzero(np.isfinite(loss_n[row:]))
+            last = row + int(later[0]) - 1 if len(later) else len(loss_n) - 1
+            return Span(first, last, usual, "diverged", row)
+        above = above + 1 if value > at_start else 0
+        if above >= LOST_FOR:
+            return Span(first, row, usual, "diverged", row)
+        if value <= calm:
+            return Span(first, row, usual, "recovered", row)
+        if row - first >= PATIENCE and not above:
+            return Span(first, row, usual, "stuck", row)
+    return Span(first, len(loss_n) - 1, usual)
+
+
+def _after(flagged_n: NDArray[np.bool_], last: int) -> int:
+    """The row after an event: flagged rows that follow within ``MERGE`` belong to it."""
+    while len(near := np.flatnonzero(flagged_n[last + 1 : last + MERGE])):
+        last += 1 + int(near[-1])
+    return last + 1
+
+
+def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
+    """Gradient norms above ``GRADIENT_RISE`` times their running mean, which stands still during an event."""
+    mean, seen, first, last = math.nan, 0, -1, -1
+    for row, norm in enumerate(norm_n):
+        high = seen >= FEWEST and not norm <= GRADIENT_RISE * mean
+        if high and math.isnan(norm) and not np.isfinite(norm_n[row:]).any() and first < 0:
+            return
+        if high:
+            if first >= 0 and row - last >= MERGE:
+                yield Span(first, last, mean)
+                first = -1
+            first, last = (row if first < 0 else first), row
+        elif math.isfinite(norm):
+            seen += 1
+            mean = norm if seen == 1 else MEMORY * mean + (1 - MEMORY) * norm
+    if first >= 0:
+        yield Span(first, last, mean)
+
+
+def _rises(factor: float) -> Callable[[Numbers], Iterator[Span]]:
+    """A detector of values above ``factor`` times the median before them."""
+
+    def find(value_n: Numbers) -> Iterator[Span]:
+        median_n, _ = before(value_n)
+        with np.errstate(invalid="ignore"):
+            yield from _runs(value_n > factor * median_n, lambda row: _usual(median_n, row))
+
+    return find
+
+
+def _runs(flagged_n: NDArray[np.bool_], usual: Callable[[int], float]) -> Iterator[Span]:
+    row = 0
+    while len(ahead := np.flatnonzero(flagged_n[row:])):
+        first = row + int(ahead[0])
+        row = _after(flagged_n, first)
+        yield Span(first, row - 1, usual(first))
+
+
+def epsilon_above_gradients(ratio_n: Numbers) -> Iterator[Span]:
+    """Adam's epsilon larger than a gradient's RMS."""
+    with np.errstate(invalid="ignore"):
+        yield from _runs(ratio_n > EPSILON_LIMIT, lambda _: EPSILON_LIMIT)
+
+
+def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
+    """A loss scale that fell to its least value and stays there, so that gradients overflow whatever it is."""
+    least = np.nanmin(scale_n) if np.isfinite(scale_n).any() else math.nan
+    at_least_n = scale_n == least
+    if at_least_n.all():
+        return
+    row = 0
+    while len(ahead := np.flatnonzero(at_least_n[row:])):
+        first = row + int(ahead[0])
+        off = np.flatnonzero(~at_least_n[first:])
+        last = first + int(off[0]) - 1 if len(off) else len(scale_n) - 1
+        if last - first + 1 >= STALLED_FOR:
+            yield Span(first, last, float(np.nanmax(scale_n[: first + 1])), "stalled", first + STALLED_FOR - 1)
+        row = last + 1
+
+
+KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]]]] = {
+    "spike": ("loss", loss_spikes),
+    "gradient_spike": ("grad_norm", gradient_spikes),
+    "logit_growth": ("attention_logit_max", _rises(LOGIT_RISE)),
+    "update_rms": ("update_rms", _rises(UPDATE_RISE)),
+    "epsilon_ratio": ("eps_ratio", epsilon_above_gradients),
+    "loss_scale": ("loss_scale", loss_scale_floor),
+}

@@ -1,0 +1,127 @@
+"""Logs: the lab's own records and anybody's CSV or JSON lines, as detectors read them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.spikes.detectors import Log
+from lab.core.errors import RequestError
+from lab.records import store
+
+STEP = "step"
+# Columns by what other programs call them, without case, in lower words joined by "_"; the first that is there counts.
+NAMES = {
+    STEP: (
+        "step",
+        "_step",
+        "steps",
+        "global_step",
+        "iteration",
+        "iter",
+        "iterations",
+        "update",
+        "updates",
+        "num_updates",
+    ),
+    "loss": ("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "loss_train", "train_inner_loss"),
+    "grad_norm": ("grad_norm", "gnorm", "gradient_norm", "global_grad_norm", "train_grad_norm", "train_gnorm"),
+    "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate"),
+    "loss_scale": ("loss_scale", "scale", "train_loss_scale", "grad_scale"),
+    "attention_logit_max": ("attention_logit_max", "max_attention_logit"),
+    "update_rms": ("update_rms",),
+    "eps_ratio": ("eps_ratio",),
+}
+# Probes of the lab by the column they fill; of several places the largest value counts.
+PROBES = {
+    "train_loss": "loss",
+    **{name: name for name in ("grad_norm", "attention_logit_max", "update_rms", "eps_ratio")},
+}
+
+
+def read_logs(path: Path) -> list[Log]:
+    """Read the runs of a results folder, or one log of another program.
+
+    Raises:
+        RequestError: there is no such file or folder, it holds no runs, cannot be read as CSV or JSON lines, or lacks a
+            column of steps or of losses.
+    """
+    if path.is_dir():
+        return list(_runs(store.read(path)))
+    if not path.is_file():
+        raise RequestError(f"no results folder or log {path}")
+    return [_log(path)]
+
+
+def _runs(records: store.Records) -> Iterator[Log]:
+    wanted = records.metrics[records.metrics["probe"].isin(PROBES)]
+    table = wanted.assign(column=wanted["probe"].map(PROBES))
+    for name, rows in table.groupby("id"):
+        values = rows.groupby(["step", "column"])["value"].agg(_largest).unstack("column").sort_index()
+        if "loss" in values:
+            yield Log(str(name), values.index.to_numpy(dtype=np.int64), _columns(values))
+
+
+def _largest(values: pd.Series) -> float:
+    """The largest value, NaN where one is: a part of the model that broke is not hidden by another."""
+    return float(values.to_numpy(dtype=float).max())
+
+
+def _columns(values: pd.DataFrame) -> dict[str, Any]:
+    return {str(name): values[name].to_numpy(dtype=float) for name in values}
+
+
+def _log(path: Path) -> Log:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+    rows = _json_rows(text)
+    table = pd.DataFrame(rows) if rows else _csv(path, text)
+    found = {name: column for name, aliases in NAMES.items() if (column := _named(aliases, list(table))) is not None}
+    for name, plural in ((STEP, "steps"), ("loss", "losses")):
+        if name not in found:
+            raise RequestError(f"{path} has no column of {plural} among {', '.join(map(str, table)) or 'none'}")
+    numbers = pd.DataFrame({name: pd.to_numeric(table[column], errors="coerce") for name, column in found.items()})
+    missing = table[found["loss"]].isna() | (table[found["loss"]].astype(str).str.strip() == "")
+    numbers = numbers[numbers[STEP].notna() & ~missing]  # a loss that says NaN counts, an absent one does not
+    if numbers.empty:
+        raise RequestError(f"{path} has no row with a step and a loss")
+    return Log(path.name, numbers.pop(STEP).to_numpy(dtype=np.int64), _columns(numbers))
+
+
+def _json_rows(text: str) -> list[dict[str, Any]]:
+    """Objects of the lines that hold one, whatever stands before it; NaN and infinities stay what they are."""
+    rows = []
+    for line in text.splitlines():
+        start = line.find("{")
+        if start >= 0 and line.rstrip().endswith("}"):
+            try:
+                row = json.loads(line[start:])
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                rows.append({key: str(value) if isinstance(value, float) else value for key, value in row.items()})
+    return rows
+
+
+def _csv(path: Path, text: str) -> pd.DataFrame:
+    """A table; the separator is the most frequent one of the first line."""
+    head = text.partition("\n")[0]
+    separator = max(",;\t|", key=head.count)
+    try:
+        return pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, on_bad_lines="skip")
+    except (ValueError, pd.errors.ParserError) as error:
+        raise RequestError(f"{path} is neither CSV nor JSON lines: {str(error).splitlines()[0]}") from None
+
+
+def _named(aliases: Sequence[str], columns: Sequence[object]) -> object | None:
+    words = {re.sub(r"[^0-9a-z_]+", "_", str(column).strip().lower()).strip(): column for column in reversed(columns)}
+    return next((words[alias] for alias in aliases if alias in words), None)

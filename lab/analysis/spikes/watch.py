@@ -1,0 +1,104 @@
+"""What `lab watch` says of a folder or a log: a line and a figure for each alarm."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from lab.analysis.rendering import layout, panels, style
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.spikes.detectors import KINDS, Event, Log, detect
+from lab.analysis.spikes.logs import read_logs
+from lab.core import files
+
+# What the events are called, and the unit of their values.
+LABELS = {
+    "spike": ("loss spike", "loss, nats/token"),
+    "gradient_spike": ("gradient spike", "gradient norm"),
+    "logit_growth": ("growth of attention logits", "largest\nattention logit"),
+    "update_rms": ("large update", "update RMS"),
+    "epsilon_ratio": ("epsilon above the gradients", "epsilon /\ngradient RMS"),
+    "loss_scale": ("loss scale at its floor", "loss scale"),
+}
+# Rows shown on both sides of an event.
+MARGIN = 100
+# More figures than this nobody opens; every event has its line.
+MOST_FIGURES = 50
+
+
+def watch(path: Path, *, as_json: bool = False) -> tuple[list[str], bool]:
+    """Find the alarms of a results folder or a log, and draw those that are not asked for as JSON.
+
+    Figures go into ``alarms/`` in the folder, or in ``NAME.alarms/`` beside the log.
+
+    Returns:
+        What to print, and whether there was any alarm.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    logs = read_logs(path)
+    found = [(log, event) for log in logs for event in detect(log)]
+    if as_json:
+        events = [_plain(event) for _, event in found]
+        return [json.dumps({"events": events}, indent=1, allow_nan=False)], bool(found)
+    folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
+    lines = []
+    for number, (log, event) in enumerate(found):
+        drawn = folder / f"{log.name}_{event.step}_{event.kind}.svg"
+        if number < MOST_FIGURES:
+            files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"))
+        lines.append(f"{sentence(event)}{f'  {drawn}' if number < MOST_FIGURES else ''}")
+    runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
+    return [*lines, f"{len(found)} alarm{'s' * (len(found) != 1)} in {runs}"], bool(found)
+
+
+def sentence(event: Event) -> str:
+    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
+    name, _ = LABELS[event.kind]
+    words = [f"{event.run} step {event.step}: {name}, {event.usual:.3g} to {event.value:.3g}"]
+    if event.ending != "none":
+        words.append(f"{event.ending} at step {event.end}")
+    elif event.kind == "spike":
+        words.append("not yet ended")
+    if event.lead is not None:
+        words.append(f"{event.lead} steps after the first warning")
+    return ", ".join(words)
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in event._asdict().items()
+    }
+
+
+@layout.styled
+def event_figure(log: Log, event: Event) -> Sheet:
+    """The loss around an alarm, and what else was measured then, on one axis of steps."""
+    columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
+    row = int(np.flatnonzero(log.step_n == event.step)[0])
+    end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
+    shown = slice(max(0, row - MARGIN), end + MARGIN + 1)
+    sheet = Sheet(1, [8.0] * len(columns))
+    for index, (column, label) in enumerate(columns.items()):
+        axes = sheet.panel(index, 0, sharex=sheet.first)
+        _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=column != "loss")
+        axes.set_ylabel(label)
+        axes.tick_params(labelbottom=index == len(columns) - 1)
+    axes.set_xlabel("step")
+    panels.title(sheet.figure.axes[0], sentence(event))
+    return sheet
+
+
+def _panel(axes: Axes, step_n: Any, value_n: Any, event: Event, *, logarithmic: bool) -> None:
+    axes.plot(step_n, value_n, color=style.ARM_COLOURS[0], linewidth=1)
+    if logarithmic and (value_n[np.isfinite(value_n)] > 0).all():
+        axes.set_yscale("log")
+    axes.axvspan(event.step, event.step if event.end is None else event.end, color=style.ARM_COLOURS[1], alpha=0.15)
+    axes.axvline(event.step, color=style.ARM_COLOURS[1], linewidth=1)

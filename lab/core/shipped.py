@@ -1,0 +1,90 @@
+"""What the YAML files of the lab say: the default recipe of `conf/`, and the questions of `sweeps/`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEFAULT_SCALE = "cpu"
+
+
+def data_folder(name: str) -> Path:
+    """``conf`` or ``sweeps``: in ``lab/yaml`` of an installed package, beside ``lab`` in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "yaml" / name
+    return installed if installed.is_dir() else package.parent / name
+
+
+def question(sweep: str) -> str:
+    """The question of a sweep, given the text of its file: its first comment, up to the first question mark.
+
+    A comment without one is taken up to a line such as ``# Source: ...`` or an empty one; empty without a comment.
+    """
+    lines: list[str] = []
+    for line in sweep.splitlines():
+        comment = line.removeprefix("#").strip()
+        if not line.startswith("#") or not comment or (lines and re.match(r"[\w-]+: ", comment)):
+            break
+        lines.append(comment)
+        if comment.endswith("?"):
+            break
+    first, mark, _ = " ".join(lines).partition("? ")
+    return f"{first}?" if mark else first
+
+
+@cache
+def default_recipe(scale: str = DEFAULT_SCALE) -> Mapping[str, str | float]:
+    """The default recipe in the numbers of a scale, by dotted key; a switched-on intervention is ``on``.
+
+    Settings of the interventions that are off count too: their values where one is switched on. A value that only
+    Hydra can compute is left out.
+    """
+    config = _load("config")
+    choices = {
+        group: choice for entry in config["defaults"] if isinstance(entry, dict) for group, choice in entry.items()
+    }
+    choices |= {"scale": scale} if (data_folder("conf") / "scale" / f"{scale}.yaml").is_file() else {}
+    tree = {key: value for key, value in config.items() if key not in ("defaults", "hydra")}
+    for group, choice in choices.items():
+        if isinstance(choice, str) and " " not in group and "/" not in group:
+            content = _load(f"{group}/{choice}")
+            tree |= content if group in content else {group: content}
+    for path in (data_folder("conf") / "intervention").glob("*.yaml"):
+        tree["intervention"] |= _load(f"intervention/{path.stem}")
+    values = _flat(tree)
+    values = {key: values.get(value[2:-1], "") if _refers(value) else value for key, value in values.items()}
+    plain = {key: _number(value) for key, value in values.items() if not str(value).startswith("${") and value != ""}
+    return plain | {f"intervention.{name}": "on" for name in choices["intervention"]}
+
+
+def _load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((data_folder("conf") / f"{name}.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings, by dotted key; lists and empty values are left out."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _refers(value: Any) -> bool:
+    return bool(re.fullmatch(r"\$\{[\w.]+\}", str(value)))
+
+
+def _number(value: str | float) -> str | float:
+    """A float where the text is one: YAML takes ``1e-2`` for text."""
+    try:
+        return float(value)
+    except ValueError:
+        return str(value)

@@ -1,0 +1,20 @@
+"""The probe of the gradient noise scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lab.probes.listener import probe
+
+
+@probe(hears="noise")
+def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Trace of the gradient's covariance and squared norm of the true gradient, of each group of weights.
+
+    Unbiased, from all micro-batches of the steps since the last measurement (McCandlish et al. 2018, app. A.1).
+    The noise scale is the ratio of their averages; its unit is a sequence.
+    """
+    steps_r = noise["steps"]
+    return {name: sum_r / steps_r for name, sum_r in noise.items() if name != "steps"}

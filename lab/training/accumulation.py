@@ -1,0 +1,119 @@
+"""Gradients summed over the micro-batches of a step, and what their spread says of the gradient noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lab.core.axes import over
+from lab.core.hooks import announce
+
+
+class Accumulation(NamedTuple):
+    """Sums over the micro-batches of a step, changed in place; a tree of tensors, as an engine takes it.
+
+    Attributes:
+        gradients: of the loss summed over targets, by weight ``[r ...]``.
+        targets_r: number of targets that count.
+        loss_r: loss summed over them, nats.
+        squares: sum of squared norms of the micro-batches' mean gradients, by group of weights ``[r]``; empty unless
+            noise is measured.
+        noise: sums over the steps since the last measurement: ``trace.GROUP``, ``squared_norm.GROUP``, ``steps``.
+    """
+
+    gradients: dict[str, Tensor]
+    targets_r: Tensor
+    loss_r: Tensor
+    squares: dict[str, Tensor]
+    noise: dict[str, Tensor]
+
+
+def group_of(weight: str) -> str:
+    """The group that a weight belongs to: ``block0`` of ``block0.mlp.up``."""
+    return weight.partition(".")[0]
+
+
+def begin(weights: Mapping[str, Tensor], *, with_noise: bool) -> Accumulation:
+    """Sums of nothing."""
+    zero_r = next(iter(weights.values())).new_zeros(len(next(iter(weights.values()))))
+    groups = dict.fromkeys(map(group_of, weights)) if with_noise else {}
+    names = [f"{part}.{group}" for part in ("trace", "squared_norm") for group in groups] + ["steps"] * with_noise
+    return Accumulation(
+        {name: torch.zeros_like(weight) for name, weight in weights.items()},
+        zero_r.clone(),
+        zero_r.clone(),
+        {group: zero_r.clone() for group in groups},
+        {name: zero_r.clone() for name in names},
+    )
+
+
+def clear(sums: Accumulation) -> None:
+    """Forget the micro-batches of the last step."""
+    for tensor in (*sums.gradients.values(), sums.targets_r, sums.loss_r, *sums.squares.values()):
+        tensor.zero_()
+
+
+@torch.no_grad()
+def add(sums: Accumulation, gradients: Mapping[str, Tensor], loss_r: Tensor, targets_r: Tensor) -> None:
+    """Add a micro-batch: gradients and loss are means over its ``targets_r`` targets, and nothing if it has none."""
+    counts_r = targets_r > 0
+    for name, gradient in gradients.items():
+        weighed = torch.where(_wide(counts_r, gradient), gradient * over(targets_r, gradient), 0.0)
+        sums.gradients[name].add_(weighed)
+    sums.loss_r.add_(torch.where(counts_r, loss_r * targets_r, 0.0))
+    sums.targets_r.add_(targets_r)
+    for group, square_r in _squares(gradients, sums.squares).items():
+        sums.squares[group].add_(square_r)
+
+
+def mean(sums: Accumulation) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients and loss ``[r]`` of the whole batch: means over its targets, whichever micro-batch they stood in."""
+    gradients = {name: total / over(sums.targets_r, total) for name, total in sums.gradients.items()}
+    return gradients, sums.loss_r / sums.targets_r
+
+
+@torch.no_grad()
+def add_noise(sums: Accumulation, gradients: Mapping[str, Tensor], micro_batch: int, count: Tensor) -> None:
+    """Add this step's unbiased estimates of trace and squared norm (McCandlish et al. 2018, app. A.1); announce all.
+
+    A step of one micro-batch says nothing of the noise and does not count.
+
+    Args:
+        sums: of this step.
+        gradients: of the whole batch.
+        micro_batch: sequences in a micro-batch.
+        count: number of micro-batches, a tensor without axes.
+    """
+    several = count > 1
+    others = torch.where(several, count - 1, 1)
+    for group, big_r in _squares(gradients, sums.squares).items():
+        small_r = sums.squares[group] / count
+        trace_r = (small_r - big_r) * micro_batch * count / others
+        squared_norm_r = (count * big_r - small_r) / others
+        sums.noise[f"trace.{group}"].add_(torch.where(several, trace_r, 0.0))
+        sums.noise[f"squared_norm.{group}"].add_(torch.where(several, squared_norm_r, 0.0))
+    if sums.noise:
+        sums.noise["steps"].add_(several)
+        announce("noise", "", sums.noise)
+
+
+def clear_noise(sums: Accumulation) -> None:
+    """Begin a new interval of measurement."""
+    for sum_r in sums.noise.values():
+        sum_r.zero_()
+
+
+def _squares(gradients: Mapping[str, Tensor], groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Squared norm ``[r]`` of each of the groups."""
+    squares = {group: torch.zeros_like(zero_r) for group, zero_r in groups.items()}
+    for name, gradient in gradients.items():
+        if group_of(name) in squares:
+            squares[group_of(name)] = squares[group_of(name)] + gradient.square().flatten(1).sum(1)
+    return squares
+
+
+def _wide(number_r: Tensor, tensor_r: Tensor) -> Tensor:
+    return number_r.view(-1, *(1,) * (tensor_r.ndim - 1))

@@ -1,0 +1,24 @@
+"""Leave out of results folders the probe values that no claim and no figure reads: ``python results/prune.py DIR ...``.
+
+A probe of every tensor has most of the values.  Read are those of the first MLP layer and of the key projection of each
+block; ``eps_ratio`` follows from ``grad_rms`` and the config.
+"""
+
+import sys
+from pathlib import Path
+
+from lab.records import store
+
+OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
+
+
+def prune(folder: Path) -> None:
+    """Gather the runs of a folder, and write its metrics without the values that nobody reads."""
+    metrics = store.gather(folder).metrics
+    is_read = ~metrics["probe"].isin(OF_EVERY_TENSOR) | metrics["where"].str.endswith(READ)
+    store.write_metrics(folder / "metrics.parquet", metrics[is_read & (metrics["probe"] != "eps_ratio")])
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        prune(Path(name))

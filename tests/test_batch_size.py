@@ -1,0 +1,142 @@
+"""Batch size: the noisy quadratic, fits shown right on it, and the advice of `lab batch`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab.__main__ import main
+from lab.analysis.batch_size import exponent, learning_rate_curve, regimes, steps_curve
+from lab.analysis.batch_size.advice import advise
+from lab.analysis.batch_size.noisy_quadratic import NoisyQuadratic
+from lab.records import store
+from lab.records.store import Records
+from planted import card, table
+
+QUADRATIC = NoisyQuadratic.power_law()
+BATCHES = 4.0 ** np.arange(0, 7)
+LRS = np.geomspace(0.03, 1.7, 14)
+TARGET = 0.2
+
+
+@pytest.fixture(scope="module")
+def best() -> list[tuple[int, float]]:
+    """Steps to the target, and the learning rate that takes fewest, at each batch size."""
+    steps = {(b, lr): QUADRATIC.steps_to(TARGET, lr, b, most=500) for b in BATCHES for lr in LRS}
+    return [min((steps[b, lr] or 10**9, lr) for lr in LRS) for b in BATCHES]
+
+
+def test_the_recursion_is_the_mean_over_draws() -> None:
+    """Of 4000 draws, within three standard errors at every step."""
+    random, quadratic = np.random.default_rng(0), NoisyQuadratic.power_law(dimensions=5)
+    theta_nd, lr, batch = np.ones((4000, 5)), 0.5, 4
+    for expected in quadratic.losses(lr, batch, 20):
+        losses_n = (quadratic.curvature * theta_nd**2).sum(1) / 2
+        assert losses_n.mean() == pytest.approx(expected, abs=3 * losses_n.std() / math.sqrt(4000) + 1e-12)
+        noise_nd = random.normal(size=theta_nd.shape) * np.sqrt(quadratic.noise / batch)
+        theta_nd = theta_nd - lr * (quadratic.curvature * theta_nd + noise_nd)
+
+
+def test_a_step_at_the_noise_scale_gains_half_of_what_it_could() -> None:
+    """McCandlish et al. 2018, eq. 2.7, and the optimal step, eq. 2.5."""
+    theta = np.ones(50)
+    critical = QUADRATIC.critical_noise_scale(theta)
+    (lr, gain), (largest_lr, largest_gain) = (QUADRATIC.best_step(theta, b) for b in (critical, 1e12))
+    assert gain / largest_gain == pytest.approx(0.5)
+    assert lr / largest_lr == pytest.approx(0.5)
+    steps = [QUADRATIC.best_step(theta, b)[0] for b in (1.0, 3.0, 10.0, 100.0)]
+    assert learning_rate_curve([1, 3, 10, 100], steps).scale == pytest.approx(critical, rel=1e-6)
+
+
+def test_the_hyperbola_fits_the_quadratic(best: list[tuple[int, float]]) -> None:
+    curve = steps_curve(BATCHES, [steps for steps, _ in best])
+    assert curve.rms_log_error < 0.06
+    assert curve.low < curve.scale < curve.high < 2 * curve.low
+    # averaged over the run, since at the start it is eight times smaller
+    assert QUADRATIC.noise_scale(np.ones(50)) < curve.scale / 5
+
+
+def test_three_regimes_in_order(best: list[tuple[int, float]]) -> None:
+    names = regimes(BATCHES, [steps for steps, _ in best])
+    assert names[0] == "perfect scaling"
+    assert names[-1] == "maximal data parallelism"
+    assert list(dict.fromkeys(names)) == ["perfect scaling", "diminishing returns", "maximal data parallelism"]
+
+
+def test_the_best_learning_rate_is_linear_in_small_batches_and_then_flat(best: list[tuple[int, float]]) -> None:
+    lrs = [lr for _, lr in best]
+    assert exponent(BATCHES[:3], lrs[:3]) == pytest.approx(0.9, abs=0.15)
+    assert exponent(BATCHES[-3:], lrs[-3:]) == pytest.approx(0, abs=0.1)
+
+
+def test_an_exact_hyperbola_is_found_exactly() -> None:
+    batches = 2.0 ** np.arange(8)
+    curve = steps_curve(batches, 30 * (1 + 20 / batches))
+    assert (curve.limit, curve.scale) == pytest.approx((30, 20))
+    assert curve.rms_log_error == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [1.0, 2.0, math.nan, 3.0], [1.0, 2.0, 0.0, 3.0]])
+def test_a_curve_takes_four_positive_values(values: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"takes 4|must be positive"):
+        steps_curve(np.arange(1, len(values) + 1), values)
+
+
+def planted(noise_scales: tuple[float, ...] = (40.0, 80.0, 120.0, 160.0), seeds: int = 3) -> Records:
+    """Runs of 16 sequences a step at two learning rates; the squared norm falls as the noise scale grows."""
+    cards, rows = [], []
+    for lr, loss in ((1e-2, 2.0), (3e-2, 2.5)):
+        for seed in range(seeds):
+            run = card(seed=seed, final_val_loss=loss + 0.01 * seed, **{"optimizer.lr": lr})
+            cards.append(run)
+            for step in range(0, 400, 50):
+                scale, norm = noise_scales[step // 100] * (1 + 0.05 * seed), 0.1 ** (step / 100)
+                for group in ("block0", "head"):
+                    rows.append((run["id"], step, "noise_scale", f"trace.{group}", scale * norm / 2))
+                    rows.append((run["id"], step, "noise_scale", f"squared_norm.{group}", norm / 2))
+    return Records(table(cards), pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
+
+
+def test_advice_averages_the_noise_scale_along_training() -> None:
+    """Quarters count alike, although early gradients are a thousand times larger."""
+    good, _ = advise(planted())
+    assert [stage.mean for stage in good.stages] == pytest.approx([42.0, 84.0, 126.0, 168.0], rel=1e-2)
+    assert good.critical.mean == pytest.approx(105, rel=1e-2)
+    assert good.critical.low < 105 < good.critical.high
+    # at B_crit steps are twice the least: 400 = S_min (1 + 105 / 16)
+    assert good.steps_there == pytest.approx(2 * 400 / (1 + 105 / 16), rel=1e-2)
+    assert good.learning_rates == pytest.approx([1e-2 * (7.56 / 2) ** 0.5, 1e-2 * 7.56 / 2], rel=1e-2)
+
+
+def test_a_gradient_lost_in_noise_gives_no_noise_scale() -> None:
+    records = planted()
+    records.metrics.loc[records.metrics["where"].str.startswith("squared"), "value"] *= -1
+    assert all(math.isnan(one.critical.mean) for one in advise(records))
+
+
+def test_lab_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: planted())
+    assert main(["batch", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "a batch of about 105 sequences" in " ".join(text.split())
+    assert "over 4 times the batch of 16" in " ".join(text.split())
+    assert (tmp_path / "batch.svg").stat().st_size > 1000
+    assert main(["batch", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["recommended"]["batch_size"] == pytest.approx(105, rel=1e-2)
+    assert len(told["rows"]) == 2
+
+
+def test_a_folder_without_the_probe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = planted()._replace(metrics=planted().metrics.iloc[:0])
+    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: without)
+    assert main(["batch", str(tmp_path)]) == 2
+    assert "no run recorded the probe noise_scale" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,182 @@
+"""What stands beside the verdicts: sizes, steps and decay, earlier verdicts, other text, and what we restated."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import planted
+from lab.__main__ import main
+from lab.analysis.claims import revision, scoreboard
+from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.judging import CLAIMS, VERDICTS, Verdict, judge_claim
+from lab.analysis.claims.scoreboard import ScoreboardRow
+
+RESULTS = Path(__file__).parents[1] / "results"
+FALLS = CLAIMS["instability_rises_without"]
+KAPPA = CLAIMS["kappa_up_to_a_hundred_is_harmless"]
+
+
+def verdict(name: str, reason: str = "", sweep: str = "qk_layernorm", steps: tuple[int, ...] = (1000,)) -> Verdict:
+    return Verdict(name, 1.0, 0.5, 1.5, 3, reason, f"results/{sweep}", sweep, (24_736, 393_856), steps, (0.1,))
+
+
+def row_of(text: str, sentence: str) -> dict[str, str]:
+    """The cells of a claim's line in a table of Markdown, by the name of their column."""
+    lines = [line.strip("| ").split(" | ") for line in text.replace("|  |", "| - |").splitlines()]
+    head = next(line for line in lines if line[0] == "figure")
+    return dict(zip(head, next(line for line in lines if sentence in line), strict=True))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of results on one text, with a sweep on other text inside, in which instability falls with size."""
+    folder = tmp_path_factory.mktemp("results")
+    planted.write(folder / "qk_layernorm", list(planted.cards(arms=["z_loss"], widths=[32, 64, 128])))
+    other = list(planted.cards(arms=["z_loss"], widths=[32, 64, 128], data_fingerprint="0" * 16))
+    best = {32: 1.9, 64: 1.95, 128: 2.0}
+    for card in other:
+        lr = card["optimizer.lr"]
+        card["final_val_loss"] = best[card["model.width"]] + 0.01 * card["seed"] * lr
+        card["final_val_loss"] += max(0.0, math.log10(lr / 1e-2)) * 32 / card["model.width"]
+    planted.write(folder / "other_text" / "qk_layernorm", other)
+    return folder
+
+
+def test_sweeps_on_other_text_are_judged_apart(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", str(results), "--markdown"]) == 0
+    text = capsys.readouterr().out
+    cells = row_of(text, FALLS.sentence)
+    assert (cells["verdict"], cells["also on other text"]) == ("reproduced", "contradicted")
+    assert cells["parameters"] == "24.7k to 394k"
+    assert main(["claims", str(results / "other_text"), "--json"]) == 0
+    alone = {one["claim"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
+    assert alone[FALLS.sentence] == "contradicted"
+    assert "also on other text: of " in text
+
+
+def test_other_text_is_asked_of_four_figures_only(results: Path) -> None:
+    other = scoreboard.read_other_text([results])
+    alone = {row.claim.figure for row in scoreboard.judge_all(other) if row.verdict.seeds}
+    beside = {row.claim.figure for row in scoreboard.judge_all([], other_text=other) if row.on_other_text}
+    assert "E.2" in alone
+    assert beside == alone & {"1", "6", "8", "9"} == {"1", "9"}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "counted"),
+    [
+        (("reproduced", "reproduced"), ("reproduced", "contradicted"), "of 2 decided on both, 1 agree and 1 disagree"),
+        (("contradicted",), ("contradicted",), "of 1 decided on both, 1 agree and 0 disagree"),
+        (("inconclusive", "not run"), ("inconclusive", "reproduced"), "of 0 decided on both, 0 agree and 0 disagree"),
+        (("reproduced",), ("inconclusive",), "of 0 decided on both, 0 agree and 0 disagree"),
+    ],
+)
+def test_only_verdicts_that_are_decided_on_both_texts_agree(
+    here: tuple[str, ...], there: tuple[str, ...], counted: str
+) -> None:
+    rows = [ScoreboardRow(FALLS, verdict(one), other) for one, other in zip(here, there, strict=True)]
+    assert list(scoreboard.tallies(rows))[-1].endswith(counted)
+
+
+def test_without_other_text_nothing_is_counted() -> None:
+    assert len(list(scoreboard.tallies([ScoreboardRow(FALLS, verdict("reproduced"))]))) == 1
+
+
+def test_decay_times_steps_is_that_of_decay_that_does_not_depend_on_the_learning_rate() -> None:
+    independent = planted.cards(widths=[32], **{"optimizer.weight_decay": 0.01})
+    records = planted.records(list(independent))
+    judged = judge_claim(CLAIMS["qk_layernorm_bounds_the_logits"], [Evidence("qk_layernorm", records)])
+    assert judged.decay_times_steps == [4.0]
+    coupled = records._replace(runs=records.runs.assign(**{"optimizer.name": "adamw_coupled"}))
+    claim = CLAIMS["qk_layernorm_bounds_the_logits"]._replace(holds={})
+    assert judge_claim(claim, [Evidence("qk_layernorm", coupled)]).decay_times_steps == []
+
+
+@pytest.mark.parametrize(
+    ("now", "cell"),
+    [
+        (verdict("reproduced"), "reproduced"),
+        (verdict("contradicted"), "reproduced; since then: the rule is another"),
+        (
+            verdict("inconclusive", "undertrained: at"),
+            "reproduced; since then: the rule is another; under-training cautions every claim on S",
+        ),
+        (
+            verdict("inconclusive", "the control shows"),
+            "reproduced; since then: the rule is another; a control must fail",
+        ),
+        (
+            verdict("inconclusive", sweep="mup", steps=(200,)),
+            "reproduced; since then: the rule is another; judged on its own sweep, not on qk_layernorm; "
+            "200 steps, not 1000",
+        ),
+    ],
+)
+def test_a_changed_verdict_says_why(now: Verdict, cell: str) -> None:
+    earlier = revision.EarlierVerdict("1", "sizes", "reproduced", "qk_layernorm", [1000], "the rule is another")
+    assert revision.revised(earlier, now) == cell
+    assert revision.revised(None, now) == ""
+    if now.verdict == "contradicted":
+        assert revision.revised(earlier._replace(rule=""), now) == "reproduced; since then: other runs"
+
+
+def test_earlier_verdicts_stand_beside_those_of_their_folder_and_dropped_claims_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"sweep": "qk_layernorm", "steps": [1000]}
+    earlier = {
+        "instability_rises_without": {"figure": "1", "claim": "it rises", "verdict": "reproduced", "rule": ""} | common,
+        "gone": {"figure": "E.11", "claim": "all is lost", "verdict": "contradicted", "rule": "not claimed"} | common,
+    }
+    assert main(["claims", str(tmp_path), "--markdown"]) == 0
+    assert "before" not in capsys.readouterr().out
+    (tmp_path / revision.FILE).write_text(json.dumps(earlier))
+    assert main(["claims", str(tmp_path), "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert row_of(text, FALLS.sentence)["before"] == "reproduced; since then: no steps, not 1000"
+    assert '- Figure E.11, dropped: "all is lost" (contradicted); not claimed.' in text.splitlines()
+    (tmp_path / revision.FILE).write_text('{"gone": {"figure": "E.11"}}')
+    assert main(["claims", str(tmp_path), "--markdown"]) == 2
+    assert "cannot be read as verdicts" in capsys.readouterr().err
+
+
+def test_the_committed_earlier_verdicts_are_those_of_before_and_say_why_claims_were_dropped() -> None:
+    earlier = revision.earlier_verdicts([RESULTS])
+    verdicts = [entry.verdict for entry in earlier.values()]
+    assert [verdicts.count(name) for name in VERDICTS] == [36, 14, 24, 0]
+    dropped = {name: entry for name, entry in earlier.items() if name not in set(CLAIMS)}
+    assert {entry.figure for entry in dropped.values()} == {"E.1", "E.11"}
+    assert all(entry.rule for entry in dropped.values())
+    assert all(CLAIMS[name].figure == entry.figure for name, entry in earlier.items() if name not in dropped)
+
+
+def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart() -> None:
+    rows = scoreboard.judge_all([], ["10"])
+    figures = [row.figure for row in rows]
+    after = [row.claim.sentence for row in rows].index(KAPPA.sentence) + 1
+    assert figures[after:] == ["10 (ours)"] * 3 + ["10"]
+    assert list(scoreboard.tallies(rows))[:2] == [
+        "3 claims: 0 reproduced, 0 contradicted, 0 inconclusive, 3 not run",
+        "3 restated by us: 0 reproduced, 0 contradicted, 0 inconclusive, 3 not run",
+    ]
+    table = scoreboard.markdown_by_subject(rows).splitlines()
+    assert table[-3:-1] == ["| all | 3 | 0 | 0 | 0 | 3 |", "| restated by us | 3 | 0 | 0 | 0 | 3 |"]
+
+
+def test_claims_of_another_module_are_counted_under_its_name() -> None:
+    def effects() -> None: ...
+
+    effects.__module__ = "package.spikes_of_loss"
+    rows = [ScoreboardRow(FALLS._replace(effects=effects), verdict("reproduced"))]
+    assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
+
+
+def test_the_log_of_a_size_is_shown_as_the_size() -> None:
+    claim = CLAIMS["gradients_meet_epsilon_at_a_size"]
+    judged = verdict("reproduced")._replace(effect=7.0, low=6.0, high=8.0)
+    assert ScoreboardRow(claim, judged).effect == "10M [1M, 100M] parameters"
+    assert ScoreboardRow(FALLS, judged).effect == "7 [6, 8] nats/token per decade"

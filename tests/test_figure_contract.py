@@ -1,0 +1,342 @@
+"""Every figure can be read: no text over another or cut off, no word for what is absent, a text for every mark."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import planted
+from drawn_texts import complaints
+from lab.__main__ import main
+from lab.analysis import Records, load
+from lab.analysis.curves import points
+from lab.analysis.figures import FIGURES
+from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
+from lab.analysis.guard import baseline, render
+from lab.analysis.rendering import layout, style
+from lab.analysis.rendering.layout import Drawing
+from lab.analysis.sensitivity import judge
+from lab.analysis.statistics import student_t
+from lab.core.errors import RequestError
+from lab.records import store
+from lab.sweep.coordinate_growth import figure as coordinate_growth
+
+RESULTS = Path(__file__).parents[1] / "results"
+FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
+COLUMN = style.Page(3.25, 8.0)
+LRS = (1e-3, 1e-2, 1e-1)
+EPS = "optimizer.eps"
+
+
+def recorded(cards: list[dict[str, object]]) -> Records:
+    """The cards, with values of every probe that a figure shows, at four steps."""
+    rows = []
+    for card in cards:
+        lr, seed = float(card["optimizer.lr"]), int(card["seed"])  # type: ignore[arg-type, call-overload]
+        for step in (0, 100, 200, 399):
+            value = (1 + step / 100) * (1 + 30 * lr) * (1 + 0.1 * seed)
+            whole = {
+                "train_loss": 5 / (1 + step / 100) + 0.1 * seed,
+                "output_logit_mean": -value,
+                "log_z_square": value,
+            }
+            rows += [(card["id"], step, probe, "", number) for probe, number in whole.items()]
+            for block in ("block0", "block1"):
+                inside = dict.fromkeys(("attention_logit_max", "query_norm", "key_norm", "block_rms"), value)
+                rows += [(card["id"], step, probe, block, number) for probe, number in inside.items()]
+                rows.append((card["id"], step, "query_key_cosine", block, 0.1 * (1 + lr)))
+                for tensor in ("mlp_up", "attention.key"):
+                    where = f"{block}.{tensor}"
+                    rows += [
+                        (card["id"], step, "grad_rms", where, 1e-6 / value),
+                        (card["id"], step, "update_rms", where, 0.3),
+                    ]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    return Records(planted.table(cards), metrics)
+
+
+def cards(seeds: int = 3, **shape: object) -> list[dict[str, object]]:
+    """Planted cards, of which one diverged."""
+    made = list(planted.cards(**{"lrs": LRS, "seeds": range(seeds), **shape}))  # type: ignore[arg-type]
+    made[-1] |= {"status": "diverged", "diverged_at": 200, "final_val_loss": math.nan}
+    return made
+
+
+@cache
+def small(name: str) -> Records:
+    """Small records of every shape that a sweep has."""
+    if name == "sizes":
+        return recorded(cards())
+    if name == "one size":
+        return recorded(cards(widths=(32,)))
+    if name == "one run":
+        return recorded(cards(seeds=1, widths=(32,), arms=("z_loss",), lrs=(1e-2,)))
+    if name == "many seeds":
+        return recorded(cards(seeds=8, widths=(32,)))
+    if name == "long names":
+        arms = (
+            "a_custom_model_with_a_long_name_and_no_break_at_all+z_loss",
+            "qk_layernorm+z_loss with words of every length",
+        )
+        return recorded(cards(seeds=2, widths=(32, 64, 128), arms=arms))
+    runs = [
+        planted.card(**{EPS: eps, "optimizer.lr": lr, "seed": seed}, final_val_loss=2 + lr + 20 * eps + 0.01 * seed)
+        for eps in (0.0, 1e-15, 1e-8, 1e-5, 1e-3)
+        for lr in LRS
+        for seed in range(3)
+    ]
+    return recorded(runs)
+
+
+# Between them they use every kind of panel.
+FEW = ("learning_rate_sensitivity", "best_loss_with_size", "loss_over_steps", "loss_against_setting")
+SHAPES = ("sizes", "one size", "one run", "many seeds", "long names", "setting")
+
+
+def drawings(records: Records, names: Iterator[str] | None = None) -> Iterator[tuple[str, Drawing]]:
+    """Every figure that applies, by name."""
+    runs = judge(points(records.runs))
+    for name in names or FIGURES:
+        try:
+            yield name, FIGURES[name](records, runs)
+        except NothingToDrawError:
+            continue
+
+
+def wrong(shown: Iterator[tuple[str, Drawing]]) -> dict[str, list[str]]:
+    """What is wrong with these figures, by name; at least one must be drawn."""
+    found = {name: complaints(drawing) for name, drawing in shown}
+    assert found
+    return {name: sentences for name, sentences in found.items() if sentences}
+
+
+def test_every_figure_can_be_read() -> None:
+    assert not wrong(drawings(small("sizes")))
+    assert not wrong(drawings(small("setting"), iter(["updates_by_epsilon"])))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_figures_of_every_shape_can_be_read(shape: str) -> None:
+    assert not wrong(drawings(small(shape), iter(FEW)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_figure_of_every_shape_can_be_read(shape: str) -> None:
+    assert not wrong(drawings(small(shape)))
+
+
+@pytest.mark.parametrize("shape", ["sizes", "setting"])
+def test_figures_can_be_read_in_a_column_of_a_paper(shape: str) -> None:
+    with style.drawn_for(COLUMN):
+        shown = list(drawings(small(shape), iter([*FEW, "attention_logit_with_size"])))
+        assert not wrong(iter(shown))
+    assert {round(float(drawing.get_figwidth()), 6) for _, drawing in shown} == {3.25}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
+    runs = pd.read_parquet(folder / "runs.parquet")
+    records = Records(runs, pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
+    assert not wrong(drawings(records, iter(["learning_rate_sensitivity"])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [style.SCREEN, COLUMN], ids=["screen", "column"])
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_figure_of_every_sweep_can_be_read(folder: Path, page: style.Page) -> None:
+    with style.drawn_for(page):
+        assert not wrong(drawings(load(folder)))
+
+
+@pytest.mark.parametrize("draw", [logit_forecast, gradient_forecast])
+@pytest.mark.parametrize("widths", [(32, 64), (32, 64, 128)], ids=["two sizes", "three sizes"])
+def test_forecasts_can_be_read(draw, widths: tuple[int, ...]) -> None:
+    assert not complaints(draw(recorded(cards(widths=widths))))
+
+
+def test_a_coordinate_check_can_be_read() -> None:
+    names = ["block0.query", "block1.query", "block0.block_output", "logits"]
+    changes = pd.DataFrame(
+        [
+            {"width": width, "seed": seed, "step": 1, "coordinate": name, "change": width**0.3 * (1 + 0.1 * seed)}
+            for name in names
+            for width in (32, 64, 128, 256)
+            for seed in range(3)
+        ]
+    )
+    assert not complaints(coordinate_growth(changes))
+
+
+@pytest.mark.parametrize("widths", [(32,), (32, 64)])
+def test_the_overlay_of_a_check_can_be_read(tmp_path: Path, widths: tuple[int, ...]) -> None:
+    """Losses between 5 and 7.5, where ticks at every tenth would lie on top of one another."""
+    runs = list(planted.cards(lrs=LRS, widths=widths, loss_at_init=8.0, loss_bigram=7.0))
+    for run in runs:
+        run["final_val_loss"] = 5.0 + 0.8 * (run["final_val_loss"] - 1.9)
+    old = baseline.from_folder(planted.write(tmp_path / "runs", runs))
+    assert not complaints(render.overlay(old, old))
+
+
+def overlap(figure: Drawing) -> None:
+    box = figure.axes[0].get_position()
+    figure.text(box.x0, box.y0 - 0.03, "planted over the numbers of the learning rates")
+
+
+def clip(figure: Drawing) -> None:
+    figure.axes[0].set_title("planted, and far longer than the figure is wide " * 4)
+
+
+def invent(figure: Drawing) -> None:
+    figure.caption += " The hollow triangles are planted."
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [(overlap, "lies over"), (clip, "is cut off"), (invent, "names what is not there")],
+    ids=["overlap", "clipped", "caption"],
+)
+def test_a_planted_fault_is_seen(fault, sentence: str) -> None:
+    figure = FIGURES["max_attention_logit"](recorded(list(planted.cards(lrs=LRS, widths=(32,)))))
+    assert not complaints(figure)
+    fault(figure)
+    assert [complaint for complaint in complaints(figure) if sentence in complaint]
+
+
+def test_captions_follow_the_figure() -> None:
+    """The same figure of calm runs has no word on crosses, triangles, bars or power laws."""
+    calm = list(planted.cards(lrs=(1e-3, 1e-2), widths=(32, 64), seeds=(0,), loss_bigram=9.0))
+    captions = {name: drawing.caption for name, drawing in drawings(recorded(calm), iter(FEW))}
+    for word in ("cross", "triangle", "Bands", "Bars", "hollow mark at its end"):
+        assert not [name for name, caption in captions.items() if word in caption]
+    assert (
+        "Bands reach from the lowest to the highest of 3 seeds." in FIGURES["loss_over_steps"](small("sizes")).caption
+    )
+    assert "power law" in FIGURES["best_loss_with_size"](recorded(cards(widths=(32, 64, 128)))).caption
+
+
+def test_bands_of_many_seeds_leave_out_the_extremes() -> None:
+    figure = FIGURES["learning_rate_sensitivity"](small("many seeds"))
+    assert "Bands hold the middle 80 % of 8 seeds." in figure.caption
+    runs = judge(points(small("many seeds").runs))
+    values = runs[(runs["arm"] == runs["arm"].iloc[0]) & (runs["lr"] == 1e-3)]["capped"].to_numpy()
+    (band,) = [each for each in figure.axes[0].get_children() if str(each.get_gid()).startswith("middle")]
+    ends = sorted({y for x, y in band.get_xy() if x == 1e-3})
+    assert ends == pytest.approx(list(np.quantile(values, [0.1, 0.9])))
+    assert values.min() < ends[0]
+    assert ends[1] < values.max()
+
+
+def test_arms_of_one_size_are_rows_not_sizes() -> None:
+    figure = FIGURES["learning_rate_sensitivity"](small("one size"))
+    bottom = figure.axes[-1]
+    assert [label.get_text() for label in bottom.get_yticklabels()] == ["z_loss", "qk_layernorm+z_loss"]
+    dots = [line for line in bottom.get_lines() if line.get_marker() == "o"]
+    assert {len(set(line.get_ydata())) for line in dots} == {1}
+    assert len({float(line.get_ydata()[0]) for line in dots}) == 2
+
+
+def hovers(drawn: str) -> list[list[str]]:
+    """The lines that each mark says, as an XML reader has them."""
+    uses = [element for element in ET.fromstring(drawn).iter() if element.tag.endswith("use")]
+    return [element.attrib["data-hover"].split("\n") for element in uses if "data-hover" in element.attrib]
+
+
+def test_every_mark_says_what_it_is() -> None:
+    records = small("sizes")
+    drawn = layout.svg(FIGURES["learning_rate_sensitivity"](records), "figure")
+    said = hovers(drawn)
+    runs = judge(points(records.runs))
+    point = runs[(runs["arm"] == "z_loss") & (runs["lr"] == 1e-2) & (runs["size"] == runs["size"].min())]
+    interval = student_t(point["capped"])
+    expected = [
+        "z_loss",
+        "24.7k parameters",
+        "learning rate 0.01",
+        f"final held-out loss {interval.mean:.4g} nats/token",
+        f"95 % interval {interval.low:.4g} to {interval.high:.4g}",
+        "seeds 0, 1, 2",
+        f"runs {', '.join(point['id'])}",
+    ]
+    assert expected in said
+    curves = len(runs.groupby(["arm", "size"]))
+    assert len(said) == curves * len(LRS) + 2 * curves
+    assert [lines for lines in said if "1 of 3 diverged" in lines]
+    assert [lines for lines in said if lines[-1].endswith("and 6 more")], "of a sensitivity there are nine runs"
+    assert drawn == layout.svg(FIGURES["learning_rate_sensitivity"](records), "figure")
+
+
+def test_each_mark_says_its_own_text_where_it_is() -> None:
+    """The higher the mark, the higher the value it tells of."""
+    figure = FIGURES["max_attention_logit"](small("one size"))
+    drawn = ET.fromstring(layout.svg(figure, "figure"))
+    marks = [element for element in drawn.iter() if "data-hover" in element.attrib]
+    heights, values = [], []
+    for mark in marks:
+        (value,) = re.findall(r"peak of max attention logit (\S+)", mark.attrib["data-hover"])
+        heights.append(-float(mark.attrib["y"]))
+        values.append(math.log(float(value)))
+    assert len(marks) == 2 * len(LRS)
+    assert np.corrcoef(heights, values)[0, 1] > 0.9999
+
+
+def test_hostile_names_are_text_for_the_pointer_too() -> None:
+    hostile = 'a" onload="x" <b>&amp;\x1b[2J\u202e'
+    drawn = layout.svg(FIGURES["learning_rate_sensitivity"](recorded(cards(arms=(hostile,), widths=(32,)))), "figure")
+    assert all(letter.isprintable() or letter == "\n" for letter in drawn)
+    assert {lines[0] for lines in hovers(drawn)} == {'a" onload="x" <b>&amp;\\x1b[2J\\u202e'}
+    assert {name for element in ET.fromstring(drawn).iter() for name in element.attrib} & {"onload"} == set()
+
+
+def test_figures_for_a_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "learning_rate_sensitivity"
+    monkeypatch.setattr("lab.analysis.report.paper.FIGURES", {name: FIGURES[name]})
+    folder = planted.write(tmp_path / "study", list(planted.cards(lrs=LRS, widths=(32,))))
+    assert main(["report", str(folder), "--format", "pdf", "--width", "3.5"]) == 0
+    path = folder / "figures" / "learning_rate_sensitivity.pdf"
+    assert f"figure: {path}" in capsys.readouterr().out
+    content = path.read_bytes()
+    assert re.search(rb"/MediaBox \[ 0 0 252 ", content)
+    assert b"/FontFile2" in content, "text is text"
+    assert not (folder / "report.html").exists()
+    assert main(["report", str(folder), "--format", "pdf", "--width", "3.5"]) == 0
+    assert path.read_bytes() == content
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--format", "pfd"], "unknown format 'pfd'; nearest: pdf"),
+        (["--format", "pdf", "--width", "wide"], "--width must be a number of inches from 2 to 20, not 'wide'"),
+        (["--format", "png", "--width", "nan"], "--width must be a number of inches from 2 to 20, not 'nan'"),
+        (["--format", "png", "--width", "0.5"], "--width must be a number of inches from 2 to 20, not '0.5'"),
+        (["--width", "3"], "--width goes with --format pdf or --format png"),
+        (["--from", "pdf"], "unknown option '--from'"),
+        (["--format"], "--format wants a value"),
+    ],
+)
+def test_a_paper_that_makes_no_sense_is_refused_in_one_line(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path), *words]) == 2
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_to_draw_is_a_refusal() -> None:
+    with pytest.raises(RequestError, match="nothing to draw"):
+        FIGURES["best_loss_with_size"](small("one run"))

@@ -1,0 +1,213 @@
+"""Alarms: planted spikes of every kind and ending, logs of other programs, and `lab watch`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.__main__ import main
+from lab.analysis.spikes import Log, detect
+from planted import cards, write
+
+STEPS = np.arange(1000)
+
+
+def calm(seed: int = 0, steps: int = 1000) -> np.ndarray:
+    """A falling loss with noise of 0.02 nats."""
+    return 2 + 4 * np.exp(-np.arange(steps) / 60) + np.random.default_rng(seed).normal(0, 0.02, steps)
+
+
+def bump(height: float, at: int = 500, decay: float = 15.0) -> np.ndarray:
+    """A sudden rise that decays."""
+    after = np.maximum(STEPS - at, 0)
+    return np.where(at <= STEPS, height * np.exp(-after / decay), 0.0)
+
+
+def log(loss: np.ndarray, **columns: np.ndarray) -> Log:
+    return Log("planted", STEPS[: len(loss)], {"loss": loss, **columns})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_calm_run_raises_no_alarm(seed: int) -> None:
+    norms = np.random.default_rng(seed).lognormal(0, 0.3, 1000)
+    assert detect(log(calm(seed), grad_norm=norms)) == []
+
+
+@pytest.mark.parametrize("height", [0.3, 1.0, 10.0])
+def test_a_spike_is_one_event_and_recovers(height: float) -> None:
+    (event,) = detect(log(calm() + bump(height)))
+    assert (event.kind, event.step, event.ending) == ("spike", 500, "recovered")
+    assert event.value == pytest.approx(2 + height, abs=0.1)
+    assert event.usual == pytest.approx(2, abs=0.05)
+    # exp(-n / 15) * height falls to two deviations, 0.04
+    assert event.end is not None
+    assert event.end - 500 == pytest.approx(15 * np.log(height / 0.04), abs=15)
+
+
+def test_a_rise_below_a_tenth_of_a_nat_is_no_spike() -> None:
+    assert detect(log(2 + np.random.default_rng(0).normal(0, 0.001, 1000) + bump(0.09))) == []
+
+
+def test_two_spikes_are_two_events_and_close_ones_are_one() -> None:
+    assert [event.step for event in detect(log(calm() + bump(2.0, 400) + bump(2.0, 700)))] == [400, 700]
+    assert [event.step for event in detect(log(calm() + bump(2.0, 500) + bump(2.0, 510)))] == [500]
+
+
+def test_endings() -> None:
+    risen = calm() + np.where(STEPS >= 500, 1.0, 0.0)
+    lost = calm() + np.where(STEPS >= 500, 8.0, 0.0)
+    not_finite = np.where(STEPS >= 500, np.nan, calm())
+    unfinished = calm() + bump(3.0, 990)
+    endings = {}
+    for name, loss in {"stuck": risen, "lost": lost, "nan": not_finite, "unfinished": unfinished}.items():
+        (event,) = detect(log(loss))
+        endings[name] = (event.step, event.ending, event.end)
+    assert endings == {
+        "stuck": (500, "stuck", 800),
+        "lost": (500, "diverged", 599),
+        "nan": (500, "diverged", 500),
+        "unfinished": (990, "none", None),
+    }
+
+
+def test_one_measurement_that_is_no_number_diverges_once() -> None:
+    loss = calm()
+    loss[300] = np.inf
+    (event,) = detect(log(loss))
+    assert (event.step, event.ending) == (300, "diverged")
+
+
+def test_the_gradient_warns_before_the_loss() -> None:
+    norms = np.ones(1000)
+    norms[488:520] = 20.0
+    first, second = detect(log(calm() + bump(2.0), grad_norm=norms))
+    assert (first.kind, first.step) == ("gradient_spike", 488)
+    assert (second.kind, second.step, second.lead) == ("spike", 500, 12)
+
+
+def test_the_running_mean_of_norms_stands_still_in_an_event() -> None:
+    """Else a long event would make its own end."""
+    norms = np.ones(1000)
+    norms[300:600] = 6.0
+    (event,) = detect(log(calm(), grad_norm=norms))
+    assert (event.step, event.usual) == (300, pytest.approx(1.0))
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "low", "high"),
+    [
+        ("attention_logit_max", "logit_growth", 10.0, 100.0),
+        ("update_rms", "update_rms", 0.2, 0.6),
+        ("eps_ratio", "epsilon_ratio", 0.01, 3.0),
+    ],
+)
+def test_probes_raise_alarms_of_their_own(column: str, kind: str, low: float, high: float) -> None:
+    (event,) = detect(log(calm(), **{column: np.where(STEPS >= 600, high, low)}))
+    assert (event.kind, event.step) == (kind, 600)
+
+
+def test_a_loss_scale_at_its_floor_stalls() -> None:
+    scale = np.where(STEPS >= 700, 1e-4, 128.0)
+    (event,) = detect(log(calm(), loss_scale=scale))
+    assert (event.kind, event.step, event.ending) == ("loss_scale", 700, "stalled")
+    brief = np.where((STEPS >= 700) & (STEPS < 730), 1e-4, 128.0)
+    assert detect(log(calm(), loss_scale=brief)) == []
+
+
+def watched(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["watch", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+LOSS = [f"{value:.4f}" for value in calm() + bump(3.0)]
+FORMS: dict[str, tuple[str, str]] = {
+    "plain": ("log.csv", "step,loss\n" + "\n".join(f"{n},{value}" for n, value in enumerate(LOSS))),
+    "other names": (
+        "log.csv",
+        "Iteration;LM loss;lr\n" + "\n".join(f"{n};{value};1e-3" for n, value in enumerate(LOSS)),
+    ),
+    "json lines": (
+        "log.jsonl",
+        "\n".join(json.dumps({"_step": n, "train/loss": float(v)}) for n, v in enumerate(LOSS)),
+    ),
+    "a trainer's prints": (
+        "train.log",
+        "starting\n"
+        + "\n".join(f'2021-11-05 | INFO | {{"num_updates": "{n}", "loss": "{v}"}}' for n, v in enumerate(LOSS)),
+    ),
+    "still growing": ("log.csv", "step,loss\n" + "\n".join(f"{n},{value}" for n, value in enumerate(LOSS)) + "\n100"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_anybodys_log(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, text = FORMS[form]
+    (tmp_path / name).write_text(text)
+    code, out, _ = watched(capsys, str(tmp_path / name), "--json")
+    told = json.loads(out)
+    assert code == 1
+    assert [(event["step"], event["kind"], event["ending"]) for event in told["events"]] == [
+        (500, "spike", "recovered")
+    ]
+    assert {*tmp_path.iterdir()} == {tmp_path / name}, "--json writes nothing"
+
+
+def test_a_line_and_a_figure_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.csv").write_text(FORMS["plain"][1])
+    code, out, _ = watched(capsys, str(tmp_path / "log.csv"))
+    assert code == 1
+    assert out.splitlines()[0].startswith("log.csv step 500: loss spike, 2 to 5.0")
+    assert out.splitlines()[-1] == "1 alarm in 1 run"
+    assert [path.name for path in (tmp_path / "log.csv.alarms").iterdir()] == ["log.csv_500_spike.svg"]
+
+
+def test_a_results_folder_is_watched_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The attention logits of the planted runs at the higher learning rate grow; no loss of theirs spikes."""
+    runs = list(cards(arms=("z_loss",), widths=(32,), lrs=(1e-3, 1e-1), seeds=(0, 1)))
+    code, out, _ = watched(capsys, str(write(tmp_path / "runs", runs, every=4)), "--json")
+    told = {(event["run"], event["kind"]) for event in json.loads(out)["events"]}
+    assert code == 1
+    assert told == {(run["id"], "logit_growth") for run in runs if run["optimizer.lr"] == 1e-1}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("log.csv", "step,accuracy\n1,2\n", "has no column of losses among step, accuracy"),
+        ("log.csv", "epoch,loss\n1,2\n", "has no column of steps"),
+        ("log.csv", "", "log.csv"),
+        ("log.csv", "step,loss\n", "has no row with a step and a loss"),
+        ("log.bin", "\x00\x01\x02", "log.bin"),
+        (None, "", "no results folder or log"),
+    ],
+)
+def test_an_unreadable_log_is_refused_in_one_line(
+    name: str | None, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name:
+        (tmp_path / name).write_text(text)
+    code, out, err = watched(capsys, str(tmp_path / (name or "nowhere.csv")))
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert message in err
+
+
+def test_watching_never_loads_torch(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step,loss\n0,3\n1,2\n")
+    program = (
+        "import sys; from lab.__main__ import main\nmain(['watch', sys.argv[1]])\nsys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "log.csv")], check=True, capture_output=True)
+
+
+def test_a_long_log_takes_seconds(tmp_path: Path) -> None:
+    """150,000 steps, as many as OPT-175B took."""
+    loss = np.random.default_rng(0).normal(2, 0.02, 150_000)
+    loss[100_000:100_050] += 2
+    (event,) = detect(Log("long", np.arange(150_000), {"loss": loss}))
+    assert event.step == 100_000
