@@ -23,7 +23,7 @@ from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import svg
 from lab.analysis.report import build, findings
-from lab.analysis.report.answer import answer
+from lab.analysis.report.answers import answer
 from lab.analysis.sensitivity import all_pairs, study
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError

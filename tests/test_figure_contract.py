@@ -256,10 +256,10 @@ def test_every_mark_says_what_it_is() -> None:
     drawn = layout.svg(FIGURES["learning_rate_sensitivity"](records), "figure")
     said = hovers(drawn)
     runs = judge(points(records.runs))
-    point = runs[(runs["arm"] == "z_loss") & (runs["lr"] == 1e-2) & (runs["size"] == runs["size"].min())]
+    point = runs[(runs["arm"] == planted.OFF_LABEL) & (runs["lr"] == 1e-2) & (runs["size"] == runs["size"].min())]
     interval = student_t(point["capped"])
     expected = [
-        "z_loss",
+        planted.OFF_LABEL,
         "24.7k parameters",
         "learning rate 0.01",
         f"final held-out loss {interval.mean:.4g} nats/token",

@@ -211,7 +211,7 @@ def _batch(arguments: list[str]) -> None:
 
 
 def _watch(arguments: list[str]) -> None:
-    from lab.analysis.spikes.watch import watch
+    from lab.analysis.spikes.alarms import watch
 
     given = _OptionParser(switches=["--json"]).read(arguments)
     if len(given.folders) != 1:

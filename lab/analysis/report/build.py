@@ -21,7 +21,7 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, layout
 from lab.analysis.report import tables
-from lab.analysis.report.answer import answer, compared, questions
+from lab.analysis.report.answers import answer, compared, questions
 from lab.analysis.report.findings import brief_headline, notes
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import count, listed, plain_text, spell

@@ -6,8 +6,8 @@ import pytest
 
 import planted
 from lab.analysis.curves import arm_factors, points
-from lab.analysis.report.answer import answer, compared, questions
-from lab.analysis.report.contrasts import contrasts, nearest, reference_arm
+from lab.analysis.report.answers import answer, compared, questions
+from lab.analysis.report.comparisons import contrasts, nearest, reference_arm
 from lab.analysis.report.findings import brief_headline
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
 from lab.cli.launch import compose_points

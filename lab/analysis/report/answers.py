@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, significant
-from lab.analysis.report.contrasts import contrasts, recipe_of, reference_arm
+from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
 from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
