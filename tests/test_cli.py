@@ -99,7 +99,7 @@ REFUSALS = [
     (["sweep"], "lab sweep needs a name"),
     (["sweep", "quickstrat"], "unknown sweep 'quickstrat'; nearest: quickstart"),
     (["sweep", "none.yaml"], "no sweep file none.yaml"),
-    (["foo"], "unknown command 'foo'; known: baseline, check, "),
+    (["foo"], "unknown command 'foo'; known: baseline, "),
     (["train", "foo"], "unknown word 'foo'; a request takes key=value and options such as --dry-run\n"),
     (["sweep", "smoke", "steps", "3"], "unknown word 'steps'; a request takes key=value"),
     (["train", "lr=0.1"], "unknown key 'lr'; nearest: optimizer.lr\n"),
