@@ -37,7 +37,7 @@ class RegressionError(AssertionError):
 
 def train(sweep: str, overrides: Sequence[str], folder: Path) -> Path | RegressionError:
     """Train a sweep; returns its folder, or the error that ``lab sweep`` printed."""
-    from lab.sweep.pipeline import quoted
+    from lab.core.files import quoted
 
     if folder.exists() and any(folder.iterdir()):
         return RegressionError(f"{folder} is not empty; a guarded recipe is trained anew each time")

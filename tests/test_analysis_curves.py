@@ -66,6 +66,10 @@ def test_runs_that_differ_in_a_number_are_never_one_curve():
             [{}, {"model.beta1": 1.0, "optimizer.beta1": 0.8}],
             ["optimizer.beta1 0.9", "model.beta1 1, optimizer.beta1 0.8"],
         ),
+        (
+            [{"intervention.z_slope.coefficient": 1.0, COEFFICIENT: value} for value in (1e-4, 1e-3)],
+            ["z_loss.coefficient 0.0001", "z_loss.coefficient 0.001"],
+        ),
         ([{"steps": 400}, {"steps": 1000}], ["steps 400", "steps 1000"]),
         ([{}, {"data.name": "code", "data_fingerprint": "b"}], ["code", "text"]),
         ([{}, {"data_fingerprint": "b"}], ["data fingerprint a1b2c3d4e5f60718", "data fingerprint b"]),

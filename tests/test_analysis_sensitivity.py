@@ -13,6 +13,7 @@ import planted
 from lab.analysis import sensitivity
 from lab.analysis.claims.evidence import curve_summaries
 from lab.analysis.curves import points
+from lab.analysis.report import findings, tables
 from lab.analysis.sensitivity import lr_sensitivity, split
 from lab.analysis.statistics import student_t
 
@@ -41,6 +42,22 @@ def test_rows_may_come_in_any_order():
 
 def test_a_curve_that_never_trained_has_no_regret():
     assert split(curve([math.nan] * 7)) == (0, 0, 0)
+
+
+def test_no_learning_rate_is_best_where_all_diverged(tmp_path):
+    lost = {"final_val_loss": math.nan, "status": "diverged", "diverged_at": 3, "loss_at_init": 5.0}
+    cards = [
+        *planted.cards(arms=["none"], widths=[32], lrs=planted.LRS[:3], **lost),
+        *planted.cards(arms=["z_loss"], widths=[32], lrs=planted.LRS[:3]),
+    ]
+    made = sensitivity.study([planted.write(tmp_path, cards)])
+    of_arm = made.seeds.set_index("arm")["best_lr"]
+    assert of_arm["without z-loss"].isna().all()
+    assert set(of_arm["with z-loss"]) == {planted.LRS[2]}
+    assert list(tables.sensitivities(made).set_index("arm")["best LR"]) == ["none", "0.003"]
+    assert tables.files(made)["optima_by_seed"].set_index("arm")["best_lr_fine"].loc["without z-loss"].isna().all()
+    notes = [note for note in findings.notes(made) if note.startswith("The best learning rate is the lowest")]
+    assert not [note for note in notes if "without z-loss at" in note]
 
 
 def test_below_two_learning_rates_nothing_is_defined():

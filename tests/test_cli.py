@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from omegaconf.errors import ConfigKeyError
 import planted
 from lab.__main__ import main
 from lab.cli import compose, launch, override_rules
+from lab.core import files
 from lab.records import store
-from lab.sweep import pipeline
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
 ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic"]
@@ -94,10 +95,23 @@ def test_the_config_is_shown_and_nothing_runs(words: list[str], capsys: pytest.C
 
 
 REFUSALS = [
-    (["swep"], "unknown sub-command 'swep'; nearest: sweep"),
+    (["swep"], "unknown command 'swep'; nearest: sweep"),
     (["sweep"], "lab sweep needs a name"),
     (["sweep", "quickstrat"], "unknown sweep 'quickstrat'; nearest: quickstart"),
     (["sweep", "none.yaml"], "no sweep file none.yaml"),
+    (["foo"], "unknown command 'foo'; known: baseline, "),
+    (["train", "foo"], "unknown word 'foo'; a request takes key=value and options such as --dry-run\n"),
+    (["sweep", "smoke", "steps", "3"], "unknown word 'steps'; a request takes key=value"),
+    (["train", "lr=0.1"], "unknown key 'lr'; nearest: optimizer.lr\n"),
+    (["train", "learning_rate=0.1"], "unknown key 'learning_rate'; lab train --help lists the keys\n"),
+    (["train", "seed=-1"], "lab: seed must be at least 0, not -1"),
+    (["train", "intervention=null"], "a group cannot be null; choose a file of it by name, or none of them, as in"),
+    (["train", "intervention.z_loss=null"], "intervention.z_loss is null; to leave it out say intervention=[qk_layern"),
+    (["train", "intervention=[qk_layernorm,qk_layernorm_model]"], "intervention qk_layernorm_model replaces qk_layern"),
+    (["train", "batch_size=1000000000", "data=synthetic"], "GB are free; batch_size="),
+    (["train", "model.width=1048576", "data=synthetic", "--dry-run"], "GB are free; a smaller model may fit"),
+    (["train", f"out={300 * 'a'}", "data=synthetic", "--dry-run"], "cannot be a folder: File name too long"),
+    (["coordcheck", "model.width=32,1048576"], "model.width=1048576 model.depth=2"),
     (["train", "stepz=3"], "unknown key 'stepz'; nearest: steps"),
     (["train", "optimizer.lrr=3"], "unknown key 'optimizer.lrr'; nearest: optimizer.lr"),
     (["train", "+optimizer.lrr=3"], "unknown key 'optimizer.lrr'; nearest: lr"),
@@ -147,6 +161,51 @@ def test_a_bad_request_gets_one_line_exit_code_2_and_leaves_nothing(
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize("words", [["train", "--dry-run"], ["train"], ["coordcheck"]], ids=" ".join)
+@pytest.mark.parametrize("out", ["file", "file/in/side"])
+def test_records_cannot_go_where_a_file_is(words: list[str], out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("in the way")
+    assert lab(*words, "data=synthetic", f"out={out}") == 2
+    message = f"lab: out={out} cannot be a folder: file is a file; give another out=\n"
+    assert capsys.readouterr() == ("", message)
+    assert Path("file").read_text() == "in the way"
+
+
+def test_what_is_no_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("text " * 999)
+    Path("texts/b.txt").write_bytes(b"\x89PNG\r\n" + 999 * b"\x00\x01")
+    assert lab("train", "data=text", "data.path=texts", "--dry-run") == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert "texts/b.txt is not text: its byte 6 is NUL; data.path must name text files" in error
+
+
+def test_a_key_that_a_file_sets_to_null_is_named_with_what_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for content, named in (
+        ("intervention: null", "intervention is null; to leave it out say intervention=[], or"),
+        ("guest: {a: null}", "guest.a is null; to leave it out say guest=[], or"),
+    ):
+        Path("mine.yaml").write_text(f"{content}\ndefaults:\n  - override /data: synthetic\n")
+        assert lab("sweep", "mine.yaml") == 2
+        assert named in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("--version") == 0
+    assert capsys.readouterr().out == f"instability-lab {version('instability-lab')}\n"
+
+
+def test_one_run_ends_with_its_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    wild = ["optimizer.lr=1e30", "optimizer.clip=inf", "schedule.warmup=0", "intervention=[]"]
+    for words, ending in (([], "; did not diverge"), (wild, "; diverged at step 1: loss not finite")):
+        assert lab("train", *ONE, *words) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        runs = store.read(Path("runs/train")).runs
+        loss = runs.loc[runs["optimizer.lr"] == (1e30 if words else 1e-2), "final_val_loss"].item()
+        assert last == f"final held-out loss {loss:.4f} nats/token{ending}"
+
+
 def test_a_folder_of_another_version_is_left_intact(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab("train", *ONE) == 0
     card = Path("runs/train/store.json")
@@ -180,7 +239,7 @@ def test_tables_that_were_damaged_are_made_again_and_nothing_is_trained(capsys: 
 
 @pytest.mark.parametrize("name", ["end\\", "it's d'\\'e", "a, b=c back\\slash ünï"])
 def test_a_folder_may_have_any_name(name: str) -> None:
-    assert lab("train", *ONE, f"out={pipeline.quoted(Path(name))}") == 0
+    assert lab("train", *ONE, f"out={files.quoted(Path(name))}") == 0
     assert [path.name for path in Path().iterdir()] == [name]
 
 
@@ -194,12 +253,6 @@ def test_the_config_shown_is_the_first_that_runs(capsys: pytest.CaptureFixture[s
 def test_train_without_m_is_one_run_at_any_scale() -> None:
     assert lab("train", *TOY) == 0
     assert len(store.read(Path("runs/train")).runs) == 1
-
-
-def test_a_place_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").write_text("in the way")
-    assert lab("train", *ONE, "out=file/inside") == 2
-    assert "cannot write file/inside" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -17,7 +17,7 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.records import plans
 from lab.sweep import dry_run, job
-from lab.sweep.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, measure_host, most_runs
+from lab.sweep.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, check_fits, measure_host, most_runs
 from lab.sweep.dry_run import Trial, run_trials
 from lab.sweep.planner import plan_sweep, points
 from lab.training.config import RunConfig
@@ -130,10 +130,47 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
 
 
-def test_a_fleet_that_no_memory_holds_is_said_to_be_too_large() -> None:
+def test_a_run_that_no_memory_holds_is_refused_after_its_trial() -> None:
     asked = points([tree("model.width=1048576", "model.head_width=1024")])
-    told = list(dry_run.estimate([asked], 0, Host()))
-    assert "too large for the memory there is" in told[1]
+    with pytest.raises(RequestError, match="too large for the memory there is: width 1048576 depth 2"):
+        next(dry_run.estimate([asked], 0, Host()))
+
+
+def test_a_fleet_that_no_memory_holds_is_no_part_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_and_one = points([tree(f"seed={seed}") for seed in range(3)])
+    trials = {2: None, 1: Trial(60.0, 2 * GIGABYTE, GIGABYTE, (2, 1))}
+    monkeypatch.setattr(dry_run, "run_trials", lambda fleets, slots: [trials[len(fleet)] for fleet in fleets])
+    told = list(dry_run.estimate([two_and_one[:2], two_and_one[2:]], 0, Host()))
+    assert "too large for the memory there is, so its halves would train" in told[1]
+    assert "about 1.0 min one fleet after another" in told[-1]
+    assert told[-1].endswith("without the 1 fleets to be halved")
+
+
+@pytest.mark.parametrize(
+    ("huge", "choice"),
+    [
+        ("batch_size=10000000", r"batch_size=\d+ would fit"),
+        ("steps=1000000000000", r"steps=\d+ would fit"),
+        ("seq_len=3000000", r"seq_len=\d+ would fit"),
+        ("model.width=131072", "a smaller model may fit"),
+        ("model.depth=1000000000", "a smaller model may fit"),
+    ],
+)
+def test_a_run_that_cannot_fit_is_refused_with_a_choice_that_does(huge: str, choice: str) -> None:
+    key, _, value = huge.partition("=")
+    [config] = configs(huge)
+    with pytest.raises(RequestError, match=f"{key}={value}.* take at least .* GB are free; {choice}") as refusal:
+        check_fits(config, Host("cpu", [None, None], 8 * GIGABYTE, 16 * GIGABYTE))
+    if "would fit" in choice:
+        check_fits(*configs(str(refusal.value).split("; ")[1].split()[0]), Host("cpu", [None], 0.0, 16 * GIGABYTE))
+
+
+def test_a_run_that_fits_alone_is_trained_however_many_slots_there_are() -> None:
+    [config] = configs("model.width=1024 model.head_width=8")
+    alone = bytes_asked(config) + 150e6
+    check_fits(config, Host("cpu", [None] * 8, alone / 8, alone))
+    with pytest.raises(RequestError, match="take at least"):
+        check_fits(config, Host("cpu", [None], alone, alone / 2))
 
 
 def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -159,7 +159,7 @@ def test_all_training_text_can_be_drawn_and_the_ends_are_not_missed(tmp_path: Pa
 
 
 def test_held_out_windows_are_spread_over_all_of_it_and_share_no_target(tmp_path: Path) -> None:
-    text = np.random.default_rng(0).integers(0, 256, 600_000).astype(np.uint8).tobytes()
+    text = np.random.default_rng(0).integers(1, 256, 600_000).astype(np.uint8).tobytes()
     (tmp_path / "a.txt").write_bytes(b"a" * 5000)
     (tmp_path / "b.txt").write_bytes(text)
     for seq_len in (50, 64, 3000):
@@ -173,11 +173,11 @@ def test_held_out_windows_are_spread_over_all_of_it_and_share_no_target(tmp_path
 
 def test_everything_is_used_when_little_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a" * 200)
-    (tmp_path / "b.txt").write_bytes(bytes(range(101)))
+    (tmp_path / "b.txt").write_bytes(bytes(range(1, 102)))
     corpus = opened(tmp_path)
-    assert corpus.held_out(10)[:, 1:].ravel().tolist() == list(range(1, 101))
-    assert corpus.held_out(100)[:, 1:].ravel().tolist() == list(range(1, 101))
-    (tmp_path / "c.txt").write_bytes(bytes(range(100)))  # now the last: one target too few for ten windows
+    assert corpus.held_out(10)[:, 1:].ravel().tolist() == list(range(2, 102))
+    assert corpus.held_out(100)[:, 1:].ravel().tolist() == list(range(2, 102))
+    (tmp_path / "c.txt").write_bytes(bytes(range(1, 101)))  # now the last: one target too few for ten windows
     windows = opened(tmp_path / "[ac].txt").held_out(10)
     assert len(windows) == 9
     assert len(np.unique(windows[:, 1:])) == 90

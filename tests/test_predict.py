@@ -18,7 +18,7 @@ from lab.analysis.forecast import fits
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
-from lab.analysis.forecast.report import say
+from lab.analysis.forecast.report import _table, say
 from lab.analysis.rendering import layout
 from lab.core.errors import RequestError
 from lab.records import store
@@ -419,10 +419,42 @@ def test_an_arm_of_one_size_among_others_is_named():
     assert "Not fitted, having one size only: without z-loss." in text
 
 
-def test_two_sizes_are_followed_but_not_scored():
+NO_THIRD_SIZE = "of two sizes (30k and 100k parameters) none can be held out to score it; train a third size"
+
+
+def test_two_sizes_are_followed_but_no_forecast_is_quoted():
     text = " ".join(say(gathered(*runs_of(widths=[32, 64]))))
-    assert "Not scored: of two sizes (30k and 100k) none can be held out, and no bend can be seen" in text
-    assert "Unstable from learning rate" in text
+    assert f"No forecast: {NO_THIRD_SIZE}." in text
+    assert "slope in size" in text
+    for quoted in ("unstable at", "Unstable from", "meets epsilon at", "Meets epsilon from", "nan"):
+        assert quoted not in text
+
+
+def test_the_command_refuses_what_it_cannot_score_and_draws_nothing(tmp_path, capsys):
+    assert main(["predict", str(written(tmp_path, *runs_of(widths=[32, 64])))]) == 2
+    assert capsys.readouterr() == ("", f"lab: no forecast: {NO_THIRD_SIZE}\n")
+    assert not list(tmp_path.rglob("*.svg"))
+
+
+def test_an_arm_of_two_sizes_is_not_quoted_beside_one_that_is_scored():
+    sections = "\n".join(say(gathered(*runs_of(), *runs_of(widths=[32, 64], arm="none")))).split("\n\n")
+    quoted = {part.split("\n")[0].split("; ")[-1]: "Unstable from" in part for part in sections if LOGIT.name in part}
+    refused = {part.split("\n")[0].split("; ")[-1]: "No forecast" in part for part in sections if LOGIT.name in part}
+    assert (quoted, refused) == (
+        {"without z-loss": False, "with z-loss": True},
+        {"without z-loss": True, "with z-loss": False},
+    )
+
+
+def test_learning_rates_that_were_not_held_out_are_not_quoted():
+    largest_without_lowest = [
+        run for run in runs_of() if (run[0]["model.width"], run[0]["optimizer.lr"]) != (128, 1e-2)
+    ]
+    (made,) = make_forecasts(gathered(*largest_without_lowest), LOGIT)
+    assert 1e-2 in made.lines
+    assert 1e-2 not in made.scored
+    table = _table(made, LOGIT).set_index("learning rate")
+    assert [bool(cell) for cell in table["unstable at"]] == [lr in made.scored for lr in made.lines]
 
 
 def test_one_seed_and_two_sizes_have_no_interval():

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from lab.cli.compose import expand
 from lab.cli.hydra_app import data_folder
 from lab.core.errors import RequestError
+from lab.core.files import quoted
 from lab.records import store
-from lab.sweep.pipeline import quoted
 from lab.sweep.planner import Point, pack, points, shard_points
 from lab.training.config import columns, run_config, run_id, static_key
 from small import tree

@@ -23,7 +23,7 @@ from lab.__main__ import main
 from lab.core.registry import TRACKERS
 from lab.records import plans, store
 from lab.records.export import destinations
-from lab.records.trackers import FleetTracker, Value, tag
+from lab.records.trackers import FleetTracker, Value, readable_name, tag
 from lab.sweep import job
 from lab.sweep.planner import points
 from lab.sweep.progress import FleetProgress
@@ -124,6 +124,17 @@ def test_a_tracker_hears_what_the_store_holds() -> None:
         assert heard.config["optimizer.lr"] == row["optimizer.lr"]
         assert "status" not in heard.config
     assert sorted(runs["status"]) == ["diverged", "finished"]
+
+
+def test_a_folder_of_tensorboard_says_what_the_run_is_and_ends_in_its_id(tmp_path: Path) -> None:
+    config = columns(run_config(tree("optimizer.lr=3e-3", "seed=7", "intervention=[z_loss,qk_layernorm]")))
+    words = "qk_layernorm+z_loss,standard,adamw,cosine,width=16,depth=2,lr=0.003,seed=7"
+    assert readable_name("0123456789abcdef", config) == f"{words},0123456789abcdef"
+    escaping = readable_name("0123456789abcdef", {"intervention": "../x" * 99, "seed": 1})
+    assert (tmp_path / escaping).parent == tmp_path
+    (tmp_path / escaping).mkdir()
+    assert escaping.endswith(",0123456789abcdef")
+    assert readable_name("0123456789abcdef", {}).endswith("0123456789abcdef")
 
 
 def test_runs_are_opened_when_the_block_is_entered_and_finished_when_it_is_left(tmp_path: Path) -> None:
@@ -321,13 +332,13 @@ def in_tensorboard(place: Path) -> Logged:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for run in (place / "tensorboard").iterdir():
-        (file,) = run.iterdir()
+        (file,), name = run.iterdir(), run.name.rpartition(",")[2]
         seen = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
         assert "_hparams_/session_start_info" in seen.summary_metadata
         for tagged in seen.Tags()["scalars"]:
-            yield from ((run.name, event.step, tagged, event.value) for event in seen.Scalars(tagged))
+            yield from ((name, event.step, tagged, event.value) for event in seen.Scalars(tagged))
         (status,) = seen.Tensors("status")
-        yield run.name, status.step, "status", status.tensor_proto.string_val[0].decode()
+        yield name, status.step, "status", status.tensor_proto.string_val[0].decode()
 
 
 def in_wandb(place: Path) -> Logged:

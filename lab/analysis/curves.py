@@ -118,7 +118,7 @@ def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
 def _label(curve: Curve, keys: Sequence[str], switches: Sequence[str]) -> str:
     """What sets a curve apart: settings, then the ``switches`` it has; all its interventions if there is nothing."""
     settings = [key for key in keys if key != "intervention"]
-    names = {key: setting_name(key, settings) for key in settings}
+    names = {key: setting_name(key, curve) for key in settings}
     parts = [setting_text(name, curve[key]) for key, name in names.items() if curve[key] is not None]
     if names and not switches:
         return ", ".join(parts) or f"no {', '.join(names.values())}"
@@ -142,11 +142,10 @@ def hyphenated(name: str) -> str:
 SETTING_NAMES = {"eps": "epsilon", "warmup": "warm-up"}
 
 
-def setting_name(key: str, keys: Sequence[str]) -> str:
-    """The last part of a dotted key as readers know it; the whole key if another of ``keys`` ends alike."""
-    if [_short_name(other) for other in keys].count(_short_name(key)) > 1:
-        return key
-    return SETTING_NAMES.get(_short_name(key), _short_name(key).replace("_", " "))
+def setting_name(key: str, keys: Iterable[str]) -> str:
+    """The end of a dotted key as readers know it; with as many parts as it takes to be no other of ``keys``."""
+    end = _short_name(key, keys)
+    return end if "." in end else SETTING_NAMES.get(end, end.replace("_", " "))
 
 
 def setting_text(name: str, value: Hashable) -> str:
@@ -154,9 +153,12 @@ def setting_text(name: str, value: Hashable) -> str:
     return spell(value) if name in CHOICES else f"{name} {spell(value)}"
 
 
-def _short_name(key: str) -> str:
-    group, _, last = key.rpartition(".")
-    return group if last == "name" else last
+def _short_name(key: str, others: Iterable[str]) -> str:
+    """The end of a dotted key, as much of it as no other key has; of a name the group: ``optimizer``."""
+    path = key.removesuffix(".name").split(".")
+    paths = [other.removesuffix(".name").split(".") for other in others if other != key]
+    ends = (path[-length:] for length in range(1, len(path)))
+    return ".".join(next((end for end in ends if all(other[-len(end) :] != end for other in paths)), path))
 
 
 # Groups whose files have names that say what they are.

@@ -77,13 +77,15 @@ def capped(runs: pd.DataFrame) -> np.ndarray:
 def judge(points: pd.DataFrame) -> pd.DataFrame:
     """Add to ``points`` the columns ``capped`` (loss), ``best_lr`` (of the seed's curve) and ``outcome``.
 
+    Where all runs of a seed's curve diverged, none is best and ``best_lr`` is NaN.
     The outcome is ``diverged``, ``unstable`` or empty. A run is unstable when its learning rate is above the best one
     of its seed's curve and it ended worse than a bigram model of the text: small models seldom reach NaN, they plateau.
     """
     frame = points.assign(capped=capped(points))
-    frame["best_lr"] = frame.sort_values(["capped", "lr"]).groupby(["curve", "seed"])["lr"].transform("first")
-    unstable = (frame["lr"] > frame["best_lr"]) & (frame["loss"] > frame["loss_bigram"])
     diverged = (frame["status"] == "diverged").to_numpy(dtype=bool) | ~np.isfinite(frame["loss"])
+    by_loss = frame.assign(lr=frame["lr"].mask(diverged)).sort_values(["capped", "lr"])
+    frame["best_lr"] = by_loss.groupby(["curve", "seed"])["lr"].transform("first")
+    unstable = (frame["lr"] > frame["best_lr"]) & (frame["loss"] > frame["loss_bigram"])
     return frame.assign(outcome=np.select([diverged, unstable], ["diverged", "unstable"], ""))
 
 
@@ -155,8 +157,11 @@ def all_pairs(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.
 def best_lr_fine(curve: pd.DataFrame) -> float:
     """Best learning rate between grid points: vertex of the parabola through the best and its neighbours, in log LR.
 
-    At the edge of the grid it is the best learning rate itself; ``curve`` as in ``lr_sensitivity``.
+    At the edge of the grid it is the best learning rate itself, and NaN where all runs diverged; ``curve`` as in
+    ``lr_sensitivity``.
     """
+    if not (curve["loss"] < curve["loss_at_init"]).any():
+        return math.nan
     order = np.argsort(curve["lr"].to_numpy())
     return vertex(significant(curve["lr"])[order], capped(curve)[order])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import math
+from collections.abc import Hashable, Iterable, Sequence
 
 import pandas as pd
 
@@ -18,6 +19,15 @@ def count(parameters: float) -> str:
         if parameters >= 0.9995 * scale:
             return f"{parameters / scale:.3g}{unit}"
     return f"{parameters:.0f}"
+
+
+def span(values: Sequence[float]) -> str:
+    """Range of the seeds' learning rates, with the number of seeds that have one if not all do (NaN is none)."""
+    present = sorted(value for value in values if not math.isnan(value))
+    if not present:
+        return "none"
+    ends = " to ".join(spell(value) for value in dict.fromkeys([present[0], present[-1]]))
+    return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
 
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:

@@ -18,7 +18,7 @@ from lab.analysis.text import listed, plain_text
 from lab.cli import launch
 from lab.cli.compose import parse
 from lab.core.errors import RequestError, nearest
-from lab.core.files import printable
+from lab.core.files import printable, quoted
 from lab.sweep import pipeline
 from lab.sweep.dry_run import core_seconds
 from lab.sweep.planner import SweepPlan
@@ -98,7 +98,7 @@ def _read(path: Path, out: Path) -> Iterator[list[str]]:
         words = line.split()
         folder = str(out / words[0])
         is_plain = re.fullmatch(r"[/.\w-]+", folder)
-        yield [*words, f"out={folder if is_plain else pipeline.quoted(Path(folder))}"]
+        yield [*words, f"out={folder if is_plain else quoted(Path(folder))}"]
 
 
 def _plan(words: Sequence[str]) -> SweepPlan:

@@ -29,6 +29,8 @@ lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
+lab compare A B [--json]                         two results folders, arm by arm: best loss, sensitivity, eta_div
+lab status DIR [--json]                          which runs are there, missing, failed and running, and for how long
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|batches|data|...]
@@ -255,6 +257,26 @@ def _check(arguments: list[str]) -> None:
     raise SystemExit(comparison.exit_code)
 
 
+def _compare(arguments: list[str]) -> None:
+    from lab.analysis.guard.side_by_side import compare_folders
+
+    given = _OptionParser(switches=["--json"]).read(arguments)
+    if len(given.folders) != 2:
+        raise RequestError("compare which two folders? lab compare A B")
+    compared = compare_folders(*given.folders)
+    print(printable(compared.as_json() if given.json else "\n".join(compared.lines())))
+
+
+def _status(arguments: list[str]) -> None:
+    from lab.records.status import read_status
+
+    given = _OptionParser(switches=["--json"]).read(arguments)
+    if len(given.folders) != 1:
+        raise RequestError("status of which folder? lab status DIR")
+    status = read_status(given.folders[0])
+    print(printable(status.as_json() if given.json else "\n".join(status.lines())))
+
+
 def _baseline(arguments: list[str]) -> None:
     from lab.analysis.guard import baseline, check
 
@@ -289,6 +311,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "watch": _watch,
     "claims": _claims,
     "check": _check,
+    "compare": _compare,
+    "status": _status,
     "baseline": _baseline,
     "export": _export,
     "list": _list,

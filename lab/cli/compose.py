@@ -21,8 +21,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli import hydra_app
-from lab.core.errors import RequestError, nearest
-from lab.sweep import pipeline
+from lab.core.errors import RequestError, nearest, similar_names
+from lab.core.files import quoted
 
 CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 # The folder that --config-dir names, if it was given.
@@ -132,7 +132,7 @@ def _hydra_initialized() -> Iterator[None]:
 
 
 def _compose(overrides: Sequence[str], **options: Any) -> DictConfig:
-    search_paths = [f"hydra.searchpath=[{pipeline.quoted(folder)}]" for folder in config_dirs()]
+    search_paths = [f"hydra.searchpath=[{quoted(folder)}]" for folder in config_dirs()]
     return compose("config", [*overrides, *search_paths], **options)
 
 
@@ -197,6 +197,8 @@ def one_line(error: BaseException) -> str:
         return f"cannot read '{error.override}'; quote the value, as in \"key='value'\""
     if "raised while composing config" in text and error.__cause__ is not None:
         return one_line(error.__cause__)
+    if "Config group override must be a string or a list" in text:
+        return "a group cannot be null; choose a file of it by name, or none of them, as in intervention=[]"
     if match := re.search(r"already at '([^']*)'", text):
         return f"key '{match[1]}' is there already; give it without the +"
     if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
@@ -224,4 +226,5 @@ def _unknown_key(key: str) -> str:
     if group in ("guest", "intervention"):  # which hold only what is switched on
         alike = nearest(key, [name for name in known if name.startswith(group)])
         return f"unknown key '{key}'; {alike}; one of your own is added by +{key}=VALUE"
-    return f"unknown key '{key}'; {nearest(key, known)}"
+    alike = nearest(key, known) if similar_names(key, known) else "lab train --help lists the keys"
+    return f"unknown key '{key}'; {alike}"

@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from lab.core import machine
 from lab.core.shipped import data_folder as data_folder
-from lab.sweep.pipeline import train_planned_fleet
 
 # For numbers of a config that follow from others, ``${divide:${scale.steps},2}``; gives an integer where it can.
 OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)
@@ -20,6 +19,8 @@ OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_
 
 def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
+    from lab.sweep.pipeline import train_planned_fleet  # here, since tab completion needs none of it
+
     machine.configure_process()
     with suppress(FileNotFoundError):
         os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are relative to here

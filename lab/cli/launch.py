@@ -13,15 +13,16 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lab.cli import hydra_app, override_rules
-from lab.cli.compose import CONFIG_DIR_FLAGS, composer, expand, parse, reading_request, use_config_dir
+from lab.cli.compose import CONFIG_DIR_FLAGS, composer, expand, known_keys, parse, reading_request, use_config_dir
 from lab.core.errors import RequestError, nearest
+from lab.core.files import quoted
 from lab.core.shipped import question
-from lab.sweep import pipeline
 
 # Hydra's flags that show something and run nothing, and those that say how to show it.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
 SHOW_OPTIONS = ("--package", "-p", "--resolve")
 DRY_RUNS = {"--dry-run": "summary", "--dry-run=full": "full"}
+TAKE_VALUES = ("--cfg", "-c", "--info", "-i", "--package", "-p", *CONFIG_DIR_FLAGS)
 
 
 def sweeps() -> dict[str, Path]:
@@ -77,6 +78,8 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     Raises:
         RequestError: the request cannot be carried out; nothing is written.
     """
+    from lab.sweep import pipeline  # here, since lists and tab completion need none of it
+
     pipeline.COMMAND.set(shlex.join([*_program(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     pipeline.QUESTION.set(question(sweep.read_text(encoding="utf-8")) if sweep else "")
@@ -95,7 +98,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     override_rules.check_overrides(overrides)
     override_rules.check_defaults(content)
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
-        added.append(f"out={pipeline.quoted(Path('runs', name))}")
+        added.append(f"out={quoted(Path('runs', name))}")
     shows = any(flag.split("=")[0] in SHOW for flag in flags)
     if shows or sweep not in (None, *sweeps().values()) or not override_rules.chooses_own_files_only(overrides):
         point = override_rules.first_point([*added, *overrides], one=one)
@@ -115,9 +118,12 @@ def _program(path: str) -> list[str]:
 
 
 def _refuse_unknown_flags(flags: Sequence[str]) -> None:
-    for flag in flags:
+    for before, flag in zip(["", *flags], flags, strict=False):
         if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *SHOW_OPTIONS, *CONFIG_DIR_FLAGS]:
             raise RequestError(f"unknown option {flag!r}; {nearest(flag, [*DRY_RUNS, *SHOW, *CONFIG_DIR_FLAGS])}")
+        if not flag.startswith(("-", "~")) and before not in TAKE_VALUES:
+            hint = f"; {flag}=VALUE sets it" if flag in known_keys() else ""
+            raise RequestError(f"unknown word {flag!r}; a request takes key=value and options such as --dry-run{hint}")
 
 
 def _call_hydra(arguments: list[str]) -> None:

@@ -6,16 +6,18 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lab.core.errors import RequestError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def printable(text: str) -> str:
@@ -24,6 +26,12 @@ def printable(text: str) -> str:
         letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def quoted(folder: Path) -> str:
+    """A path as the value of an override; Hydra takes backslashes literally, except before a quote."""
+    text = re.sub(r"(\\*)(?='|$)", r"\1\1", str(folder)).replace("'", "\\'")
+    return f"'{text}'"
 
 
 def digest(value: Any) -> str:
@@ -109,6 +117,8 @@ def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     Raises:
         ValueError: the file differs from what was written.
     """
+    import pandas as pd  # slow to load, and needed only to read
+
     return pd.read_parquet(io.BytesIO(_verified(path)), columns=columns)
 
 

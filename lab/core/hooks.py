@@ -67,9 +67,11 @@ class HookIntervention(ABC):
 
     Attributes:
         hook_points: the kinds of hook points it attaches to, out of ``HOOK_POINTS``.
+        excludes: names of interventions that do the same in another way, so that a run may have one of them only.
     """
 
     hook_points: ClassVar[tuple[str, ...]]
+    excludes: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def attach(self, runs: int, config: Any) -> nn.Module:

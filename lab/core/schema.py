@@ -63,6 +63,11 @@ def _per_run(kind: type) -> dict[str, bool]:
     return {field.name: _hints(kind)[field.name] in (PerRun, PerRunSeed) for field in dataclasses.fields(kind)}
 
 
+@cache
+def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(kind) if field.init}
+
+
 def is_per_run(kind: type, name: str) -> bool:
     """Whether runs that share a fleet may differ in this field."""
     return _per_run(kind)[name]
@@ -74,7 +79,7 @@ def build(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
     Raises:
         RequestError: an unknown or missing key, a value of the wrong type or out of bounds.
     """
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    fields = _fields(kind)  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
             raise RequestError(f"unknown key '{_dotted(where, key)}'; {nearest(key, fields)}")
@@ -85,7 +90,7 @@ def build(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
     ]
     if missing:
         raise RequestError(f"key '{_dotted(where, missing[0])}' is missing")
-    converted = {name: _convert(kind, fields[name], value, _dotted(where, name)) for name, value in values.items()}
+    converted = {name: convert(kind, name, value, _dotted(where, name)) for name, value in values.items()}
     try:
         return kind(**converted)
     except RequestError:
@@ -98,8 +103,13 @@ def _dotted(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _convert(kind: type, field: dataclasses.Field[Any], value: Any, where: str) -> Any:
-    hint = _types(kind)[field.name]
+def convert(kind: type, name: str, value: Any, where: str) -> Any:
+    """Convert the plain value of one field of ``kind``, read from config key ``where``.
+
+    Raises:
+        RequestError: it is of the wrong type or out of bounds.
+    """
+    field, hint = _fields(kind)[name], _types(kind)[name]
     if get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise RequestError(f"{where} must be a list, not {value!r}")

@@ -112,7 +112,7 @@ class Text:
         """Read the files, once per process.
 
         Raises:
-            RequestError: no path, nothing there, files that cannot be read, or see ``packing.corpus``.
+            RequestError: no path, nothing there, files that cannot be read or are binary, or see ``packing.corpus``.
         """
         return _open_text(absolute(self.path, "text"), self.tokenizer, self.vocabulary)
 
@@ -137,10 +137,14 @@ def _corpus(paths: list[Path], origin: str, notes: Notes, tokenizer: str, vocabu
 
 
 def _read(file: Path) -> bytes:
+    """The bytes of a text file; as for git, a file with a NUL byte is none."""
     try:
-        return file.read_bytes()
+        content = file.read_bytes()
     except OSError as fault:
         raise RequestError(f"cannot read {file}: {fault.strerror}") from None
+    if (position := content.find(0)) >= 0:
+        raise RequestError(f"{file} is not text: its byte {position} is NUL; data.path must name text files")
+    return content
 
 
 # All documents of a file, in order, given the field that holds their text.

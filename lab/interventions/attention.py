@@ -37,6 +37,7 @@ class QKLayerNormModel(HookIntervention):
     """LayerNorm on queries and keys over the model width, all heads together (Wortsman et al. 2023, fig. E.8)."""
 
     hook_points: ClassVar = ("query", "key")
+    excludes: ClassVar = ("qk_layernorm",)
 
     def attach(self, runs: int, config: ModelConfig) -> nn.Module:
         return AcrossHeads(LayerNorm(runs, config.width))

@@ -42,6 +42,18 @@ def thaw(folder: Path, name: str, index: int) -> list[dict[str, Any]]:
     raise RequestError(f"{path} is damaged; the same command writes it again")
 
 
+def fleets_of_plans(folder: Path) -> dict[str, list[list[str]]]:
+    """The run ids of each fleet of every intact plan in a folder, by the name of the plan, newest plan last."""
+    fleets = {}
+    paths = sorted((folder / "plans").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    for path in paths:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            digests, *lines = path.read_text(encoding="utf-8").splitlines()
+            if digest(json.loads(digests)) == path.stem and list(map(text_digest, lines)) == json.loads(digests):
+                fleets[path.stem] = [[point["id"] for point in json.loads(line)] for line in lines]
+    return fleets
+
+
 def _path(folder: Path, name: str) -> Path:
     return folder / "plans" / f"{name}.jsonl"
 
@@ -60,6 +72,12 @@ def read_progress(folder: Path, plan: str, skip: Container[int] = ()) -> dict[in
                 if (index := int(path.name)) not in skip:
                     progress[index] = json.loads(path.read_text())
     return progress
+
+
+def progress_written(folder: Path, plan: str, index: int) -> float:
+    """When the progress of a fleet was last written, in seconds since the epoch; 0 without any."""
+    path = folder / "plans" / f"{plan}.progress" / str(index)
+    return path.stat().st_mtime if path.exists() else 0.0
 
 
 def forget_progress(folder: Path, plan: str) -> None:

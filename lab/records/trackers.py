@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -19,6 +20,7 @@ from lab.core.errors import RequestError
 from lab.core.registry import TRACKERS
 from lab.records.store import RUN_COLUMNS
 
+LONGEST_NAME = 150  # characters of a folder's name, before the id
 Value = float | str
 Config = Mapping[str, Value]
 
@@ -56,16 +58,29 @@ class NoTracker:
 @TRACKERS.register("tensorboard")
 @dataclass(frozen=True)
 class TensorBoard:
-    """Event files in OUT/tensorboard, one folder a run; its config on the page of hyper-parameters."""
+    """Event files in OUT/tensorboard, one folder a run, named by its config and id; hyper-parameters on their page."""
 
     package: ClassVar[str] = "tensorboard"
 
     def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
         """Open an event file; that of an earlier attempt at this run is deleted."""
-        event_folder = folder / "tensorboard" / name
+        event_folder = folder / "tensorboard" / readable_name(name, config)
         for earlier in event_folder.glob("events.out.tfevents.*"):
             earlier.unlink()
         return EventFile(event_folder, name, config)
+
+
+# What sets most runs apart; TensorBoard's page of hyper-parameters has the rest.
+NAMING_KEYS = ("intervention", "guest", "parametrization.name", "optimizer.name", "schedule.name")
+NUMBERING_KEYS = ("model.width", "model.depth", "optimizer.lr", "seed")
+
+
+def readable_name(name: str, config: Config) -> str:
+    """A folder's name from a run's config and, at the end, its id: ``z_loss,adamw,width=64,lr=0.01,seed=0,ID``."""
+    words = [str(config[key]) for key in NAMING_KEYS if key in config]
+    numbers = [f"{key.rpartition('.')[2]}={config[key]}" for key in NUMBERING_KEYS if key in config]
+    safe = [re.sub(r"[^\w.+=-]", "_", part) for part in (*words, *numbers)]
+    return ",".join([",".join(safe)[:LONGEST_NAME], name])
 
 
 class EventFile:

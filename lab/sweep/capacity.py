@@ -1,18 +1,22 @@
-"""Memory: how much a run takes, from its shape alone, and how many runs of a shape fit into a fleet."""
+"""Memory: how much a run takes, from its shape alone, whether it fits, and how many runs share a fleet."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from lab.core import machine
+from lab.core import distributed, machine
+from lab.core.errors import RequestError
 from lab.sweep.local_jobs import Slot
 from lab.training.config import RunConfig
 from lab.training.fleet import PASS_TOKENS, pick_device
 
 BYTES = 4  # per number
+SCHEDULE = 40  # bytes per step while the shape of a schedule is computed
+OVERCOUNT = 1.3  # ``bytes_asked`` is at most this many times what a run takes
 PROCESS = 150e6  # bytes of a job before it holds a fleet: data, and libraries loaded late
 # Measured overhead of the allocator, as a factor and in bytes: freed blocks fit no later tensor exactly.
 SPLIT, HOLES = 1.3, 10e6
@@ -21,11 +25,17 @@ ENOUGH_ON_CPU = 8  # runs; more in a fleet gain nothing on a CPU
 
 
 class Host(NamedTuple):
-    """Where fleets train: the kind of device, a slot for each that trains at once, and the bytes each may take."""
+    """Where fleets train: the kind of device, a slot for each that trains at once, and free memory.
+
+    Attributes:
+        memory: bytes that each of them may take when all slots are busy.
+        alone: bytes that one may take when the others are idle.
+    """
 
     kind: str = "cpu"
     slots: Sequence[Slot] = (None,)
     memory: float = math.inf
+    alone: float = math.inf
 
 
 def measure_host(device: str, slots: Sequence[Slot]) -> Host:
@@ -36,19 +46,20 @@ def measure_host(device: str, slots: Sequence[Slot]) -> Host:
     """
     kind = pick_device(device).type
     if kind != "cuda":
-        return Host(kind, slots, machine.free_memory() / len(slots))
+        free = machine.free_memory()
+        return Host(kind, slots, free / len(slots), free)
     gpus = machine.visible_gpus()
     # a job without a GPU of its own takes the first; ranks take one each
     jobs = Counter(gpus[index % len(gpus)] if slot is None else slot for index, slot in enumerate(slots))
-    free = min(machine.free_memory(kind, gpus.index(gpu)) / count for gpu, count in jobs.items())
-    return Host(kind, slots, free)
+    free_of_gpu = {gpu: machine.free_memory(kind, gpus.index(gpu)) for gpu in jobs}
+    return Host(kind, slots, min(free_of_gpu[gpu] / jobs[gpu] for gpu in jobs), max(free_of_gpu.values()))
 
 
 def bytes_asked(config: RunConfig) -> float:
     """Bytes of tensors that one more run adds to a fleet at its peak.
 
-    These are weights, gradients, two moments, and the largest of three temporary parts: activations kept for the
-    backward pass, with attention scores in full; a held-out pass; two more tensors per weight in the optimizer.
+    These are the schedule, weights, gradients, two moments, and the largest of three temporary parts: activations kept
+    for the backward pass, with attention scores in full; a held-out pass; two more tensors per weight in the optimizer.
     Counted tensor by tensor, as if all gradients existed at once.
     """
     vocabulary: int = config.data.entry.open().vocabulary
@@ -58,7 +69,7 @@ def bytes_asked(config: RunConfig) -> float:
     passing = max(14 * width, 9 * width + 3 * scores, 2 * width + 2 * vocabulary)
     weights = 12 * depth * width**2 + 2 * vocabulary * width
     temporary = max(config.batch_size * length * kept, max(PASS_TOKENS, length) * passing, 2 * weights)
-    return float(BYTES * (4 * weights + temporary))
+    return float(BYTES * (4 * weights + temporary) + SCHEDULE * config.steps)
 
 
 def bytes_per_run(config: RunConfig) -> float:
@@ -73,3 +84,35 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
     """
     limit = max_runs or (ENOUGH_ON_CPU if host.kind == "cpu" else math.inf)
     return max(1, int(min(limit, (ROOM * host.memory - PROCESS) / bytes_per_run(config))))
+
+
+def check_fits(config: RunConfig, host: Host) -> None:
+    """Refuse a run that is too large for the host, even alone and counted low.
+
+    The tensors of a custom model cannot be counted from its config, so it passes.
+
+    Raises:
+        RequestError: it does not fit.
+    """
+    ranks = distributed.world_size()
+    free = host.alone if ranks == 1 else host.memory
+
+    def least(config: RunConfig) -> float:
+        return PROCESS + bytes_asked(config) / OVERCOUNT / ranks
+
+    if config.guest or least(config) <= free:
+        return
+    shape = f"model.width={config.model.width} model.depth={config.model.depth} seq_len={config.seq_len}"
+    needed = f"{shape} batch_size={config.batch_size} steps={config.steps} take at least {least(config) / 1e9:,.1f} GB"
+    choice = _smaller(config, lambda smaller: least(smaller) <= free)
+    raise RequestError(f"{needed} of memory, and {free / 1e9:,.1f} GB are free; {choice}")
+
+
+def _smaller(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
+    """The first key that makes the run fit when it alone is halved until it does."""
+    for key in ("batch_size", "steps", "seq_len"):
+        value: int = getattr(config, key)
+        while value := value // 2:
+            if fits(replace(config, **{key: value})):  # type: ignore[arg-type]
+                return f"{key}={value} would fit"
+    return "a smaller model may fit"

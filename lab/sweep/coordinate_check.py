@@ -20,6 +20,7 @@ from lab.core.axes import per_run_rms
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.sweep import coordinate_growth
+from lab.sweep.capacity import check_fits, measure_host
 from lab.sweep.dry_run import swept_values
 from lab.sweep.planner import Point, points, results_folder
 from lab.training.config import RunConfig
@@ -103,6 +104,8 @@ def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
         raise RequestError(f"a slope takes at least two widths, as in model.width=32,64, not {min(widths)} alone")
     if len(seeds) < FEWEST_SEEDS:
         raise RequestError(f"an interval takes at least {FEWEST_SEEDS} seeds, as in seed=0,1,2, not {len(seeds)}")
+    for point in requested:
+        check_fits(point.config, measure_host(point.config.device, [None]))
     return requested
 
 

@@ -166,15 +166,23 @@ def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host, *, full: 
     """Lines that say what training these fleets would take; ``done`` runs are trained already.
 
     A line per shape of fleet, or if ``full`` per fleet and per run.
+
+    Raises:
+        RequestError: a run does not fit into memory even as a fleet of one, or cannot be tried here.
     """
+    points, at_once = [point for fleet in fleets for point in fleet], min(len(host.slots), len(fleets))
+    trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once]) if fleets else []
+    for fleet, trial in zip(fleets, trials, strict=True):
+        if trial is None and len(fleet) == 1:
+            label = fleet_label([point.config for point in fleet])
+            raise RequestError(f"too large for the memory there is: {label}; give a smaller model or batch_size")
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
-    points, at_once = [point for fleet in fleets for point in fleet], min(len(host.slots), len(fleets))
-    trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once])
     yield from (_each_run if full else _each_shape)(fleets, trials, swept_values(points))
-    flops = sum(training_flops(point.config) for point in points)
-    yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}"
+    flops, halved = sum(training_flops(point.config) for point in points), trials.count(None)
+    left_out = f"; without the {halved} fleets to be halved" if halved else ""
+    yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}{left_out}"
 
 
 SweptValues = Mapping[str, Sequence[Any]]
@@ -245,7 +253,7 @@ def _median(trials: Sequence[Trial | None]) -> Trial | None:
 def _fleet_line(config: RunConfig, trial: Trial | None) -> str:
     flops = f"{training_flops(config):.2g} FLOPs each"
     if trial is None:
-        return f"{flops}, too large for the memory there is"
+        return f"{flops}, too large for the memory there is, so its halves would train one after the other"
     total, bare = trial.parameters
     size = f"{total:,} parameters each ({bare:,} without embeddings), {flops}"
     return f"{size}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
-from lab.core.files import printable
+from lab.core.files import printable, quoted
 from lab.records import plans, store
 from lab.sweep.local_jobs import Slot
 from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
@@ -69,6 +70,7 @@ def run_sweep(
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
+    from lab.sweep.cautions import find_cautions
     from lab.sweep.planner import plan_sweep
 
     if dry_run not in (None, "summary", "full"):
@@ -76,6 +78,8 @@ def run_sweep(
     if dry_run and distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
     plan = plan_sweep(trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots)
+    for line in find_cautions([point.config for point in plan.missing]):
+        _warn(line)
     if dry_run:
         print_estimate(plan, full=True) if dry_run == "full" else ON_DRY_RUN.get()(plan)
         return
@@ -96,7 +100,7 @@ def run_sweep(
     store.note_command(
         folder, COMMAND.get(), QUESTION.get()
     )  # again: a shard that began at the same time may have lost it
-    _gather_and_report(folder, requested, mine, missing)
+    _gather_and_report(folder, requested, mine, missing, one=one)
 
 
 def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point]) -> ProgressMonitor:
@@ -182,14 +186,8 @@ def _warn(text: str) -> None:
     print("lab:", printable(text), file=sys.stderr)
 
 
-def quoted(folder: Path) -> str:
-    """A path as the value of an override; Hydra takes backslashes literally, except before a quote."""
-    text = re.sub(r"(\\*)(?='|$)", r"\1\1", str(folder)).replace("'", "\\'")
-    return f"'{text}'"
-
-
 def _gather_and_report(
-    folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point]
+    folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point], *, one: bool
 ) -> None:
     from lab.training import checkpoint
 
@@ -199,11 +197,16 @@ def _gather_and_report(
     others = len({point.id for point in requested} - {point.id for point in mine} - set(statuses))
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
-        print(printable(_report(folder)))
+        summary = _report(folder)
+        if not one:  # a table of one run has nothing to compare
+            print(printable(summary))
         ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
     print(printable(f"{counts}, {diverged} diverged, {failed} failed; {ending}"))
+    if one and not failed:
+        runs = store.read(folder).runs
+        print(outcome_line(runs[runs["id"] == requested[0].id].iloc[0].to_dict()))
     if failed:
         raise SystemExit(1)
 
@@ -219,3 +222,12 @@ def _report(folder: Path) -> str:
     if store.digest_of_tables(folder) is None:
         store.gather(folder)
     return build.make_report([folder])[1]
+
+
+def outcome_line(card: Mapping[Any, Any]) -> str:
+    """The end of a run in a sentence, from its card: the final held-out loss, and whether the run diverged."""
+    ending = "did not diverge"
+    if card["status"] == "diverged":
+        step = "" if pd.isna(card["diverged_at"]) else f" at step {card['diverged_at']}"
+        ending = f"diverged{step}: {card['reason']}"
+    return f"final held-out loss {card['final_val_loss']:.4f} nats/token; {ending}"

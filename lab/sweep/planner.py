@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from lab.core.errors import RequestError
 from lab.data.corpus import look_again
 from lab.records import store
 from lab.records.trackers import require
-from lab.sweep.capacity import Host, measure_host, most_runs
+from lab.sweep.capacity import Host, check_fits, measure_host, most_runs
 from lab.sweep.local_jobs import Slot
 from lab.training import checkpoint
 from lab.training.config import RunConfig, identify, run_config, static_key
@@ -215,6 +216,8 @@ def plan_sweep(
     mine = with_engine(shard_points(requested, max_runs or SHARD_GRAIN, shard), engine)
     statuses = store.statuses(folder)
     missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
+    for point in missing:
+        check_fits(point.config, hosts[point.config.device])
     resumed = unfinished_fleets(missing, checkpoint.unfinished_fleets(folder), max_runs)
     started = {point.id for fleet in resumed for point in fleet}
     unstarted = [point for point in missing if point.id not in started]
@@ -229,12 +232,27 @@ def results_folder(trees: Sequence[Mapping[str, Any]]) -> Path:
     """The results folder of all these points.
 
     Raises:
-        RequestError: they name none, or several.
+        RequestError: they name none or several, or what they name is no folder.
     """
     outs = sorted({str(tree["out"]) for tree in trees})
     if len(outs) > 1 or not outs[0]:
         raise RequestError(f"out must name one folder, not {', '.join(outs) or 'nothing'}")
-    return Path(outs[0])
+    folder = Path(outs[0])
+    _check_folder(folder)
+    return folder
+
+
+def _check_folder(folder: Path) -> None:
+    for path in (folder, *folder.parents):
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as refusal:
+            raise RequestError(f"out={folder} cannot be a folder: {refusal.strerror}") from None
+        if stat.S_ISDIR(mode):
+            return
+        raise RequestError(f"out={folder} cannot be a folder: {path} is a file; give another out=")
 
 
 def _engine(folder: Path, requested: Sequence[Point], *, is_local: bool) -> str:

@@ -21,7 +21,7 @@ from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
 from lab.core.registry import BATCHES, DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
-from lab.core.schema import PerRunSeed, bounded, build, leaves, one_of, seed
+from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
@@ -105,6 +105,7 @@ def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> Na
 
 def _present(registry: Registry[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Build the entries whose keys are present, which switches them on."""
+    _refuse_null(values, where)
     keys = {name: f"{where}.{name}" for name in values}
     return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
 
@@ -127,6 +128,16 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
 NAMELESS = ("intervention", "guest", "checkpoint")
 
 
+def _refuse_null(values: Mapping[str, Any] | None, where: str) -> None:
+    """Refuse null, which switches nothing off: a group keeps the keys that it does not replace."""
+    entries = values if isinstance(values, Mapping) else {}
+    null = [where] * (values is None) + [f"{where}.{name}" for name in entries if entries[name] is None]
+    if null:
+        others = f"[{', '.join(name for name in entries if entries[name] is not None)}]"
+        in_a_file = f"'override /{where}: {others}' among the defaults of a file"
+        raise RequestError(f"{null[0]} is null; to leave it out say {where}={others}, or {in_a_file}")
+
+
 def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) -> RunConfig:
     """Build the config of a run from a resolved tree of dicts, lists and scalars.
 
@@ -141,12 +152,16 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     for key in tree:
         if key not in keys:
             raise RequestError(f"unknown key '{key}'; {nearest(key, keys)}")
+    if "seed" in tree:  # before the data, whose seed it is by default
+        convert(RunConfig, "seed", tree["seed"], "seed")
     known = {} if groups is None else groups
     built: dict[str, Any] = {}
     for key, make in GROUPS.items():
         if key == "batch" and not tree.get(key):
             built[key] = None
             continue
+        if key in ("intervention", "guest") and key in tree and tree[key] is None:
+            _refuse_null(None, key)
         values = _group(tree, key, named=key not in NAMELESS)
         identity = f"{key} {values!r}"
         if identity not in known:
@@ -159,10 +174,13 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
 
 
 def _check_consistent(config: RunConfig) -> None:
-    """Refuse interventions that use what the model lacks, and settings that do not apply to a custom model."""
+    """Refuse interventions that exclude others or use what no model has, and what a custom model cannot have."""
     for name, entry in config.intervention.items():
         if isinstance(entry, HookIntervention):
             _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
+            for other in entry.excludes:
+                if other in config.intervention:
+                    raise RequestError(f"intervention {name} replaces {other}; choose one of the two, not both")
         if isinstance(entry, LossTerm):
             custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)

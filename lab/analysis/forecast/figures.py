@@ -74,7 +74,7 @@ def _draw(records: Records, forecast_quantity: ForecastQuantity, quantity: Quant
 
 def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity: Quantity, limit_name: str) -> None:
     lines, largest_fitted = _fitted(forecast)
-    ends = (forecast.sizes[0], largest_fitted, AHEAD * forecast.sizes[-1])
+    ends = (forecast.sizes[0], largest_fitted, AHEAD * forecast.sizes[-1] if forecast.scored else largest_fitted)
     for lr, line in lines.items():
         _line(axes, line, ends, shades[lr], bent=bool(forecast.bend_sign(lr)))
     for lr, colour in shades.items():

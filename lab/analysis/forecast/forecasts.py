@@ -107,6 +107,14 @@ class Forecast(NamedTuple):
         """Sizes (parameters), rising."""
         return sorted(self.runs["size"].unique())
 
+    @property
+    def scored(self) -> list[float]:
+        """Learning rates whose line was compared with runs of the largest size; only for these is a forecast quoted."""
+        if self.score is None:
+            return []
+        table = self.score.table
+        return table.index[table["error"].notna() | (table["judged"] > 0)].tolist()
+
     def bend_sign(self, lr: float) -> int:
         """Sign of the bend at a learning rate, as ``Bend.sign``; 0 where there are too few points."""
         bend = self.bends[lr]

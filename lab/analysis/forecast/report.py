@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -34,9 +35,12 @@ INSEPARABLE = "logits do not tell unstable runs from stable ones"
 def sentences(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     """Sentences that explain the table of one arm: limit, score, larger sizes, cautions, runs left out."""
     yield from _limit(forecast, quantity)
-    if forecast.lines:
-        yield from _score(forecast.score, forecast.sizes, quantity.sign)
+    if forecast.score and forecast.scored:
+        yield from _score(forecast.score, quantity.sign)
         yield from _at_larger_sizes(forecast, quantity)
+    else:
+        yield f"No forecast: {unscored_reason(forecast)}."
+    if forecast.lines:
         yield from _along_learning_rates(forecast)
         yield from _cautions(forecast, quantity)
     yield from _left_out(forecast)
@@ -63,17 +67,17 @@ def _limit(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     )
 
 
-def _score(score: Score | None, sizes: list[int], sign: int) -> Iterator[str]:
-    if score is None:
-        yield (
-            f"Not scored: of two sizes ({listed(map(count, sizes))}) none can be held out, and no bend can be seen; a "
-            "third size would do."
-        )
-        return
+def unscored_reason(forecast: Forecast) -> str:
+    """Why no forecast is quoted, and what is missing."""
+    if forecast.score is None:
+        sizes = listed(map(count, forecast.sizes))
+        return f"of two sizes ({sizes} parameters) none can be held out to score it; train a third size"
+    runs = f"runs of {count(forecast.score.size)} parameters"
+    return f"no learning rate has both {runs}, to score it by, and two smaller sizes; train a third size at one"
+
+
+def _score(score: Score, sign: int) -> Iterator[str]:
     table = score.table
-    if table.empty:
-        yield f"Not scored at {count(score.size)}: no learning rate has two smaller sizes."
-        return
     error = table["error"].abs().median()
     parts = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
     parts += [
@@ -82,8 +86,7 @@ def _score(score: Score | None, sizes: list[int], sign: int) -> Iterator[str]:
         if table[total].sum()
     ]
     limit = f" and threshold ({score.limit:.3g})" if sign > 0 and not math.isnan(score.limit) else ""
-    result = listed(parts) if parts else "no value to compare with"
-    yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {result}."
+    yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {listed(parts)}."
     if table["inside"].sum() < LEAST_COVERAGE * table["runs"].sum():
         yield "The intervals are too narrow here: growth is not quite a power law. Take them for the least uncertainty."
 
@@ -91,10 +94,11 @@ def _score(score: Score | None, sizes: list[int], sign: int) -> Iterator[str]:
 def _at_larger_sizes(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     if math.isnan(forecast.limit) or not forecast.limit:
         return
-    lrs, largest = sorted(forecast.lines), forecast.sizes[-1]
+    lrs, largest = forecast.scored, forecast.sizes[-1]
+    lines = {lr: forecast.lines[lr] for lr in lrs}
     sizes_by_lr: dict[str, list[str]] = {}
     for multiple in MULTIPLES:
-        crossing = fits.lr_beyond(forecast.lines, forecast.limit, quantity.sign, multiple * largest)
+        crossing = fits.lr_beyond(lines, forecast.limit, quantity.sign, multiple * largest)
         lr = crossing_text(crossing, "{:.2g}".format, lrs[0], lrs[-1])
         sizes_by_lr.setdefault(lr, []).append(f"{count(multiple * largest)} ({multiple}x)")
     parts = [f"{lr} at {listed(sizes)}" for lr, sizes in sizes_by_lr.items()]
@@ -177,10 +181,11 @@ def predict(folder: Path) -> list[str]:
         The lines of ``say``, and one per figure.
 
     Raises:
-        RequestError: the folder cannot be read, has one size only, or recorded neither quantity.
+        RequestError: the folder cannot be read, recorded neither quantity, or has too few sizes to score a forecast.
     """
     records = load(folder)
     lines = say(records)
+    _check_scored(records)
     for draw in (logit_forecast, gradient_forecast):
         try:
             figure = draw(records)
@@ -190,6 +195,15 @@ def predict(folder: Path) -> list[str]:
         files.write_text(path, layout.svg(figure, draw.__name__))
         lines.append(f"figure: {path}")
     return lines
+
+
+def _check_scored(records: Records) -> None:
+    forecasts: list[Forecast] = []
+    for quantity in (LOGIT, GRADIENT):
+        with suppress(RequestError):  # one that was not recorded
+            forecasts += make_forecasts(records, quantity)
+    if not any(forecast.scored for forecast in forecasts):
+        raise RequestError(f"no forecast: {unscored_reason(forecasts[0])}")
 
 
 def say(records: Records) -> list[str]:
@@ -231,11 +245,11 @@ def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
         row = {"learning rate": f"{spell(lr)}{mark}", "slope in size": slope_text(line)}
         if forecast.score is not None:
             row |= _score_cells(forecast.score, lr)
-        if not math.isnan(forecast.limit):
+        if lr in forecast.scored and not math.isnan(forecast.limit):
             crossing = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
             row[f"{quantity.trouble} at"] = crossing_text(crossing, count, smallest, REACH * largest)
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).fillna("")
 
 
 def _score_cells(score: Score, lr: float) -> dict[str, str]:

@@ -116,14 +116,16 @@ def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) 
             yield f"{name}: a loss at initialization is no number in {baseline.source}"
 
 
-def remarks(old: Baseline, new: Baseline, pairs: Mapping[int, int]) -> Iterator[str]:
+def remarks(
+    old: Baseline, new: Baseline, pairs: Mapping[int, int], sides: tuple[str, str] = ("in the baseline", "now")
+) -> Iterator[str]:
     """Differences that do not count: config keys, seeds left out, and curves that only the new runs have."""
     curves_by_change: dict[str, list[str]] = {}
     for number, other in pairs.items():
         before, now = old.curves[number], new.curves[other]
         for key in sorted({*before, *now} - {"data_fingerprint"}):
             if before.get(key) != now.get(key):
-                change = f"{key}: {_spelled(before.get(key))} in the baseline, {_spelled(now.get(key))} now"
+                change = f"{key}: {_spelled(before.get(key))} {sides[0]}, {_spelled(now.get(key))} {sides[1]}"
                 curves_by_change.setdefault(change, []).append(title(old, number))
     for change, titles in curves_by_change.items():
         yield change if len(titles) == len(pairs) else f"{change} ({', '.join(titles)})"
@@ -136,7 +138,7 @@ def remarks(old: Baseline, new: Baseline, pairs: Mapping[int, int]) -> Iterator[
                 yield f"{title(baseline, number)}: of {baseline.source} seed {seeds} is left out, not whole"
     for number in new.curves:
         if number not in pairs.values():
-            yield f"not in the baseline: {title(new, number)}"
+            yield f"not {sides[0]}: {title(new, number)}"
 
 
 def _spelled(value: Hashable) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from lab.analysis.curves import LR, configs, differing, plain
 from lab.analysis.sensitivity import Study, optima
-from lab.analysis.text import count, spell
+from lab.analysis.text import count, span, spell
 
 # What readers and CSV files call the parts of sensitivity.
 PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
@@ -26,8 +24,8 @@ def sensitivities(study: Study) -> pd.DataFrame:
             "arm": curves["arm"],
             "parameters": curves["parameters"].map("{:,}".format),
             **{name: curves[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
-            "best LR": curves["best_lr"].map(_span),
-            "eta_div": curves["eta_div"].map(_span),
+            "best LR": curves["best_lr"].map(span),
+            "eta_div": curves["eta_div"].map(span),
             "n": curves["total"].map(lambda interval: interval.n),
         }
     )
@@ -134,21 +132,12 @@ def _flat(table: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     for name in table:
         if name not in PART_COLUMNS:
-            columns[str(name)] = table[name].map(lambda value: _span(value) if isinstance(value, list) else value)
+            columns[str(name)] = table[name].map(lambda value: span(value) if isinstance(value, list) else value)
             continue
         for field in ("mean", "low", "high"):
             column = PART_COLUMNS[str(name)]
             columns[column if field == "mean" else f"{column}_{field}"] = [getattr(cell, field) for cell in table[name]]
     return pd.DataFrame(columns).assign(n=[interval.n for interval in table["total"]])
-
-
-def _span(values: Sequence[float]) -> str:
-    """Range of the seeds' learning rates, with the number of seeds that have one if not all do (NaN is none)."""
-    present = sorted(value for value in values if not math.isnan(value))
-    if not present:
-        return "none"
-    ends = " to ".join(spell(value) for value in dict.fromkeys([present[0], present[-1]]))
-    return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
 
 
 def _config_text(value: Any) -> str:

@@ -1,0 +1,173 @@
+"""Compare two results folders arm by arm, without a verdict: best loss, LR sensitivity, eta_div, and differences."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lab.analysis.guard.baseline import Baseline, from_folder, whole_seeds
+from lab.analysis.guard.matching import match_curves, remarks, runs_of, where
+from lab.analysis.guard.quantities import NATS, STEPS, measured
+from lab.analysis.statistics import FEWEST_SEEDS, difference
+from lab.analysis.text import count, listed, plain_text, span, spell
+from lab.core.errors import RequestError
+
+# Name and unit of what is compared, by column of ``measured``.
+COMPARED = {"best": ("best loss", NATS), "total": ("LR sensitivity", NATS), "unstable_lr_index": ("eta_div", STEPS)}
+RULE = "Differences are B minus A with their 90 % interval; those of eta_div are in steps of the learning-rate grid."
+
+
+class ComparedQuantity(NamedTuple):
+    """One quantity of one arm and size in both folders; means are over the seeds that the difference is taken over.
+
+    Attributes:
+        size: parameters without embeddings.
+        a: its mean in the first folder; of eta_div the learning rates of the seeds as text.
+        b: likewise in the second.
+        difference: second minus first, in ``unit``.
+        low: lower end of its 90 % interval; NaN with fewer than three seeds.
+        high: upper end.
+        seeds: ``3, paired``, or the numbers of both sides.
+    """
+
+    arm: str
+    size: int
+    quantity: str
+    unit: str
+    a: float | str
+    b: float | str
+    difference: float
+    low: float
+    high: float
+    seeds: str
+
+
+class SideBySide(NamedTuple):
+    """Two results folders, what of their arms compares, and what else differs."""
+
+    a: str
+    b: str
+    quantities: list[ComparedQuantity]
+    notes: list[str]
+
+    def lines(self) -> Iterator[str]:
+        """A table for a terminal, and the notes."""
+        yield from (f"A: {self.a}", f"B: {self.b}", "")
+        yield from plain_text(pd.DataFrame([_cells(quantity) for quantity in self.quantities]))
+        yield from ("", RULE, *(f"- {note}" for note in self.notes))
+
+    def as_json(self) -> str:
+        """All of it as a JSON object; NaN is null."""
+        rows = [{key: _to_json(value) for key, value in row._asdict().items()} for row in self.quantities]
+        return json.dumps({**self._asdict(), "quantities": rows}, indent=1, allow_nan=False)
+
+
+def _cells(row: ComparedQuantity) -> dict[str, str]:
+    interval = "" if math.isnan(row.low) else f" [{row.low:+.3f}, {row.high:+.3f}]"
+    a, b = (f"{value:.3f}" if isinstance(value, float) else value for value in (row.a, row.b))
+    change = "" if math.isnan(row.difference) else f"{row.difference:+.3f}{interval}"
+    cells = {"arm": row.arm, "parameters": count(row.size), "quantity": row.quantity, "A": a, "B": b}
+    return {**cells, "B - A [90 % interval]": change, "unit": row.unit, "seeds": row.seeds}
+
+
+def _to_json(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def compare_folders(first: Path, second: Path) -> SideBySide:
+    """Compare two results folders over the learning rates that both ran.
+
+    Seeds are paired where at least three are in both folders.
+
+    Raises:
+        RequestError: a folder cannot be read, or no arm of one is in the other.
+    """
+    both = from_folder(first), from_folder(second)
+    match = match_curves(*both)
+    pairs = {number: other for number, other in match.pairs.items() if number not in match.removed}
+    reasons = [*match.reasons, *(f"no curve is {_title(both[0], number)} in {second}" for number in match.removed)]
+    if not pairs:
+        raise RequestError(f"nothing to compare: {'; '.join(reasons)}")
+    grids = {number: _grids(*both, number, other) for number, other in pairs.items()}
+    shared = {number: sorted(set(a) & set(b)) for number, (a, b) in grids.items()}
+    a = _restricted(both[0], shared)
+    b = _restricted(both[1], {other: shared[number] for number, other in pairs.items()})
+    tables = [measured(side) if len(whole_seeds(side.runs)) else {} for side in (a, b)]
+    quantities: list[ComparedQuantity] = []
+    for number, other in pairs.items():
+        if number in tables[0] and other in tables[1]:
+            arm_and_size = where(both[0], number)
+            quantities += _compare(arm_and_size, tables[0][number], tables[1][other], shared[number])
+        else:
+            reasons.append(f"{_title(both[0], number)}: no seed ran at every learning rate that both folders have")
+    notes = [*reasons, *_grid_notes(both[0], grids, shared), *_data_notes(*both, pairs)]
+    return SideBySide(str(first), str(second), quantities, [*notes, *remarks(a, b, pairs, ("in A", "in B"))])
+
+
+def _grids(a: Baseline, b: Baseline, number: int, other: int) -> tuple[list[float], list[float]]:
+    return sorted(set(runs_of(a, number)["lr"])), sorted(set(runs_of(b, other)["lr"]))
+
+
+def _restricted(baseline: Baseline, lrs: Mapping[int, list[float]]) -> Baseline:
+    """The baseline with runs of all its curves, but of those in ``lrs`` at these learning rates only."""
+    runs = baseline.runs
+    kept = [lr in lrs.get(curve, [lr]) for curve, lr in zip(runs["curve"], runs["lr"], strict=True)]
+    return baseline._replace(runs=runs[kept])
+
+
+def _compare(
+    arm_and_size: tuple[str, int], a: pd.DataFrame, b: pd.DataFrame, grid: list[float]
+) -> Iterator[ComparedQuantity]:
+    for column, (name, unit) in COMPARED.items():
+        first, second = a[column].dropna(), b[column].dropna()
+        paired = first.index.intersection(second.index)
+        seeds = f"{len(first)} and {len(second)}"
+        if len(paired) >= min(FEWEST_SEEDS, len(first), len(second)) > 0:
+            first, second, seeds = first[paired], second[paired], f"{len(paired)}, paired"
+        shown_a, shown_b = (_lr_span(side, grid) if unit == STEPS else float(side.mean()) for side in (first, second))
+        change = _change(first, second, grain=1.0 if unit == STEPS else 0.0)
+        if shown_a == shown_b == "none":  # both lie beyond the grid, nobody knows how far
+            change = (math.nan, math.nan, math.nan)
+        yield ComparedQuantity(*arm_and_size, name, unit, shown_a, shown_b, *change, seeds)
+
+
+def _change(a: pd.Series, b: pd.Series, grain: float) -> tuple[float, float, float]:
+    """Mean difference and its interval, NaN with too few seeds for one."""
+    if min(len(a), len(b)) < FEWEST_SEEDS:
+        return float(b.mean() - a.mean()), math.nan, math.nan
+    found = difference(a, b, grain)
+    return found.mean, found.low, found.high
+
+
+def _lr_span(indices: pd.Series, grid: list[float]) -> str:
+    """The learning rates at these places of a grid, counted from 1; past its end is none."""
+    return span([grid[int(index) - 1] if index <= len(grid) else math.nan for index in indices])
+
+
+def _title(baseline: Baseline, number: int) -> str:
+    arm, size = where(baseline, number)
+    return f"{arm} at {count(size)} parameters"
+
+
+def _grid_notes(
+    a: Baseline, grids: Mapping[int, tuple[list[float], list[float]]], shared: Mapping[int, list[float]]
+) -> Iterator[str]:
+    for number, (of_a, of_b) in grids.items():
+        if of_a != of_b:
+            lrs = listed(map(spell, shared[number])) if shared[number] else "none"
+            yield f"{_title(a, number)}: compared at the learning rates that both folders have, {lrs}"
+
+
+def _data_notes(a: Baseline, b: Baseline, pairs: Mapping[int, int]) -> Iterator[str]:
+    differing = {
+        (str(a.curves[number]["data_fingerprint"]), str(b.curves[other]["data_fingerprint"]))
+        for number, other in pairs.items()
+    }
+    for of_a, of_b in sorted(differing):
+        if of_a != of_b:
+            yield f"the data differ, so losses are not of one text: fingerprint {of_a} in A, {of_b} in B"

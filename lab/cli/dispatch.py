@@ -1,0 +1,90 @@
+"""From the words of a command line to its sub-command, and from the outcome to an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from lab.cli import commands, interrupt
+from lab.core import distributed, machine
+from lab.core.errors import RequestError, nearest
+from lab.core.files import printable
+
+DONE, FAILED, REFUSED, FAULT = 0, 1, 2, 70
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; returns its exit code."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    machine.configure_process()
+    if distributed.world_size() > 1:
+        _on_ranks(arguments)
+    return _coded(lambda: _dispatch(arguments))
+
+
+def _on_ranks(arguments: Sequence[str]) -> NoReturn:
+    """Let the first rank carry out the request, and the others train what it sends them."""
+    from lab.sweep import pipeline
+
+    code = _coded(distributed.join)
+    if distributed.is_joined():
+        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else pipeline.follow_first_rank)
+        if distributed.is_first_rank() and code in (DONE, REFUSED):  # the others wait for the next fleet
+            distributed.send_to_all(None)
+        if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # otherwise they cannot be reached
+            distributed.leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads hold Python's tensors, and abort if they outlive the interpreter
+
+
+def _coded(work: Callable[[], None]) -> int:
+    """Do the work; returns its exit code."""
+    try:
+        work()
+        return DONE
+    except RequestError as refusal:
+        return _refuse(str(refusal))
+    except KeyboardInterrupt:
+        interrupt.report()
+        return interrupt.INTERRUPTED
+    except SystemExit as end:
+        if end.code == machine.EXIT_PREEMPTED and distributed.is_first_rank():
+            print("lab: preempted; the same command goes on from the checkpoint", file=sys.stderr)
+        return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
+    except BrokenPipeError:
+        return FAILED
+    except Exception:
+        traceback.print_exc()
+        print("\nA fault of the lab, not of your request; please report it with the lines above.", file=sys.stderr)
+        return FAULT
+
+
+def _refuse(line: str) -> int:
+    print("lab:", printable(" ".join(line.split())), file=sys.stderr)
+    return REFUSED
+
+
+def _dispatch(arguments: Sequence[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(commands.USAGE, end="")
+        raise SystemExit(DONE if arguments else REFUSED)
+    word, rest = arguments[0], list(arguments[1:])
+    if word == "--version":
+        print("instability-lab", version("instability-lab"))
+        return
+    if word in ("-sc", "--shell-completion"):
+        from lab.cli import listing
+
+        print(*listing.complete(arguments, list(commands.COMMANDS)))
+        return
+    if word not in commands.COMMANDS:
+        raise RequestError(f"unknown command {word!r}; {nearest(word, commands.COMMANDS)}")
+    if word != "train" and rest in (["--help"], ["-h"]):
+        print(commands.USAGE, end="")
+        return
+    commands.COMMANDS[word](rest)

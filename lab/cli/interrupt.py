@@ -1,0 +1,57 @@
+"""Interrupts (Ctrl-C): one line, exit code 130 and no traceback, whatever is going on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+INTERRUPTED = 130
+
+
+def handle() -> None:
+    """From now on end this process at once when an interrupt comes during an import, else raise ``KeyboardInterrupt``.
+
+    Libraries turn an interrupt of their import into errors of other types, or print a traceback and go on.  So does
+    Python where an exception cannot be raised, such as in a finalizer.  A process that ignores interrupts still does.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    signal.signal(signal.SIGINT, _end_import)
+    hook = sys.unraisablehook
+
+    def end_unraisable(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _end()
+        hook(unraisable)
+
+    sys.unraisablehook = end_unraisable
+
+
+def _end_import(number: int, frame: FrameType | None) -> None:
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            _end()
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _end() -> NoReturn:
+    report()
+    sys.stdout.flush()
+    os._exit(INTERRUPTED)
+
+
+def report() -> None:
+    """Say that the program was interrupted, on a line of its own."""
+    start = "\n" if sys.stderr.isatty() else ""  # after the ^C that a terminal shows
+    print(f"{start}interrupted; the same command trains what is missing", file=sys.stderr, flush=True)
+
+
+def handle_at_exit(code: int) -> None:
+    """From now on end with this exit code when an interrupt comes: all is done and said."""
+    if signal.getsignal(signal.SIGINT) is _end_import:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))

@@ -1,0 +1,46 @@
+"""Cautions: settings of a request that will not do what their names say, told before anything runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from lab.core.hooks import HookIntervention
+from lab.training.config import RunConfig
+
+
+def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """One line per setting that does nothing, or less than its name says, in some of these runs."""
+    yield from _long_warmups(configs)
+    yield from _unattached_interventions(configs)
+
+
+def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Warm-ups that last to the end of their run."""
+    lengths: Counter[tuple[float, int]] = Counter()
+    for config in configs:
+        warmup = getattr(config.schedule.entry, "warmup", 0.0)
+        steps = warmup * config.steps if warmup < 1 else warmup
+        lengths[steps, config.steps] += steps > config.steps - 1
+    too_long = +lengths
+    if too_long:
+        (warmup, steps), _ = too_long.most_common(1)[0]
+        reached = (steps - 1) / warmup
+        yield (
+            f"the warm-up lasts to the end of {too_long.total()} of {len(configs)} runs: one of {warmup:g} steps in a "
+            f"run of {steps} lets the learning rate rise to {reached:.0%} of its peak and no further"
+        )
+
+
+def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Interventions at hook points that a model without blocks lacks."""
+    names = Counter(
+        name
+        for config in configs
+        for name, entry in config.intervention.items()
+        if isinstance(entry, HookIntervention) and not config.model.depth and "logits" not in entry.hook_points
+    )
+    for name, runs in sorted(names.items()):
+        yield (
+            f"{name} changes nothing in {runs} of {len(configs)} runs: a model of depth 0 has no blocks to attach it to"
+        )
