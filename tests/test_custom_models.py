@@ -284,9 +284,9 @@ def test_an_arm_is_called_by_its_custom_model_where_that_says_its_numbers_too() 
         {"intervention": "none", "guest": None, "guest.own.kind": None},
         {"guest": "own", "guest.own.kind": "mlp"},
     )
-    assert [arm.label for arm in name_arms([none, none | one], [1, 1])] == ["no guest", "guest=own"]
+    assert [arm.label for arm in name_arms([none, none | one], [1, 1])] == ["no guest", "guest own"]
     two = none | one | {"guest.own.kind": "plain"}
-    assert [arm.label for arm in name_arms([none | one, two], [1, 1])] == ["kind=mlp", "kind=plain"]
+    assert [arm.label for arm in name_arms([none | one, two], [1, 1])] == ["kind mlp", "kind plain"]
 
 
 @dataclass(frozen=True)
