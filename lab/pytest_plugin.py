@@ -51,8 +51,8 @@ def train(sweep: str, overrides: Sequence[str], folder: Path) -> Path | Regressi
 class SensitivityCurve:
     """A trained sweep, and the baseline to compare it with."""
 
-    def __init__(self, folder: Path, baseline: str | None, margin: float) -> None:
-        self.folder, self.baseline, self.margin = folder, baseline, margin
+    def __init__(self, folder: Path, baseline: str | None, margin: float, strict: bool) -> None:
+        self.folder, self.baseline, self.margin, self.strict = folder, baseline, margin, strict
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -69,7 +69,7 @@ class SensitivityCurve:
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
-        checked = check.check_folder(self.folder, Path(self.baseline), self.margin)
+        checked = check.check_folder(self.folder, Path(self.baseline), self.margin, self.strict)
         files.write_text(self.folder / "check.html", checked.page())
         return checked.comparison
 
@@ -77,12 +77,12 @@ class SensitivityCurve:
         """Compare with the baseline.
 
         Raises:
-            RegressionError: the verdict is not ``ok``.
+            RegressionError: the exit code of ``lab check`` would not be 0.
         """
         from lab.analysis.guard import render
 
         __tracebackhide__ = True  # the verdict says it all
-        if self.checked.verdict != "ok":
+        if self.checked.exit_code:
             raise RegressionError("\n".join(render.text(self.checked)))
 
 
@@ -92,13 +92,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--lab-sweep", metavar="NAME|FILE", help="sweep to train and to hold against --lab-baseline")
     group.addoption("--lab-baseline", metavar="FILE", help="what `lab baseline save` wrote, or a results folder")
     group.addoption("--lab-margin", metavar="5%", default="5%", help="part of the best loss that losses may rise by")
+    group.addoption("--lab-strict", action="store_true", help="fail when the curves have certainly changed at all")
     group.addoption("--lab-out", metavar="DIR", help="keep records and page in this folder, one below it per sweep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Add the marker."""
     config.addinivalue_line(
-        "markers", "sensitivity(sweep, baseline, margin, overrides): what the fixture sensitivity_curve trains"
+        "markers", "sensitivity(sweep, baseline, margin, strict, overrides): what the fixture sensitivity_curve trains"
     )
 
 
@@ -107,7 +108,7 @@ def sensitivity_curve(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
     """The sweep of the test's marker ``sensitivity``, or that of the options."""
     marker = request.node.get_closest_marker("sensitivity")
     if marker and marker.args:
-        raise pytest.UsageError("the marker `sensitivity` takes keys: sweep=, baseline=, margin=, overrides=")
+        raise pytest.UsageError("the marker `sensitivity` takes keys: sweep=, baseline=, margin=, strict=, overrides=")
     return _curve(request.config, tmp_path_factory, **(marker.kwargs if marker else {}))
 
 
@@ -117,6 +118,7 @@ def _curve(
     sweep: str | None = None,
     baseline: str | None = None,
     margin: str | None = None,
+    strict: bool = False,
     overrides: Sequence[str] = (),
 ) -> SensitivityCurve:
     """Train a sweep, once per session; the options stand in for arguments that are not given."""
@@ -135,7 +137,7 @@ def _curve(
     result = trained[key]
     if isinstance(result, RegressionError):
         raise result
-    return SensitivityCurve(result, baseline, part)
+    return SensitivityCurve(result, baseline, part, strict or config.getoption("--lab-strict"))
 
 
 class _Guard(pytest.Item):

@@ -47,7 +47,7 @@ def words(text: Path) -> list[str]:
 def plan_of_two(folder: Path, text: Path) -> str:
     """A frozen plan of two seeds, each a fleet."""
     fleets = [[{"id": p.id, "tree": p.tree}] for p in points(tree(*words(text), f"seed={seed}") for seed in (0, 1))]
-    return plans.freeze(folder, {"fleets": fleets})
+    return plans.freeze(folder, fleets)
 
 
 def verdict(folder: Path, plan: str, index: int = 0) -> str:

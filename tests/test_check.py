@@ -13,14 +13,14 @@ import pytest
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare
 from lab.core.errors import RequestError
-from planted import BOTH, ON_LABEL, card, cards, write
+from planted import BOTH, OFF_LABEL, ON_LABEL, card, cards, write
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A sweep as it was, and one whose second arm got worse."""
+    """A sweep as it was, one whose second arm got worse, one that moved a little, and one with too few seeds."""
     home = tmp_path_factory.mktemp("folders")
     bad = [
         {
@@ -30,8 +30,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         }
         for good in cards()
     ]
+    moved = [
+        {**good, "final_val_loss": good["final_val_loss"] + 0.05 * (good["optimizer.lr"] >= 0.1)} for good in cards()
+    ]
     few = list(cards(seeds=(0, 1)))
-    made = {"good": list(cards()), "bad": bad, "few": few}
+    made = {"good": list(cards()), "bad": bad, "moved": moved, "few": few}
     return {name: write(home / name, runs) for name, runs in made.items()}
 
 
@@ -67,7 +70,7 @@ def test_a_baseline_is_small_has_a_line_per_run_and_no_path(folders: dict[str, P
     text = saved.read_text()
     runs = [line for line in text.splitlines() if '"loss":' in line]
     assert len(runs) == 84
-    assert len(text) < 200 * len(runs)
+    assert len(text) < 240 * len(runs)
     assert json.loads(text)["made"]["commands"] == ["lab sweep qk_layernorm out=good"]
     assert str(folders["good"].parent) not in text
 
@@ -143,9 +146,9 @@ def test_too_few_seeds_make_none(folders: dict[str, Path], tmp_path: Path, run: 
     [
         ("{", "is no baseline; lab baseline save DIR FILE writes one"),
         ("[]", "is no baseline"),
-        ('{"baseline_version": 99}', "is a baseline of version 99, this lab reads 1; remove it and save anew"),
-        ('{"baseline_version": 1, "curves": [3]}', "is a damaged baseline"),
-        ('{"baseline_version": 1, "made": {}, "config": {}, "curves": []}', "is a damaged baseline"),
+        ('{"baseline_version": 99}', "is a baseline of version 99, this lab reads 2; remove it and save anew"),
+        ('{"baseline_version": 2, "curves": [3]}', "is a damaged baseline"),
+        ('{"baseline_version": 2, "made": {}, "config": {}, "curves": []}', "is a damaged baseline"),
     ],
 )
 def test_what_is_no_baseline_is_refused_in_one_line(text: str, message: str, tmp_path: Path, run: Run) -> None:
@@ -157,7 +160,8 @@ def test_what_is_no_baseline_is_refused_in_one_line(text: str, message: str, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "verdict"), [("good", 0, "ok"), ("bad", 1, "regression"), ("few", 2, "cannot judge")]
+    ("name", "code", "verdict"),
+    [("good", 0, "ok"), ("moved", 0, "drift"), ("bad", 1, "regression"), ("few", 2, "cannot judge")],
 )
 def test_the_exit_code_is_the_verdict(
     name: str, code: int, verdict: str, folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
@@ -177,6 +181,30 @@ def test_the_exit_code_is_the_verdict(
     printed = json.loads(out)
     assert (ended, err, printed["verdict"]) == (code, "", verdict)
     assert bool(printed["reasons"]) == (code == 2)
+
+
+def test_strict_makes_a_drift_fail(folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run) -> None:
+    suite, page = tmp_path / "suite.xml", tmp_path / "page.html"
+    words = ("--baseline", saved, "--junit", suite, "--html", page)
+    for options, code in (((), 0), (("--strict",), 1)):
+        ended, out, _ = run("check", folders["moved"], *words, *options)
+        assert (ended, out.startswith("drift: ")) == (code, True)
+        assert (int(ElementTree.fromstring(suite.read_text()).attrib["failures"]) > 0) == (code == 1)
+    assert run("check", folders["good"], *words, "--strict")[0] == 0
+    assert run("check", folders["bad"], *words, "--strict")[0] == 1
+
+
+def test_what_moved_is_told_by_learning_rate(folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run) -> None:
+    files = {option: tmp_path / option for option in ("html", "markdown")}
+    words = ("--baseline", saved, *(word for option, path in files.items() for word in (f"--{option}", path)))
+    line = f"{OFF_LABEL} at 24.7k parameters, final loss (nats/token): +0.050 at 0.1, +0.050 at 0.3"
+    _, out, _ = run("check", folders["moved"], *words)
+    assert f"- {line}" in out.splitlines()
+    assert line in files["html"].read_text()
+    assert line.replace("_", "\\_") in files["markdown"].read_text()
+    printed = json.loads(run("check", folders["moved"], *words, "--json")[1])
+    assert {move["lr"] for move in printed["moves"]} == {0.1, 0.3}
+    assert "What moved" not in run("check", folders["good"], *words)[1]
 
 
 def test_the_page_lies_in_the_folder_unless_told_otherwise(saved: Path, tmp_path: Path, run: Run) -> None:

@@ -21,11 +21,12 @@ from lab.records import store
 from lab.sweep.job import train_resumably
 from lab.sweep.planner import points, unfinished_fleets
 from lab.training import checkpoint
-from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader
+from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
 from lab.training.loop import Moment
 from lab.training.recorder import Recorder, Row
+from lab.training.shards import ShardedReader
 from small import brief, configs, tree
 from sweeping import assert_same, finished, needs_proc, processes
 

@@ -80,7 +80,7 @@ def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.Cap
     assert lab("sweep", "quickstart", *TOY, "--dry-run") == 0
     said = capsys.readouterr().out
     assert said.startswith("to train: 4 runs in 2 fleets; 0 already there")  # both widths are 16, so equal points
-    for word in ("parameters each", "FLOPs", "min", "GB of memory", "optimizer.lr=0.1"):
+    for word in ("parameters each", "FLOPs", "min", "GB of memory", "  optimizer.lr: 0.001, 0.1"):
         assert word in said
     assert not list(Path().iterdir())
 

@@ -111,7 +111,7 @@ def under_way(place: Path) -> tuple[Path, list[str]]:
     cards[0] |= {"status": "failed", "reason": "out of memory: 9 GB", "final_val_loss": None}
     store.open_folder(place, "eager")
     names = [card["id"] for card in cards]
-    plan = plans.freeze(place, {"fleets": [[{"id": name, "tree": {}} for name in names[i : i + 2]] for i in (0, 2, 4)]})
+    plan = plans.freeze(place, [[{"id": name, "tree": {}} for name in names[i : i + 2]] for i in (0, 2, 4)])
     for card in cards[:2]:
         store.write_run(place, card, [])
     progress = {"steps": 400, "seconds": 30.0, "rate": 5.0, "losses": [], "notes": [], "verdict": None}

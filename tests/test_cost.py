@@ -116,7 +116,7 @@ def take(folder: Path, plan: str, answer: Connection) -> None:
 
 def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     fleet = points([tree("model.width=64", "batch_size=64", "steps=3", f"seed={seed}") for seed in range(4)])
-    plan = plans.freeze(tmp_path, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
+    plan = plans.freeze(tmp_path, [[{"id": point.id, "tree": point.tree} for point in fleet]])
     processes = machine.clean_process_context()
     ours, theirs = processes.Pipe(duplex=False)
     process = processes.Process(target=take, args=(tmp_path, plan, theirs))  # type: ignore[attr-defined]
@@ -194,13 +194,37 @@ def test_each_shape_and_size_is_tried_once_or_as_often_as_keeps_the_processes_bu
     told = list(dry_run.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", [None] * at_once, 8 * GIGABYTE)))
     assert found == tried
     assert told[0] == "to train: 5 runs in 3 fleets; 7 already there"
-    assert sum(line.startswith("fleet ") for line in told) == 3
-    assert "about 120 s and 3.00 GB" in told[1]
+    assert [line.split(":")[0] for line in told[1:-1]] == [
+        "  data.seed",
+        "  seed",
+        "2 fleets of 2 runs",
+        "1 fleet of 1 run",
+    ]
+    assert "about 120 s and 3.00 GB" in told[3]
     both = {
         1: "about 5.0 min one fleet after another, at most 3.0 GB of memory of 8.0 GB free",
         3: "about 5.0 min one fleet after another, 2.0 min with 3 at once, at most 6.0 GB of memory of 24.0 GB free",
     }
     assert told[-1].endswith(both[at_once])
+
+
+def test_a_full_dry_run_lists_every_run_and_a_summary_no_more_lines_for_more_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = points([tree(f"seed={seed}", f"steps={steps}") for seed in range(20) for steps in (12, 13)])
+    fleets = [[point] for point in asked]
+    trials_of(monkeypatch)
+    summary, full = (list(dry_run.estimate(fleets, 0, Host(), full=full)) for full in (False, True))
+    assert summary[1:4] == [
+        "  data.seed: 0, 1, .. 19 (20 values)",
+        "  steps: 12, 13",
+        "  seed: 0, 1, .. 19 (20 values)",
+    ]
+    assert [line.split("  ")[:2] for line in summary[4:6]] == [["20 fleets of 1 run:", f"steps={n}"] for n in (12, 13)]
+    assert len(summary) == 7
+    assert len(full) == 2 + 2 * len(fleets)
+    for point in asked:
+        assert f"  {point.id}  data.seed={point.config.seed}  steps={point.config.steps}" in "\n".join(full)
 
 
 def test_fleets_fit_into_memory() -> None:

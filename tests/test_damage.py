@@ -19,8 +19,9 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.sweep.progress import ProgressMonitor
-from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader, write_shards
+from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
+from lab.training.shards import ShardedReader, write_shards
 from small import configs
 from sweeping import assert_same
 from test_checkpoint import IDS, WANTED, go_on
@@ -121,11 +122,11 @@ def test_metrics_that_one_gathered_and_runs_that_another_did_lose_nothing(folder
 
 
 def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
-    name = plans.freeze(folder, {"fleets": [[{"id": "a", "tree": {"lr": 1e-3}}]]})
-    whole, refused = plans.thaw(folder, name), 0
-    for _ in damages(folder / "plans" / f"{name}.json", 200):
+    name = plans.freeze(folder, [[{"id": "a", "tree": {"lr": 1e-3}}]])
+    whole, refused = plans.thaw(folder, name, 0), 0
+    for _ in damages(folder / "plans" / f"{name}.jsonl", 200):
         try:
-            assert plans.thaw(folder, name) == whole
+            assert plans.thaw(folder, name, 0) == whole
         except RequestError:
             refused += 1
     assert refused > 200

@@ -17,11 +17,12 @@ from scipy.sparse import csr_array
 from lab.core import schema
 from lab.core.errors import RequestError
 from lab.core.registry import DATA
-from lab.data import synthetic
+from lab.data import synthetic, trigram
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
 from lab.data.packing import HELD_OUT_EVERY, PackedCorpus
 from lab.data.synthetic import Synthetic, SyntheticSample
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
+from lab.data.trigram import Trigram, TrigramCorpus
 
 SENTENCES = b"the quick brown fox jumps over the lazy dog. " * 40
 
@@ -85,7 +86,7 @@ def test_a_batch_is_the_callers_own(corpus: Corpus) -> None:
 
 
 def test_tokens_are_below_the_vocabulary(corpus: Corpus) -> None:
-    assert corpus.vocabulary == 256
+    assert corpus.vocabulary == (32 if isinstance(corpus, TrigramCorpus) else 256)
     for windows in (corpus.batch(0, 0, 64, 64), corpus.held_out(64)):
         assert windows.min() >= 0
         assert windows.max() < corpus.vocabulary
@@ -97,7 +98,8 @@ def test_validation_is_always_the_same_and_large_enough(corpus: Corpus, seq_len:
     windows = corpus.held_out(seq_len)
     assert windows.shape[1] == seq_len + 1
     available = corpus.reserved.size - 1 if isinstance(corpus, PackedCorpus) else math.inf
-    assert windows[:, 1:].size >= min(65_536, available - seq_len + 1)
+    targets = 8_192 if isinstance(corpus, TrigramCorpus) else 65_536
+    assert windows[:, 1:].size >= min(targets, available - seq_len + 1)
     corpus.batch(1, 1, 2, 8)
     assert np.array_equal(corpus.held_out(seq_len), windows)
 
@@ -411,3 +413,35 @@ def test_one_window_of_a_sample_is_the_whole_text_for_training_and_validation() 
     assert SyntheticSample(tokens=301).open().fingerprint != corpus.fingerprint
     with pytest.raises(RequestError, match="at most seq_len=299"):
         corpus.batch(0, 0, 1, 300)
+
+
+# --- trigram --------------------------------------------------------------------------------------------------------
+
+
+def test_the_trigram_language_is_the_same_on_every_machine() -> None:
+    # As for the synthetic one: never update these digests to make a machine pass.
+    corpus = Trigram().open()
+    batch = hashlib.sha256(corpus.batch(17, 12_345, 16, 64).astype("<i8").tobytes()).hexdigest()[:16]
+    assert (batch, corpus.fingerprint) == ("45f73b5a8ab9c605", "e1e07856c9b8d395")
+    assert np.diff(np.sort(trigram.successor_scores(), axis=-1), axis=-1).min() > 1e-8
+    share = np.arange(1.0, 33) ** -2.5
+    exact = share.cumsum() / share.sum() * 2**32
+    assert np.abs(exact - np.floor(exact) - 0.5).min() > 1e-3
+
+
+def test_a_token_follows_from_the_two_before_it() -> None:
+    corpus = Trigram().open()
+    rows = corpus.batch(0, 0, 4096, 32)
+    ranks = np.argsort(corpus.successors, axis=-1)[rows[:, :-2], rows[:, 1:-1], rows[:, 2:]]
+    expected = np.arange(1.0, 33) ** -2.5
+    assert np.abs(np.bincount(ranks.ravel(), minlength=32) / ranks.size - expected / expected.sum()).max() < 0.005
+    assert rows.max() < corpus.vocabulary == 32
+    assert float(corpus.notes["entropy"]) + 0.5 < corpus.loss_bigram(32) < math.log(32) - 0.5
+
+
+def test_no_seed_of_a_batch_reaches_held_out_trigrams() -> None:
+    corpus = Trigram().open()
+    held = {row.tobytes() for row in corpus.held_out(64)}
+    drawn = {row.tobytes() for seed in (-1, 0, 1) for row in corpus.batch(seed, 0, 128, 64)}
+    assert (len(held), len(drawn)) == (128, 384)
+    assert not held & drawn

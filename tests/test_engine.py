@@ -23,7 +23,7 @@ from lab.records import store
 from lab.sweep import pipeline
 from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
 from lab.training import engine
-from lab.training.config import RunConfig
+from lab.training.config import RunConfig, static_key
 from lab.training.fleet import Fleet
 from lab.training.loop import train
 from small import brief, configs, trained, tree
@@ -159,7 +159,8 @@ def test_a_captured_step_is_the_step() -> None:
 
 
 def point(*overrides: str) -> Point:
-    return Point(" ".join(overrides), tree(*overrides), configs("", shared=overrides)[0])
+    (config,) = configs("", shared=overrides)
+    return Point(" ".join(overrides), tree(*overrides), config, static_key(config))
 
 
 def test_compiled_where_every_shape_has_work_enough() -> None:
@@ -186,15 +187,13 @@ def request(folder: Path, *overrides: str) -> list[str]:
     plans: list[str] = []
 
     def launch(jobs: object) -> list[str]:
-        frozen = sorted((folder / "plans").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)[-1]
-        plans.extend(one["tree"]["engine"] for fleet in json.loads(frozen.read_text())["fleets"] for one in fleet)
+        frozen = sorted((folder / "plans").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)[-1]
+        plans.extend(one["tree"]["engine"] for line in frozen.read_text().splitlines()[1:] for one in json.loads(line))
         return []
 
     trees = [tree(f"out={folder}", *overrides)]
     with pytest.raises(SystemExit):  # nothing was trained
-        pipeline.run_sweep(
-            trees, launch, max_runs=8, dry_run=False, one=False, shard="1/1", is_local=True, slots=[None]
-        )
+        pipeline.run_sweep(trees, launch, max_runs=8, dry_run=None, one=False, shard="1/1", is_local=True, slots=[None])
     return plans
 
 

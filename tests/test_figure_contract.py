@@ -239,7 +239,8 @@ def test_bands_of_many_seeds_leave_out_the_extremes() -> None:
 def test_arms_of_one_size_are_rows_not_sizes() -> None:
     figure = FIGURES["learning_rate_sensitivity"](small("one size"))
     bottom = figure.axes[-1]
-    assert [label.get_text() for label in bottom.get_yticklabels()] == ["z_loss", "qk_layernorm+z_loss"]
+    arms = judge(points(small("one size").runs))["arm"].unique()
+    assert [label.get_text() for label in bottom.get_yticklabels()] == list(arms)
     dots = [line for line in bottom.get_lines() if line.get_marker() == "o"]
     assert {len(set(line.get_ydata())) for line in dots} == {1}
     assert len({float(line.get_ydata()[0]) for line in dots}) == 2
@@ -256,10 +257,11 @@ def test_every_mark_says_what_it_is() -> None:
     drawn = layout.svg(FIGURES["learning_rate_sensitivity"](records), "figure")
     said = hovers(drawn)
     runs = judge(points(records.runs))
-    point = runs[(runs["arm"] == planted.OFF_LABEL) & (runs["lr"] == 1e-2) & (runs["size"] == runs["size"].min())]
+    arm = runs["arm"].iloc[0]
+    point = runs[(runs["arm"] == arm) & (runs["lr"] == 1e-2) & (runs["size"] == runs["size"].min())]
     interval = student_t(point["capped"])
     expected = [
-        planted.OFF_LABEL,
+        arm,
         "24.7k parameters",
         "learning rate 0.01",
         f"final held-out loss {interval.mean:.4g} nats/token",
@@ -293,7 +295,8 @@ def test_hostile_names_are_text_for_the_pointer_too() -> None:
     hostile = 'a" onload="x" <b>&amp;\x1b[2J\u202e'
     drawn = layout.svg(FIGURES["learning_rate_sensitivity"](recorded(cards(arms=(hostile,), widths=(32,)))), "figure")
     assert all(letter.isprintable() or letter == "\n" for letter in drawn)
-    assert {lines[0] for lines in hovers(drawn)} == {'a" onload="x" <b>&amp;\\x1b[2J\\u202e'}
+    assert all(lines[0].endswith('a" onload="x" <b>&amp;\\x1b[2J\\u202e') for lines in hovers(drawn))
+    assert hovers(drawn)
     assert {name for element in ET.fromstring(drawn).iter() for name in element.attrib} & {"onload"} == set()
 
 

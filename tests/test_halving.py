@@ -34,7 +34,7 @@ def leave(folder: Path, seeds: int) -> store.Records:
     text = folder.parent / "text.txt"  # little of it held out
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     fleet = points([tree("steps=4", "data=text", f"data.path={text}", f"seed={seed}") for seed in range(seeds)])
-    plan = plans.freeze(folder, {"fleets": [[{"id": point.id, "tree": point.tree} for point in fleet]]})
+    plan = plans.freeze(folder, [[{"id": point.id, "tree": point.tree} for point in fleet]])
     job.train_fleet(folder, plan, 0)
     torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     runs, metrics = store.read(folder)
@@ -81,7 +81,7 @@ def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
     assert whole.runs["notes"].isna().all()
     notes = ["out of memory in fleets of 5"] * 2 + ["out of memory in fleets of 5, 3"] * 3
     assert halved.runs["notes"].tolist() == notes
-    [plan] = (tmp_path / "halved" / "plans").glob("*.json")
+    [plan] = (tmp_path / "halved" / "plans").glob("*.jsonl")
     told = plans.read_progress(tmp_path / "halved", plan.stem)[0]["notes"]
     assert [line.split(";")[0] for line in told] == [f"out of memory with {size} runs in a fleet" for size in (5, 3)]
 

@@ -47,7 +47,7 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
         return []
 
     begun.set()
-    options: dict[str, Any] = {"dry_run": False, "one": False, "shard": "1/1", "is_local": True, "slots": [None]}
+    options: dict[str, Any] = {"dry_run": None, "one": False, "shard": "1/1", "is_local": True, "slots": [None]}
     run_sweep([{**tree, "out": str(folder)} for tree in trees], launch, max_runs=2, **options)
 
 

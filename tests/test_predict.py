@@ -416,7 +416,7 @@ def test_arms_of_one_size_each_are_refused():
 
 def test_an_arm_of_one_size_among_others_is_named():
     text = " ".join(say(gathered(*runs_of(seeds=[0]), *runs_of(widths=[64], arm="none"))))
-    assert "Not fitted, having one size only: none." in text
+    assert "Not fitted, having one size only: without z-loss." in text
 
 
 NO_THIRD_SIZE = "of two sizes (30k and 100k parameters) none can be held out to score it; train a third size"

@@ -37,6 +37,10 @@ def test_it_was_better(sensitivity_curve):
 def test_who_cares(sensitivity_curve):
     sensitivity_curve.check()
 
+@pytest.mark.sensitivity(sweep="tiny.yaml", baseline="better.json", margin="90%", strict=True)
+def test_not_a_bit(sensitivity_curve):
+    sensitivity_curve.check()
+
 @pytest.mark.sensitivity(sweep="tiny.yaml", baseline="none.json")
 def test_nothing_to_compare(sensitivity_curve):
     assert sensitivity_curve.checked.verdict == "cannot judge"
@@ -70,8 +74,9 @@ def test_a_test_trains_its_sweep_and_compares(outside: pytest.Pytester) -> None:
     (outside.path / "better.json").write_text(json.dumps(told))
     outside.makepyfile(TESTS)
     ended = run(outside, "--lab-out", "kept")
-    ended.assert_outcomes(passed=3, failed=1)
+    ended.assert_outcomes(passed=3, failed=2)
     ended.stdout.fnmatch_lines(["*RegressionError: regression: *", "*regression *best loss *"])
+    ended.stdout.fnmatch_lines(["*RegressionError: drift: *", "*drift *best loss *"])
     assert (outside.path / "kept" / "tiny" / "check.html").exists()
     run(outside, "--lab-out", "kept").stdout.fnmatch_lines(["*tiny is not empty; a guarded recipe is trained anew*"])
 

@@ -13,11 +13,11 @@ from scipy import stats
 
 from lab.analysis.guard import baseline, compare
 from lab.analysis.guard.baseline import Baseline
-from lab.analysis.statistics import difference
+from lab.analysis.statistics import difference, holm
 from planted import BOTH, LABELS, LRS, OFF_LABEL, ON_LABEL, cards, records
 
 Card = dict[str, Any]
-WORSE, BETTER = "regression", "better"
+WORSE, DRIFT, BETTER = "regression", "drift", "better"
 
 
 def curves(change: Callable[[Card], dict[str, Any]] = lambda card: {}, name: str = "now", **more: Any) -> Baseline:
@@ -57,27 +57,27 @@ def test_the_same_curves_are_the_same() -> None:
     assert comparison.verdict == "ok"
     assert comparison.remarks == []
     assert not verdicts(comparison)
-    # seven quantities of two arms and two sizes, and at the larger one an order of arms
-    assert len(comparison.changes) == 7 * 4 + 1
-    assert all(change.change == 0 for change in comparison.changes)
+    # eight quantities of two arms and two sizes, and at the larger one an order of arms
+    assert len(comparison.changes) == 8 * 4 + 1
+    assert all((change.change, change.p) == (0, 1) for change in comparison.changes)
+    assert comparison.moves == []
 
 
 def test_other_seeds_of_the_same_recipe_are_the_same() -> None:
     assert check(seeds=(3, 4, 5, 6)).verdict == "ok"
 
 
-@pytest.mark.parametrize(("nats", "verdict"), [(0.05, "ok"), (0.2, WORSE), (-0.2, "ok")])
+@pytest.mark.parametrize(("nats", "verdict"), [(0.05, DRIFT), (0.2, WORSE), (-0.2, DRIFT)])
 def test_losses_may_rise_by_the_margin_and_fall_by_any(nats: float, verdict: str) -> None:
     comparison = check(shifted(nats))
     assert comparison.verdict == verdict
-    expected = {0.05: set(), 0.2: {f"{WORSE} {ON_LABEL}"}, -0.2: {f"{BETTER} {ON_LABEL}"}}[nats]
-    assert verdicts(comparison).get("best loss", set()) == expected
+    assert verdicts(comparison)["best loss"] == {f"{ {0.05: DRIFT, 0.2: WORSE, -0.2: BETTER}[nats] } {ON_LABEL}"}
     assert "LR sensitivity" not in verdicts(comparison)  # it does not see a shift of all losses
 
 
 def test_the_margin_is_the_users() -> None:
     assert check(shifted(0.08), margin=0.02).verdict == WORSE
-    assert check(shifted(0.08), margin=0.1).verdict == "ok"
+    assert check(shifted(0.08), margin=0.1).verdict == DRIFT
     best = [change for change in check(shifted(0.08), margin=0.1).changes if change.quantity == "best loss"]
     assert all(change.margin == pytest.approx(0.1 * change.before) for change in best)
 
@@ -161,7 +161,7 @@ def test_infinite_attention_logits_have_grown() -> None:
 
 def test_attention_logits_that_grow_further_are_found() -> None:
     made = list(cards())
-    for times, verdict in ((1.5, "ok"), (3.0, WORSE), (0.1, "ok")):
+    for times, verdict in ((1.0, "ok"), (1.5, DRIFT), (3.0, WORSE), (0.1, DRIFT)):
         planted_records = records(made)
         late_logits = planted_records.metrics["probe"].eq("attention_logit_max") & planted_records.metrics["step"].gt(0)
         planted_records.metrics.loc[late_logits, "value"] *= times
@@ -177,8 +177,8 @@ def test_without_that_probe_the_rest_is_judged_and_it_is_said() -> None:
     )
     comparison = compare.compare_baselines(OLD, baseline.from_records(without_logits, "now"), 0.05)
     assert comparison.verdict == "ok"
-    assert len(comparison.changes) == 6 * 4 + 1
-    why = "growth of the attention logits was not compared, attention_logit_max was not recorded on both sides"
+    assert len(comparison.changes) == 7 * 4 + 1
+    why = "growth of the attention logits was not compared, attention_logit_max was recorded on one side only"
     assert comparison.remarks == [f"{arm} at {size} parameters: {why}" for arm in LABELS for size in ("24.7k", "98.6k")]
 
 
@@ -201,7 +201,7 @@ def test_runs_that_diverge_are_judged_as_untrained() -> None:
         ({"lrs": LRS[1:]}, "another grid of learning rates, 0.0003, 0.001"),
         ({"seeds": (0, 1)}, "too few seeds, 2 whole in now, an interval takes 3"),
         ({"data_fingerprint": "other"}, "other data, fingerprint a1b2c3d4e5f60718 in the baseline and other now"),
-        ({"arms": BOTH[:1]}, f"no curve is {ON_LABEL} at 24.7k parameters in now"),
+        ({"arms": BOTH[1:]}, f"no curve is {OFF_LABEL} at 24.7k parameters in now"),
         ({"widths": (32,)}, f"no curve is {OFF_LABEL} at 98.6k parameters in now"),
     ],
 )
@@ -332,3 +332,90 @@ def test_seeds_without_spread_are_judged_by_their_mean() -> None:
         assert (unchanged.low, unchanged.high, unchanged.equivalence(0.1)) == (0, 0, 0)
         assert (changed.low, changed.high, changed.equivalence(0.1)) == (1, 1, 1)
         assert math.isnan(changed.effect)
+
+
+def test_a_drift_is_certain_within_the_margin_and_fails_only_if_strict() -> None:
+    small = shifted(0.05, above=0.1)
+    comparison = check(small)
+    assert (comparison.verdict, comparison.exit_code) == (DRIFT, 0)
+    assert {change.verdict for change in comparison.changes if change.p < 0.05} == {DRIFT}
+    strict = compare.compare_baselines(OLD, curves(small), 0.05, strict=True)
+    assert (strict.verdict, strict.exit_code) == (DRIFT, 1)
+    unclear = compare.compare_baselines(OLD, curves(seeds=(3, 4, 5, 6)), 0.05, strict=True)
+    assert (unclear.verdict, unclear.exit_code) == ("ok", 0)
+
+
+def test_the_learning_rates_that_moved_are_named_with_what_moved() -> None:
+    for nats in (0.05, 1.0):
+        moves = check(shifted(nats, above=0.1)).moves
+        assert {(move.arm, move.number, move.lr) for move in moves} == {(ON_LABEL, "final loss", lr) for lr in LRS[-2:]}
+        assert all(move.is_certain for move in moves)
+        assert all(move.change == pytest.approx(nats) for move in moves)
+
+
+def test_what_rounds_otherwise_has_not_drifted() -> None:
+    assert check(shifted(1e-5)).verdict == "ok"
+    assert check(shifted(-1e-5), margin=0.0).verdict == DRIFT  # whoever allows nothing is told of everything
+
+
+def test_an_epsilon_that_probes_tell_of_is_a_regression() -> None:
+    def with_epsilon(eps: float, name: str) -> Baseline:
+        planted_records = records(list(cards()))
+        gradients = planted_records.metrics.query("probe == 'grad_norm'")
+        ratios = [gradients.assign(probe="eps_ratio", where=tensor, value=eps / 1e-3) for tensor in ("head", "block0")]
+        return baseline.from_records(
+            planted_records._replace(metrics=pd.concat([planted_records.metrics, *ratios])), name
+        )
+
+    then = with_epsilon(1e-8, "then")
+    assert compare.compare_baselines(then, with_epsilon(1.5e-8, "now"), 0.05).verdict == DRIFT
+    assert compare.compare_baselines(then, with_epsilon(1e-12, "now"), 0.05).verdict == DRIFT
+    comparison = compare.compare_baselines(then, with_epsilon(1e-3, "now"), 0.05)
+    assert verdicts(comparison) == {"Adam's epsilon over the gradients' RMS": {f"{WORSE} {arm}" for arm in LABELS}}
+    assert {move.lr for move in comparison.moves} == set(LRS)
+    assert all(move.change == pytest.approx(5) for move in comparison.moves)
+
+
+@pytest.mark.parametrize(("arms", "label"), [(BOTH[1:], "with qk-layernorm and z-loss"), (BOTH, ON_LABEL)])
+def test_an_intervention_that_is_removed_is_a_regression_of_its_arm(arms: tuple[str, ...], label: str) -> None:
+    """Its arm is compared with the curve that lacks it, beside whatever other arms there are."""
+    old, new = curves(name="then", arms=arms), curves(arms=BOTH[:1])
+    comparison = compare.compare_baselines(old, new, 0.05)
+    assert (comparison.verdict, comparison.reasons) == (WORSE, [])
+    assert verdicts(comparison)["has qk_layernorm"] == {f"{WORSE} {label}"}
+    assert verdicts(comparison)["its instability part"] == {f"{WORSE} {label}"}
+    assert {move.arm for move in comparison.moves} == {label}
+    told = "intervention: qk_layernorm+z_loss in the baseline, z_loss now"
+    assert any(remark.startswith(told) for remark in comparison.remarks)
+    assert compare.compare_baselines(new, old._replace(source="now"), 0.05).verdict == (
+        "ok" if arms == BOTH else "cannot judge"  # one that is added has no arm to be compared with
+    )
+
+
+def test_of_arms_that_lack_an_intervention_the_nearest_stands_in() -> None:
+    comparison = compare.compare_baselines(curves(name="then", arms=BOTH[1:]), curves(arms=["none", *BOTH[:1]]), 0.05)
+    assert {change.quantity for change in comparison.changes if change.quantity.startswith("has ")} == {
+        "has qk_layernorm"
+    }
+
+
+def test_seeds_that_change_nothing_cannot_be_judged() -> None:
+    first = {(card["intervention"], card["model.width"], card["optimizer.lr"]): card for card in cards(seeds=(0,))}
+
+    def of_first_seed(card: Card) -> dict[str, Any]:
+        twin = first[card["intervention"], card["model.width"], card["optimizer.lr"]]
+        return {"final_val_loss": twin["final_val_loss"]}
+
+    comparison = check(of_first_seed)
+    assert comparison.verdict == "cannot judge"
+    assert all("all seeds of now ended on the same losses" in reason for reason in comparison.reasons)
+
+
+def test_p_is_adjusted_for_all_that_is_compared() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # Holm 1979
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    old, new = pd.Series([1.0, 2.0, 4.0]), pd.Series([1.2, 2.3, 4.1])
+    assert difference(old, new).p() == pytest.approx(stats.ttest_rel(new, old).pvalue)
+    assert difference(old, new).p(0.1) > difference(old, new).p()
+    assert difference(old, new).p(0.3) == 1.0

@@ -22,7 +22,8 @@ from lab.__main__ import main
 from lab.cli import override_rules
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.training.checkpoint import CheckpointConfig, Checkpointer, ShardedReader, write_shards
+from lab.training.checkpoint import CheckpointConfig, Checkpointer
+from lab.training.shards import ShardedReader, write_shards
 from sweeping import finished
 
 HOME = Path(__file__).parents[1]
@@ -426,7 +427,7 @@ def test_no_code_of_ours_runs_what_it_reads() -> None:
         for path in (HOME / folder).rglob("*.py"):
             found[path.relative_to(HOME).as_posix()] = list(dangers(path.read_text(encoding="utf-8")))
     assert {path: said for path, said in found.items() if said} == {
-        "lab/training/checkpoint.py": ["pickle"],
+        "lab/training/shards.py": ["pickle"],
         "lab/pytest_plugin.py": ["subprocess"],
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -159,10 +158,13 @@ def test_commands_are_remembered_once_in_their_order(folder: Path) -> None:
 
 
 def test_a_plan_is_frozen_and_progress_is_forgotten(folder: Path) -> None:
-    name = plans.freeze(folder, {"fleets": [[{"id": "a"}]]})
-    assert plans.thaw(folder, name) == {"fleets": [[{"id": "a"}]]}
+    fleets = [[{"id": "a"}], [{"id": "b"}, {"id": "c"}]]
+    name = plans.freeze(folder, fleets)
+    assert [plans.thaw(folder, name, index) for index in (0, 1)] == fleets
+    with pytest.raises(RequestError, match="the same command writes it again"):
+        plans.thaw(folder, name, 2)
     plans.write_progress(folder, name, 3, {"step": 1})
     assert plans.read_progress(folder, name) == {3: {"step": 1}}
     plans.forget_progress(folder, name)
     assert plans.read_progress(folder, name) == {}
-    assert json.loads((folder / "plans" / f"{name}.json").read_text())
+    assert plans.thaw(folder, name, 1) == fleets[1]

@@ -90,7 +90,7 @@ def trained(folder: str, tracker: str = "none", *more: str) -> store.Records:
     """The records of the two runs, trained as one fleet."""
     trees = [tree(*SHARED, *more, f"tracker.name={tracker}", f"optimizer.lr={lr}") for lr in (1e-3, 1e30)]
     fleet = [{"id": point.id, "tree": point.tree} for point in points(trees)]
-    job.train_fleet(Path(folder), plans.freeze(Path(folder), {"fleets": [fleet]}), 0)
+    job.train_fleet(Path(folder), plans.freeze(Path(folder), [fleet]), 0)
     return store.read(Path(folder))
 
 
@@ -149,7 +149,7 @@ def test_runs_are_opened_when_the_block_is_entered_and_finished_when_it_is_left(
 def test_a_tracker_that_fails_costs_one_line(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heard, "breaks_at", place)
     tracked = trained("tracked", "planted")
-    (name,) = (word.stem for word in Path("tracked/plans").glob("*.json"))
+    (name,) = (word.stem for word in Path("tracked/plans").glob("*.jsonl"))
     told = FleetProgress.of(plans.read_progress(Path("tracked"), name)[0])
     assert told.notes == [f"tracking ends here, training goes on: OSError: no network in {place}"]
     [final] = tracked.runs["final_val_loss"][tracked.runs["status"] == "finished"]

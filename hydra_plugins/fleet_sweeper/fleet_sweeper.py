@@ -16,7 +16,7 @@ class FleetSweeperConf:
     """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet; ``one`` refuses more points.
 
     Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing,
-    and fewer where cores or GPUs would otherwise be idle.  ``dry_run`` only estimates.
+    and fewer where cores or GPUs would otherwise be idle.  ``dry_run``, ``summary`` or ``full``, only estimates.
     ``shard`` i/n trains the i-th of n parts, for machines that share a folder and no scheduler.
     """
 
@@ -24,7 +24,7 @@ class FleetSweeperConf:
     _recursive_: bool = False  # values of params are never made into objects
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int | None = None
-    dry_run: bool = False
+    dry_run: str | None = None
     one: bool = False
     shard: str = "1/1"
 

@@ -30,7 +30,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 
 
 class LocalLauncher(Launcher):
-    """Every job in a fresh process; a job that dies is reported as failed, and the others go on."""
+    """Each of several jobs in a fresh process; a job that dies is reported as failed, and the others go on."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -39,7 +39,7 @@ class LocalLauncher(Launcher):
         from lab.cli import multirun  # not above: Hydra imports every plugin into every program that uses Hydra
 
         self.jobs = multirun.LocalJobs(hydra_context, task_function, config, **self.options)
-        self.slots = self.jobs.slots
+        self.slots, self.trains_here = self.jobs.slots, self.jobs.trains_here
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         return self.jobs.launch(job_overrides, initial_job_idx)

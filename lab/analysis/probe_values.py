@@ -38,10 +38,24 @@ def growth(records: Records, probe: str) -> pd.Series:
 
     NaN and values not above zero are left out; infinity counts as the largest number of 32 bits.
     """
-    values = records.metrics[(records.metrics["probe"] == probe) & (records.metrics["value"] > 0)]
-    values = values.assign(value=values["value"].clip(upper=float(np.finfo(np.float32).max)))
-    largest = values.groupby(["id", "step"])["value"].max().groupby("id")
+    largest = _positive(records, probe).groupby(["id", "step"])["value"].max().groupby("id")
     return pd.Series(np.log10(largest.max() / largest.first()))
+
+
+def log_largest(records: Records, probe: str) -> pd.Series:
+    """Log10 of the largest value anywhere in a run; indexed by run id, values left out as in ``growth``."""
+    return pd.Series(np.log10(_positive(records, probe).groupby("id")["value"].max()))
+
+
+def log_last(records: Records, probe: str) -> pd.Series:
+    """Log10 of the last recorded value, the mean over parts of the model; indexed by run id, as in ``growth``."""
+    last = _positive(records, probe).sort_values("step").drop_duplicates(["id", "where"], keep="last")
+    return pd.Series(np.log10(last.set_index("id")["value"]).groupby("id").mean())
+
+
+def _positive(records: Records, probe: str) -> pd.DataFrame:
+    values = records.metrics[(records.metrics["probe"] == probe) & (records.metrics["value"] > 0)]
+    return values.assign(value=values["value"].clip(upper=float(np.finfo(np.float32).max)))
 
 
 def places(records: Records, probe: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,8 @@ from scipy.special import stdtr, stdtrit
 FEWEST_SEEDS = 3
 # Of the intervals of a difference; an equivalence test at 5 % goes with it.
 DIFFERENCE_LEVEL = 0.90
+# A change is certain when its p, adjusted for all that is compared, lies below this.
+CHANGE_LEVEL = 0.05
 
 
 class Interval(NamedTuple):
@@ -103,6 +105,25 @@ class Difference(NamedTuple):
         if not self.error:
             return 0.0 if abs(self.mean) < margin else 1.0
         return float(stdtr(self.freedom, (abs(self.mean) - margin) / self.error))
+
+    def p(self, negligible: float = 0.0) -> float:
+        """Two-sided p of a t-test that the difference is at most ``negligible`` in size."""
+        if not self.error:
+            return 0.0 if abs(self.mean) > negligible else 1.0
+        return min(1.0, 2 * float(stdtr(self.freedom, (negligible - abs(self.mean)) / self.error)))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Adjust the p of several tests, so that those below a level falsely reject any with at most that probability.
+
+    References:
+        Holm 1979, A simple sequentially rejective multiple test procedure, https://www.jstor.org/stable/4615733.
+    """
+    adjusted, largest = [0.0] * len(ps), 0.0
+    for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
+        adjusted[index] = largest
+    return adjusted
 
 
 def difference(old: pd.Series, new: pd.Series, grain: float = 0.0) -> Difference:

@@ -28,14 +28,14 @@ lab batch DIR [--json]                           the gradient noise scale, and w
 lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
-    [--json] [--html FILE] [--junit FILE] [--markdown FILE]
+    [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab compare A B [--json]                         two results folders, arm by arm: best loss, sensitivity, eta_div
 lab status DIR [--json]                          which runs are there, missing, failed and running, and for how long
 lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
 lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
 lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|batches|data|...]
 
-out=DIR says where records go.  --dry-run prints points, fleets and cost, and trains nothing.
+out=DIR says where records go.  --dry-run prints fleets and cost, --dry-run=full every run; neither trains.
 --cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
 Tab completion: eval "$(lab -sc install=bash)"
 """
@@ -115,7 +115,6 @@ def _train(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
     from lab.records import store
 
     given = _OptionParser("--format", "--width", switches=["--open"]).read(arguments)
@@ -136,9 +135,9 @@ def _report(arguments: list[str]) -> None:
         page = build.write_index(folders[0], reports)
         print(printable(f"index: {page}"))
     else:
-        analysis = study(folders)
-        page = build.write_report(analysis, folders).page
-        print(printable(build.summary(analysis)))
+        report, summary = build.make_report(folders)
+        page = report.page
+        print(printable(summary))
         print(printable(f"report: {page}"))
     if given.open:
         webbrowser.open(page.absolute().as_uri())
@@ -171,10 +170,9 @@ def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
 def _write_report(folder: Path) -> Report | RequestError:
     """The report; or the refusal, for the parent process to raise."""
     from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
 
     try:
-        return build.write_report(study([folder]), [folder])
+        return build.make_report([folder])[0]
     except RequestError as refusal:
         return refusal
 
@@ -243,12 +241,12 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
     from lab.core import files
 
-    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json"])
+    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json", "--strict"])
     given = parser.read(arguments)
     if len(given.folders) != 1 or not given.baseline:
-        raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%]")
+        raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    checked = check.check_folder(folder, Path(given.baseline), margin)
+    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict)
     comparison = checked.comparison
     print(printable(render.as_json(comparison) if given.json else "\n".join(render.text(comparison))), flush=True)
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
@@ -256,7 +254,7 @@ def _check(arguments: list[str]) -> None:
             files.write_text(Path(path), write(comparison))
     if given.html or folder.is_dir():
         files.write_text(Path(given.html or folder / "check.html"), checked.page())
-    raise SystemExit(render.EXIT_CODES[comparison.verdict])
+    raise SystemExit(comparison.exit_code)
 
 
 def _compare(arguments: list[str]) -> None:

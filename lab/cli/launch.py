@@ -22,6 +22,7 @@ from lab.core.shipped import question
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
 SHOW_OPTIONS = ("--package", "-p", "--resolve")
 TAKE_VALUES = ("--cfg", "-c", "--info", "-i", "--package", "-p", *CONFIG_DIR_FLAGS)
+DRY_RUNS = {"--dry-run": "summary", "--dry-run=full": "full"}
 
 
 def sweeps() -> dict[str, Path]:
@@ -89,7 +90,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
         added = ["sweeps=requested"]
     shard = [word for word in words if word.startswith("shard=")]  # an option of the sweeper, not of a run
     overrides = [word for word in words if "=" in word and not word.startswith("-") and word not in shard]
-    flags = [word for word in words if word not in [*overrides, *shard, "--dry-run"]]
+    flags = [word for word in words if word not in [*overrides, *shard, *DRY_RUNS]]
     _refuse_unknown_flags(flags)
     use_config_dir(flags)
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
@@ -104,8 +105,8 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     if shows:
         _call_hydra([*flags, *point])
     else:
-        options = {"dry_run=true": "--dry-run" in words, "one=true": one}
-        sweeper_options = [*shard, *(option for option, is_given in options.items() if is_given)]
+        dry_run = [f"dry_run={kind}" for word, kind in DRY_RUNS.items() if word in words][-1:]
+        sweeper_options = [*shard, *dry_run, *["one=true"] * one]
         sweeper_overrides = [f"hydra.sweeper.{option}" for option in sweeper_options]
         _call_hydra(["--multirun", *flags, *added, *overrides, *sweeper_overrides])
 
@@ -119,7 +120,7 @@ def _program(path: str) -> list[str]:
 def _refuse_unknown_flags(flags: Sequence[str]) -> None:
     for before, flag in zip(["", *flags], flags, strict=False):
         if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *SHOW_OPTIONS, *CONFIG_DIR_FLAGS]:
-            raise RequestError(f"unknown option {flag!r}; {nearest(flag, ['--dry-run', *SHOW, *CONFIG_DIR_FLAGS])}")
+            raise RequestError(f"unknown option {flag!r}; {nearest(flag, [*DRY_RUNS, *SHOW, *CONFIG_DIR_FLAGS])}")
         if not flag.startswith(("-", "~")) and before not in TAKE_VALUES:
             hint = f"; {flag}=VALUE sets it" if flag in known_keys() else ""
             raise RequestError(f"unknown word {flag!r}; a request takes key=value and options such as --dry-run{hint}")

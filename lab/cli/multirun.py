@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
-from lab.cli.compose import expand, parse, reading_request, running_own_code
+from lab.cli.compose import expand, parse, running_own_code
 from lab.cli.planning import show_planning
+from lab.cli.points import TreeComposer
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.sweep import pipeline
@@ -31,29 +32,11 @@ def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: L
         SystemExit: with status 1 when a run failed.
     """
     points = expand(parse(overrides, config_loader))
-    trees = list(show_planning(_compose_trees(points, config_loader, config), len(points)))
+    trees = show_planning(map(TreeComposer(config_loader, config).tree, points), len(points))
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
-    slots = getattr(launcher, "slots", [None])
-    pipeline.run_sweep(trees, partial(_launch, launcher), is_local=is_local, slots=slots, **options)
-
-
-def _compose_trees(points: Sequence[Sequence[str]], config_loader: Any, config: DictConfig) -> Iterator[dict[str, Any]]:
-    """One resolved config tree per point.  Composing is slow, so points that choose the same files share it."""
-    composed: dict[tuple[str, ...], DictConfig] = {}
-    for point in points:
-        overrides = parse(point, config_loader)
-        with reading_request():
-            is_file = [config_loader.repository.group_exists(override.key_or_group) for override in overrides]
-            files = tuple(word for word, chooses in zip(point, is_file, strict=True) if chooses)
-            if files not in composed:
-                composed[files] = config_loader.load_sweep_config(config, list(files))
-            tree = deepcopy(composed[files])
-            values = [override for override, chooses in zip(overrides, is_file, strict=True) if not chooses]
-            config_loader._apply_overrides_to_config(values, tree)
-            with open_dict(tree):
-                del tree["hydra"], tree["fleet"]
-            plain: Any = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-        yield plain
+    slots, trains_here = getattr(launcher, "slots", [None]), getattr(launcher, "trains_here", False)
+    launch = partial(_launch, launcher)
+    pipeline.run_sweep(trees, launch, is_local=is_local, slots=slots, trains_here=trains_here, **options)
 
 
 def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -80,6 +63,11 @@ class LocalJobs:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
         self.slots: list[Slot] = choose_slots(options["processes"], options["devices"], config.device)
         self.timeout = check_timeout(options["timeout_minutes"])
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether a single job needs no process of its own: it has no timeout, and no GPU but the first."""
+        return math.isinf(self.timeout) and self.slots[0] in (None, *machine.visible_gpus()[:1])
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
         """Run a job for each list of overrides, numbered from ``first``.

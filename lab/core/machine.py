@@ -246,16 +246,34 @@ def _glibc(function: str) -> Any:
 
 
 @contextmanager
-def catching_sigterm() -> Iterator[Callable[[], bool]]:
-    """Catch SIGTERM, and SIGUSR2, which SLURM may send before it; yields a function that says whether one arrived."""
+def catching_sigterm(*, interrupts: bool = False) -> Iterator[Callable[[], bool]]:
+    """Catch SIGTERM, and SIGUSR2, which SLURM may send before it; yields a function that says whether one arrived.
+
+    With ``interrupts`` also catch the first Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, after a Ctrl-C; a second one is raised at once.
+    """
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield lambda: False
         return
-    received = threading.Event()
-    signals = [signal.SIGTERM, *([signal.SIGUSR2] if hasattr(signal, "SIGUSR2") else [])]
-    before = [signal.signal(number, lambda *_: received.set()) for number in signals]
+    received, interrupted = threading.Event(), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupted.set()
+        received.set()
+
+    handlers: dict[int, Callable[..., None]] = {signal.SIGTERM: lambda *_: received.set()}
+    if hasattr(signal, "SIGUSR2"):
+        handlers[signal.SIGUSR2] = handlers[signal.SIGTERM]
+    if interrupts:
+        handlers[signal.SIGINT] = interrupt
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield received.is_set
     finally:
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
+        if interrupted.is_set():
+            raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
@@ -56,9 +56,21 @@ def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(kind) if field.init}
 
 
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields before stacking."""
+    return {name: {PerRun: float, PerRunSeed: int}.get(hint, hint) for name, hint in _hints(kind).items()}
+
+
+@cache
+def _per_run(kind: type) -> dict[str, bool]:
+    """The fields of a dataclass, and whether runs that share a fleet may differ in each."""
+    return {field.name: _hints(kind)[field.name] in (PerRun, PerRunSeed) for field in dataclasses.fields(kind)}
+
+
 def is_per_run(kind: type, name: str) -> bool:
     """Whether runs that share a fleet may differ in this field."""
-    return _hints(kind)[name] in (PerRun, PerRunSeed)
+    return _per_run(kind)[name]
 
 
 def build(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
@@ -97,8 +109,7 @@ def convert(kind: type, name: str, value: Any, where: str) -> Any:
     Raises:
         RequestError: it is of the wrong type or out of bounds.
     """
-    field, hint = _fields(kind)[name], _hints(kind)[name]
-    hint = {PerRun: float, PerRunSeed: int}.get(hint, hint)
+    field, hint = _fields(kind)[name], _types(kind)[name]
     if get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise RequestError(f"{where} must be a list, not {value!r}")
@@ -159,18 +170,19 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
     return int(exact)
 
 
-def leaves(config: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Yield every value of a nested config as ``(dotted key, value, whether it may differ inside a fleet)``."""
+def leaves(config: Any, prefix: str = "") -> list[Leaf]:
+    """Every value of a nested config as ``(dotted key, value, whether it may differ inside a fleet)``."""
     if isinstance(config, Mapping):
-        for key in sorted(config):
-            yield from leaves(config[key], f"{prefix}{key}.")
-        return
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        return [leaf for key in sorted(config) for leaf in leaves(config[key], f"{prefix}{key}.")]
+    kind: type = type(config)
+    collected: list[Leaf] = []
+    for name, varies in _per_run(kind).items():
+        value = getattr(config, name)
         if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{field.name}.")
+            collected += leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{field.name}", value, is_per_run(type(config), field.name)
+            collected.append((prefix + name, value, varies))
+    return collected
 
 
 def stack(configs: Sequence[Any], device: torch.device) -> Any:

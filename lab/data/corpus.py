@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,15 +99,27 @@ class Corpus(ABC):
 
     @abstractmethod
     def held_out(self, seq_len: int) -> Tokens:
-        """Validation windows ``[n, seq_len + 1]``, with 65,536 targets or more if the corpus has them; no seed."""
+        """Validation windows ``[n, seq_len + 1]``, of 65,536 targets or more unless the corpus has fewer; no seed."""
 
     @abstractmethod
     def pair_counts(self) -> csr_array:
         """Count how often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
 
-    def loss_bigram(self, seq_len: int) -> float:
-        """``bigram_loss`` (nats per token) on the held-out windows of this length, on which a run is validated."""
-        return bigram_loss(self._counted, self.held_out(seq_len))
+    def validation(self, seq_len: int, targets: float = math.inf) -> Tokens:
+        """``held_out`` windows, or about as many of them, evenly spaced, as hold so many targets."""
+        windows = self.held_out(seq_len)
+        return windows[:: max(1, int(len(windows) * seq_len // targets))]
+
+    def loss_bigram(self, seq_len: int, targets: float = math.inf) -> float:
+        """``bigram_loss`` (nats per token) on the windows of ``validation``."""
+        key = seq_len, targets
+        if key not in self._bigram_losses:
+            self._bigram_losses[key] = bigram_loss(self._counted, self.validation(*key))
+        return self._bigram_losses[key]
+
+    @cached_property
+    def _bigram_losses(self) -> dict[tuple[int, float], float]:
+        return {}
 
     @cached_property
     def _counted(self) -> csr_array:

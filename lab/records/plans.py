@@ -4,44 +4,58 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lab.core.errors import RequestError
-from lab.core.files import digest, write_text
+from lab.core.files import digest, text_digest, write_text
 
 
-def freeze(folder: Path, plan: Mapping[str, Any]) -> str:
-    """Write the plan of a request before it runs; returns the name by which ``thaw`` reads it."""
-    name = digest(plan)
-    write_text(folder / "plans" / f"{name}.json", json.dumps(plan, indent=1) + "\n")
+def freeze(folder: Path, fleets: Iterable[Sequence[Mapping[str, Any]]]) -> str:
+    """Write the plan of a request before it runs; returns the name by which ``thaw`` reads it.
+
+    The first line lists the digests of the others, which hold a fleet each, so that a job reads its own fleet only.
+    """
+    lines = [json.dumps(fleet, separators=(",", ":")) for fleet in fleets]
+    digests = [text_digest(line) for line in lines]
+    name = digest(digests)
+    write_text(_path(folder, name), "\n".join([json.dumps(digests), *lines, ""]))
     return name
 
 
-def thaw(folder: Path, name: str) -> dict[str, Any]:
-    """Read the plan of this name.
+def thaw(folder: Path, name: str, index: int) -> list[dict[str, Any]]:
+    """Read one fleet of the plan of this name.
 
     Raises:
-        RequestError: it is missing or damaged.
+        RequestError: the plan is missing or damaged.
     """
-    path = folder / "plans" / f"{name}.json"
-    with suppress(OSError, ValueError):
-        plan: dict[str, Any] = json.loads(path.read_text())
-        if digest(plan) == name:
-            return plan
+    path = _path(folder, name)
+    with suppress(OSError, ValueError, IndexError), open(path, encoding="utf-8") as file:
+        digests = json.loads(next(file, ""))
+        line = next(islice(file, index, None), "").rstrip("\n")
+        if digest(digests) == name and text_digest(line) == digests[index]:
+            fleet: list[dict[str, Any]] = json.loads(line)
+            return fleet
     raise RequestError(f"{path} is damaged; the same command writes it again")
 
 
 def fleets_of_plans(folder: Path) -> dict[str, list[list[str]]]:
-    """The run ids of each fleet of every intact plan in a folder, by the name of the plan, newest plan last."""
+    """The run ids of each fleet of every intact plan in a folder, by the name of the plan."""
     fleets = {}
-    paths = sorted((folder / "plans").glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in paths:
-        with suppress(RequestError, KeyError, TypeError):
-            fleets[path.stem] = [[point["id"] for point in fleet] for fleet in thaw(folder, path.stem)["fleets"]]
+    for path in sorted((folder / "plans").glob("*.jsonl")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            first, *lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+            digests = json.loads(first)
+            if digest(digests) == path.stem and list(map(text_digest, lines)) == digests:
+                fleets[path.stem] = [[point["id"] for point in json.loads(line)] for line in lines]
     return fleets
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / "plans" / f"{name}.jsonl"
 
 
 def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
@@ -49,13 +63,14 @@ def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, A
     write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress))
 
 
-def read_progress(folder: Path, plan: str) -> dict[int, dict[str, Any]]:
-    """Read the progress of all fleets of a plan that have begun, by index; unreadable files are left out."""
+def read_progress(folder: Path, plan: str, skip: Container[int] = ()) -> dict[int, dict[str, Any]]:
+    """Read the progress of the fleets of a plan that have begun, by index; unreadable files are left out."""
     progress = {}
     with suppress(FileNotFoundError):  # another process that trains the same plan may clear the folder meanwhile
         for path in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
             with suppress(OSError, ValueError):
-                progress[int(path.name)] = json.loads(path.read_text())
+                if (index := int(path.name)) not in skip:
+                    progress[index] = json.loads(path.read_text())
     return progress
 
 

@@ -5,7 +5,7 @@ A results folder holds::
     store.json                     the record version this folder is written in, and the engine of its steps
     commands.json                  every command that added to this folder
     requests.json                  of each of these commands the day it was first given, and the question it asks
-    plans/<digest>.json            the frozen list of points and fleets of one request, written before anything runs
+    plans/<digest>.jsonl           the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
     runs/<id>/metrics.parquet      the values of the probes
@@ -56,6 +56,7 @@ RUN_COLUMNS = {
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 # Columns of the config that do not change the run: labels, the folder of its records, device and engine.
 NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name"}
+TABLES = ("runs.parquet", "metrics.parquet")
 STATUSES = ("finished", "diverged", "failed")
 NAME = r"[\w-]+"  # of a run and its folder, here and in a tracker
 
@@ -219,7 +220,7 @@ def find(folder: Path) -> Records | None:
         RequestError: records of another version, or damaged tables.
     """
     check_version(folder)
-    run_folders = {path.name: path for path in sorted((folder / "runs").glob("*"))}
+    run_folders = _run_folders(folder)
     gathered = _gathered(folder, run_folders)
     final = set[str]()
     if gathered:
@@ -228,7 +229,7 @@ def find(folder: Path) -> Records | None:
         runs, metrics = gathered
         final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
     cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
-    metrics_since = [files.read_table(run_folders[name] / "metrics.parquet") for name in cards]
+    metrics_since = [files.read_tables([run_folders[name] / "metrics.parquet" for name in cards])] if cards else []
     kept = [table[~table["id"].isin(cards)] for table in gathered]
     runs = pd.concat([*kept[:1], pd.DataFrame(list(cards.values()))], ignore_index=True)
     if not len(runs):
@@ -242,7 +243,7 @@ def _gathered(folder: Path, run_folders: Collection[str]) -> list[pd.DataFrame]:
     Raises:
         RequestError: they are damaged, and hold runs that exist nowhere else.
     """
-    paths, tables, faults = [folder / "runs.parquet", folder / "metrics.parquet"], [], []
+    paths, tables, faults = [folder / name for name in TABLES], [], []
     for path in paths:
         try:
             table = files.read_table(path)
@@ -268,9 +269,53 @@ def _declared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def statuses(folder: Path) -> dict[str, str]:
-    """The status of every run of a folder, by id; empty without runs or without the folder."""
-    records = find(folder)
-    return dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
+    """The status of every run of a folder, by id; empty without runs or without the folder.
+
+    Raises:
+        RequestError: records of another version, or damaged tables.
+    """
+    check_version(folder)
+    run_folders = _run_folders(folder)
+    gathered = _final(folder)
+    if gathered is None:  # what is left of the tables is only found by reading them whole
+        records = find(folder)
+        return dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
+    final, failed = gathered
+    cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
+    return final | failed | {name: card["status"] for name, card in cards.items()}
+
+
+def _final(folder: Path) -> tuple[dict[str, str], dict[str, str]] | None:
+    """By id, the statuses in the tables of runs that need not be looked for elsewhere, and of the others.
+
+    Returns:
+        None if the tables are damaged.
+    """
+    paths = [folder / name for name in TABLES]
+    if not any(path.exists() for path in paths):
+        return {}, {}
+    try:
+        runs = files.read_table(paths[0], ["id", "status"])
+        measured = set(files.read_distinct(paths[1], "id"))
+    except Exception:  # a damaged file fails in many ways
+        return None
+    status_of = dict(zip(runs["id"], runs["status"], strict=True))
+    if not all(re.fullmatch(NAME, name) for name in measured | set(status_of)):
+        return None
+    final = {name: status for name, status in status_of.items() if status != "failed" and name in measured}
+    return final, {name: status for name, status in status_of.items() if name not in final}
+
+
+def digest_of_tables(folder: Path) -> str | None:
+    """Digest of the gathered tables; None unless they hold every run there is, finished or diverged."""
+    gathered = _final(folder)
+    if not gathered or not gathered[0] or gathered[1] or not set(_run_folders(folder)) <= set(gathered[0]):
+        return None
+    return digest([files.file_digest(folder / name) for name in TABLES])
+
+
+def _run_folders(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in sorted((folder / "runs").glob("*"))}
 
 
 def gather(folder: Path) -> Records:

@@ -21,7 +21,7 @@ from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.sweep import coordinate_growth
 from lab.sweep.capacity import check_fits, measure_host
-from lab.sweep.dry_run import swept_keys
+from lab.sweep.dry_run import swept_values
 from lab.sweep.planner import Point, points, results_folder
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
@@ -96,7 +96,7 @@ def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
     requested = points(trees)
     if requested[0].config.guest:
         raise RequestError("coordcheck compares parametrizations, and none applies to a custom model")
-    for key in swept_keys(requested):
+    for key in swept_values(requested):
         if key not in VARIES:
             raise RequestError(f"coordcheck compares widths: give model.width and seed several values, not {key}")
     widths, seeds = {point.config.model.width for point in requested}, {point.config.seed for point in requested}

@@ -6,13 +6,13 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from lab.records import store
 from lab.sweep.capacity import Host
 from lab.sweep.local_jobs import JobEnd, Slot, run_jobs
 from lab.sweep.planner import Point, training_flops
-from lab.training.config import RunConfig, columns, run_id, static_key
+from lab.training.config import RunConfig, columns, differs_in_fleet, run_id, static_key
 from lab.training.fleet import VALIDATION_TOKENS, Fleet, pick_device
 from lab.training.loop import Moment
 from lab.training.recorder import Recorder, fleet_label, run_card
@@ -41,6 +41,9 @@ CORE_SPEED = {
     ("fp32", "compiled"): (93e9, 42),
     ("fp32", "eager"): (79e9, 63),
 }
+
+
+FEW_VALUES = 12  # of a key, in a summary
 
 
 class Trial(NamedTuple):
@@ -159,30 +162,61 @@ def makespan(seconds: Iterable[float], processes: int) -> float:
     return max(ends)
 
 
-def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host) -> Iterator[str]:
+def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host, *, full: bool = False) -> Iterator[str]:
     """Lines that say what training these fleets would take; ``done`` runs are trained already.
+
+    A line per shape of fleet, or if ``full`` per fleet and per run.
 
     Raises:
         RequestError: a run does not fit into memory even as a fleet of one, or cannot be tried here.
     """
     at_once = min(len(host.slots), len(fleets))
-    labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once]) if fleets else []
-    for fleet, label, trial in zip(fleets, labels, trials, strict=True):
+    for fleet, trial in zip(fleets, trials, strict=True):
         if trial is None and len(fleet) == 1:
+            label = fleet_label([fleet[0].config])
             raise RequestError(f"too large for the memory there is: {label}; give a smaller model or batch_size")
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
-    keys = swept_keys([point for fleet in fleets for point in fleet])
-    for index, (fleet, label, trial) in enumerate(zip(fleets, labels, trials, strict=True), 1):
-        yield f"fleet {index}: {label}, {_fleet_line(fleet[0].config, trial)}"
-        for point in fleet:
-            row = columns(point.config)
-            yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in keys)])
-    flops, halved = sum(training_flops(point.config) for fleet in fleets for point in fleet), trials.count(None)
+    points = [point for fleet in fleets for point in fleet]
+    yield from (_each_run if full else _each_shape)(fleets, trials, swept_values(points))
+    flops, halved = sum(training_flops(point.config) for point in points), trials.count(None)
     left_out = f"; without the {halved} fleets to be halved" if halved else ""
     yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}{left_out}"
+
+
+SweptValues = Mapping[str, Sequence[Any]]
+Fleets = Sequence[Sequence[Point]]
+
+
+def _each_run(fleets: Fleets, trials: Sequence[Trial | None], swept: SweptValues) -> Iterator[str]:
+    for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
+        configs = [point.config for point in fleet]
+        yield f"fleet {index + 1}: {fleet_label(configs)}, {_fleet_line(configs[0], trial)}"
+        for point in fleet:
+            row = columns(point.config)
+            yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in swept)])
+
+
+def _each_shape(fleets: Fleets, trials: Sequence[Trial | None], swept: SweptValues) -> Iterator[str]:
+    for key, values in swept.items():
+        yield f"  {key}: {_listed(values)}"
+    indices: dict[tuple[str, int], list[int]] = {}
+    for index, fleet in enumerate(fleets):
+        indices.setdefault((fleet[0].shape, len(fleet)), []).append(index)
+    for (_, runs), (first, *others) in indices.items():
+        count = f"{1 + len(others)} fleet{'s' * bool(others)} of {runs} run{'s' * (runs > 1)}"
+        config = fleets[first][0].config
+        row = columns(config)
+        shape = "".join(f"  {key}={row[key]}" for key in swept if key in row and not differs_in_fleet(config, key))
+        yield f"{count}:{shape}  {_fleet_line(config, trials[first])}"
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """All of a few values, else the first and the last."""
+    few = len(values) <= FEW_VALUES
+    return ", ".join(map(str, values)) if few else f"{values[0]}, {values[1]}, .. {values[-1]} ({len(values)} values)"
 
 
 def _trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:
@@ -236,8 +270,15 @@ def _total_line(trials: Sequence[Trial], at_once: int, host: Host) -> str:
     return f"{time}{together}, {memory}{free}"
 
 
-def swept_keys(points: Sequence[Point]) -> list[str]:
-    """The config columns in which points differ."""
-    rows = [columns(point.config) for point in points]
-    keys = {key: None for row in rows for key in row}
-    return [key for key in keys if len({repr(row.get(key)) for row in rows}) > 1]
+def swept_values(points: Sequence[Point]) -> dict[str, list[Any]]:
+    """The config columns in which points differ, and their values in the order of the points; None where absent."""
+    values: dict[str, dict[str, Any]] = {}
+    rows: Counter[str] = Counter()
+    for point in points:
+        for key, value in columns(point.config).items():
+            values.setdefault(key, {}).setdefault(repr(value), value)
+            rows[key] += 1
+    for key, by_text in values.items():
+        if rows[key] < len(points):
+            by_text.setdefault("None", None)
+    return {key: list(by_text.values()) for key, by_text in values.items() if len(by_text) > 1}

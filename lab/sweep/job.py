@@ -113,21 +113,22 @@ class ChangedDataError(Exception):
     """The data differ from those in the ids of a plan's runs."""
 
 
-def train_fleet(folder: Path, plan: str, index: int) -> bool:
+def train_fleet(folder: Path, plan: str, index: int, *, interrupts: bool = False) -> bool:
     """Train one fleet of a plan and write its records; returns whether no run failed.
 
     An error while training is recorded, not raised.
 
     Raises:
         Preempted: stopped by a signal; the same plan resumes from a checkpoint.
+        KeyboardInterrupt: stopped by Ctrl-C, with ``interrupts`` only after a checkpoint.
     """
-    with machine.catching_sigterm() as told_to_stop:
+    with machine.catching_sigterm(interrupts=interrupts) as told_to_stop:
         return _train_fleet(folder, plan, index, told_to_stop)
 
 
 def _train_fleet(folder: Path, plan: str, index: int, told_to_stop: Callable[[], bool]) -> bool:
     machine.configure_torch()
-    points = plans.thaw(folder, plan)["fleets"][index]
+    points = plans.thaw(folder, plan, index)
     configs = {point["id"]: run_config(point["tree"]) for point in points}
     config = next(iter(configs.values()))
     progress = ProgressWriter(folder, plan, index, config.steps, len(configs))

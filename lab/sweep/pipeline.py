@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -30,11 +31,11 @@ QUESTION: ContextVar[str] = ContextVar("question", default="")
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
 
-def print_estimate(plan: SweepPlan) -> None:
+def print_estimate(plan: SweepPlan, *, full: bool = False) -> None:
     """Print what training the plan's fleets would take, after a few throwaway steps of each shape."""
     from lab.sweep.dry_run import estimate
 
-    for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host):
+    for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
         print(line)
 
 
@@ -45,22 +46,24 @@ CAMPAIGN_PART: ContextVar[CampaignPart | None] = ContextVar("campaign_part", def
 
 
 def run_sweep(
-    trees: Sequence[Mapping[str, Any]],
+    trees: Iterable[Mapping[str, Any]],
     launch: Launch,
     *,
     max_runs: int | None,
-    dry_run: bool,
+    dry_run: str | None,
     one: bool,
     shard: str,
     is_local: bool,
     slots: Sequence[Slot],
+    trains_here: bool = False,
 ) -> None:
     """Train what is missing of the points requested, then gather and report.
 
     Args:
         trees: one resolved config tree per point.
         launch: runs the jobs.
-        dry_run: hand the plan to ``ON_DRY_RUN``, and train nothing.
+        dry_run: ``summary``: hand the plan to ``ON_DRY_RUN``; ``full``: estimate every run; either trains nothing.
+        trains_here: train a single fleet in this process; another one would load torch again.
         max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
 
     Raises:
@@ -70,22 +73,28 @@ def run_sweep(
     from lab.sweep.cautions import find_cautions
     from lab.sweep.planner import plan_sweep
 
+    if dry_run not in (None, "summary", "full"):
+        raise RequestError(f"hydra.sweeper.dry_run must be summary or full, not {dry_run!r}")
     if dry_run and distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
     plan = plan_sweep(trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots)
     for line in find_cautions([point.config for point in plan.missing]):
         _warn(line)
     if dry_run:
-        ON_DRY_RUN.get()(plan)
+        print_estimate(plan, full=True) if dry_run == "full" else ON_DRY_RUN.get()(plan)
         return
     folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
     store.note_command(folder, COMMAND.get(), QUESTION.get())
     if fleets:
-        name = plans.freeze(folder, {"fleets": [[{"id": p.id, "tree": p.tree} for p in fleet] for fleet in fleets]})
+        name = plans.freeze(folder, ([{"id": point.id, "tree": point.tree} for point in fleet] for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
-        with _monitor(folder, name, fleets, [point for point in mine if point not in missing]):
-            deaths = launch(jobs) if distributed.world_size() == 1 else _on_every_rank(folder, name, len(jobs))
+        untrained = {point.id for point in missing}
+        with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained]):
+            if distributed.world_size() > 1:
+                deaths = _on_every_rank(folder, name, len(jobs))
+            else:
+                deaths = _train_here(folder, name) if trains_here and len(jobs) == 1 else launch(jobs)
         for death in deaths:
             _warn(death)
     store.note_command(
@@ -118,21 +127,38 @@ def _last_losses(folder: Path) -> dict[str, float]:
     return dict(zip(runs["id"], runs["final_val_loss"].where(runs["status"] != "diverged", math.inf), strict=True))
 
 
-def train_planned_fleet(folder: Path, plan: str, index: int) -> None:
+def train_planned_fleet(folder: Path, plan: str, index: int, *, interrupts: bool = False) -> None:
     """Train one fleet of a plan in this process.
 
     Raises:
+        KeyboardInterrupt: see ``train_fleet``.
         SystemExit: it was told to stop and left a checkpoint; or a run failed on one of several ranks, for which the
             others would wait forever.
     """
     from lab.sweep import job
 
     try:
-        succeeded = job.train_fleet(folder, plan, index)
+        succeeded = job.train_fleet(folder, plan, index, interrupts=interrupts)
     except job.Preempted:
         raise SystemExit(machine.EXIT_PREEMPTED) from None
     if not succeeded and distributed.world_size() > 1:
         raise SystemExit(1)
+
+
+def _train_here(folder: Path, plan: str) -> list[str]:
+    """Train the only fleet of a plan, as a job would; returns a line if it died."""
+    import torch
+
+    try:
+        train_planned_fleet(folder, plan, 0, interrupts=True)
+    except RequestError as refusal:  # a full disk, a damaged plan
+        return [f"a job died: {refusal}"]
+    except Exception as error:
+        traceback.print_exc()
+        return [f"a job died: {type(error).__name__}: {error}"]
+    finally:
+        torch.set_flush_denormal(False)  # the report is no part of training
+    return []
 
 
 def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
@@ -163,8 +189,6 @@ def _warn(text: str) -> None:
 def _gather_and_report(
     folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point], *, one: bool
 ) -> None:
-    from lab.analysis.report import build
-    from lab.analysis.sensitivity import study
     from lab.training import checkpoint
 
     statuses = store.statuses(folder)
@@ -173,11 +197,10 @@ def _gather_and_report(
     others = len({point.id for point in requested} - {point.id for point in mine} - set(statuses))
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
-        store.gather(folder)
-        analysis = study([folder])
-        ending = f"report: {build.write_report(analysis, [folder]).page}"
+        summary = _report(folder)
         if not one:  # a table of one run has nothing to compare
-            print(printable(build.summary(analysis)))
+            print(printable(summary))
+        ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
     print(printable(f"{counts}, {diverged} diverged, {failed} failed; {ending}"))
@@ -195,3 +218,16 @@ def outcome_line(card: Mapping[Any, Any]) -> str:
         step = "" if pd.isna(card["diverged_at"]) else f" at step {card['diverged_at']}"
         ending = f"diverged{step}: {card['reason']}"
     return f"final held-out loss {card['final_val_loss']:.4f} nats/token; {ending}"
+
+
+def _report(folder: Path) -> str:
+    """Gather the records and draw the report, unless it is of these very records; returns its summary."""
+    from lab.analysis.report import stamp
+
+    if (summary := stamp.current_summary(folder)) is not None:
+        return summary
+    from lab.analysis.report import build  # slow to load
+
+    if store.digest_of_tables(folder) is None:
+        store.gather(folder)
+    return build.make_report([folder])[1]

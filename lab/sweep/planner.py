@@ -18,7 +18,7 @@ from lab.records.trackers import require
 from lab.sweep.capacity import Host, check_fits, measure_host, most_runs
 from lab.sweep.local_jobs import Slot
 from lab.training import checkpoint
-from lab.training.config import RunConfig, run_config, run_id, static_key
+from lab.training.config import RunConfig, identify, run_config, static_key
 from lab.training.engine import can_compile
 from lab.training.fleet import check_custom, check_ranks
 
@@ -30,11 +30,15 @@ SHARD_GRAIN = 8
 
 @dataclass(frozen=True)
 class Point:
-    """One run requested: its id, its resolved config tree, and that tree as dataclasses."""
+    """One run requested: its id, its resolved config tree, and that tree as dataclasses.
+
+    Points of equal ``shape``, the ``static_key`` of the config, can share a fleet.
+    """
 
     id: str
     tree: Mapping[str, Any]
     config: RunConfig
+    shape: str
 
 
 def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
@@ -47,12 +51,13 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
     """
     look_again()
     points: dict[str, Point] = {}
+    groups: dict[str, Any] = {}
     for tree in trees:
-        config = run_config(tree)
+        config = run_config(tree, groups)
         corpus = config.data.entry.open()
         corpus.check(config.batch_size, config.seq_len)
-        name = run_id(config, corpus.fingerprint)
-        points.setdefault(name, Point(name, tree, config))
+        name, shape = identify(config, corpus.fingerprint)
+        points.setdefault(name, Point(name, tree, config, shape))
     return sorted(points.values(), key=lambda point: point.config.seed)
 
 
@@ -64,7 +69,7 @@ def training_flops(config: RunConfig) -> float:
     References:
         Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1.
     """
-    model, tokens = config.model, config.batch_size * config.seq_len * config.steps
+    model, tokens = config.model, config.trained_tokens
     matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
     return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
 
@@ -73,19 +78,21 @@ def engine_for(points: Sequence[Point]) -> str:
     """``compiled`` if the points, finished or not, hold work enough to repay it for every shape, else ``eager``."""
     flops: dict[str, float] = {}
     for point in points:
-        key = static_key(point.config)
-        flops[key] = flops.get(key, 0.0) + training_flops(point.config)
+        flops[point.shape] = flops.get(point.shape, 0.0) + training_flops(point.config)
     return "compiled" if min(flops.values()) >= WORTH_COMPILING else "eager"
 
 
 def with_engine(points: Sequence[Point], engine: str) -> list[Point]:
     """Set the engine of points that name none; their ids stay, since an engine is no part of them."""
-    return [
-        replace(point, tree={**point.tree, "engine": engine}, config=replace(point.config, engine=engine))
-        if point.config.engine == "auto"
-        else point
-        for point in points
-    ]
+    shapes: dict[str, str] = {}
+
+    def with_it(point: Point) -> Point:
+        config = replace(point.config, engine=engine)
+        if point.shape not in shapes:
+            shapes[point.shape] = static_key(config)
+        return Point(point.id, {**point.tree, "engine": engine}, config, shapes[point.shape])
+
+    return [with_it(point) if point.config.engine == "auto" else point for point in points]
 
 
 def unfinished_fleets(
@@ -113,7 +120,7 @@ def pack(missing: Sequence[Point], most: Callable[[RunConfig], int], at_once: in
     """
     groups: dict[str, list[Point]] = {}
     for point in missing:
-        groups.setdefault(static_key(point.config), []).append(point)
+        groups.setdefault(point.shape, []).append(point)
     limits = {key: min(most(group[0].config), len(group)) for key, group in groups.items()}
     cap = max(limits.values(), default=1)
     while cap > 1 and sum(math.ceil(len(group) / min(limits[key], cap)) for key, group in groups.items()) < at_once:
@@ -138,7 +145,7 @@ def shard_points(points: Sequence[Point], grain: int, shard: str) -> list[Point]
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise RequestError(f"shard must be i/n with i from 1 to n, as in shard=1/4, not {shard!r}")
     # sorted by shape, so that no shard gets all the large ones
-    fleets = sorted(pack(points, lambda config: grain), key=lambda fleet: static_key(fleet[0].config))
+    fleets = sorted(pack(points, lambda config: grain), key=lambda fleet: fleet[0].shape)
     mine = {point.id for fleet in fleets[int(match[1]) - 1 :: int(match[2])] for point in fleet}
     return [point for point in points if point.id in mine]
 
@@ -166,7 +173,7 @@ class SweepPlan(NamedTuple):
 
 
 def plan_sweep(
-    trees: Sequence[Mapping[str, Any]],
+    trees: Iterable[Mapping[str, Any]],
     *,
     max_runs: int | None,
     one: bool,
@@ -189,13 +196,14 @@ def plan_sweep(
     """
     if max_runs is not None and max_runs < 1:
         raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
+    trees = list(trees)
     requested, folder = points(trees), results_folder(trees)
     if one and len(requested) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
     for point in requested:
         check_ranks(point.config)
         require(point.config.tracker.entry)
-    for config in {static_key(point.config): point.config for point in requested}.values():
+    for config in {point.shape: point.config for point in requested}.values():
         check_custom(config)
     if distributed.world_size() > 1:
         is_local, slots = True, [None] * distributed.local_world_size()
@@ -208,10 +216,11 @@ def plan_sweep(
     mine = with_engine(shard_points(requested, max_runs or SHARD_GRAIN, shard), engine)
     statuses = store.statuses(folder)
     missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
-    for point in missing:
+    for point in {point.shape: point for point in missing}.values():
         check_fits(point.config, hosts[point.config.device])
     resumed = unfinished_fleets(missing, checkpoint.unfinished_fleets(folder), max_runs)
-    unstarted = [point for point in missing if not any(point in fleet for fleet in resumed)]
+    started = {point.id for fleet in resumed for point in fleet}
+    unstarted = [point for point in missing if point.id not in started]
     host = hosts[requested[0].config.device]
     # ranks train one fleet after another
     at_once = 1 if distributed.world_size() > 1 else len(host.slots)

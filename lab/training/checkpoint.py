@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,92 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from lab.core import distributed, files
 from lab.core.distributed import copy_whole
 from lab.core.errors import RequestError
-from lab.core.files import check_zip
 from lab.core.schema import bounded
-
-# Classes that torch writes into ``.metadata``, which is a pickle; any other is refused.
-ALLOWED_CLASSES = {
-    "torch.Size",
-    "torch.serialization._get_layout",
-    "torch.distributed.checkpoint.filesystem._StorageInfo",
-    "pathlib.PosixPath",
-    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
-    "torch.distributed.checkpoint.metadata.Metadata",
-    "torch.distributed.checkpoint.metadata.MetadataIndex",
-    "torch.distributed.checkpoint.metadata.StorageMeta",
-    "torch.distributed.checkpoint.metadata.TensorProperties",
-    "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
-    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
-}
-
-
-def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write this rank's shards of the tensors into ``folder``; every rank calls this.
-
-    Raises:
-        RuntimeError: a rank could not write.
-    """
-    try:
-        save(dict(tensors), checkpoint_id=folder)
-    except CheckpointException as error:  # a BaseException, which nobody would catch
-        raise RuntimeError(str(error)) from None
-
-
-class _RestrictedUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" in ALLOWED_CLASSES or (
-            module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)
-        ):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in it")
-
-
-class ShardedReader(FileSystemReader):
-    """Reads the shards of several ranks; torch's own reader would run code in the metadata."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Any:
-        with open(Path(self.path) / ".metadata", "rb") as file:
-            return _RestrictedUnpickler(file).load()
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor, by name.
-
-        Raises:
-            ValueError: a shard is missing or damaged.
-        """
-        metadata = self.read_metadata()
-        for info in metadata.storage_data.values():
-            shard = Path(self.path) / info.relative_path
-            if (
-                shard.parent != Path(self.path)
-                or not shard.is_file()
-                or shard.stat().st_size < info.offset + info.length
-            ):
-                raise ValueError(f"{info.relative_path} is not in it, or cut short")
-            with open(shard, "rb") as file:
-                file.seek(info.offset)
-                check_zip(io.BytesIO(file.read(info.length)))
-        return {name: tuple(tensor.size) for name, tensor in metadata.state_dict_metadata.items()}
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Read every tensor in place, whatever the number of ranks now.
-
-        Raises:
-            RuntimeError: a tensor cannot be read.
-        """
-        try:
-            with warnings.catch_warnings(action="ignore"):  # of being one process
-                load(dict(tensors), storage_reader=self)
-        except CheckpointException as error:
-            raise RuntimeError(f"{self.path} is damaged: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -175,6 +91,8 @@ class Checkpointer:
                     _remove(path)
 
     def _save_shards(self, path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
+        from lab.training.shards import write_shards  # needed on several ranks only, and slow to load
+
         beside = path.with_name(f".{path.name}")
         _first_rank(lambda: _remove(beside))
         write_shards(beside, tensors)
@@ -216,6 +134,8 @@ class Checkpointer:
         """The rest of a checkpoint's state, and a function that fills the tensors; raises if it does not fit."""
         files.check_zip(path / "rest.pt" if path.is_dir() else path)
         if path.is_dir():
+            from lab.training.shards import ShardedReader
+
             rest = torch.load(path / "rest.pt", map_location="cpu", weights_only=True)
             if rest["metadata"] != files.file_digest(path / ".metadata"):
                 raise ValueError(".metadata is damaged")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache, partial
 from typing import Any
 
 import lab.data
@@ -28,6 +30,9 @@ from lab.training.checkpoint import CheckpointConfig
 
 # Keys without a column: names of other columns, and how a run was saved and split among ranks, which its id ignores.
 NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
+
+
+FEWEST_TARGETS = 1024  # of a short validation
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,18 @@ class RunConfig:
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
+    validation: str = one_of("whole", "short", default="whole")
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
+
+    @property
+    def validation_targets(self) -> float:
+        """About how many held-out tokens are predicted before the first update and after the last."""
+        return math.inf if self.validation == "whole" else max(FEWEST_TARGETS, self.trained_tokens)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that the run trains on, each time it sees them."""
+        return self.batch_size * self.seq_len * self.steps
 
 
 def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mapping[str, Any]:
@@ -81,16 +97,14 @@ def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mappin
     return values
 
 
-def _named(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> NamedEntry:
-    values = dict(_group(tree, where))
-    name = str(values.pop("name"))
-    return NamedEntry(name, build(registry[name], values, where))
+def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> NamedEntry:
+    numbers = dict(values)
+    name = str(numbers.pop("name"))
+    return NamedEntry(name, build(registry[name], numbers, where))
 
 
-def _present(registry: Registry[Any], tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _present(registry: Registry[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Build the entries whose keys are present, which switches them on."""
-    _refuse_null(tree, where)
-    values = _group(tree, where, named=False)
     keys = {name: f"{where}.{name}" for name in values}
     return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
 
@@ -108,8 +122,31 @@ def _refuse_null(tree: Mapping[str, Any], where: str) -> None:
         raise RequestError(f"{null[0]} is null; to leave it out say {where}={others}, or {in_a_file}")
 
 
-def run_config(tree: Mapping[str, Any]) -> RunConfig:
+# How each group of a config is built from its values and its key.
+GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
+    "model": partial(build, ModelConfig),
+    "parametrization": partial(_named, PARAMETRIZATIONS),
+    "intervention": partial(_present, INTERVENTIONS),
+    "guest": partial(_present, MODELS),
+    "optimizer": lambda values, _: build_optimizer(values),
+    "schedule": partial(_named, SCHEDULES),
+    "data": partial(_named, DATA),
+    "probes": partial(build, ProbesConfig),
+    "scale": lambda values, key: build(ScaleConfig, {"name": values["name"]}, key),
+    "checkpoint": partial(build, CheckpointConfig),
+    "tracker": partial(_named, TRACKERS),
+    "batch": partial(_named, BATCHES),
+}
+SWITCHING = ("intervention", "guest")
+NAMELESS = (*SWITCHING, "checkpoint")
+
+
+def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) -> RunConfig:
     """Build the config of a run from a resolved tree of dicts, lists and scalars.
+
+    Args:
+        tree: the resolved tree.
+        groups: the groups built so far, by key and values; configs of many runs share those that are equal.
 
     Raises:
         RequestError: a key is unknown or missing, a name is unknown, or a value makes no sense.
@@ -120,22 +157,21 @@ def run_config(tree: Mapping[str, Any]) -> RunConfig:
             raise RequestError(f"unknown key '{key}'; {nearest(key, keys)}")
     if "seed" in tree:  # before the data, whose seed it is by default
         convert(RunConfig, "seed", tree["seed"], "seed")
-    groups = {
-        "model": build(ModelConfig, _group(tree, "model"), "model"),
-        "parametrization": _named(PARAMETRIZATIONS, tree, "parametrization"),
-        "intervention": _present(INTERVENTIONS, tree, "intervention"),
-        "guest": _present(MODELS, tree, "guest"),
-        "optimizer": build_optimizer(_group(tree, "optimizer")),
-        "schedule": _named(SCHEDULES, tree, "schedule"),
-        "data": _named(DATA, tree, "data"),
-        "probes": build(ProbesConfig, _group(tree, "probes"), "probes"),
-        "scale": build(ScaleConfig, {"name": _group(tree, "scale")["name"]}, "scale"),
-        "checkpoint": build(CheckpointConfig, _group(tree, "checkpoint", named=False), "checkpoint"),
-        "tracker": _named(TRACKERS, tree, "tracker"),
-        "batch": _named(BATCHES, tree, "batch") if tree.get("batch") else None,
-    }
-    scalars = {key: value for key, value in tree.items() if key not in groups}
-    config = build(RunConfig, {**groups, **scalars}, "")
+    known = {} if groups is None else groups
+    built: dict[str, Any] = {}
+    for key, make in GROUPS.items():
+        if key == "batch" and not tree.get(key):
+            built[key] = None
+            continue
+        if key in SWITCHING:
+            _refuse_null(tree, key)
+        values = _group(tree, key, named=key not in NAMELESS)
+        identity = f"{key} {values!r}"
+        if identity not in known:
+            known[identity] = make(values, key)
+        built[key] = known[identity]
+    scalars = {key: value for key, value in tree.items() if key not in built}
+    config = build(RunConfig, {**built, **scalars}, "")
     _check_consistent(config)
     return config
 
@@ -179,26 +215,40 @@ def _check_uses(
             raise RequestError(f"{clause} {name}; a custom model has {', '.join(custom_has)} only")
 
 
-def _rows(config: RunConfig) -> dict[str, tuple[Any, bool]]:
-    """Dotted config key -> (value, whether it may differ inside a fleet); without the tracker."""
-    rows = {}
-    for key, value, is_per_run in leaves(config):
-        if key.startswith("tracker.") or (key == "batch" and value is None):
-            continue
-        key = key.replace(".entry.", ".")
-        if key.startswith("optimizer.links."):
-            field = key.removeprefix("optimizer.links.")
-            key = f"optimizer.{field if field in config.optimizer.owned else field.partition('.')[2]}"
-        if key not in NO_COLUMN:
-            rows[key] = (value, is_per_run)
+Rows = Mapping[str, tuple[Any, bool]]  # by dotted config key: a value, and whether it may differ inside a fleet
+
+
+def _rows(config: RunConfig) -> Rows:
+    """Every value of the config that has a column."""
+    owned = config.optimizer.owned
+    named = ((_column(key, owned), value, varies) for key, value, varies in leaves(config))
+    rows = {column: (value, varies) for column, value, varies in named if column}
+    if config.batch is None:
+        del rows["batch"]
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
+    if config.validation == "whole":  # absent, so that ids of such runs do not depend on it
+        del rows["validation"]
     return rows
+
+
+@cache
+def _column(key: str, owned: Sequence[str]) -> str | None:
+    """The column of a leaf, given the keys that links of the optimizer own; None if it has none."""
+    key = key.replace(".entry.", ".")
+    if key.startswith("optimizer.links."):
+        field = key.removeprefix("optimizer.links.")
+        key = f"optimizer.{field if field in owned else field.partition('.')[2]}"
+    return None if key in NO_COLUMN or key.startswith("tracker.") else key
+
+
+def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
+    flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in rows.items()}
+    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_custom_model(config)}
 
 
 def columns(config: RunConfig) -> dict[str, Any]:
     """Return one run's config as the columns of its record: dotted keys, lists joined with ``+``."""
-    flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in _rows(config).items()}
-    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_custom_model(config)}
+    return _columns(config, _rows(config))
 
 
 def _custom_model(config: RunConfig) -> dict[str, str]:
@@ -206,13 +256,28 @@ def _custom_model(config: RunConfig) -> dict[str, str]:
     return {"guest": next(iter(config.guest))} if config.guest else {}
 
 
+def _static_key(config: RunConfig, rows: Rows) -> str:
+    labels = ("out", "model.name", "scale.name")
+    shared = {key: value for key, (value, varies) in rows.items() if not varies and key not in labels}
+    return files.digest({**shared, "intervention": sorted(config.intervention), **_custom_model(config)})
+
+
 def static_key(config: RunConfig) -> str:
     """Digest the settings that may not differ inside a fleet; runs with equal keys have the same shapes."""
-    labels = ("out", "model.name", "scale.name")
-    shared = {key: value for key, (value, is_per_run) in _rows(config).items() if not is_per_run and key not in labels}
-    return files.digest({**shared, "intervention": sorted(config.intervention), **_custom_model(config)})
+    return _static_key(config, _rows(config))
+
+
+def differs_in_fleet(config: RunConfig, column: str) -> bool:
+    """Whether runs that share a fleet may differ in this column."""
+    return _rows(config).get(column, (None, False))[1]
 
 
 def run_id(config: RunConfig, fingerprint: str) -> str:
     """Return the id of the run with this config, on data with this fingerprint."""
     return store.run_id({**columns(config), "data_fingerprint": fingerprint})
+
+
+def identify(config: RunConfig, fingerprint: str) -> tuple[str, str]:
+    """Return ``run_id`` and ``static_key``, for less than both take."""
+    rows = _rows(config)
+    return store.run_id({**_columns(config, rows), "data_fingerprint": fingerprint}), _static_key(config, rows)

@@ -202,7 +202,8 @@ class Fleet:
             self.engine = engine(self._apply, (*training_state, self.sums), config.probes.names)
             self.summing = engine(self._accumulate, (self.weights, self.sums), config.probes.names)
             self.summing.faults = self.engine.faults
-        self.held_out_nt = torch.from_numpy(self.corpus.held_out(config.seq_len)).to(self.device)
+        self.held_out_nt = torch.from_numpy(self.corpus.validation(config.seq_len, config.validation_targets))
+        self.held_out_nt = self.held_out_nt.to(self.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""

@@ -18,9 +18,17 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.records.store import Records
 
-VERSION = 1
+VERSION = 2
+# Numbers of probes stored per run, in decades, and the probe that each comes from.
+PROBES = {
+    "logit_growth": "attention_logit_max",
+    "eps_ratio": "eps_ratio",
+    "grad_norm_clipped": "grad_norm_clipped",
+    "param_rms": "param_rms",
+    "log_z_square": "log_z_square",
+}
 # Numbers stored per run, beside its learning rate and seed.
-NUMBERS = ("loss", "loss_at_init", "loss_bigram", "logit_growth")
+NUMBERS = ("loss", "loss_at_init", "loss_bigram", *PROBES)
 
 
 class Baseline(NamedTuple):
@@ -28,8 +36,10 @@ class Baseline(NamedTuple):
 
     Attributes:
         source: the file or results folder they come from.
-        runs: one row per run, as ``curves.points`` makes them, with ``logit_growth``: log10 of the largest attention
-            logit of the run over that at its first step, NaN where none was recorded. Numbers have six digits.
+        runs: one row per run, as ``curves.points`` makes them, with a column per key of ``PROBES``, NaN where nothing
+            was recorded. All are log10: ``logit_growth`` of the largest attention logit of the run over that at its
+            first step, ``grad_norm_clipped`` of the largest of the run, the others of the last recorded value (of a
+            weight tensor each, their mean). Numbers have six digits.
         curves: config of each curve by its number, plain values by dotted key.
         made: how the runs were made: ``commands``, ``versions``, ``data``.
     """
@@ -61,7 +71,9 @@ def from_records(records: Records, source: str, commands: Sequence[str] = ()) ->
     runs["curve"] = pd.factorize(runs["curve"])[0]  # in the order of the arms
     first = runs.drop_duplicates("curve")
     keys, config_of = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
-    runs["logit_growth"] = runs["id"].map(probe_values.growth(records, "attention_logit_max"))
+    measure = {"logit_growth": probe_values.growth, "grad_norm_clipped": probe_values.log_largest}
+    for column, probe in PROBES.items():
+        runs[column] = runs["id"].map(measure.get(column, probe_values.log_last)(records, probe))
     facts = {name: sorted(records.runs[name].dropna().unique()) for name in ("versions", "data_notes")}
     made = {"commands": list(commands), "versions": facts["versions"], "data": facts["data_notes"]}
     curves = {int(number): config_of[key] for number, key in zip(first["curve"], keys, strict=True)}

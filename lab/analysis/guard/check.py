@@ -11,7 +11,9 @@ import pandas as pd
 import lab.analysis.guard.baseline as baselines
 import lab.analysis.guard.render as render
 from lab.analysis.guard.baseline import Baseline
-from lab.analysis.guard.compare import Comparison, compare_baselines, measured, runs_of, where
+from lab.analysis.guard.compare import Comparison, compare_baselines
+from lab.analysis.guard.matching import runs_of, where
+from lab.analysis.guard.quantities import measured
 from lab.analysis.statistics import student_t
 from lab.analysis.text import count, plain_text, spell
 from lab.core.errors import RequestError
@@ -22,6 +24,7 @@ COLUMN_NAMES = {
     "below": "under-training",
     "above": "instability",
     "best": "best loss",
+    "loss_at_init": "loss at initialization",
     "logit_growth": "logit growth (decades)",
 }
 
@@ -52,13 +55,14 @@ class CheckedFolder(NamedTuple):
         return render.as_html(self.comparison, self.baselines)
 
 
-def check_folder(folder: Path, baseline: Path, margin: float = MARGIN) -> CheckedFolder:
+def check_folder(folder: Path, baseline: Path, margin: float = MARGIN, strict: bool = False) -> CheckedFolder:
     """Compare a results folder with a baseline.
 
     Args:
         folder: the results folder to check.
         baseline: a baseline file or another results folder.
         margin: part of the best loss by which losses may rise.
+        strict: whether a drift fails too.
 
     Returns:
         The comparison (see ``compare_baselines``). A folder or file that cannot be read is not an error: the verdict
@@ -67,8 +71,8 @@ def check_folder(folder: Path, baseline: Path, margin: float = MARGIN) -> Checke
     try:
         old, new = baselines.read(baseline), baselines.from_folder(folder)
     except RequestError as refusal:
-        return CheckedFolder(Comparison(str(baseline), str(folder), margin, [], [str(refusal)], []), None)
-    return CheckedFolder(compare_baselines(old, new, margin), (old, new))
+        return CheckedFolder(Comparison(str(baseline), str(folder), margin, strict, [], [], [str(refusal)], []), None)
+    return CheckedFolder(compare_baselines(old, new, margin, strict), (old, new))
 
 
 def save_baseline(folder: Path, path: Path) -> Iterator[str]:

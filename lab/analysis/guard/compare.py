@@ -1,149 +1,23 @@
-"""Compare two baselines: match their curves, measure what changed, and judge whether it is a regression."""
+"""Compare two baselines: measure what changed, and judge whether it is a regression."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.curves import GAINS_TOLERANCE, arm_keys
-from lab.analysis.guard.baseline import Baseline, whole_seeds
-from lab.analysis.sensitivity import HIGH, LOW, capped, per_seed
-from lab.analysis.statistics import FEWEST_SEEDS, Difference, difference
-from lab.analysis.text import count, spell
-from lab.core.errors import RequestError
+from lab.analysis.guard.baseline import PROBES, Baseline
+from lab.analysis.guard.matching import Match, match_curves, reasons_not_to_judge, remarks, runs_of, title, where
+from lab.analysis.guard.moves import Move, find_moves
+from lab.analysis.guard.quantities import MISSING_BECAUSE, NATS, QUANTITIES, STEPS, margins, measured
+from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, difference, holm
 
-
-def where(baseline: Baseline, number: int) -> tuple[str, int]:
-    """Arm and size (parameters without embeddings) of the curve with this number."""
-    first = runs_of(baseline, number).iloc[0]
-    return str(first["arm"]), int(first["size"])
-
-
-def runs_of(baseline: Baseline, number: int) -> pd.DataFrame:
-    """The runs of the curve with this number."""
-    return baseline.runs[baseline.runs["curve"] == number]
-
-
-def _title(baseline: Baseline, number: int) -> str:
-    arm, size = where(baseline, number)
-    return f"{arm} at {count(size)} parameters"
-
-
-def match_curves(old: Baseline, new: Baseline) -> tuple[dict[int, int], list[str]]:
-    """Match each curve of the baseline with the one new curve of its arm and size.
-
-    Returns:
-        Numbers of new curves by number of the old one; and for each unmatched curve the reason: no curve matches, or
-        more than one.
-    """
-    curves, sizes = list(old.curves.values()), [where(old, number)[1] for number in old.curves]
-    keys = {"intervention", *arm_keys(curves, sizes)}
-    pairs, reasons = {}, []
-    for number in old.curves:
-        arm, parameters = {key: old.curves[number][key] for key in keys}, _parameters(old, number)
-        matches = [
-            other
-            for other, curve in new.curves.items()
-            if _agrees(curve, arm) and 1 / GAINS_TOLERANCE <= _parameters(new, other) / parameters <= GAINS_TOLERANCE
-        ]
-        if len(matches) == 1:
-            pairs[number] = matches[0]
-        else:
-            matched = f"{len(matches)} curves are" if matches else "no curve is"
-            reasons.append(f"{matched} {_title(old, number)} in {new.source}")
-    return pairs, reasons
-
-
-def _parameters(baseline: Baseline, number: int) -> int:
-    return int(runs_of(baseline, number)["parameters"].iloc[0])
-
-
-def _agrees(curve: Mapping[str, Hashable], wanted: Mapping[str, Hashable]) -> bool:
-    return all(curve.get(key) == value for key, value in wanted.items())
-
-
-def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) -> Iterator[str]:
-    """Reasons why two matched curves cannot be compared: other data, another grid, too few seeds."""
-    title = _title(old, number)
-    data = [str(old.curves[number]["data_fingerprint"]), str(new.curves[other]["data_fingerprint"])]
-    if data[0] != data[1]:
-        yield f"{title}: other data, fingerprint {data[0]} in the baseline and {data[1]} now"
-    grids = [sorted(set(runs_of(old, number)["lr"])), sorted(set(runs_of(new, other)["lr"]))]
-    if grids[0] != grids[1]:
-        before, now = (", ".join(map(spell, grid)) for grid in grids)
-        yield f"{title}: another grid of learning rates, {before} in the baseline and {now} now"
-    for baseline, curve in ((old, number), (new, other)):
-        runs = whole_seeds(runs_of(baseline, curve))
-        seeds = runs["seed"].nunique()
-        if seeds < FEWEST_SEEDS:
-            yield f"{title}: too few seeds, {seeds} whole in {baseline.source}, an interval takes {FEWEST_SEEDS}"
-        if runs["loss_at_init"].isna().any():
-            yield f"{title}: a loss at initialization is no number in {baseline.source}"
-
-
-def remarks(
-    old: Baseline, new: Baseline, pairs: Mapping[int, int], sides: tuple[str, str] = ("in the baseline", "now")
-) -> Iterator[str]:
-    """Differences that do not count: config keys, seeds left out, and curves that only the new runs have."""
-    curves_by_change: dict[str, list[str]] = {}
-    for number, other in pairs.items():
-        before, now = old.curves[number], new.curves[other]
-        for key in sorted({*before, *now} - {"data_fingerprint"}):
-            if before.get(key) != now.get(key):
-                change = f"{key}: {_spelled(before.get(key))} {sides[0]}, {_spelled(now.get(key))} {sides[1]}"
-                curves_by_change.setdefault(change, []).append(_title(old, number))
-    for change, titles in curves_by_change.items():
-        yield change if len(titles) == len(pairs) else f"{change} ({', '.join(titles)})"
-    for baseline, numbers in ((old, pairs), (new, pairs.values())):
-        for number in numbers:
-            runs = runs_of(baseline, number)
-            partial = sorted(set(runs["seed"]) - set(whole_seeds(runs)["seed"]))
-            if partial:
-                seeds = ", ".join(partial)
-                yield f"{_title(baseline, number)}: of {baseline.source} seed {seeds} is left out, not whole"
-    for number in new.curves:
-        if number not in pairs.values():
-            yield f"not {sides[0]}: {_title(new, number)}"
-
-
-def _spelled(value: Hashable) -> str:
-    return "absent" if value is None else spell(value)
-
-
-GROWTH_MARGIN = math.log10(2)  # in decades: attention logits may grow twice as far
-GRID_MARGIN = 1.0  # in steps of the learning-rate grid
-OK, REGRESSION, CANNOT_JUDGE = "ok", "regression", "cannot judge"
-NATS, STEPS, DECADES = "nats/token", "grid steps", "decades"
-
-
-class GuardedQuantity(NamedTuple):
-    """A quantity that is compared: its name, its unit, and the sign of a change for the worse (0: either sign)."""
-
-    name: str
-    unit: str
-    worse: int
-
-
-QUANTITIES = {
-    "total": GuardedQuantity("LR sensitivity", NATS, +1),
-    "below": GuardedQuantity("its under-training part", NATS, +1),
-    "above": GuardedQuantity("its instability part", NATS, +1),
-    "best": GuardedQuantity("best loss", NATS, +1),
-    "best_lr_index": GuardedQuantity("best learning rate, place in the grid", STEPS, 0),
-    "unstable_lr_index": GuardedQuantity("smallest unstable one, place in the grid", STEPS, -1),
-    "logit_growth": GuardedQuantity("growth of the attention logits", DECADES, +1),
-}
-
-# Why a quantity may be missing from a comparison.
-MISSING_BECAUSE = {
-    "total": f"fewer than two learning rates lie from {LOW:g} to {HIGH:g}",
-    "best_lr_index": f"fewer than {FEWEST_SEEDS} seeds have a run that did not diverge on one of the sides",
-    "logit_growth": "attention_logit_max was not recorded on both sides",
-}
+OK, DRIFT, REGRESSION, CANNOT_JUDGE = "ok", "drift", "regression", "cannot judge"
+# A change this small a part of its margin is none: other processors and libraries round otherwise.
+NEGLIGIBLE = 0.01
 
 
 class Change(NamedTuple):
@@ -153,9 +27,11 @@ class Change(NamedTuple):
         size: parameters without embeddings.
         margin: the largest change allowed, in ``unit``.
         effect: Cohen's d, for paired seeds d_z; NaN where seeds do not spread.
-        equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms.
-        verdict: ``regression``, ``better``, ``same`` (the interval lies within the margin, or the order holds) or
-            ``unclear``.
+        equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms and
+            for an intervention.
+        p: of no change, adjusted for all changes that were compared (Holm 1979).
+        verdict: ``regression``; ``better`` (beyond the margin); ``drift`` (certainly changed); ``same`` (the interval
+            lies within the margin, or the order holds); or ``unclear``.
     """
 
     quantity: str
@@ -170,7 +46,13 @@ class Change(NamedTuple):
     margin: float
     effect: float
     equivalence: float
+    p: float
     verdict: str
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether chance alone would seldom show any such change in a whole comparison."""
+        return self.p < CHANGE_LEVEL
 
 
 class Comparison(NamedTuple):
@@ -180,7 +62,10 @@ class Comparison(NamedTuple):
         baseline: where the old curves come from.
         folder: where the new curves come from.
         margin: part of the best loss by which losses may rise.
-        changes: one per quantity, arm and size, and one per order of two arms; none where it cannot be judged.
+        strict: whether a drift fails too.
+        changes: one per quantity, arm and size, per order of two arms, and per intervention that is missing; none
+            where it cannot be judged.
+        moves: at which learning rates, and in what, the arms moved that have not stayed as they were.
         reasons: why it cannot be judged; none where it can.
         remarks: what else differs, without effect on the verdict.
     """
@@ -188,79 +73,128 @@ class Comparison(NamedTuple):
     baseline: str
     folder: str
     margin: float
+    strict: bool
     changes: list[Change]
+    moves: list[Move]
     reasons: list[str]
     remarks: list[str]
 
     @property
     def verdict(self) -> str:
-        """``ok``, ``regression`` or ``cannot judge``."""
+        """``ok``, ``drift``, ``regression`` or ``cannot judge``."""
         if self.reasons:
             return CANNOT_JUDGE
-        return REGRESSION if any(change.verdict == REGRESSION for change in self.changes) else OK
+        if any(change.verdict == REGRESSION for change in self.changes):
+            return REGRESSION
+        return DRIFT if any(change.is_certain for change in self.changes) else OK
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the curves are what they were, 1 if worse (or, if strict, drifted), 2 if they cannot be compared."""
+        return {OK: 0, DRIFT: int(self.strict), REGRESSION: 1, CANNOT_JUDGE: 2}[self.verdict]
 
 
-def compare_baselines(old: Baseline, new: Baseline, margin: float) -> Comparison:
+def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool = False) -> Comparison:
     """Compare new curves with a baseline, each matched by intervention, size and the keys that vary in the baseline.
 
     A change is a regression when its whole 90 % interval lies outside the margin, on the worse side. Losses and
-    sensitivities (nats per token) may rise by ``margin`` times the baseline's best loss, the growth of attention
-    logits by a factor of two; the best and the smallest unstable learning rate may move by one step of the grid.
-    Where two arms differ in sensitivity by more than the margin, their order must not reverse, unless it reverses
-    because the more sensitive arm improved.
+    sensitivities (nats per token) may rise by ``margin`` times the baseline's best loss, what probes measure by a
+    factor of two; the best and the smallest unstable learning rate may move by one step of the grid. Where two arms
+    differ in sensitivity by more than the margin, their order must not reverse, unless it reverses because the more
+    sensitive arm improved. An intervention that is missing is a regression, whatever the curves say.
+
+    A change is a drift when it is certain and no regression: of all changes together, at most one comparison in
+    twenty in which nothing changed calls any a drift (Holm 1979, https://www.jstor.org/stable/4615733).
     """
-    pairs, reasons = match_curves(old, new)
-    reasons += [reason for pair in pairs.items() for reason in reasons_not_to_judge(old, new, *pair)]
-    changes: list[Change] = []
-    if not reasons:
-        before, measured_new = measured(old), measured(new)
-        now = {number: measured_new[other] for number, other in pairs.items()}
-        arms = {number: where(old, number) for number in pairs}
-        for number, arm_and_size in arms.items():
-            changes += _changes(arm_and_size, before[number], now[number], margin)
-        changes += _orders(arms, before, now, margin)
-    return Comparison(old.source, new.source, margin, changes, reasons, [*remarks(old, new, pairs), *_missing(changes)])
+    match = match_curves(old, new)
+    reasons = [*match.reasons]
+    reasons += [reason for pair in match.pairs.items() for reason in reasons_not_to_judge(old, new, *pair)]
+    changes, moved, notes = ([], [], []) if reasons else _compare_curves(old, new, match, margin)
+    notes = [*remarks(old, new, match.pairs), *notes]
+    return Comparison(old.source, new.source, margin, strict, changes, moved, reasons, notes)
 
 
-def _missing(changes: Sequence[Change]) -> Iterator[str]:
-    """Quantities that could not be compared, and why."""
-    for arm, size in dict.fromkeys((change.arm, change.size) for change in changes):
-        compared = {change.quantity for change in changes if (change.arm, change.size) == (arm, size)}
-        for column, why in MISSING_BECAUSE.items():
-            if QUANTITIES[column].name not in compared:
-                yield f"{arm} at {count(size)} parameters: {QUANTITIES[column].name} was not compared, {why}"
+def _compare_curves(
+    old: Baseline, new: Baseline, match: Match, margin: float
+) -> tuple[list[Change], list[Move], list[str]]:
+    """Changes, moves, and remarks on what was not compared."""
+    before, measured_new = measured(old), measured(new)
+    now = {number: measured_new[other] for number, other in match.pairs.items()}
+    arms = {number: where(old, number) for number in match.pairs}
+    changes = compare_tables(arms, before, now, margin)
+    changes += [_removed(name, arms[number]) for number, names in match.removed.items() for name in names]
+    moving = {(change.arm, change.size) for change in changes if change.verdict == REGRESSION or change.is_certain}
+    moved = [
+        move
+        for number, other in match.pairs.items()
+        if arms[number] in moving
+        for move in find_moves(
+            arms[number], runs_of(old, number), runs_of(new, other), _negligible(before[number], margin)
+        )
+    ]
+    missing = [line for number in arms for line in _missing(title(old, number), before[number], now[number])]
+    return changes, moved, missing
 
 
-def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
-    """Tables by number of the curve, with a row per whole seed and a column per key of ``QUANTITIES``.
+def compare_tables(
+    arms: Mapping[int, tuple[str, int]],
+    before: Mapping[int, pd.DataFrame],
+    now: Mapping[int, pd.DataFrame],
+    margin: float,
+) -> list[Change]:
+    """Changes of quantities and of the order of arms, judged together.
 
-    Raises:
-        RequestError: no seed is whole.
+    Args:
+        arms: arm and size by number of the curve.
+        before: tables of the baseline, as ``measured`` makes them, by number of the curve.
+        now: new tables, by number of the old curve.
+        margin: part of the best loss by which losses may rise.
     """
-    runs = whole_seeds(baseline.runs).assign(capped=capped)
-    if runs.empty:
-        raise RequestError(f"no seed of {baseline.source} ran at every learning rate")
-    seeds = per_seed(runs).set_index(["curve", "seed"])
-    runs_by_seed = runs.groupby(["curve", "seed"])
-    seeds["best"], seeds["logit_growth"] = runs_by_seed["capped"].min(), runs_by_seed["logit_growth"].mean()
-    tables = {}
-    for number, table in seeds.groupby("curve"):
-        grid = sorted(set(runs.loc[runs["curve"] == number, "lr"]))
-        index = {lr: float(n) for n, lr in enumerate(grid, 1)}
-        table["best_lr_index"] = table["best_lr"].map(index)
-        table["unstable_lr_index"] = table["eta_div"].map(index).fillna(len(grid) + 1.0)
-        tables[int(str(number))] = table.droplevel("curve")[list(QUANTITIES)]
-    return tables
+    limits = {number: margins(before[number], margin) for number in arms}
+    changes = [
+        change
+        for number, arm_and_size in arms.items()
+        for change in _changes(arm_and_size, before[number], now[number], limits[number])
+    ]
+    return _with_drifts([*changes, *_orders(arms, before, now, limits)])
 
 
-def _changes(arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, margin: float) -> Iterator[Change]:
-    margins = {NATS: margin * float(before["best"].mean()), STEPS: GRID_MARGIN, DECADES: GROWTH_MARGIN}
+def _negligible(before: pd.DataFrame, margin: float) -> dict[str, float]:
+    return {unit: NEGLIGIBLE * limit for unit, limit in margins(before, margin).items()}
+
+
+def _with_drifts(changes: Sequence[Change]) -> list[Change]:
+    """The changes with p adjusted for their number, and their verdict ``drift`` where one is certain and no worse."""
+    adjusted = [change._replace(p=p) for change, p in zip(changes, holm([change.p for change in changes]), strict=True)]
+    return [
+        change._replace(verdict=DRIFT) if change.is_certain and change.verdict in ("same", "unclear") else change
+        for change in adjusted
+    ]
+
+
+def _removed(intervention: str, arm_and_size: tuple[str, int]) -> Change:
+    """The loss of an intervention as a change from 1 to 0."""
+    numbers = (1.0, 0.0, -1.0, -1.0, -1.0, 0.0, math.nan, math.nan, 0.0)
+    return Change(f"has {intervention}", "(1: yes)", *arm_and_size, *numbers, REGRESSION)
+
+
+def _missing(name: str, before: pd.DataFrame, now: pd.DataFrame) -> Iterator[str]:
+    """Quantities of a curve that could not be compared, and why; of probes those that one side has recorded."""
+    for column, why in MISSING_BECAUSE.items():
+        enough = [table[column].count() >= FEWEST_SEEDS for table in (before, now)]
+        if not all(enough) and (any(enough) or column not in PROBES):
+            yield f"{name}: {QUANTITIES[column].name} was not compared, {why}"
+
+
+def _changes(
+    arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, limits: Mapping[str, float]
+) -> Iterator[Change]:
     for column, quantity in QUANTITIES.items():
-        old, new, limit = before[column].dropna(), now[column].dropna(), margins[quantity.unit]
+        old, new, limit = before[column].dropna(), now[column].dropna(), limits[quantity.unit]
         if min(len(old), len(new)) >= FEWEST_SEEDS:
             change = difference(old, new, grain=1.0 if quantity.unit == STEPS else 0.0)
             interval = (float(old.mean()), float(new.mean()), change.mean, change.low, change.high, limit)
-            tests = (change.effect, change.equivalence(limit))
+            tests = (change.effect, change.equivalence(limit), change.p(NEGLIGIBLE * limit))
             verdict = _verdict(change, limit, quantity.worse)
             yield Change(quantity.name, quantity.unit, *arm_and_size, *interval, *tests, verdict)
 
@@ -274,13 +208,16 @@ def _verdict(change: Difference, margin: float, worse: int) -> str:
 
 
 def _orders(
-    arms: dict[int, tuple[str, int]], before: dict[int, pd.DataFrame], now: dict[int, pd.DataFrame], margin: float
+    arms: Mapping[int, tuple[str, int]],
+    before: Mapping[int, pd.DataFrame],
+    now: Mapping[int, pd.DataFrame],
+    limits: Mapping[int, Mapping[str, float]],
 ) -> Iterator[Change]:
     """Changes of order: for pairs of arms of one size, the first less sensitive in the baseline by over the margin."""
     for first, second in permutations(arms, 2):
         (arm, size), (other_arm, other_size) = arms[first], arms[second]
         old_gap, new_gap = ((table[second]["total"] - table[first]["total"]).dropna() for table in (before, now))
-        limit = margin * float(before[first]["best"].mean())
+        limit = limits[first][NATS]
         enough_seeds = min(len(old_gap), len(new_gap)) >= FEWEST_SEEDS
         if size != other_size or not enough_seeds or _from_zero(old_gap).low <= limit:
             continue
@@ -291,7 +228,8 @@ def _orders(
             verdict = REGRESSION if first_got_worse else "better"
         numbers = (float(old_gap.mean()), float(new_gap.mean()), change.mean, change.low, change.high, limit)
         name = f"sensitivity of {other_arm} above it"
-        yield Change(name, NATS, arm, size, *numbers, change.effect, math.nan, verdict)
+        tests = (change.effect, math.nan, change.p(NEGLIGIBLE * limit))
+        yield Change(name, NATS, arm, size, *numbers, *tests, verdict)
 
 
 def _from_zero(sample: pd.Series) -> Difference:

@@ -14,32 +14,44 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from lab.analysis.guard.baseline import Baseline
-from lab.analysis.guard.compare import CANNOT_JUDGE, OK, REGRESSION, Change, Comparison, match_curves, runs_of, where
+from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, Change, Comparison
+from lab.analysis.guard.matching import match_curves, runs_of, where
+from lab.analysis.guard.moves import Move
 from lab.analysis.rendering import html, layout, panels, scales
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.style import DASHED
 from lab.analysis.sensitivity import judge
-from lab.analysis.text import count, plain_text
+from lab.analysis.text import count, plain_text, spell
 from lab.core.files import printable
 
 MEANING = {
-    OK: "no change lies outside its margin",
+    OK: "no change is certain",
+    DRIFT: "something has certainly changed, but nothing for the worse beyond its margin",
     REGRESSION: "the 90 % interval of a change lies wholly outside its margin",
     CANNOT_JUDGE: "the two cannot be compared",
 }
-EXIT_CODES = {OK: 0, REGRESSION: 1, CANNOT_JUDGE: 2}
 RULE = """A change is that of the mean over seeds, paired by seed where both sides have the same seeds. It counts as a
 regression when its 90 % interval lies wholly outside the margin, on the worse side; as the same when it lies wholly
-inside, which is the equivalence test (two one-sided t-tests, p below 0.05). d is Cohen's effect size."""
+inside, which is the equivalence test (two one-sided t-tests, p below 0.05). It is a drift when it is no regression and
+yet certain: the last column, adjusted for the number of changes (Holm), lies below 0.05. d is Cohen's effect size."""
+MOVED = """Certain at a learning rate: adjusted for the learning rates of an arm, p lies below 0.05. Where none is, the
+largest change of final loss is shown and marked as uncertain."""
 BEFORE, NOW = "#888888", "#D55E00"
 
 
 def headline(check: Comparison) -> str:
     """``regression: the 90 % interval ... (2 of 14 changes; margin 5 % of the best loss)``."""
-    bad, n = sum(change.verdict == REGRESSION for change in check.changes), len(check.changes)
-    tally = f"{bad} of {n} changes" if bad else f"{n} changes" if n else ""
+    certain, n = _count_certain(check), len(check.changes)
+    tally = f"{certain} of {n} changes" if certain else f"{n} changes" if n else ""
     details = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
     return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(details)})"
+
+
+def _count_certain(check: Comparison) -> int:
+    """How many changes make the verdict."""
+    if check.verdict == DRIFT:
+        return sum(change.is_certain for change in check.changes)
+    return sum(change.verdict == REGRESSION for change in check.changes)
 
 
 def table(check: Comparison) -> pd.DataFrame:
@@ -50,18 +62,24 @@ def table(check: Comparison) -> pd.DataFrame:
             "arm": [change.arm for change in check.changes],
             "parameters": [count(change.size) for change in check.changes],
             "quantity": [change.quantity for change in check.changes],
-            "baseline": [f"{change.before:.3f}" for change in check.changes],
-            "now": [f"{change.now:.3f}" for change in check.changes],
+            "baseline": [_rounded(change.before) for change in check.changes],
+            "now": [_rounded(change.now) for change in check.changes],
             "change [90 % interval]": [_interval(change) for change in check.changes],
             "margin": [f"{change.margin:.3g} {change.unit}" for change in check.changes],
             "d": [_number(change.effect, ".2f") for change in check.changes],
             "equivalence": [_probability(change.equivalence) for change in check.changes],
+            "no change": [_probability(change.p) for change in check.changes],
         }
     )
 
 
+def _rounded(value: float, sign: str = "") -> str:
+    """Three decimals, zero without a minus."""
+    return f"{round(value, 3) + 0.0:{sign}.3f}"
+
+
 def _interval(change: Change) -> str:
-    mean, low, high = (f"{round(value, 3) + 0.0:+.3f}" for value in (change.change, change.low, change.high))
+    mean, low, high = (_rounded(value, "+") for value in (change.change, change.low, change.high))
     return f"{mean} [{low}, {high}]"
 
 
@@ -81,15 +99,36 @@ def text(check: Comparison) -> Iterator[str]:
     if check.changes:
         yield ""
         yield from plain_text(table(check))
+    if check.moves:
+        yield ""
+        yield "What moved, and at which learning rates:"
+        yield from (f"- {line}" for line in moved(check))
     if check.remarks:
         yield ""
         yield from (f"- {remark}" for remark in check.remarks)
 
 
+def moved(check: Comparison) -> Iterator[str]:
+    """A line per arm and number that moved: ``z_loss at 12.4k parameters, final loss (nats/token): +0.31 at 0.1``."""
+    lines: dict[str, list[str]] = {}
+    for move in check.moves:
+        subject = f"{move.arm} at {count(move.size)} parameters, {move.number} ({move.unit})"
+        lines.setdefault(subject, []).append(_at_learning_rate(move))
+    yield from (f"{subject}: {', '.join(changes)}" for subject, changes in lines.items())
+
+
+def _at_learning_rate(move: Move) -> str:
+    return f"{move.change:+.3f} at {spell(move.lr)}" + ("" if move.is_certain else " (uncertain)")
+
+
 def as_json(check: Comparison) -> str:
-    """The comparison as a JSON object, with its ``verdict`` (``ok | regression | cannot judge``); NaN is null."""
-    changes = [{key: _to_json(value) for key, value in change._asdict().items()} for change in check.changes]
-    return json.dumps({"verdict": check.verdict, **check._asdict(), "changes": changes}, indent=1, allow_nan=False)
+    """The comparison as JSON, with its ``verdict`` (``ok | drift | regression | cannot judge``); NaN is null."""
+    changes, moves = (
+        [{key: _to_json(value) for key, value in row._asdict().items()} for row in rows]
+        for rows in (check.changes, check.moves)
+    )
+    content = {"verdict": check.verdict, **check._asdict(), "changes": changes, "moves": moves}
+    return json.dumps(content, indent=1, allow_nan=False)
 
 
 def _to_json(value: Any) -> Any:
@@ -101,7 +140,7 @@ def markdown(check: Comparison) -> str:
     head = list(map(str, table(check)))
     rows: list[list[str]] = [head, ["---"] * len(head), *table(check).to_numpy().tolist()]
     cells = [f"| {' | '.join(_literal(cell) for cell in row)} |" for row in rows] if check.changes else []
-    lists = [f"- {_literal(line)}" for line in (*check.reasons, *check.remarks)]
+    lists = [f"- {_literal(line)}" for line in (*check.reasons, *moved(check), *check.remarks)]
     subject = f"{_literal(check.folder)} against {_literal(check.baseline)}"
     return "\n".join([f"## {headline(check)}", "", subject, "", *cells, *[""] * bool(cells), *lists]).rstrip() + "\n"
 
@@ -112,14 +151,14 @@ def _literal(text: str) -> str:
 
 
 def junit(check: Comparison) -> str:
-    """JUnit XML: a test case per change, failed by a regression; and one in error per reason not to judge."""
-    bad = sum(change.verdict == REGRESSION for change in check.changes)
-    counts = {"tests": len(check.changes) + len(check.reasons), "failures": bad, "errors": len(check.reasons)}
+    """JUnit XML: a test case per change, failed by what makes the exit code 1; one in error per reason not to judge."""
+    failing = [change.verdict == REGRESSION or (check.strict and change.is_certain) for change in check.changes]
+    counts = {"tests": len(failing) + len(check.reasons), "failures": sum(failing), "errors": len(check.reasons)}
     suite = ElementTree.Element("testsuite", {"name": "lab check", **{key: str(n) for key, n in counts.items()}})
-    for change in check.changes:
+    for change, fails in zip(check.changes, failing, strict=True):
         name = f"{change.arm}, {change.size} parameters: {change.quantity}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": name})
-        if change.verdict == REGRESSION:
+        if fails:
             message = f"{_interval(change)} {change.unit}, margin {change.margin:.3g}"
             ElementTree.SubElement(case, "failure", {"message": message})
     for reason in check.reasons:
@@ -144,6 +183,8 @@ def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> s
         figure = html.figure(layout.svg(drawing, "overlay"), drawing.caption)
         body.append(html.section("Before and now", figure))
         body.append(html.section("Changes", html.paragraph(RULE), html.table(table(check))))
+    if check.moves:
+        body.append(html.section("What moved, and where", html.paragraph(MOVED), html.bullets(moved(check))))
     if check.remarks:
         body.append(html.section("What else differs", html.bullets(check.remarks)))
     titles = ("How the baseline was made", "How the runs were made")
@@ -160,7 +201,7 @@ def overlay(old: Baseline, new: Baseline) -> Sheet:
     Grey and dashed: the baseline. In colour: now. Lines are means over seeds, and a loss above that at initialization
     is drawn there.
     """
-    pairs, _ = match_curves(old, new)
+    pairs = match_curves(old, new).pairs
     places = {number: where(old, number) for number in pairs}
     arms = list(dict.fromkeys(arm for arm, _ in places.values()))
     columns = layout.columns_for(len(arms))

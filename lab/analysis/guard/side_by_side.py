@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.guard.baseline import Baseline, from_folder, whole_seeds
-from lab.analysis.guard.compare import NATS, STEPS, match_curves, measured, remarks, runs_of, where
+from lab.analysis.guard.matching import match_curves, remarks, runs_of, title, where
+from lab.analysis.guard.quantities import NATS, STEPS, measured
 from lab.analysis.statistics import FEWEST_SEEDS, difference
 from lab.analysis.text import count, listed, plain_text, span, spell
 from lab.core.errors import RequestError
@@ -87,7 +88,10 @@ def compare_folders(first: Path, second: Path) -> SideBySide:
         RequestError: a folder cannot be read, or no arm of one is in the other.
     """
     both = from_folder(first), from_folder(second)
-    pairs, reasons = match_curves(*both)
+    match = match_curves(*both)
+    # an arm with fewer interventions is another arm
+    pairs = {number: other for number, other in match.pairs.items() if number not in match.removed}
+    reasons = [*match.reasons, *(f"no curve is {title(both[0], number)} in {second}" for number in match.removed)]
     if not pairs:
         raise RequestError(f"nothing to compare: {'; '.join(reasons)}")
     grids = {number: _grids(*both, number, other) for number, other in pairs.items()}
@@ -101,7 +105,7 @@ def compare_folders(first: Path, second: Path) -> SideBySide:
             arm_and_size = where(both[0], number)
             quantities += _compare(arm_and_size, tables[0][number], tables[1][other], shared[number])
         else:
-            reasons.append(f"{_title(both[0], number)}: no seed ran at every learning rate that both folders have")
+            reasons.append(f"{title(both[0], number)}: no seed ran at every learning rate that both folders have")
     notes = [*reasons, *_grid_notes(both[0], grids, shared), *_data_notes(*both, pairs)]
     return SideBySide(str(first), str(second), quantities, [*notes, *remarks(a, b, pairs, ("in A", "in B"))])
 
@@ -146,18 +150,13 @@ def _lr_span(indices: pd.Series, grid: list[float]) -> str:
     return span([grid[int(index) - 1] if index <= len(grid) else math.nan for index in indices])
 
 
-def _title(baseline: Baseline, number: int) -> str:
-    arm, size = where(baseline, number)
-    return f"{arm} at {count(size)} parameters"
-
-
 def _grid_notes(
     a: Baseline, grids: Mapping[int, tuple[list[float], list[float]]], shared: Mapping[int, list[float]]
 ) -> Iterator[str]:
     for number, (of_a, of_b) in grids.items():
         if of_a != of_b:
             lrs = listed(map(spell, shared[number])) if shared[number] else "none"
-            yield f"{_title(a, number)}: compared at the learning rates that both folders have, {lrs}"
+            yield f"{title(a, number)}: compared at the learning rates that both folders have, {lrs}"
 
 
 def _data_notes(a: Baseline, b: Baseline, pairs: Mapping[int, int]) -> Iterator[str]:

@@ -20,10 +20,10 @@ from lab.analysis.curves import switches_text
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, layout
-from lab.analysis.report import tables
+from lab.analysis.report import stamp, tables
 from lab.analysis.report.answers import answer, compared, questions
 from lab.analysis.report.findings import brief_headline, notes
-from lab.analysis.sensitivity import Study
+from lab.analysis.sensitivity import Study, study
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
@@ -71,6 +71,22 @@ class Report(NamedTuple):
 def summary(study: Study) -> str:
     """The table of sensitivities as plain text, then the notes on it."""
     return "\n".join([*plain_text(tables.sensitivities(study)), *notes(study)])
+
+
+def make_report(folders: Sequence[Path]) -> tuple[Report, str]:
+    """Read results folders and write their report into the first; returns it and its ``summary``.
+
+    Raises:
+        RequestError: a folder cannot be read or written, or all runs failed.
+    """
+    # before the records are read: records that arrive meanwhile make the stamp out of date, not the report
+    made_from = stamp.origin(folders[0]) if len(folders) == 1 else None
+    read = study(folders)
+    stamp.remove(folders[0])
+    report, text = write_report(read, folders), summary(read)
+    if made_from:
+        stamp.write(folders[0], made_from, text)
+    return report, text
 
 
 def write_report(study: Study, folders: Sequence[str | Path]) -> Report:

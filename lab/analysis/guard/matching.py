@@ -1,0 +1,145 @@
+"""Match the curves of two baselines, and say why a pair cannot be compared or what else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import NamedTuple
+
+import pandas as pd
+
+from lab.analysis.curves import GAINS_TOLERANCE, arm_keys
+from lab.analysis.guard.baseline import Baseline, whole_seeds
+from lab.analysis.statistics import FEWEST_SEEDS
+from lab.analysis.text import count, spell
+
+
+def where(baseline: Baseline, number: int) -> tuple[str, int]:
+    """Arm and size (parameters without embeddings) of the curve with this number."""
+    first = runs_of(baseline, number).iloc[0]
+    return str(first["arm"]), int(first["size"])
+
+
+def runs_of(baseline: Baseline, number: int) -> pd.DataFrame:
+    """The runs of the curve with this number."""
+    return baseline.runs[baseline.runs["curve"] == number]
+
+
+def title(baseline: Baseline, number: int) -> str:
+    """Arm and size of the curve with this number, as messages name it."""
+    arm, size = where(baseline, number)
+    return f"{arm} at {count(size)} parameters"
+
+
+class Match(NamedTuple):
+    """Curves of a baseline and the new curves to compare them with.
+
+    Attributes:
+        pairs: numbers of new curves by number of the old one.
+        removed: interventions that the new curve lacks, by number of the old one; only where some are missing.
+        reasons: for each unmatched curve why: no curve matches, or more than one.
+    """
+
+    pairs: dict[int, int]
+    removed: dict[int, list[str]]
+    reasons: list[str]
+
+
+def match_curves(old: Baseline, new: Baseline) -> Match:
+    """Match each curve of the baseline with the one new curve of its arm and size.
+
+    If no curve has its interventions, the one that agrees in all other keys and lacks the fewest of them stands in.
+    """
+    curves, sizes = list(old.curves.values()), [where(old, number)[1] for number in old.curves]
+    keys = {"intervention", *arm_keys(curves, sizes)}
+    match = Match({}, {}, [])
+    for number in old.curves:
+        matches = _of_arm(old, new, number, keys) or _lacking_interventions(old, new, number, keys)
+        if len(matches) == 1:
+            match.pairs[number] = matches[0]
+            if removed := sorted(_interventions(old, number) - _interventions(new, matches[0])):
+                match.removed[number] = removed
+        else:
+            curves_are = f"{len(matches)} curves are" if matches else "no curve is"
+            match.reasons.append(f"{curves_are} {title(old, number)} in {new.source}")
+    return match
+
+
+def _of_arm(old: Baseline, new: Baseline, number: int, keys: set[str]) -> list[int]:
+    """Numbers of new curves that agree in these keys and in size."""
+    arm, parameters = {key: old.curves[number].get(key) for key in keys}, _parameters(old, number)
+    return [
+        other
+        for other, curve in new.curves.items()
+        if _agrees(curve, arm) and 1 / GAINS_TOLERANCE <= _parameters(new, other) / parameters <= GAINS_TOLERANCE
+    ]
+
+
+def _lacking_interventions(old: Baseline, new: Baseline, number: int, keys: set[str]) -> list[int]:
+    """Numbers of new curves that differ from an arm only in that interventions are missing, as few as possible."""
+    present = _interventions(old, number)
+    rest = {key for key in keys if not key.startswith("intervention")}
+    subsets = [other for other in _of_arm(old, new, number, rest) if _interventions(new, other) < present]
+    most = max((len(_interventions(new, other)) for other in subsets), default=0)
+    return [other for other in subsets if len(_interventions(new, other)) == most]
+
+
+def _interventions(baseline: Baseline, number: int) -> set[str]:
+    return set(str(baseline.curves[number]["intervention"]).split("+")) - {"none"}
+
+
+def _parameters(baseline: Baseline, number: int) -> int:
+    return int(runs_of(baseline, number)["parameters"].iloc[0])
+
+
+def _agrees(curve: Mapping[str, Hashable], wanted: Mapping[str, Hashable]) -> bool:
+    return all(curve.get(key) == value for key, value in wanted.items())
+
+
+def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) -> Iterator[str]:
+    """Reasons why two matched curves cannot be compared: other data, another grid, too few seeds or equal ones."""
+    name = title(old, number)
+    data = [str(old.curves[number]["data_fingerprint"]), str(new.curves[other]["data_fingerprint"])]
+    if data[0] != data[1]:
+        yield f"{name}: other data, fingerprint {data[0]} in the baseline and {data[1]} now"
+    grids = [sorted(set(runs_of(old, number)["lr"])), sorted(set(runs_of(new, other)["lr"]))]
+    if grids[0] != grids[1]:
+        before, now = (", ".join(map(spell, grid)) for grid in grids)
+        yield f"{name}: another grid of learning rates, {before} in the baseline and {now} now"
+    for baseline, curve in ((old, number), (new, other)):
+        runs = whole_seeds(runs_of(baseline, curve))
+        seeds = runs["seed"].nunique()
+        if seeds < FEWEST_SEEDS:
+            yield f"{name}: too few seeds, {seeds} whole in {baseline.source}, an interval takes {FEWEST_SEEDS}"
+        elif runs["loss"].notna().all() and runs.groupby("lr")["loss"].nunique().eq(1).all():
+            yield f"{name}: all seeds of {baseline.source} ended on the same losses, so they tell nothing of chance"
+        if runs["loss_at_init"].isna().any():
+            yield f"{name}: a loss at initialization is no number in {baseline.source}"
+
+
+def remarks(
+    old: Baseline, new: Baseline, pairs: Mapping[int, int], sides: tuple[str, str] = ("in the baseline", "now")
+) -> Iterator[str]:
+    """Differences that do not count: config keys, seeds left out, and curves that only the new runs have."""
+    curves_by_change: dict[str, list[str]] = {}
+    for number, other in pairs.items():
+        before, now = old.curves[number], new.curves[other]
+        for key in sorted({*before, *now} - {"data_fingerprint"}):
+            if before.get(key) != now.get(key):
+                change = f"{key}: {_spelled(before.get(key))} {sides[0]}, {_spelled(now.get(key))} {sides[1]}"
+                curves_by_change.setdefault(change, []).append(title(old, number))
+    for change, titles in curves_by_change.items():
+        yield change if len(titles) == len(pairs) else f"{change} ({', '.join(titles)})"
+    for baseline, numbers in ((old, pairs), (new, pairs.values())):
+        for number in numbers:
+            runs = runs_of(baseline, number)
+            partial = sorted(set(runs["seed"]) - set(whole_seeds(runs)["seed"]))
+            if partial:
+                seeds = ", ".join(partial)
+                yield f"{title(baseline, number)}: of {baseline.source} seed {seeds} is left out, not whole"
+    for number in new.curves:
+        if number not in pairs.values():
+            yield f"not {sides[0]}: {title(new, number)}"
+
+
+def _spelled(value: Hashable) -> str:
+    return "absent" if value is None else spell(value)

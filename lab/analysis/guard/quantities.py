@@ -1,0 +1,74 @@
+"""The quantities that a check compares, and their values per curve and seed."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pandas as pd
+
+from lab.analysis.guard.baseline import PROBES, Baseline, whole_seeds
+from lab.analysis.sensitivity import HIGH, LOW, capped, per_seed
+from lab.core.errors import RequestError
+
+GRID_MARGIN = 1.0  # in steps of the learning-rate grid
+PROBE_MARGIN = math.log10(2)  # in decades: what a probe measures may double
+NATS, STEPS, DECADES = "nats/token", "grid steps", "decades"
+
+
+class GuardedQuantity(NamedTuple):
+    """A quantity that is compared: its name, its unit, and the sign of a change for the worse (0: either sign)."""
+
+    name: str
+    unit: str
+    worse: int
+
+
+QUANTITIES = {
+    "total": GuardedQuantity("LR sensitivity", NATS, +1),
+    "below": GuardedQuantity("its under-training part", NATS, +1),
+    "above": GuardedQuantity("its instability part", NATS, +1),
+    "best": GuardedQuantity("best loss", NATS, +1),
+    "best_lr_index": GuardedQuantity("best learning rate, place in the grid", STEPS, 0),
+    "unstable_lr_index": GuardedQuantity("smallest unstable one, place in the grid", STEPS, -1),
+    "loss_at_init": GuardedQuantity("loss at initialization", NATS, 0),
+    "logit_growth": GuardedQuantity("growth of the attention logits", DECADES, +1),
+    "eps_ratio": GuardedQuantity("Adam's epsilon over the gradients' RMS", DECADES, +1),
+    "grad_norm_clipped": GuardedQuantity("largest gradient norm after clipping", DECADES, +1),
+    "param_rms": GuardedQuantity("RMS of the weights", DECADES, 0),
+    "log_z_square": GuardedQuantity("mean square of log Z", DECADES, +1),
+}
+# Why a quantity may be missing from a comparison.
+MISSING_BECAUSE = {
+    "total": f"fewer than two learning rates lie from {LOW:g} to {HIGH:g}",
+    "best_lr_index": "too few seeds have a run that did not diverge on one of the sides",
+    **{column: f"{probe} was recorded on one side only" for column, probe in PROBES.items()},
+}
+
+
+def margins(before: pd.DataFrame, margin: float) -> dict[str, float]:
+    """The largest change allowed, by unit; ``margin`` is a part of the best loss of the table ``before``."""
+    return {NATS: margin * float(before["best"].mean()), STEPS: GRID_MARGIN, DECADES: PROBE_MARGIN}
+
+
+def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
+    """Tables by number of the curve, with a row per whole seed and a column per key of ``QUANTITIES``.
+
+    Raises:
+        RequestError: no seed is whole.
+    """
+    runs = whole_seeds(baseline.runs).assign(capped=capped)
+    if runs.empty:
+        raise RequestError(f"no seed of {baseline.source} ran at every learning rate")
+    seeds = per_seed(runs).set_index(["curve", "seed"])
+    runs_by_seed = runs.groupby(["curve", "seed"])
+    seeds["best"] = runs_by_seed["capped"].min()
+    seeds = seeds.join(runs_by_seed[["loss_at_init", *PROBES]].mean())
+    tables = {}
+    for number, table in seeds.groupby("curve"):
+        grid = sorted(set(runs.loc[runs["curve"] == number, "lr"]))
+        index = {lr: float(n) for n, lr in enumerate(grid, 1)}
+        table["best_lr_index"] = table["best_lr"].map(index)
+        table["unstable_lr_index"] = table["eta_div"].map(index).fillna(len(grid) + 1.0)
+        tables[int(str(number))] = table.droplevel("curve")[list(QUANTITIES)]
+    return tables

@@ -1,0 +1,157 @@
+"""The trees of many points are those that Hydra composes one by one, to the type of a value and the order of keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+import composing
+from lab.cli import launch
+from lab.cli.compose import expand, parse
+from lab.cli.hydra_app import data_folder
+from lab.cli.points import TreeComposer
+from lab.core.errors import RequestError
+
+SWEEPS = launch.sweeps()
+Loaded = tuple[Any, DictConfig]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Callable[..., Loaded]]:
+    """Hydra's loader and the config of a request."""
+
+    def load(*words: str) -> Loaded:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            return loader, loader.load_configuration("config", list(words), RunMode.MULTIRUN)
+
+    with pytest.MonkeyPatch.context() as patch:
+        composing.remember(patch)
+        yield load
+    GlobalHydra.instance().clear()
+
+
+def by_hydra(loader: Any, config: DictConfig, point: Sequence[str]) -> str:
+    """The tree of one point as Hydra composes it, as text; else ``refused``."""
+    try:
+        composed = loader.load_sweep_config(config, list(point))
+        with open_dict(composed):
+            del composed["hydra"], composed["fleet"]
+        return json.dumps(OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
+    except Exception:
+        return "refused"
+
+
+def by_lab(composer: TreeComposer, point: Sequence[str]) -> str:
+    try:
+        return json.dumps(composer.tree(point))
+    except RequestError:
+        return "refused"
+
+
+def points_of(name: str, scale: str, loaded: Callable[..., Loaded]) -> tuple[Loaded, list[list[str]]]:
+    """All points of a sweep of the lab."""
+    ConfigStore.instance().store("requested", launch.read_sweep(SWEEPS[name]), group="sweeps", package="_global_")
+    words = ["sweeps=requested", f"scale={scale}"]
+    loader, config = loaded(*words)
+    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
+    return (loader, config), expand(parse([*params, *words], loader))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_points_of_a_sweep_are_those_of_hydra(name: str, loaded: Callable[..., Loaded]) -> None:
+    hydra, points = points_of(name, "cpu", loaded)
+    composer = TreeComposer(*hydra)
+    last = [by_lab(composer, point) for point in points[-3:]]
+    assert last[-1] == by_hydra(*hydra, points[-1])
+    assert len(set(last)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["cpu", "day", "toy"])
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_point_of_a_sweep_is_that_of_hydra(name: str, scale: str, loaded: Callable[..., Loaded]) -> None:
+    hydra, points = points_of(name, scale, loaded)
+    composer = TreeComposer(*hydra)
+    for point in points:
+        assert by_lab(composer, point) == by_hydra(*hydra, point)
+
+
+# Words that sweep a key, or set it for all points; expressions, lists, deletions and additions among them.
+WORDS = str.split("""
+seed=0,1,2 seed=7,8 steps=10,20 optimizer.lr=1e-3,1,'0.1' schedule.warmup=0,0.5 model.width=16,32 batch_size=4,8.0
+precision=fp32,bf16 data.seed=5,${seed} data.seed=${steps} optimizer.weight_decay=0,'${divide:1,${steps}}'
+seq_len=${seed} seq_len='${divide:${seed},0.5}' optimizer.eps=${optimizer.lr} optimizer.beta1=${.beta2}
+optimizer.beta2=${optimizer.beta1},0.5 checkpoint.steps=1,2 checkpoint={steps:1} checkpoint={keep:3},{steps:1}
+checkpoint.keep=null,2 probes.names=[val_loss],[] probes.every=5,true +intervention.z_loss.coefficient=1,2
+++model.depth=1,3 ~optimizer.clip optimizer.clip=inf,nan out=a,??? scale.steps=8,9 scale.batch_size=2,4
+optimizer=adamw,adamw_coupled model=d32,d64 intervention=[],[z_loss] arm=coupled_decay scale=toy,cpu
+tracker.name=none,a\\\\b +extra=${oc.select:seed},2 +other='${${which}}' +which=seed,steps no.such.key=1,2
+engine=${out},eager
+""")
+
+
+@given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5), st.integers(0, 1000))
+def test_points_are_those_of_hydra_whatever_is_swept(
+    loaded: Callable[..., Loaded], words: list[str], skip: int
+) -> None:
+    hydra = loaded()
+    points = expand(parse(words, hydra[0]))
+    composer = TreeComposer(*hydra)
+    for point in (points[skip % len(points) :] + points)[:3]:
+        assert by_lab(composer, point) == by_hydra(*hydra, point)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["seed=1,2", "data.seed=${seed}"],
+        ["seed=1,2", "seq_len='${divide:${seed},0.5}'"],
+        ["steps=10,20", "optimizer.weight_decay='${divide:1,${steps}}'", "optimizer.eps=${optimizer.weight_decay}"],
+        ["checkpoint.steps=1,2", "checkpoint={steps:1}"],
+        ["seed=1,2", "optimizer.beta1=${..seed}"],
+        ["optimizer.lr=1,2", "+copy=${optimizer}"],
+        ["seed=1,2", "+other='${${which}}'", "+which=seed"],
+    ],
+)
+def test_a_value_that_others_are_made_of_reaches_them(words: list[str], loaded: Callable[..., Loaded]) -> None:
+    hydra = loaded()
+    composer = TreeComposer(*hydra)
+    points = expand(parse(words, hydra[0]))
+    expected = [by_hydra(*hydra, point) for point in points]
+    assert "refused" not in expected
+    assert [by_lab(composer, point) for point in points] == expected
+
+
+def test_values_alone_cost_no_composition(loaded: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
+    hydra = loaded()
+    composer = TreeComposer(*hydra)
+    monkeypatch.setattr(TreeComposer, "_resolved", counted := composing_counter(TreeComposer._resolved))
+    points = expand(parse(["seed=range(50)", "optimizer.lr=1,2", "steps=10,20"], hydra[0]))
+    trees = [composer.tree(point) for point in points]
+    assert counted.calls == 1
+    assert {(tree["seed"], tree["data"]["seed"], tree["optimizer"]["lr"], tree["steps"]) for tree in trees} == {
+        (seed, seed, lr, steps) for seed in range(50) for lr in (1, 2) for steps in (10, 20)
+    }
+
+
+def composing_counter(work: Callable[..., Any]) -> Any:
+    """The same function, which counts its calls."""
+
+    def counting(*arguments: Any) -> Any:
+        counting.calls += 1  # type: ignore[attr-defined]
+        return work(*arguments)
+
+    counting.calls = 0  # type: ignore[attr-defined]
+    return counting

@@ -1,0 +1,226 @@
+"""What saves time says the same: statuses, stamps of reports, short validations, a single fleet in this process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planted
+from lab.analysis.report import build, stamp
+from lab.core import files, machine
+from lab.data.corpus import bigram_loss
+from lab.records import store
+from lab.sweep import pipeline
+from lab.sweep.planner import points
+from lab.training.config import columns, run_config
+from lab.training.fleet import Fleet
+from lab.training.loop import train
+from lab.training.recorder import run_card
+from small import tree
+from sweeping import TIMINGS, assert_same
+from test_store import leave
+
+
+def of_records(folder: Path) -> dict[str, str]:
+    """The statuses as the records tell them, read whole."""
+    records = store.find(folder)
+    return dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
+
+
+def test_statuses_are_those_of_the_records_in_every_state_of_a_folder(tmp_path: Path) -> None:
+    steps: list[Callable[[], object]] = [
+        lambda: leave(tmp_path, "a"),
+        lambda: leave(tmp_path, "b", "failed"),
+        lambda: store.gather(tmp_path),
+        lambda: leave(tmp_path, "b", "diverged"),
+        lambda: leave(tmp_path, "c", "failed"),
+        lambda: store.gather(tmp_path),
+        lambda: (tmp_path / "runs/c/run.json").unlink(),
+        lambda: (tmp_path / "runs/a/metrics.parquet").write_text("damaged"),
+        lambda: (tmp_path / "metrics.parquet").unlink(),
+        lambda: (tmp_path / "runs.parquet").write_text("damaged"),
+    ]
+    seen = []
+    for step in steps:
+        step()
+        assert store.statuses(tmp_path) == of_records(tmp_path)
+        seen.append(tuple(sorted(store.statuses(tmp_path).items())))
+    assert len(set(seen)) > 4
+
+
+def test_the_digest_of_the_tables_is_there_once_they_hold_every_run(tmp_path: Path) -> None:
+    assert store.digest_of_tables(tmp_path) is None
+    leave(tmp_path, "a")
+    assert store.digest_of_tables(tmp_path) is None
+    store.gather(tmp_path)
+    first = store.digest_of_tables(tmp_path)
+    assert first
+    leave(tmp_path, "b")
+    assert store.digest_of_tables(tmp_path) is None
+    store.gather(tmp_path)
+    assert store.digest_of_tables(tmp_path) not in (None, first)
+    leave(tmp_path, "c", "failed")
+    store.gather(tmp_path)
+    assert store.digest_of_tables(tmp_path) is None  # it may be trained again, and fail otherwise
+
+
+@pytest.fixture
+def reported(tmp_path: Path, undrawn: None) -> Path:
+    folder = planted.write(tmp_path / "out", list(planted.cards())[:4])
+    build.make_report([folder])
+    return folder
+
+
+def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (reported / "report.html").stat().st_mtime_ns
+    summary = build.make_report([reported])[1]
+    after = (reported / "report.html").stat().st_mtime_ns
+    assert after > before  # asked for by hand it is always drawn
+    monkeypatch.setattr(build, "make_report", lambda folders: pytest.fail("drawn again"))
+    assert pipeline._report(reported) == summary
+    assert (reported / "report.html").stat().st_mtime_ns == after
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out, patch: leave(out, "more"),
+        lambda out, patch: (leave(out, "more"), store.gather(out)),
+        lambda out, patch: store.note_command(out, "lab sweep other"),
+        lambda out, patch: (out / "report.html").write_text("edited"),
+        lambda out, patch: (out / "report.html").unlink(),
+        lambda out, patch: next(out.glob("tables/*.csv")).unlink(),
+        lambda out, patch: (out / stamp.STAMP).write_text("{"),
+        lambda out, patch: patch.setattr(stamp, "_code", lambda: "changed"),
+        lambda out, patch: patch.setattr(stamp, "version", lambda name: "changed"),
+        lambda out, patch: patch.setattr(stamp, "_has_other_figures", lambda: True),
+        lambda out, patch: build.write_report(build.study([out]), [out, out]),
+    ],
+    ids=str,
+)
+def test_a_report_of_anything_else_is_drawn_again(
+    change: Callable[[Path, pytest.MonkeyPatch], object], reported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stamp.current_summary(reported) is not None
+    change(reported, monkeypatch)
+    if change.__code__.co_names[-1:] == ("write_report",):
+        files.write_text(reported / "report.html", "of several folders")
+    assert stamp.current_summary(reported) is None
+
+
+def test_records_that_arrive_while_a_report_is_drawn_outdate_it(
+    reported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folders: Sequence[Path]) -> Any:
+        read = study(folders)
+        leave(reported, "more")
+        store.gather(reported)
+        return read
+
+    study = build.study
+    monkeypatch.setattr(build, "study", interrupted)
+    build.make_report([reported])
+    assert stamp.current_summary(reported) is None
+
+
+def test_the_figure_of_a_script_is_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lab.analysis.figures.registry import FIGURES
+
+    assert not stamp._has_other_figures()
+    monkeypatch.setitem(FIGURES._entries, "mine", lambda records: None)
+    assert stamp._has_other_figures()
+
+
+def test_a_short_validation_has_about_as_many_tokens_as_the_run_trains_on() -> None:
+    trees = [
+        tree(f"validation={kind}", f"steps={steps}") for kind, steps in [("whole", 12), ("short", 12), ("short", 99)]
+    ]
+    configs = [run_config(one) for one in trees]
+    targets = [len(Fleet([config]).held_out_nt) * config.seq_len for config in configs]
+    assert targets[0] >= 65_536
+    assert 1024 <= targets[1] < 1100
+    assert configs[2].trained_tokens <= targets[2] < 1.1 * configs[2].trained_tokens
+    fleet = Fleet([configs[2]])
+    *_, last = train(Fleet([configs[1]]))
+    assert last.val_loss_r is not None
+    corpus = configs[2].data.entry.open()
+    card = run_card("a", configs[2], {})
+    assert card["loss_bigram"] == bigram_loss(corpus.pair_counts(), np.asarray(fleet.held_out_nt))
+    assert card["loss_bigram"] != corpus.loss_bigram(12)
+
+
+def test_a_whole_validation_is_no_part_of_an_id() -> None:
+    whole, short = tree("validation=whole"), tree("validation=short")
+    absent = {key: value for key, value in whole.items() if key != "validation"}
+    ids = [points([one])[0].id for one in (whole, absent, short)]
+    assert ids[0] == ids[1] != ids[2]
+    assert "validation" not in columns(run_config(whole))
+    assert columns(run_config(short))["validation"] == "short"
+
+
+def test_the_first_interrupt_asks_to_stop_and_the_second_stops() -> None:
+    stopped = []
+
+    def interrupt_twice() -> None:
+        with machine.catching_sigterm(interrupts=True) as told_to_stop:
+            signal.raise_signal(signal.SIGINT)
+            stopped.append(told_to_stop())
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_twice()
+    assert stopped == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def here(folder: Path) -> store.Records:
+    """Records of a fleet of two, trained in this process; timings left out."""
+    trees = [{**tree("validation=short", f"seed={seed}"), "out": str(folder)} for seed in (0, 1)]
+    options: dict[str, Any] = {"max_runs": None, "dry_run": None, "one": False, "shard": "1/1", "slots": [None]}
+    pipeline.run_sweep(trees, lambda jobs: pytest.fail("launched"), is_local=True, trains_here=True, **options)
+    records = store.read(folder)
+    return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
+
+
+def test_an_interrupt_leaves_a_checkpoint_from_which_the_only_fleet_goes_on(
+    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = here(tmp_path / "whole")
+    step, steps = Fleet.step, list[int]()
+
+    def interrupted(fleet: Fleet, index: int) -> Any:
+        steps.append(index)
+        if index == 5:
+            signal.raise_signal(signal.SIGINT)
+        return step(fleet, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            here(tmp_path / "cut")
+    assert steps == list(range(6))
+    monkeypatch.setattr(Fleet, "step", lambda fleet, index: (steps.append(index), step(fleet, index))[1])
+    assert_same(here(tmp_path / "cut"), whole)
+    assert steps == list(range(12))
+    assert "2 trained, 0 already there" in capsys.readouterr().out
+
+
+def test_a_disk_that_fills_up_under_the_only_fleet_costs_its_runs_and_one_line(
+    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise files.RequestError("cannot write runs: No space left on device")
+
+    monkeypatch.setattr(store, "write_run", full)
+    with pytest.raises(SystemExit) as end:
+        here(tmp_path / "full")
+    assert end.value.code == 1
+    output = capsys.readouterr()
+    assert "lab: a job died: cannot write runs: No space left on device" in output.err
+    assert "0 trained, 0 already there, 0 diverged, 2 failed" in output.out
