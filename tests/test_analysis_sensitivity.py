@@ -128,12 +128,12 @@ def test_arms_are_compared_seed_by_seed():
         for card in planted.cards(arms=[arm], widths=[32])
     ]
     runs = study(cards)
-    paired = sensitivity.paired(runs, "none", "z_loss").iloc[0]
+    paired = sensitivity.paired(runs, "without z-loss", "with z-loss").iloc[0]
     assert paired["total"].mean == pytest.approx(0.1)
     assert paired["total"].high - paired["total"].low < 1e-9
     unpaired = sensitivity.by_curve(sensitivity.per_seed(runs))["total"].iloc[0]
     assert unpaired.high - unpaired.low > 0.5
-    assert sensitivity.paired(runs, "z_loss", "none").iloc[0]["above"].mean == pytest.approx(-0.1)
+    assert sensitivity.paired(runs, "with z-loss", "without z-loss").iloc[0]["above"].mean == pytest.approx(-0.1)
 
 
 def test_pairs_share_seeds_and_learning_rates():
