@@ -101,7 +101,19 @@ def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypat
         lambda out, patch: patch.setattr(stamp, "_has_other_figures", lambda: True),
         lambda out, patch: build.write_report(build.study([out]), [out, out]),
     ],
-    ids=str,
+    ids=[
+        "run",
+        "gathered run",
+        "command",
+        "edited page",
+        "no page",
+        "no table",
+        "stamp",
+        "code",
+        "library",
+        "figures",
+        "two folders",
+    ],
 )
 def test_a_report_of_anything_else_is_drawn_again(
     change: Callable[[Path, pytest.MonkeyPatch], object], reported: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,11 +52,6 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 @cache
-def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
-    return {field.name: field for field in dataclasses.fields(kind) if field.init}
-
-
-@cache
 def _types(kind: type) -> dict[str, Any]:
     """The types of a dataclass's fields before stacking."""
     return {name: {PerRun: float, PerRunSeed: int}.get(hint, hint) for name, hint in _hints(kind).items()}
@@ -66,6 +61,11 @@ def _types(kind: type) -> dict[str, Any]:
 def _per_run(kind: type) -> dict[str, bool]:
     """The fields of a dataclass, and whether runs that share a fleet may differ in each."""
     return {field.name: _hints(kind)[field.name] in (PerRun, PerRunSeed) for field in dataclasses.fields(kind)}
+
+
+@cache
+def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(kind) if field.init}
 
 
 def is_per_run(kind: type, name: str) -> bool:

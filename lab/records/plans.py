@@ -43,13 +43,13 @@ def thaw(folder: Path, name: str, index: int) -> list[dict[str, Any]]:
 
 
 def fleets_of_plans(folder: Path) -> dict[str, list[list[str]]]:
-    """The run ids of each fleet of every intact plan in a folder, by the name of the plan."""
+    """The run ids of each fleet of every intact plan in a folder, by the name of the plan, newest plan last."""
     fleets = {}
-    for path in sorted((folder / "plans").glob("*.jsonl")):
+    paths = sorted((folder / "plans").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    for path in paths:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            first, *lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-            digests = json.loads(first)
-            if digest(digests) == path.stem and list(map(text_digest, lines)) == digests:
+            digests, *lines = path.read_text(encoding="utf-8").splitlines()
+            if digest(json.loads(digests)) == path.stem and list(map(text_digest, lines)) == json.loads(digests):
                 fleets[path.stem] = [[point["id"] for point in json.loads(line)] for line in lines]
     return fleets
 

@@ -170,16 +170,15 @@ def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host, *, full: 
     Raises:
         RequestError: a run does not fit into memory even as a fleet of one, or cannot be tried here.
     """
-    at_once = min(len(host.slots), len(fleets))
+    points, at_once = [point for fleet in fleets for point in fleet], min(len(host.slots), len(fleets))
     trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once]) if fleets else []
     for fleet, trial in zip(fleets, trials, strict=True):
         if trial is None and len(fleet) == 1:
-            label = fleet_label([fleet[0].config])
+            label = fleet_label([point.config for point in fleet])
             raise RequestError(f"too large for the memory there is: {label}; give a smaller model or batch_size")
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
-    points = [point for fleet in fleets for point in fleet]
     yield from (_each_run if full else _each_shape)(fleets, trials, swept_values(points))
     flops, halved = sum(training_flops(point.config) for point in points), trials.count(None)
     left_out = f"; without the {halved} fleets to be halved" if halved else ""

@@ -211,15 +211,6 @@ def _gather_and_report(
         raise SystemExit(1)
 
 
-def outcome_line(card: Mapping[Any, Any]) -> str:
-    """The end of a run in a sentence, from its card: the final held-out loss, and whether the run diverged."""
-    ending = "did not diverge"
-    if card["status"] == "diverged":
-        step = "" if pd.isna(card["diverged_at"]) else f" at step {card['diverged_at']}"
-        ending = f"diverged{step}: {card['reason']}"
-    return f"final held-out loss {card['final_val_loss']:.4f} nats/token; {ending}"
-
-
 def _report(folder: Path) -> str:
     """Gather the records and draw the report, unless it is of these very records; returns its summary."""
     from lab.analysis.report import stamp
@@ -231,3 +222,12 @@ def _report(folder: Path) -> str:
     if store.digest_of_tables(folder) is None:
         store.gather(folder)
     return build.make_report([folder])[1]
+
+
+def outcome_line(card: Mapping[Any, Any]) -> str:
+    """The end of a run in a sentence, from its card: the final held-out loss, and whether the run diverged."""
+    ending = "did not diverge"
+    if card["status"] == "diverged":
+        step = "" if pd.isna(card["diverged_at"]) else f" at step {card['diverged_at']}"
+        ending = f"diverged{step}: {card['reason']}"
+    return f"final held-out loss {card['final_val_loss']:.4f} nats/token; {ending}"

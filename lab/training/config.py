@@ -105,21 +105,9 @@ def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> Na
 
 def _present(registry: Registry[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Build the entries whose keys are present, which switches them on."""
+    _refuse_null(values, where)
     keys = {name: f"{where}.{name}" for name in values}
     return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
-
-
-def _refuse_null(tree: Mapping[str, Any], where: str) -> None:
-    """Refuse null, which switches nothing off: a group keeps the keys that it does not replace."""
-    values = tree.get(where)
-    entries = values if isinstance(values, Mapping) else {}
-    null = [where] * (where in tree and values is None) + [
-        f"{where}.{name}" for name in entries if entries[name] is None
-    ]
-    if null:
-        others = f"[{', '.join(name for name in entries if entries[name] is not None)}]"
-        in_a_file = f"'override /{where}: {others}' among the defaults of a file"
-        raise RequestError(f"{null[0]} is null; to leave it out say {where}={others}, or {in_a_file}")
 
 
 # How each group of a config is built from its values and its key.
@@ -139,6 +127,16 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
 }
 SWITCHING = ("intervention", "guest")
 NAMELESS = (*SWITCHING, "checkpoint")
+
+
+def _refuse_null(values: Mapping[str, Any] | None, where: str) -> None:
+    """Refuse null, which switches nothing off: a group keeps the keys that it does not replace."""
+    entries = values if isinstance(values, Mapping) else {}
+    null = [where] * (values is None) + [f"{where}.{name}" for name in entries if entries[name] is None]
+    if null:
+        others = f"[{', '.join(name for name in entries if entries[name] is not None)}]"
+        in_a_file = f"'override /{where}: {others}' among the defaults of a file"
+        raise RequestError(f"{null[0]} is null; to leave it out say {where}={others}, or {in_a_file}")
 
 
 def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) -> RunConfig:
@@ -163,8 +161,8 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
         if key == "batch" and not tree.get(key):
             built[key] = None
             continue
-        if key in SWITCHING:
-            _refuse_null(tree, key)
+        if key in ("intervention", "guest") and key in tree and tree[key] is None:
+            _refuse_null(None, key)
         values = _group(tree, key, named=key not in NAMELESS)
         identity = f"{key} {values!r}"
         if identity not in known:

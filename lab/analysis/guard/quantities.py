@@ -9,6 +9,7 @@ import pandas as pd
 
 from lab.analysis.guard.baseline import PROBES, Baseline, whole_seeds
 from lab.analysis.sensitivity import HIGH, LOW, capped, per_seed
+from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core.errors import RequestError
 
 GRID_MARGIN = 1.0  # in steps of the learning-rate grid
@@ -41,7 +42,7 @@ QUANTITIES = {
 # Why a quantity may be missing from a comparison.
 MISSING_BECAUSE = {
     "total": f"fewer than two learning rates lie from {LOW:g} to {HIGH:g}",
-    "best_lr_index": "too few seeds have a run that did not diverge on one of the sides",
+    "best_lr_index": f"fewer than {FEWEST_SEEDS} seeds have a run that did not diverge on one of the sides",
     **{column: f"{probe} was recorded on one side only" for column, probe in PROBES.items()},
 }
 

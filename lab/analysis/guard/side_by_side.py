@@ -89,7 +89,6 @@ def compare_folders(first: Path, second: Path) -> SideBySide:
     """
     both = from_folder(first), from_folder(second)
     match = match_curves(*both)
-    # an arm with fewer interventions is another arm
     pairs = {number: other for number, other in match.pairs.items() if number not in match.removed}
     reasons = [*match.reasons, *(f"no curve is {title(both[0], number)} in {second}" for number in match.removed)]
     if not pairs:
