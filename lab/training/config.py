@@ -125,8 +125,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "tracker": partial(_named, TRACKERS),
     "batch": partial(_named, BATCHES),
 }
-SWITCHING = ("intervention", "guest")
-NAMELESS = (*SWITCHING, "checkpoint")
+NAMELESS = ("intervention", "guest", "checkpoint")
 
 
 def _refuse_null(values: Mapping[str, Any] | None, where: str) -> None:
