@@ -141,7 +141,9 @@ def test_a_fleet_that_no_memory_holds_is_no_part_of_the_sum(monkeypatch: pytest.
     trials = {2: None, 1: Trial(60.0, 2 * GIGABYTE, GIGABYTE, (2, 1))}
     monkeypatch.setattr(dry_run, "run_trials", lambda fleets, slots: [trials[len(fleet)] for fleet in fleets])
     told = list(dry_run.estimate([two_and_one[:2], two_and_one[2:]], 0, Host()))
-    assert any("too large for the memory there is, so its halves would train" in line for line in told)
+    assert [line.split(":")[0] for line in told if "too large for the memory there is, so its halves" in line] == [
+        "1 fleet of 2 runs"
+    ]
     assert "about 1.0 min one fleet after another" in told[-1]
     assert told[-1].endswith("without the 1 fleets to be halved")
 

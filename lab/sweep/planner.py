@@ -216,7 +216,7 @@ def plan_sweep(
     mine = with_engine(shard_points(requested, max_runs or SHARD_GRAIN, shard), engine)
     statuses = store.statuses(folder)
     missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
-    for point in missing:
+    for point in {point.shape: point for point in missing}.values():
         check_fits(point.config, hosts[point.config.device])
     resumed = unfinished_fleets(missing, checkpoint.unfinished_fleets(folder), max_runs)
     started = {point.id for fleet in resumed for point in fleet}
