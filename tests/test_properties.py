@@ -110,7 +110,7 @@ def changed(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [value[:-1], ["val_loss"]]
     if isinstance(value, str):
-        return [f"{value}x", "bpe", "bf16", "fsdp", "cpu", "eager"]
+        return [f"{value}x", "bpe", "bf16", "fsdp", "cpu", "eager", "short"]
     return ["x"] if value is None else [2 * value, value / 2, value + 1, 0.5]
 
 
