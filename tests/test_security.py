@@ -171,7 +171,7 @@ TRUNCATES = (
 IMPORTS = "{version: 1, handlers: {x: {class: trap.Handler}}, root: {handlers: [x]}}"
 # What a file may not sweep, and what is said of it.
 SWEPT = {
-    "+hydra.hydra_logging": (TRUNCATES, "which is not of a run; known: arm, batch_size, "),
+    "+hydra.hydra_logging": (TRUNCATES, "which is not of a run; known: arm, batch, batch_size, "),
     "++hydra.hydra_logging": (TRUNCATES, "holds ++hydra.hydra_logging, which is not of a run"),
     "++hydra.job_logging": (IMPORTS, "holds ++hydra.job_logging, which is not"),
     "++hydra": (f"{{hydra_logging: {IMPORTS}}}", "holds ++hydra, which is not"),
