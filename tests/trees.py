@@ -66,7 +66,9 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
         "tracker": TRACKERS,
     }.items():
         made[group] = draw(named(registry))
-    on = draw(st.lists(st.sampled_from(list(INTERVENTIONS)), unique=True))
+    one_norm = draw(st.sampled_from(["qk_layernorm", "qk_layernorm_model"]))  # the one replaces the other
+    possible = [name for name in INTERVENTIONS if name == one_norm or not name.startswith("qk_layernorm")]
+    on = draw(st.lists(st.sampled_from(possible), unique=True))
     made["intervention"] = {name: draw(entry(INTERVENTIONS[name])) for name in on}
     first = draw(st.sampled_from([[], ["clip"], ["clip", "adam"], ["adam"]]))
     between = draw(st.lists(st.sampled_from(["decay", "rms_scale"]), unique=True))
@@ -76,7 +78,8 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     made["optimizer"] = {"name": draw(words), "chain": list(chain)}
     for link in chain:
         made["optimizer"] |= draw(entry(LINKS[link]))
-    names = draw(st.lists(st.sampled_from(list(PROBES)), unique=True))
+    possible = [name for name in PROBES if name != "noise_scale"]  # which takes micro-batches
+    names = draw(st.lists(st.sampled_from(possible), unique=True))
     made["probes"] = {"name": draw(words), "every": draw(st.integers(1, MOST)), "names": names}
     made["checkpoint"] = draw(entry(CheckpointConfig))
     made["scale"]["name"] = draw(words)
