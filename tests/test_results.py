@@ -42,8 +42,8 @@ def test_every_sweep_of_the_paper_has_results() -> None:
 def test_no_run_is_missing_or_failed(folder: Path) -> None:
     runs = load(folder).runs
     assert set(runs["status"]) <= {"finished", "diverged"}
-    assert runs["seed"].nunique() == 3
-    assert len(runs) % 3 == 0
+    assert runs["seed"].nunique() >= 3
+    assert len(runs) % runs["seed"].nunique() == 0
     assert runs["versions"].nunique() == 1
 
 
