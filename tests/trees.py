@@ -28,8 +28,8 @@ def of_field(kind: type, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any
     above, least, below, most = (bounds.get(name) for name in ("above", "at least", "below", "at most"))
     if hint is int:
         low = least if above is None else above + 1
-        most = below - 1 if below is not None else MOST  # a seed
-        return st.integers(low, most) | st.sampled_from([low, most])
+        high = below - 1 if below is not None else MOST if most is None else most
+        return st.integers(low, high) | st.sampled_from([low, high])
     if hint is float:
         low = least if above is None else above
         high = (math.inf if bounds.get("infinite") else sys.float_info.max) if below is most is None else below or most
