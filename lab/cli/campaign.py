@@ -144,7 +144,7 @@ def _row(name: str, parts: Sequence[Part], claims_per_core_hour: float) -> dict[
         "hours left": f"{sum(part.seconds_left for part in parts) / HOUR:.2f}",
         "claims": len(claims),
         "per core-hour": f"{claims_per_core_hour:.3g}",
-        "figures": ", ".join(figures) if len(parts) == 1 else "",
+        "figures": ", ".join(sorted(figures, key=FIGURES_OF_THE_PAPER.index)) if len(parts) == 1 else "",
     }
 
 

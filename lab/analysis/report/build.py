@@ -42,8 +42,9 @@ difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
 lower than at initialization."""
-CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other
-side, else inconclusive."""
+CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim
+is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other side, else
+inconclusive."""
 
 # Figures that come first on the page, in this order; the others follow by name.
 FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
