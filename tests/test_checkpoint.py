@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from lab.core import files, machine
-from lab.records import store
+from lab.records import plans, store
 from lab.sweep.job import train_resumably
 from lab.sweep.planner import points, unfinished_fleets
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
