@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.batch_size.estimates import steps_curve
+from lab.analysis.batch_size.estimates import Numbers, steps_curve
 from lab.analysis.batch_size.targets import noise_scale_to_bigram, steps_to_bigram, tune
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, log10, parts, slope
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
@@ -62,7 +62,7 @@ class Tuned(NamedTuple):
 
     def spread(self) -> Qualified:
         """The control of laws of batch size: the smallest batch takes over four times the steps of the largest."""
-        return exceeds(np.log(self.steps.iloc[:, 0] / self.steps.iloc[:, -1]), math.log(4))
+        return exceeds(self.steps.iloc[:, 0] / self.steps.iloc[:, -1], 4)
 
     def exponents(self) -> pd.DataFrame:
         """Slope of log best learning rate over log batch of each seed.
@@ -78,7 +78,7 @@ class Tuned(NamedTuple):
 
     def change_of_rate(self) -> pd.Series:
         """Log2 of the largest best learning rate over the smallest."""
-        return np.log2(self.lr.max(axis=1, skipna=False) / self.lr.min(axis=1, skipna=False))
+        return (self.lr.max(axis=1, skipna=False) / self.lr.min(axis=1, skipna=False)).map(np.log2)
 
 
 def _tuned(arms: Sequence[ArmTables]) -> dict[str, Tuned]:
@@ -100,7 +100,7 @@ def _tuned_batches(name: str, arms: Sequence[ArmTables], seeds: list[str]) -> Tu
     if not seeds:
         nothing = pd.DataFrame(math.nan, rows, list(by_lr))
         return Tuned(nothing, nothing, nothing, by_lr)
-    tuned = {size: tune(steps.columns, steps.loc[seeds]) for size, steps in by_lr.items()}
+    tuned = {size: tune([float(lr) for lr in steps.columns], steps.loc[seeds]) for size, steps in by_lr.items()}
     refusals = [f"{name} at batch {size:g}: {batch.refusal}" for size, batch in tuned.items() if batch.refusal]
     if len(tuned) - len(refusals) < FEWEST_BATCHES:
         raise MissingRunsError(f"a law takes {FEWEST_BATCHES} tuned batch sizes; {refusals[0]}")
@@ -118,7 +118,7 @@ def _steps_by_lr(arm: ArmTables) -> pd.DataFrame:
     return pd.DataFrame({lr: arm.probe(lr, "val_loss", "", steps_to_bigram).iloc[:, -1] for lr in arm.lrs})
 
 
-def _noise(arm: ArmTables, lr_s: Sequence[float]) -> pd.Series:
+def _noise(arm: ArmTables, lr_s: Numbers) -> pd.Series:
     """Noise scale of each seed on the way to the target, with the learning rate nearest to the best."""
     middle = float(np.log(lr_s).mean())
     best = min(arm.lrs, key=lambda lr: abs(math.log(lr) - middle))
@@ -188,10 +188,10 @@ def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
     critical = one.hyperbola("scale")
     sizes = np.log(np.array(one.steps.columns, dtype=float))
     ratios = {}
-    for seed, steps in np.log(one.steps).iterrows():
-        log_critical = math.log(critical[seed])
-        ends = np.interp([log_critical, log_critical + math.log(4)], sizes, steps + sizes)
-        ratios[seed] = math.exp(ends[1] - ends[0])
+    for seed, steps in one.steps.iterrows():
+        ends = np.log(float(critical[str(seed)])) + np.log([1.0, 4.0])
+        tokens = np.interp(ends, sizes, np.log(steps.to_numpy(dtype=float)) + sizes)
+        ratios[seed] = math.exp(tokens[1] - tokens[0])
     return Qualified(pd.Series(ratios), control=one.spread())
 
 
@@ -307,13 +307,14 @@ def _changes_of_rate(tuned: Mapping[str, Tuned]) -> Qualified:
 
 def _cost(tuned: Tuned, power: float) -> pd.Series:
     """Steps at the largest batch with the learning rate that a rule carries there from a batch 16 times smaller."""
-    largest = tuned.steps.columns[-1]
-    start = min(tuned.steps.columns, key=lambda size: abs(math.log(size * 16 / largest)))
-    scaled = np.log(tuned.lr[start]) + power * math.log(largest / start)
+    sizes = [float(size) for size in tuned.steps.columns]
+    largest = sizes[-1]
+    start = min(sizes, key=lambda size: abs(math.log(size * 16 / largest)))
+    scaled = tuned.lr[start] * (largest / start) ** power  # type: ignore[call-overload]
     costs = {}
     for seed, steps in tuned.by_lr[largest].iterrows():
-        reached = np.log(steps.dropna())
-        lrs = np.log(np.array(reached.index, dtype=float))
-        taken = float(np.interp(scaled[seed], lrs, reached)) if len(reached) else math.nan
-        costs[seed] = math.exp(taken - math.log(tuned.steps[largest][seed]))
+        reached = steps.dropna()
+        log_lrs, log_steps = (np.log(np.array(values, dtype=float)) for values in (reached.index, reached))
+        nearest = np.interp(math.log(scaled[seed]), log_lrs, log_steps) if len(reached) else math.nan
+        costs[seed] = math.exp(nearest) / tuned.steps.loc[seed, largest]
     return pd.Series(costs)

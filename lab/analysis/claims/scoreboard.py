@@ -149,8 +149,8 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
 def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
     """The scoreboard as a table.
 
-    Its columns: ``source, figure, claim, verdict, effect [95 % interval], parameters, steps, λT, seeds, why not``; λT is weight
-    decay times steps.
+    Its columns: ``source, figure, claim, verdict, effect [95 % interval], parameters, steps, λT, seeds, why not``; λT
+    is weight decay times steps.
     """
     return pd.DataFrame(
         {
