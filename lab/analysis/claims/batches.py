@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +24,8 @@ BATCHES = (BATCH, STEPS, "batch.micro_batch")
 OPTIMIZERS = (OPTIMIZER, *(f"optimizer.{key}" for key in ("chain", "beta1", "beta2", "eps", "momentum")))
 # Tuned batch sizes without which a law of them is not judged.
 FEWEST_BATCHES = 6
+# Batch sizes with as many examples, and with as many steps, without which budgets are not compared.
+FEWEST_AT_A_BUDGET = 3
 # Powers of the batch by which rules scale the learning rate.
 RULES = {"linear": 1.0, "square_root": 0.5}
 
@@ -316,5 +319,77 @@ def _cost(tuned: Tuned, power: float) -> pd.Series:
         reached = steps.dropna()
         log_lrs, log_steps = (np.log(np.array(values, dtype=float)) for values in (reached.index, reached))
         nearest = np.interp(math.log(scaled[seed]), log_lrs, log_steps) if len(reached) else math.nan
-        costs[seed] = math.exp(nearest) / tuned.steps.loc[seed, largest]
+        costs[seed] = math.exp(nearest) / tuned.steps[largest][seed]
     return pd.Series(costs)
+
+
+def _budgets(group: ComparisonGroup) -> list[ArmTables]:
+    """Arms of equally many examples, then arms of equally many steps, batches rising in each.
+
+    Raises:
+        MissingRunsError: there are not three batch sizes or more of each.
+    """
+    pairs = sorted({(curve[BATCH], curve[STEPS]) for curve in group.curves.values()})
+    examples, steps = (
+        Counter(values).most_common(1)[0][0] for values in ([b * s for b, s in pairs], [s for _, s in pairs])
+    )
+    at_examples = [pair for pair in pairs if pair[0] * pair[1] == examples]
+    at_steps = [pair for pair in pairs if pair[1] == steps]
+    if min(len(at_examples), len(at_steps)) < FEWEST_AT_A_BUDGET:
+        raise MissingRunsError("fewer than three batch sizes at equal examples and at equal steps", arms_exist=False)
+    return group.arms(*({BATCH: size, STEPS: count} for size, count in [*at_examples, *at_steps]))
+
+
+def _by_budget(arms: Sequence[ArmTables]) -> dict[str, list[ArmTables]]:
+    """The arms of ``_budgets`` apart: the second budget begins where batches no longer rise."""
+    second = next(n for n in range(1, len(arms)) if arms[n].setting(BATCH) <= arms[n - 1].setting(BATCH))
+    return {"equal_examples": list(arms[:second]), "equal_steps": list(arms[second:])}
+
+
+budgets = partial(
+    claim,
+    arms=_budgets,
+    frees=(BATCH, STEPS),
+    cause=[BATCH],
+    sweep="learning_rate_and_batch",
+    shown_in="loss_with_batch",
+    source=SHALLUE,
+)
+
+
+@budgets("sec. 4.7", "a larger batch ends higher at equal examples, and not at equal steps, where it ends lower")
+def larger_batches_end_higher_at_equal_examples_only(*arms: ArmTables) -> Effects:
+    """Best loss of the largest batch minus that of the smallest at equal examples, and the reverse at equal steps."""
+    best = {name: [arm.table("best").iloc[:, -1] for arm in group] for name, group in _by_budget(arms).items()}
+    examples, steps = best["equal_examples"], best["equal_steps"]
+    return parts(equal_examples=examples[-1] - examples[0], equal_steps=steps[0] - steps[-1])
+
+
+@budgets(
+    "sec. 4.5",
+    "with the batch, the range of good learning rates narrows at equal examples and widens at equal steps",
+    unit="doublings per decade",
+)
+def good_rates_narrow_at_equal_examples_only(*arms: ArmTables) -> Effects:
+    """Slope over log10 batch of the width of the learning rates within 5 % of the best loss; its negative at equal
+    examples.
+
+    The width is in doublings and ends where the grid does; the loss is straight over log learning rate.
+    """
+    slopes = {
+        name: slope(pd.concat({arm.setting(BATCH): _good_width(arm) for arm in group}, axis=1))
+        for name, group in _by_budget(arms).items()
+    }
+    return parts(equal_examples=-slopes["equal_examples"], equal_steps=slopes["equal_steps"])
+
+
+def _good_width(arm: ArmTables) -> pd.Series:
+    """Width of the learning rates within 5 % of the best loss, doublings."""
+    losses = pd.concat({lr: arm.loss(lr).iloc[:, -1] for lr in arm.lrs}, axis=1)
+    fine = np.linspace(math.log2(arm.lrs[0]), math.log2(arm.lrs[-1]), 1001)
+    widths = {}
+    for seed, row in losses.iterrows():
+        drawn = np.interp(fine, np.log2(arm.lrs), row.to_numpy(dtype=float))
+        good = drawn <= 1.05 * drawn.min()
+        widths[seed] = good.mean() * (fine[-1] - fine[0]) if np.isfinite(drawn).all() else math.nan
+    return pd.Series(widths)

@@ -36,6 +36,7 @@ SUBJECTS = {
     "gradients": "gradients and Adam's epsilon",
     "size": "width, depth and muP",
     "batches": "batch size",
+    "noise": "gradient noise scale",
 }
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
