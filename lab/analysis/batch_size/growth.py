@@ -36,7 +36,7 @@ def _ratios(sums: pd.DataFrame, keys: list[str | pd.Series]) -> pd.Series:
     """Mean trace over mean squared norm in each group, NaN where the gradient cannot be told from its noise."""
     finite = np.isfinite(sums["trace"]) & np.isfinite(sums["squared_norm"])
     means = sums[finite].groupby(keys)[["trace", "squared_norm"]].mean()
-    return means["trace"].clip(lower=0) / means["squared_norm"].where(means["squared_norm"] > 0)
+    return pd.Series(means["trace"].clip(lower=0) / means["squared_norm"].where(means["squared_norm"] > 0))
 
 
 def _tenths(rows: pd.DataFrame, steps: pd.Series) -> pd.Series:

@@ -129,8 +129,8 @@ def _noise(arm: ArmTables, lr_s: Numbers) -> pd.Series:
 
 
 to_target = partial(claim, frees=(*BATCHES, *OPTIMIZERS), cause=[BATCH], sweep="steps_to_target")
-of_all = partial(to_target, arms=_arms_of(SGD, MOMENTUM, ADAM), shown_in="steps_with_batch")
-of_rates = partial(to_target, shown_in="best_learning_rate_with_batch")
+of_all = partial(to_target, arms=_arms_of(SGD, MOMENTUM, ADAM))
+of_rates = partial(to_target)
 
 
 def _largest_spread(tuned: Mapping[str, Tuned]) -> Qualified:
@@ -180,7 +180,6 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     side=(2.0, 3.0),
     unit="ratio",
     source=GLM,
-    shown_in="steps_against_examples",
 )
 def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
     """Tokens to the target at 4 B_crit over those at B_crit, log-log straight between tuned batch sizes.
@@ -313,13 +312,13 @@ def _cost(tuned: Tuned, power: float) -> pd.Series:
     sizes = [float(size) for size in tuned.steps.columns]
     largest = sizes[-1]
     start = min(sizes, key=lambda size: abs(math.log(size * 16 / largest)))
-    scaled = tuned.lr[start] * (largest / start) ** power  # type: ignore[call-overload]
+    scaled = tuned.lr[start] * (largest / start) ** power
     costs = {}
     for seed, steps in tuned.by_lr[largest].iterrows():
         reached = steps.dropna()
         log_lrs, log_steps = (np.log(np.array(values, dtype=float)) for values in (reached.index, reached))
-        nearest = np.interp(math.log(scaled[seed]), log_lrs, log_steps) if len(reached) else math.nan
-        costs[seed] = math.exp(nearest) / tuned.steps[largest][seed]
+        nearest = np.interp(math.log(scaled[str(seed)]), log_lrs, log_steps) if len(reached) else math.nan
+        costs[seed] = math.exp(nearest) / tuned.steps[largest][str(seed)]
     return pd.Series(costs)
 
 
@@ -352,7 +351,6 @@ budgets = partial(
     frees=(BATCH, STEPS),
     cause=[BATCH],
     sweep="learning_rate_and_batch",
-    shown_in="loss_with_batch",
     source=SHALLUE,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis.batch_size.growth import first_loss, last_loss, noise_at, noise_growth, noise_late, noise_rank
@@ -16,22 +17,22 @@ from lab.analysis.curves import LR
 MCCANDLISH, GPT3 = "McCandlish 2018", "GPT-3"
 # Places in the range of losses that all sizes pass through, at which their noise scales are compared.
 PARTS_OF_THE_RANGE = (0.25, 0.5, 0.75)
-noise = partial(claim, sweep="noise_scale", shown_in="noise_scale_with_loss", source=MCCANDLISH)
+noise = partial(claim, sweep="noise_scale", source=MCCANDLISH)
 
 
 def _best(arm: ArmTables) -> float:
     """The learning rate with the lowest final loss, mean over seeds and sizes."""
-    return min(arm.lrs, key=lambda lr: float(arm.loss(lr).mean().mean()))
+    return min(arm.lrs, key=lambda lr: float(pd.Series(arm.loss(lr).to_numpy().ravel()).mean()))
 
 
 @noise(
     "fig. 9",
     "at the best learning rate the noise scale grows at least threefold as the loss falls",
     cause=["step"],
-    unit="see rule",
+    unit="rank correlation, decades",
 )
 def noise_scale_grows_as_the_loss_falls(arm: ArmTables) -> Effects:
-    """Minus 0.8 minus the rank correlation of both over tenths of training; log10 of last over first tenth, minus log10 3.
+    """Minus 0.8 minus the rank correlation of both over tenths of training; log10 of a third of last over first tenth.
 
     At each size.
     """
@@ -57,7 +58,9 @@ def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
     best = _best(arm)
     first, last = (arm.probe(best, "noise_scale", "", loss) for loss in (first_loss, last_loss))
     losses = arm.loss(best)
-    low, high = float(last.max(axis=None)), float(first.min(axis=None))
+    low, high = (
+        float(end.reduce(table, axis=None)) for end, table in ((np.fmax, last.to_numpy()), (np.fmin, first.to_numpy()))
+    )
     ratios = {}
     for part in PARTS_OF_THE_RANGE:
         at_loss = arm.probe(best, "noise_scale", "", noise_at, loss=high + part * (low - high))
@@ -89,7 +92,11 @@ def larger_models_take_smaller_rates(arm: ArmTables) -> Effects:
     return -slope_over_size(arm, "log_best")
 
 
-@size("table 2.1", "larger models can use larger batches: they end at a larger noise scale", unit="decades per decade")
+@size(
+    "table 2.1",
+    "larger models can use larger batches: they end at a larger noise scale",
+    unit="decades per decade",
+)
 def larger_models_end_at_a_larger_noise_scale(arm: ArmTables) -> Effects:
-    """Slope of log10 of the noise scale, over the second half of training at the best learning rate, over log10 size."""
+    """Slope over log10 size of log10 of the noise scale in the second half of training, at the best learning rate."""
     return slope(arm.probe(_best(arm), "noise_scale", "", noise_late))
