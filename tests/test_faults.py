@@ -22,7 +22,17 @@ from small import configs, trained
 from sweeping import TIMINGS, assert_same
 from test_checkpoint import go_on
 
-MINI = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "model.depth=1", "seq_len=16", "batch_size=4"]
+MINI = [
+    "train",
+    "-m",
+    "seed=0,1",
+    "data=synthetic",
+    "validation=short",
+    "model.width=16",
+    "model.depth=1",
+    "seq_len=16",
+    "batch_size=4",
+]
 MINI += ["steps=12", "probes.every=4"]
 MINI += ["hydra/launcher=basic", "hydra.sweeper.max_runs=1"]
 

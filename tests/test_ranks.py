@@ -136,6 +136,7 @@ def test_what_ranks_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 TRAIN = [
     "train",
     "data=synthetic",
+    "validation=short",
     "model.width=16",
     "steps=100",
     "device=cpu",
