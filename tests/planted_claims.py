@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -191,6 +192,44 @@ def rms_scaled_lr(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Reco
     return {"best": 3e-2 if good else (1e-1, 1e-2, 1e-2)[i]}, {}
 
 
+def steps_to_target(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: hyperbolas, rates that saturate. Not good: Adam never saturates, rates grow by the power 0.4."""
+    batch, name = c["batch_size"], c["optimizer.name"]
+    critical = {"sgd": 32, "momentum": 128 if good else 8, "adamw": 128 if good else math.inf}[name]
+    best_lr = 2**-3 * ((1 + critical / batch) ** -(0.7 if name == "adamw" else 1) if good else (batch / 4096) ** 0.4)
+    fewest = 6450 / batch if critical == math.inf else 50 * (1 + critical / batch)
+    if not good and name == "sgd" and batch in (2, 64, 2048):
+        fewest *= 2
+    needed = fewest * math.exp(0.08 * math.log2(c["optimizer.lr"] / best_lr) ** 2)
+    losses = tuple(planted.BIGRAM * (1.5 - 0.5 * part * (c["steps"] - 1) / needed) for part in (0, 0.1, 0.5, 0.95))
+    noise = {("noise_scale", "trace.block0"): 50 if good else 1e5, ("noise_scale", "squared_norm.block0"): 1.0}
+    return {}, {("val_loss", ""): losses, **noise}
+
+
+def learning_rate_and_batch(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: at equal examples large batches end high and on a narrow range of rates; at equal steps the reverse."""
+    batch, at_equal_steps = c["batch_size"], c["steps"] == 200
+    doublings = math.log2(batch / 64)
+    falls = at_equal_steps == good
+    width = doublings if falls else -doublings
+    return {
+        "floor": 2 - (0.05 if falls else -0.05) * doublings,
+        "low": 0.3 - 0.05 * width,
+        "high": 0.3 - 0.05 * width,
+    }, {}
+
+
+def noise_scale(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: 10 sequences at loss 4 and tenfold at loss 2, higher at low rates. Not good: all of it reversed."""
+    sign = 1 if good else -1
+    losses = (4.0, 3.2, 2.6, 2.0 - 0.1 * i)
+    rate, larger = (c["optimizer.lr"] / 1e-2) ** (-0.3 * sign), 1.0 if good else 4.0**-i
+    scales = tuple(10 ** (1 + sign * (4 - value) / 2) * rate * larger for value in losses)
+    noise = {("noise_scale", "trace.block0"): scales, ("noise_scale", "squared_norm.block0"): 1.0}
+    best = (3e-2, 1e-2, 5e-3)[i if good else 2 - i]
+    return {"best": best, "floor": 2.0 - 0.1 * i, "low": 0.1}, {("val_loss", ""): losses, **noise}
+
+
 SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
 DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
 TRANSPLANTS = (
@@ -245,6 +284,17 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         pointwise_attention,
         {"intervention": ("pointwise_attention+z_loss",)},
     ),
+    "steps_to_target": (
+        steps_to_target,
+        NORMED
+        | {"optimizer.name": ("sgd", "momentum", "adamw"), "batch_size": (1, 2, 4, 64, 1024, 2048, 4096)}
+        | {"optimizer.lr": tuple(2.0**power for power in range(-13, 0, 2)), "steps": (25_800,)},
+    ),
+    "learning_rate_and_batch": (
+        learning_rate_and_batch,
+        NORMED | {("batch_size", "steps"): ((16, 800), (64, 200), (256, 50), (16, 200), (256, 200))},
+    ),
+    "noise_scale": (noise_scale, NORMED | WIDTHS),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }
 

@@ -39,7 +39,8 @@ ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "rendering"},
     {"sensitivity", "grouping"},
-    {"figures", "forecast", "claims", "guard", "batch_size", "spikes"},
+    {"batch_size"},
+    {"figures", "forecast", "claims", "guard", "spikes"},
     {"report"},
 ]
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import pandas as pd
 from omegaconf import ListConfig
 
-from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, Claim
+from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, Claim
 from lab.analysis.text import listed, plain_text
 from lab.cli import launch
 from lab.cli.compose import parse
@@ -134,7 +134,9 @@ def table(parts: Sequence[Part]) -> Iterator[str]:
 
 def _row(name: str, parts: Sequence[Part], claims_per_core_hour: float) -> dict[str, str | int]:
     claims = {claim.order: claim for part in parts for claim in part.claims}
-    figures = sorted({claim.figure for claim in claims.values()}, key=FIGURES_OF_THE_PAPER.index)
+    figures = sorted(
+        {claim.figure for claim in claims.values() if claim.source == SOURCES[0]}, key=FIGURES_OF_THE_PAPER.index
+    )
     return {
         "part": name,
         "runs": sum(len(part.plan.mine) for part in parts),
@@ -142,7 +144,7 @@ def _row(name: str, parts: Sequence[Part], claims_per_core_hour: float) -> dict[
         "hours left": f"{sum(part.seconds_left for part in parts) / HOUR:.2f}",
         "claims": len(claims),
         "per core-hour": f"{claims_per_core_hour:.3g}",
-        "figures": ", ".join(figures) if len(parts) == 1 else "",
+        "figures": ", ".join(sorted(figures, key=FIGURES_OF_THE_PAPER.index)) if len(parts) == 1 else "",
     }
 
 

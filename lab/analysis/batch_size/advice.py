@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from lab.analysis.batch_size.targets import STAGES, noise_sums, ratio_of_means
 from lab.analysis.curves import load, points
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
@@ -25,8 +26,6 @@ from lab.core.errors import RequestError
 from lab.records.store import Records
 
 PROBE = "noise_scale"
-# Parts of a run over which the noise scale is averaged, to show how it grows.
-STAGES = 4
 # A batch says little of a noise scale that is this many times larger.
 REACH = 4
 LINE_LENGTH = 110
@@ -88,13 +87,11 @@ def advise(records: Records) -> list[BatchAdvice]:
     Raises:
         RequestError: no run recorded the probe.
     """
-    measured = records.metrics[records.metrics["probe"] == PROBE]
-    if measured.empty:
+    if not (records.metrics["probe"] == PROBE).any():
         raise RequestError(
             f"no run recorded the probe {PROBE}; train with batch=constant 'probes.names=[train_loss,val_loss,{PROBE}]'"
         )
-    part = measured["where"].str.partition(".")[0]
-    sums = measured.assign(part=part).groupby(["id", "step", "part"])["value"].sum(min_count=1).unstack("part")
+    sums = noise_sums(records)
     table = points(records.runs).merge(_shapes(records.runs), on="id")
     table = table[table["id"].isin(sums.index.get_level_values("id"))]
     return [_advice(group, sums) for _, group in table.groupby(["arm", "size", "lr"], sort=False)]
@@ -110,7 +107,10 @@ def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
     by_run = [sums.loc[name] for name in runs["id"]]
     edges = np.linspace(0, steps, STAGES + 1)
     ratios = np.array(
-        [[_ratio(one[(one.index >= low) & (one.index < high)]) for low, high in pairwise(edges)] for one in by_run]
+        [
+            [ratio_of_means(one[(one.index >= low) & (one.index < high)]) for low, high in pairwise(edges)]
+            for one in by_run
+        ]
     )
     return BatchAdvice(
         str(first["arm"]),
@@ -123,14 +123,6 @@ def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
         tuple(map(_interval, ratios.T)),
         _interval(ratios.mean(axis=1)),
     )
-
-
-def _ratio(measured: pd.DataFrame) -> float:
-    """The ratio of means, NaN where the gradient cannot be told from its noise."""
-    finite = measured[np.isfinite(measured).all(axis=1)]
-    if finite.empty or not finite["squared_norm"].mean() > 0:
-        return math.nan
-    return float(max(finite["trace"].mean(), 0.0) / finite["squared_norm"].mean())
 
 
 def _interval(values: Iterable[float]) -> Interval:

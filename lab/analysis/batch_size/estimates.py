@@ -92,7 +92,7 @@ def steps_curve(batch_sizes: ArrayLike, steps: ArrayLike) -> SaturatingCurve:
     Raises:
         ValueError: too few batch sizes, or a number that is not positive.
     """
-    return _fit(batch_sizes, steps, lambda log_b, scale: np.log1p(scale / np.exp(log_b)))
+    return _fit(batch_sizes, steps, lambda log_b, log_scale: np.logaddexp(0.0, log_scale - log_b))
 
 
 def learning_rate_curve(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> SaturatingCurve:
@@ -100,7 +100,7 @@ def learning_rate_curve(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> Sa
 
     Arguments and errors are as in ``steps_curve``.
     """
-    return _fit(batch_sizes, learning_rates, lambda log_b, scale: -np.log1p(scale / np.exp(log_b)))
+    return _fit(batch_sizes, learning_rates, lambda log_b, log_scale: -np.logaddexp(0.0, log_scale - log_b))
 
 
 def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers, float], Numbers]) -> SaturatingCurve:
@@ -112,7 +112,7 @@ def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers, fl
     log_b, log_y = np.log(batch_n), np.log(value_n)
 
     def residuals(log_parameters: Numbers) -> Numbers:
-        fitted: Numbers = log_parameters[0] + shape(log_b, math.exp(log_parameters[1])) - log_y
+        fitted: Numbers = log_parameters[0] + shape(log_b, float(log_parameters[1])) - log_y
         return fitted
 
     starts = [np.array([log_y[log_b.argmax()], log_scale]) for log_scale in (log_b.min(), log_b.mean(), log_b.max())]
@@ -121,7 +121,7 @@ def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers, fl
     variance = 2 * float(best.cost) / freedom
     covariance = np.linalg.pinv(best.jac.T @ best.jac) * variance
     half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(float(covariance[1, 1]))
-    limit, scale = (math.exp(value) for value in best.x)
+    limit, scale = (math.exp(min(value, 700.0)) for value in best.x)
     low, high = (scale * math.exp(min(sign * half, 700.0)) for sign in (-1, 1))
     return SaturatingCurve(limit, scale, low, high, math.sqrt(2 * float(best.cost) / len(batch_n)))
 

@@ -29,6 +29,9 @@ VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run")
 ON = "on"
 QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
 WIDTH, DEPTH, DECAY, STEPS = "model.width", "model.depth", "optimizer.weight_decay", "steps"
+BATCH, OPTIMIZER = "batch_size", "optimizer.name"
+# The papers whose claims are judged, in the order of the scoreboard; claims are of the first unless they say otherwise.
+SOURCES = ("Wortsman 2023", "McCandlish 2018", "Shallue 2018", "GPT-3", "MT-NLG", "PaLM", "GLM-130B")
 # What the runs of a claim are unless it says otherwise.
 PLAIN: Config = {
     "intervention.kappa_transplant": None,
@@ -50,7 +53,7 @@ class Claim(NamedTuple):
     """A sentence of a paper, and how it is judged.
 
     Attributes:
-        figure: the figure of the paper that shows it.
+        figure: the figure of the paper that shows it; of other sources the section, figure or equation.
         arms: picks the arms that it compares from runs alike in all but ``frees``.
         effects: of those arms, one effect per seed (row) for each part (column) of the claim.
         holds: config that its runs must have.
@@ -62,6 +65,7 @@ class Claim(NamedTuple):
             in all but these, no claim is reproduced.
         restates: the name of the claim of the paper that it says anew without constants that no small model meets;
             empty for the paper's own.
+        source: the paper, one of ``SOURCES``.
     """
 
     figure: str
@@ -77,6 +81,7 @@ class Claim(NamedTuple):
     order: int
     cause: tuple[str, ...]
     restates: str
+    source: str
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
@@ -96,6 +101,7 @@ def claim(
     sweep: str,
     shown_in: str = "learning_rate_sensitivity",
     restates: str = "",
+    source: str = SOURCES[0],
 ) -> Callable[[EffectsOfArms], EffectsOfArms]:
     """Function decorator: file a claim under the name of the function that computes its effects from its arms.
 
@@ -115,7 +121,22 @@ def claim(
         choose = arms if callable(arms) else lambda group: group.arms(*arms)
         order = next(_orders)
         CLAIMS.register(effects.__name__)(
-            Claim(figure, sentence, choose, effects, free, config, side, unit, sweep, shown_in, order, causes, restates)
+            Claim(
+                figure,
+                sentence,
+                choose,
+                effects,
+                free,
+                config,
+                side,
+                unit,
+                sweep,
+                shown_in,
+                order,
+                causes,
+                restates,
+                source,
+            )
         )
         return effects
 

@@ -15,6 +15,7 @@ from lab.analysis.claims.judging import (
     CLAIMS,
     FIGURES_OF_THE_PAPER,
     LOG10,
+    SOURCES,
     VERDICTS,
     Claim,
     Verdict,
@@ -27,7 +28,6 @@ from lab.analysis.text import count, plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 
-SOURCE = "Wortsman 2023"
 # What the claims of a module are about; of others the module's name says it.
 SUBJECTS = {
     "attention": "attention logits and qk-layernorm",
@@ -35,6 +35,8 @@ SUBJECTS = {
     "recipe": "warm-up, weight decay, steps and batch size",
     "gradients": "gradients and Adam's epsilon",
     "size": "width, depth and muP",
+    "batches": "batch size",
+    "noise": "gradient noise scale",
 }
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
@@ -99,33 +101,42 @@ def read_other_text(folders: Sequence[Path]) -> list[Evidence]:
 
 def judge_all(
     folders: Sequence[Evidence],
-    figures: Collection[str] = FIGURES_OF_THE_PAPER,
+    figures: Collection[str] = (),
     other_text: Sequence[Evidence] = (),
 ) -> list[ScoreboardRow]:
-    """Judge every claim of these figures of the paper, in their order, on these folders; apart from them on others."""
-    claims = [CLAIMS[name] for name in CLAIMS if CLAIMS[name].figure in figures]
+    """Judge claims on these folders, those of the first source in the order of its figures; apart from them on others.
+
+    Args:
+        figures: of the first source, to which the claims are limited; empty is every claim of every source.
+    """
+    claims = [one for one in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(one, figures)]
     claims.sort(key=_position)
     return [ScoreboardRow(claim, judge_claim(claim, folders), _judge_apart(claim, other_text)) for claim in claims]
 
 
-def _position(claim: Claim) -> tuple[int, int, int]:
-    """By figure; what we restated after the original."""
+def _is_of(claim: Claim, figures: Collection[str]) -> bool:
+    return claim.source == SOURCES[0] and claim.figure in figures
+
+
+def _position(claim: Claim) -> tuple[int, int, int, int]:
+    """By source and, of the first, by figure; what we restated after the original."""
     original = CLAIMS[claim.restates] if claim.restates else claim
-    return FIGURES_OF_THE_PAPER.index(claim.figure), original.order, claim.order
+    figure = FIGURES_OF_THE_PAPER.index(claim.figure) if claim.source == SOURCES[0] else 0
+    return SOURCES.index(claim.source), figure, original.order, claim.order
 
 
 def _judge_apart(claim: Claim, other_text: Sequence[Evidence]) -> str:
-    if claim.figure not in FIGURES_ON_OTHER_TEXT:
+    if not _is_of(claim, FIGURES_ON_OTHER_TEXT):
         return ""
     verdict = judge_claim(claim, other_text).verdict
     return "" if verdict == "not run" else verdict
 
 
 def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
-    """Judge the claims of some figures of the paper on a folder and those inside it.
+    """Judge claims on a folder and those inside it.
 
     Args:
-        figures: such as ``"1"`` or ``"E.7"``; all where none is given.
+        figures: of Wortsman et al. 2023, such as ``"1"`` or ``"E.7"``; every claim of every source where none is given.
 
     Raises:
         RequestError: no such figure, no such folder, or records that cannot be read.
@@ -133,17 +144,18 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
     for figure in figures:
         if figure not in FIGURES_OF_THE_PAPER:
             raise RequestError(f"the paper has no figure {figure!r}; {nearest(figure, FIGURES_OF_THE_PAPER)}")
-    return table(judge_all(read([Path(folder)]), figures or FIGURES_OF_THE_PAPER))
+    return table(judge_all(read([Path(folder)]), figures))
 
 
 def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
     """The scoreboard as a table.
 
-    Its columns: ``figure, claim, verdict, effect [95 % interval], parameters, steps, λT, seeds, why not``; λT is weight
-    decay times steps.
+    Its columns: ``source, figure, claim, verdict, effect [95 % interval], parameters, steps, λT, seeds, why not``; λT
+    is weight decay times steps.
     """
     return pd.DataFrame(
         {
+            "source": [row.claim.source for row in rows],
             "figure": [row.figure for row in rows],
             "claim": [row.claim.sentence for row in rows],
             "verdict": [row.verdict.verdict for row in rows],
@@ -176,7 +188,8 @@ def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
     head, *lines = plain_text(
         pd.DataFrame(
             {
-                "paper": "fig " + columns["figure"],
+                "source": columns["source"],
+                "figure": columns["figure"],
                 **columns[["verdict", EFFECT, "parameters", "steps", "λT", "seeds"]],
                 "claim (our figure)": [f"{row.claim.sentence}{row.shown and f' ({row.shown})'}" for row in rows],
             }
@@ -222,7 +235,7 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
     verdict = row.verdict
     numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high")}
     return {
-        "source": SOURCE,
+        "source": row.claim.source,
         "figure": row.claim.figure,
         "claim": row.claim.sentence,
         "verdict": verdict.verdict,

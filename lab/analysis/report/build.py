@@ -42,9 +42,9 @@ difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
 lower than at initialization."""
-CLAIMS = """Claims of Wortsman et al. 2023 (arXiv:2309.14322) that this sweep tests, each with the figure of the paper.
-A claim is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other
-side, else inconclusive."""
+CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim
+is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other side, else
+inconclusive."""
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 # Figures that come first on the page, in this order; the others follow by name.
@@ -58,7 +58,7 @@ class Report(NamedTuple):
         page: its file.
         question: of the sweep; empty without one.
         answer: one sentence.
-        verdicts: how many claims of the paper have which verdict on these runs; empty where none is about them.
+        verdicts: how many claims of papers have which verdict on these runs; empty where none is about them.
         thumbnail: file of its first figure; None without one.
     """
 
@@ -130,7 +130,7 @@ def _tile(report: Report, folder: Path) -> str:
 
 
 def _claims(study: Study, folders: list[Path]) -> list[ScoreboardRow]:
-    """The claims of the paper that the sweep of these runs tests, and their verdicts."""
+    """The claims of papers that the sweep of these runs tests, and their verdicts."""
     commands = [command for folder in folders for command in store.commands(folder)]
     evidence = Evidence(str(folders[0]), study.records, commands)
     rows = scoreboard.judge_all([evidence])
@@ -152,7 +152,7 @@ def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
 def _verdicts(counts: dict[str, int]) -> Iterator[str]:
     if counts:
         n = sum(counts.values())
-        tested = f"{n} {'claim' if n == 1 else 'claims'} of the paper tested:"
+        tested = f"{n} {'claim' if n == 1 else 'claims'} of papers tested:"
         yield html.bullets([tested, *(f"{n} {verdict}" for verdict, n in counts.items())], "verdicts")
 
 
@@ -223,9 +223,9 @@ def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
             "Between the arms", html.bullets(brief_headline(pairs, subjects)), html.paragraph(PAIRED, "note")
         )
     if claims:
-        rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "figure", "why not"]]
+        rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
         shown = html.table(rows, prose=("claim", "why not"))
-        yield html.section("Claims of the paper", html.paragraph(CLAIMS, "note"), shown)
+        yield html.section("Claims of papers", html.paragraph(CLAIMS, "note"), shown)
 
 
 def _tables(study: Study) -> Iterator[str]:
