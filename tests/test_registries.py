@@ -111,7 +111,9 @@ def test_every_file_says_its_own_name_and_builds(file: str) -> None:
         return
     name = PRESETS.get(file, name)
     assert (values["scale"] if group == "scale" else values)["name"] == name
-    rest = {key: 0 if value == "${seed}" else value for key, value in values.items() if key != "name"}
+    # references as the numbers that they may stand for
+    rest = {key: int("divide" in str(value)) if "${" in str(value) else value for key, value in values.items()}
+    rest = {key: value for key, value in rest.items() if key not in ("name", "over")}
     if group == "optimizer":
         build_optimizer(values)
     elif group in GROUPS:

@@ -238,15 +238,17 @@ class Fleet:
             return int(self.counts_s[step])
         noise = {name: float(mean_r) for name, mean_r in self.sums.smoothed.items()}
         size = self.adaptive.adapted(noise["trace"], noise["squared_norm"], self.config.batch_size)
-        return max(1, min(size, self._left()) // self.config.rows)
+        return max(1, min(size, self._left()) // self.adaptive.micro_batch)
 
     def _left(self) -> int:
-        return int(self.counts_s.sum()) * self.config.rows - int(self.seen)
+        """Sequences left of the budget."""
+        return self.config.trained_tokens // self.config.seq_len - int(self.seen)
 
     def updates(self, step: int) -> int:
         """Updates in all; of an adaptive batch at most as many, as long as this update is not the last."""
-        is_last = self.adaptive is not None and self.micro_batches(step) * self.config.rows == self._left()
-        return step + 1 if is_last else self.config.steps
+        steps: int = self.config.steps
+        is_last = self.adaptive is not None and self.micro_batches(step) * self.adaptive.micro_batch == self._left()
+        return step + 1 if is_last else steps
 
     def parameters(self) -> tuple[int, int]:
         """Numbers of parameters of one run: all, and without input embedding and output head."""
