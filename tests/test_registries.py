@@ -112,7 +112,7 @@ def test_every_file_says_its_own_name_and_builds(file: str) -> None:
     name = PRESETS.get(file, name)
     assert (values["scale"] if group == "scale" else values)["name"] == name
     # references as the numbers that they may stand for
-    rest = {key: int("divide" in str(value)) if "${" in str(value) else value for key, value in values.items()}
+    rest = {key: int(value != "${seed}") if "${" in str(value) else value for key, value in values.items()}
     rest = {key: value for key, value in rest.items() if key not in ("name", "over")}
     if group == "optimizer":
         build_optimizer(values)

@@ -41,7 +41,8 @@ def group_of(weight: str) -> str:
 
 def begin(weights: Mapping[str, Tensor], *, with_noise: bool, adaptive: bool = False) -> Accumulation:
     """Sums of nothing."""
-    zero_r = next(iter(weights.values())).new_zeros(len(next(iter(weights.values()))))
+    first = next(iter(weights.values()))
+    zero_r = torch.zeros(len(first), dtype=first.dtype, device=first.device)  # of a sharded weight each rank holds all
     groups = dict.fromkeys(map(group_of, weights)) if with_noise else {}
     names = [f"{part}.{group}" for part in ("trace", "squared_norm") for group in groups] + ["steps"] * with_noise
     return Accumulation(

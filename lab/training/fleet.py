@@ -242,7 +242,8 @@ class Fleet:
 
     def _left(self) -> int:
         """Sequences left of the budget."""
-        return self.config.trained_tokens // self.config.seq_len - int(self.seen)
+        budget: int = self.config.trained_tokens // self.config.seq_len
+        return budget - int(self.seen)
 
     def updates(self, step: int) -> int:
         """Updates in all; of an adaptive batch at most as many, as long as this update is not the last."""
