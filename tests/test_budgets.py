@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from lab.core.errors import RequestError
-from lab.optim.batch_schedule import Increments, LinearSamples, Steps, resolve
-from lab.sweep.capacity import bytes_asked
+from lab.optim.batch_schedule import Adaptive, Increments, LinearSamples, Steps, resolve
+from lab.sweep.capacity import Host, bytes_asked, most_runs
 from lab.sweep.cautions import find_cautions
+from lab.sweep.job import train_resumably
 from lab.sweep.planner import training_flops
+from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.config import RunConfig, columns, run_id
 from lab.training.fleet import Fleet
+from lab.training.loop import train
+from lab.training.recorder import Recorder
 from small import configs
 
 TOKENS = "steps=null"
@@ -156,3 +166,61 @@ def test_fractions_of_steps_are_those_of_the_sequences_that_the_steps_see() -> N
     # 128 sequences: 16 of one each, 8 of two each, then 24 of four each would be 48 steps
     total = resolved.sequences(4, 44)
     assert (resolved.half, resolved.full) == (round(total * 0.125), round(total * 0.25))
+
+
+ADAPTIVE = ("batch=adaptive", "batch.micro_batch=1", "batch_size=8", "batch.start=2", "batch.exchange=4")
+ADAPTIVE = (*ADAPTIVE, "batch.memory=3", "schedule.over=tokens", "steps=10", "probes.every=2", "optimizer.lr=0.03")
+ADAPTIVE = (*ADAPTIVE, "probes.names=[train_loss,batch]")
+
+
+def trained(seed: int) -> tuple[Recorder, list[int]]:
+    """An adaptive run of twenty sequences, and the sequences of each of its updates."""
+    recorder, sizes = Recorder(Fleet(configs(f"seed={seed}", shared=ADAPTIVE))), []
+    fleet = recorder.fleet
+    fleet.held_out_nt = fleet.held_out_nt[:8]
+    for moment in train(fleet):
+        recorder.keep(moment)
+        sizes.append(int(fleet.seen))
+    return recorder, [int(size) for size in np.diff(sizes)]
+
+
+def test_an_adaptive_batch_follows_the_noise_and_ends_after_its_tokens() -> None:
+    recorder, sizes = trained(0)
+    assert sizes[0] == 2
+    assert sum(sizes) == 20
+    assert len(set(sizes)) > 1
+    assert all(2 <= size <= 8 for size in sizes[:-1])
+    ((outcome, rows),) = recorder.runs()
+    measured = {(step, where): value for step, probe, where, value in rows if probe == "batch"}
+    last = len(sizes) - 1
+    assert measured[last, "sequences"] == sizes[-1]
+    assert measured[last, "tokens"] == sum(sizes[:-1]) * 12
+    assert outcome["status"] == "finished"
+    assert trained(0)[0].runs()[0][1] == rows
+
+
+def test_the_adaptive_size_is_the_root_of_exchange_times_noise_scale_in_whole_micro_batches() -> None:
+    rule = Adaptive(micro_batch=4, start=8, exchange=100, memory=10)
+    assert rule.adapted(trace=50.0, squared_norm=2.0, batch_size=64) == 48  # of sqrt(100 * 25) = 50
+    assert rule.adapted(trace=1e9, squared_norm=1.0, batch_size=64) == 64
+    assert rule.adapted(trace=5.0, squared_norm=-1.0, batch_size=64) == 64  # no telling the gradient from its noise
+    assert rule.adapted(trace=0.1, squared_norm=1.0, batch_size=64) == 8
+    for unknown in (0.0, -1.0, math.nan):
+        assert rule.adapted(trace=unknown, squared_norm=1.0, batch_size=64) == 8
+
+
+def test_an_adaptive_run_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
+    whole, _ = trained(1)
+    (config,) = configs("seed=1", shared=ADAPTIVE)
+    keeper = Checkpointer(tmp_path, ["run"], CheckpointConfig(steps=3, minutes=0, keep=1))
+    for stops in (iter([False] * 4 + [True]), repeat(False)):
+        recorder = Recorder(Fleet([config]))
+        recorder.fleet.held_out_nt = recorder.fleet.held_out_nt[:8]
+        train_resumably(recorder, keeper, lambda moment: None, print, partial(next, stops))
+    assert recorder.runs()[0][1] == whole.runs()[0][1]
+
+
+def test_adaptive_runs_train_alone() -> None:
+    adaptive, ramp = config(*ADAPTIVE), config("steps=40", "batch=palm")
+    assert most_runs(adaptive, Host(), 4) == 1
+    assert most_runs(ramp, Host(), 4) == 4

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
+from lab.optim.batch_schedule import Adaptive
 from lab.sweep.local_jobs import Slot
 from lab.training.config import RunConfig
 from lab.training.fleet import PASS_TOKENS, pick_device
@@ -84,7 +85,10 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
     """How many runs of this shape share a fleet: as many as fit, on a CPU at most eight, and at least one.
 
     ``max_runs`` replaces the limit of eight, or sets one on other devices; memory still limits the fleet.
+    A run that chooses its own batches trains alone.
     """
+    if config.batch is not None and isinstance(config.batch.entry, Adaptive):
+        return 1
     limit = max_runs or (ENOUGH_ON_CPU if host.kind == "cpu" else math.inf)
     return max(1, int(min(limit, (ROOM * host.memory - PROCESS) / bytes_per_run(config))))
 

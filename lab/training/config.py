@@ -299,9 +299,7 @@ def _rows(config: RunConfig) -> Rows:
     """Every value of the config that has a column."""
     owned = config.optimizer.owned
     named = ((_column(key, owned), value, varies) for key, value, varies in leaves(config))
-    # no two runs choose the same adaptive batches, so each trains alone
-    alone = config.batch is not None and isinstance(config.batch.entry, Adaptive)
-    rows = {column: (value, varies and not alone) for column, value, varies in named if column}
+    rows = {column: (value, varies) for column, value, varies in named if column}
     if config.batch is None:
         del rows["batch"]
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)

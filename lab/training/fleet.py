@@ -190,6 +190,7 @@ class Fleet:
         self.lr_factor = {name: factor.lr for name, factor in factors.items()}
         self.adaptive: Adaptive | None = None
         if config.batch is not None and isinstance(config.batch.entry, Adaptive):
+            assert self.runs == 1, "runs that choose their own batches cannot share a fleet"
             self.adaptive = config.batch.entry
         self.counts_s = config.micro_batches
         self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
@@ -239,6 +240,13 @@ class Fleet:
         noise = {name: float(mean_r) for name, mean_r in self.sums.smoothed.items()}
         size = self.adaptive.adapted(noise["trace"], noise["squared_norm"], self.config.batch_size)
         return max(1, min(size, self._left()) // self.adaptive.micro_batch)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Sequences of this update and tokens seen before it, ``[r]`` each."""
+        seen = int(self.seen) if self.adaptive else int(self.counts_s[:step].sum()) * self.config.rows
+        numbers = self.micro_batches(step) * self.config.rows, seen * self.config.seq_len
+        sequences_r, tokens_r = (self.shape_sr.new_full((self.runs,), number) for number in numbers)
+        return sequences_r, tokens_r
 
     def _left(self) -> int:
         """Sequences left of the budget."""

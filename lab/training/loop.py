@@ -45,6 +45,8 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
         if listener.hears("val_loss") and step > 0 and not last:
             listener("val_loss", "", fleet.evaluate(whole=False))
+        if listener.hears("batch"):
+            listener("batch", "", *fleet.batch(step))
         listener.probe_values |= fleet.step(step)
         if last:
             yield _evaluated(steps, step, listener, fleet.evaluate(whole=True))
