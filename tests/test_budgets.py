@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.cli.launch import compose_points
 from lab.core.errors import RequestError
 from lab.optim.batch_schedule import Adaptive, Increments, LinearSamples, Steps, resolve
 from lab.sweep.capacity import Host, bytes_asked, most_runs
@@ -18,7 +19,7 @@ from lab.sweep.cautions import find_cautions
 from lab.sweep.job import train_resumably
 from lab.sweep.planner import training_flops
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
-from lab.training.config import RunConfig, columns, run_id
+from lab.training.config import RunConfig, columns, run_config, run_id
 from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder
@@ -56,6 +57,15 @@ def test_an_id_does_not_depend_on_the_unit_of_the_budget_nor_on_steps_being_what
     over_tokens = config("steps=5", "schedule.over=tokens")
     assert columns(over_tokens)["schedule.over"] == "tokens"
     assert run_id(over_tokens, "data") != run_id(old, "data")
+
+
+def test_tokens_replace_the_default_steps_of_a_request_but_no_steps_that_it_gives() -> None:
+    (default,) = compose_points(["tokens=20480"])
+    assert default["steps"] is None
+    assert run_config(default).steps == 20480 // (16 * 32)
+    (both,) = compose_points(["tokens=20480", "steps=400"])
+    with pytest.raises(RequestError, match="steps=400 and tokens=20480 both set"):
+        run_config(both)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
 HEADINGS = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
 # Overrides that decide how large a run is.
-SIZING = ("model=", "model.width=", "steps=", "batch_size=", "scale=", "sweeps=")
+SIZING = ("model=", "model.width=", "steps=", "batch=", "batch_size=", "scale=", "sweeps=")
 
 
 @pytest.mark.parametrize("name", SWEEPS)
