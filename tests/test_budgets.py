@@ -179,12 +179,12 @@ def test_fractions_of_steps_are_those_of_the_sequences_that_the_steps_see() -> N
 
 
 ADAPTIVE = ("batch=adaptive", "batch.micro_batch=1", "batch_size=8", "batch.start=2", "batch.exchange=4")
-ADAPTIVE = (*ADAPTIVE, "batch.memory=3", "schedule.over=tokens", "steps=10", "probes.every=2", "optimizer.lr=0.03")
+ADAPTIVE = (*ADAPTIVE, "batch.memory=3", "schedule.over=tokens", "steps=30", "probes.every=2", "optimizer.lr=0.03")
 ADAPTIVE = (*ADAPTIVE, "probes.names=[train_loss,batch]")
 
 
 def trained(seed: int) -> tuple[Recorder, list[int]]:
-    """An adaptive run of twenty sequences, and the sequences of each of its updates."""
+    """An adaptive run of sixty sequences, and the sequences of each of its updates."""
     recorder, sizes = Recorder(Fleet(configs(f"seed={seed}", shared=ADAPTIVE))), []
     fleet = recorder.fleet
     fleet.held_out_nt = fleet.held_out_nt[:8]
@@ -197,7 +197,7 @@ def trained(seed: int) -> tuple[Recorder, list[int]]:
 def test_an_adaptive_batch_follows_the_noise_and_ends_after_its_tokens() -> None:
     recorder, sizes = trained(0)
     assert sizes[0] == 2
-    assert sum(sizes) == 20
+    assert sum(sizes) == 60
     assert len(set(sizes)) > 1
     assert all(2 <= size <= 8 for size in sizes[:-1])
     ((outcome, rows),) = recorder.runs()
