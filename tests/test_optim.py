@@ -356,7 +356,7 @@ def test_rms_scale_makes_the_learning_rate_relative_to_each_weight() -> None:
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_contract_of_schedules(name: str) -> None:
     """A shape within [0, 1] for every step and run, in the precision of the peaks, the same for a run alone."""
-    numbers = {key: value for key, value in recipe("schedule", name).items() if key != "name"}
+    numbers = {key: value for key, value in recipe("schedule", name).items() if key not in ("name", "over")}
     schedule = build(SCHEDULES[name], numbers, "schedule")
     peak_r = torch.tensor([1e-6, 1e-3, 1.0], dtype=torch.float64)
     shape_sr = stack([schedule] * 3, CPU).shape(30, peak_r)

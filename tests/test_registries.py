@@ -111,7 +111,9 @@ def test_every_file_says_its_own_name_and_builds(file: str) -> None:
         return
     name = PRESETS.get(file, name)
     assert (values["scale"] if group == "scale" else values)["name"] == name
-    rest = {key: 0 if value == "${seed}" else value for key, value in values.items() if key != "name"}
+    # references as the numbers that they may stand for
+    rest = {key: int(value != "${seed}") if "${" in str(value) else value for key, value in values.items()}
+    rest = {key: value for key, value in rest.items() if key not in ("name", "over")}
     if group == "optimizer":
         build_optimizer(values)
     elif group in GROUPS:
@@ -122,8 +124,8 @@ def test_every_file_says_its_own_name_and_builds(file: str) -> None:
 
 def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
-    # the one compares micro-batches, which a run has none of by default; the other takes a pass over the whole head
-    assert sorted(recipe("probes", "all")["names"]) == sorted({*PROBES} - {"noise_scale", "head_common_mode"})
+    # two are of micro-batches, which a run has none of by default; the other takes a pass over the whole head
+    assert sorted(recipe("probes", "all")["names"]) == sorted({*PROBES} - {"noise_scale", "batch", "head_common_mode"})
     assert recipe("probes", "none")["names"] == []
 
 

@@ -164,8 +164,9 @@ def _short_name(key: str, others: Iterable[str]) -> str:
 # Groups whose files have names that say what they are.
 CHOICES = ("data", "optimizer", "parametrization", "schedule")
 LR, EPSILON = "optimizer.lr", "optimizer.eps"
-# Keys that do not set curves apart: those that vary along a curve, and those that change no result.
-FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device"}
+# Keys that do not set curves apart: those that vary along a curve, those that change no result, and what follows from
+# others.
+FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device", "tokens"}
 # Parameter counts within this ratio are one size: an intervention may add a few gains.
 GAINS_TOLERANCE = 1.05
 

@@ -17,7 +17,7 @@ HOOK_POINTS = ("query", "key", "scores", "weighing", "attention", "block_output"
 ANNOUNCEMENTS = (
     *HOOK_POINTS,
     *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
-    *("gradients", "parameters", "clipped_gradients", "adam", "direction", "noise"),
+    *("gradients", "parameters", "clipped_gradients", "adam", "direction", "noise", "batch"),
 )
 Callback = Callable[..., None]
 _callback: ContextVar[Callback | None] = ContextVar("callback", default=None)

@@ -118,7 +118,7 @@ KINDS: dict[str, Registry[Any]] = {
 
 # Attributes that an entry of each kind must have.
 REQUIRED_ATTRIBUTES = {
-    "batch": ("micro_batches",),
+    "batch": ("size", "micro_batches", "in_sequences"),
     "data": ("open", "seed"),
     "link": ("takes", "begin"),
     "model": ("build",),

@@ -54,8 +54,9 @@ RUN_COLUMNS = {
     "data_notes": "string",  # properties of the data: files, Python version, entropy
 }
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
-# Columns of the config that do not change the run: labels, the folder of its records, device and engine.
-NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name"}
+# Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its
+# tokens, which follow from steps and batches.
+NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name", "tokens"}
 TABLES = ("runs.parquet", "metrics.parquet")
 STATUSES = ("finished", "diverged", "failed")
 NAME = r"[\w-]+"  # of a run and its folder, here and in a tracker

@@ -17,18 +17,18 @@ def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
 
 def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
     """Warm-ups that last to the end of their run."""
-    lengths: Counter[tuple[float, int]] = Counter()
+    lengths: Counter[tuple[float, int, int, str]] = Counter()
     for config in configs:
-        warmup = getattr(config.schedule.entry, "warmup", 0.0)
-        steps = warmup * config.steps if warmup < 1 else warmup
-        lengths[steps, config.steps] += steps > config.steps - 1
+        warmup, over = getattr(config.schedule.entry, "warmup", 0.0), config.schedule.over
+        length = warmup * config.duration if warmup < 1 else warmup
+        last = config.duration - (config.batch_size * config.seq_len if over == "tokens" else 1)  # before the update
+        lengths[length, last, config.duration, over] += length > last
     too_long = +lengths
     if too_long:
-        (warmup, steps), _ = too_long.most_common(1)[0]
-        reached = (steps - 1) / warmup
+        (warmup, last, duration, over), _ = too_long.most_common(1)[0]
         yield (
-            f"the warm-up lasts to the end of {too_long.total()} of {len(configs)} runs: one of {warmup:g} steps in a "
-            f"run of {steps} lets the learning rate rise to {reached:.0%} of its peak and no further"
+            f"the warm-up lasts to the end of {too_long.total()} of {len(configs)} runs: one of {warmup:g} {over} in a "
+            f"run of {duration} lets the learning rate rise to {last / warmup:.0%} of its peak and no further"
         )
 
 

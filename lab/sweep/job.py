@@ -85,7 +85,7 @@ def train_resumably(
     for moment in train(fleet, state["done"] if state else 0):
         recorder.keep(moment)
         on_moment(moment)
-        if moment.done == fleet.config.steps:
+        if moment.done and moment.val_loss_r is not None:  # the last
             break
         # all ranks stop, and save, after the same step
         stop = distributed.highest_on_any_rank(told_to_stop())

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import lab.data
 import lab.interventions.attention
 import lab.interventions.loss_terms
-import lab.optim.batch_schedule
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
 import lab.probes.updates
-import lab.records.trackers  # noqa: F401  (these nine fill the registries)
+import lab.records.trackers  # noqa: F401  (these eight fill the registries)
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
 from lab.core.registry import BATCHES, DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
+from lab.optim.batch_schedule import Adaptive, resolve
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.records import store
@@ -51,6 +54,28 @@ class NamedEntry:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """A learning-rate schedule, and what it runs over.
+
+    Attributes:
+        name: its name in the registry.
+        entry: the entry of the registry.
+        over: ``steps`` or ``tokens``, in which warm-up and decay progress.
+    """
+
+    name: str
+    entry: Any
+    over: str = one_of("steps", "tokens", default="steps")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The length of a run in tokens, instead of steps."""
+
+    tokens: int = bounded(above=0)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The config of one run; stacked, the config of a fleet."""
 
@@ -59,7 +84,7 @@ class RunConfig:
     intervention: Mapping[str, Any]
     guest: Mapping[str, Any]
     optimizer: Optimizer
-    schedule: NamedEntry
+    schedule: ScheduleConfig
     data: NamedEntry
     probes: ProbesConfig
     scale: ScaleConfig
@@ -85,7 +110,28 @@ class RunConfig:
     @property
     def trained_tokens(self) -> int:
         """Tokens that the run trains on, each time it sees them."""
-        return self.batch_size * self.seq_len * self.steps
+        if self.batch is None:
+            return self.batch_size * self.seq_len * self.steps
+        sequences: int = self.batch.entry.sequences(self.batch_size, self.steps)
+        return sequences * self.seq_len
+
+    @property
+    def rows(self) -> int:
+        """Sequences of one forward and backward pass."""
+        return self.batch_size if self.batch is None else self.batch.entry.micro_batch
+
+    @property
+    def micro_batches(self) -> NDArray[np.int64]:
+        """Forward and backward passes of each update ``[steps]``."""
+        if self.batch is None:
+            return np.ones(self.steps, dtype=np.int64)
+        counts: NDArray[np.int64] = self.batch.entry.micro_batches(self.batch_size, self.steps)
+        return counts
+
+    @property
+    def duration(self) -> int:
+        """The length of the run as its learning-rate schedule counts: steps, or tokens."""
+        return self.trained_tokens if self.schedule.over == "tokens" else self.steps
 
 
 def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mapping[str, Any]:
@@ -103,6 +149,13 @@ def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> Na
     return NamedEntry(name, build(registry[name], numbers, where))
 
 
+def _schedule(values: Mapping[str, Any], where: str) -> ScheduleConfig:
+    own = {key: value for key, value in values.items() if key != "over"}
+    over = convert(ScheduleConfig, "over", values.get("over", "steps"), f"{where}.over")
+    named = _named(SCHEDULES, own, where)
+    return ScheduleConfig(named.name, named.entry, over)
+
+
 def _present(registry: Registry[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Build the entries whose keys are present, which switches them on."""
     _refuse_null(values, where)
@@ -117,7 +170,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "intervention": partial(_present, INTERVENTIONS),
     "guest": partial(_present, MODELS),
     "optimizer": lambda values, _: build_optimizer(values),
-    "schedule": partial(_named, SCHEDULES),
+    "schedule": _schedule,
     "data": partial(_named, DATA),
     "probes": partial(build, ProbesConfig),
     "scale": lambda values, key: build(ScaleConfig, {"name": values["name"]}, key),
@@ -148,7 +201,7 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     Raises:
         RequestError: a key is unknown or missing, a name is unknown, or a value makes no sense.
     """
-    keys = [field.name for field in fields(RunConfig)]
+    keys = [field.name for field in (*fields(RunConfig), *fields(Budget))]
     for key in tree:
         if key not in keys:
             raise RequestError(f"unknown key '{key}'; {nearest(key, keys)}")
@@ -168,9 +221,34 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
             known[identity] = make(values, key)
         built[key] = known[identity]
     scalars = {key: value for key, value in tree.items() if key not in built}
-    config = build(RunConfig, {**built, **scalars}, "")
+    config = _in_steps(built, scalars)
     _check_consistent(config)
     return config
+
+
+def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfig:
+    """The config, whose length may be given in tokens; its batch schedule no longer holds fractions of the run.
+
+    Raises:
+        RequestError: both steps and tokens are given, or neither; the tokens do not make a batch.
+    """
+    numbers = dict(scalars)
+    budget = numbers.pop("tokens", None)
+    if budget is None:
+        config = build(RunConfig, {**groups, **numbers}, "")
+        entry = config.batch and resolve(config.batch.entry, config.batch_size, config.steps)
+    else:
+        if numbers.get("steps") is not None:
+            raise RequestError(f"steps={numbers['steps']} and tokens={budget} both set the length of a run; give one")
+        config = build(RunConfig, {**groups, **numbers, "steps": 1}, "")
+        sequences = convert(Budget, "tokens", budget, "tokens") // config.seq_len
+        entry = config.batch and config.batch.entry.in_sequences(config.batch_size, sequences)
+        steps = entry.steps_within(config.batch_size, sequences) if entry else sequences // config.batch_size
+        if not steps:
+            first = (entry.size(0, config.batch_size) if entry else config.batch_size) * config.seq_len
+            raise RequestError(f"tokens={budget} is less than a batch, which holds {first} tokens")
+        config = replace(config, steps=steps)
+    return config if config.batch is None else replace(config, batch=NamedEntry(config.batch.name, entry))
 
 
 def _check_consistent(config: RunConfig) -> None:
@@ -186,6 +264,8 @@ def _check_consistent(config: RunConfig) -> None:
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
     if config.batch is not None:
         config.batch.entry.micro_batches(config.batch_size, config.steps)
+        if isinstance(config.batch.entry, Adaptive) and config.schedule.over == "steps":
+            raise RequestError("batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens")
     elif "noise_scale" in config.probes.names:
         raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
     if len(config.guest) > 1:
@@ -223,8 +303,11 @@ def _rows(config: RunConfig) -> Rows:
     if config.batch is None:
         del rows["batch"]
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
-    if config.validation == "whole":  # absent, so that ids of such runs do not depend on it
+    # absent, so that ids of runs from before these keys do not depend on them
+    if config.validation == "whole":
         del rows["validation"]
+    if config.schedule.over == "steps":
+        del rows["schedule.over"]
     return rows
 
 
@@ -244,8 +327,8 @@ def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
 
 
 def columns(config: RunConfig) -> dict[str, Any]:
-    """Return one run's config as the columns of its record: dotted keys, lists joined with ``+``."""
-    return _columns(config, _rows(config))
+    """Return one run's config as the columns of its record: dotted keys, lists joined with ``+``; and its tokens."""
+    return {**_columns(config, _rows(config)), "tokens": config.trained_tokens}
 
 
 def _custom_model(config: RunConfig) -> dict[str, str]:

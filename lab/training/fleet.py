@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
@@ -23,6 +24,7 @@ from lab.data.packing import PackedCorpus
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import IGNORED, losses
 from lab.model.transformer import Transformer
+from lab.optim.batch_schedule import Adaptive
 from lab.optim.links import Now, Tensors
 from lab.training import accumulation
 from lab.training.accumulation import Accumulation
@@ -116,7 +118,7 @@ def check_ranks(config: RunConfig) -> None:
     """
     if config.guest and distributed.world_size() > 1:
         raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
-    distributed.batch_rows(config.batch_size)
+    distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
     if distributed.world_size() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
             model = _build_model(config, 1)
@@ -186,7 +188,13 @@ class Fleet:
         self.model.initialize(config.seed, factors)
         self.weights = self.model.weights()
         self.lr_factor = {name: factor.lr for name, factor in factors.items()}
-        self.shape_sr = config.schedule.entry.shape(config.steps, config.optimizer.lr)
+        self.adaptive: Adaptive | None = None
+        if config.batch is not None and isinstance(config.batch.entry, Adaptive):
+            assert self.runs == 1, "runs that choose their own batches cannot share a fleet"
+            self.adaptive = config.batch.entry
+        self.counts_s = config.micro_batches
+        self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
+        self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
         self.state = config.optimizer.begin(self.weights)
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.step_s = torch.arange(config.steps, device=self.device)
@@ -196,9 +204,11 @@ class Fleet:
         if config.batch is None:
             self.engine = engine(self._update, training_state, config.probes.names)
         else:
-            self.counts_s = config.batch.entry.micro_batches(config.batch_size, config.steps)
-            self.micro_batch: int = config.batch.entry.micro_batch
-            self.sums = accumulation.begin(self.weights, with_noise="noise_scale" in config.probes.names)
+            self.sums = accumulation.begin(
+                self.weights,
+                with_noise="noise_scale" in config.probes.names or self.adaptive is not None,
+                adaptive=self.adaptive is not None,
+            )
             self.engine = engine(self._apply, (*training_state, self.sums), config.probes.names)
             self.summing = engine(self._accumulate, (self.weights, self.sums), config.probes.names)
             self.summing.faults = self.engine.faults
@@ -209,7 +219,45 @@ class Fleet:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
         links = {f"{link}.{name}": tensor for link, tensors in self.state.items() for name, tensor in tensors.items()}
         noise = {f"noise.{name}": sum_r for name, sum_r in (self.sums.noise if self.sums else {}).items()}
-        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise
+        smoothed = {f"smoothed.{name}": mean_r for name, mean_r in (self.sums.smoothed if self.sums else {}).items()}
+        seen = {"seen": self.seen} if self.adaptive else {}
+        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise | smoothed | seen
+
+    def _shape(self, seen_s: NDArray[np.int64]) -> Tensor:
+        """LR over peak ``[s r]`` of the updates before which the run has seen so many sequences."""
+        config = self.config
+        if config.schedule.over == "steps":
+            shape_sr: Tensor = config.schedule.entry.shape(config.steps, config.optimizer.lr)
+        else:
+            done_s = torch.from_numpy(seen_s * config.seq_len)
+            shape_sr = config.schedule.entry.shape(config.duration, config.optimizer.lr, done_s)
+        return shape_sr
+
+    def micro_batches(self, step: int) -> int:
+        """Micro-batches of this update; an adaptive batch chooses them by the noise of the updates before."""
+        if self.adaptive is None or self.sums is None:
+            return int(self.counts_s[step])
+        noise = {name: float(mean_r) for name, mean_r in self.sums.smoothed.items()}
+        size = self.adaptive.adapted(noise["trace"], noise["squared_norm"], self.config.batch_size)
+        return max(1, min(size, self._left()) // self.adaptive.micro_batch)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Sequences of this update and tokens seen before it, ``[r]`` each."""
+        seen = int(self.seen) if self.adaptive else int(self.counts_s[:step].sum()) * self.config.rows
+        numbers = self.micro_batches(step) * self.config.rows, seen * self.config.seq_len
+        sequences_r, tokens_r = (self.shape_sr.new_full((self.runs,), number) for number in numbers)
+        return sequences_r, tokens_r
+
+    def _left(self) -> int:
+        """Sequences left of the budget."""
+        budget: int = self.config.trained_tokens // self.config.seq_len
+        return budget - int(self.seen)
+
+    def updates(self, step: int) -> int:
+        """Updates in all; of an adaptive batch at most as many, as long as this update is not the last."""
+        steps: int = self.config.steps
+        is_last = self.adaptive is not None and self.micro_batches(step) * self.adaptive.micro_batch == self._left()
+        return step + 1 if is_last else steps
 
     def parameters(self) -> tuple[int, int]:
         """Numbers of parameters of one run: all, and without input embedding and output head."""
@@ -219,7 +267,7 @@ class Fleet:
 
     def step(self, step: int) -> ProbeValues:
         """Forward, backward, update; returns values ``[r]`` of the probes that fire, by (probe, hook point)."""
-        with_probes = self.config.probes.fires(step, self.config.steps)
+        with_probes = self.config.probes.fires(step, self.updates(step))
         if self.sums is not None:
             return self._step_of_micro_batches(self.sums, step, with_probes=with_probes)
         return self.engine(self.loader.batch(step), self.step_s[step], self.shape_sr[step], with_probes=with_probes)
@@ -229,13 +277,16 @@ class Fleet:
 
         Of what a probe measures in the forward passes, the largest counts if it is a maximum, else the mean.
         """
-        count, measured = int(self.counts_s[step]), list[ProbeValues]()
+        count, measured = self.micro_batches(step), list[ProbeValues]()
         accumulation.clear(sums)
-        for windows_rbt in self.loader.micro_batches(step, count, self.micro_batch):
+        for windows_rbt in self.loader.micro_batches(step, count, self.config.rows):
             measured.append(self.summing(windows_rbt, with_probes=with_probes))
         values = {key: combine(key[0], [each[key] for each in measured]) for key in measured[0]}
         count_ = torch.tensor(count, dtype=self.shape_sr.dtype, device=self.device)
+        if self.adaptive:
+            self.shape_sr[step] = self._shape(self.seen.numpy())[0]
         values |= self.engine(self.step_s[step], self.shape_sr[step], count_, with_probes=with_probes)
+        self.seen += count * self.config.rows
         if with_probes:
             accumulation.clear_noise(sums)
         return values
@@ -256,7 +307,8 @@ class Fleet:
         """Update with the summed gradients, as a function of tensors."""
         *rest, sums = training_state
         weight_gradients, loss_r = accumulation.mean(sums)
-        accumulation.add_noise(sums, weight_gradients, self.micro_batch, count)
+        memory = self.adaptive.memory if self.adaptive else 1.0
+        accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)
 
     def _gradients(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensors, Tensor]:

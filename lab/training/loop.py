@@ -40,13 +40,17 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
             0, 0, Listener(probes.names if steps > 1 else (), fleet.engine.faults), fleet.evaluate_at_init()
         )
     for step in range(done, steps):
+        steps = fleet.updates(step)
         last = step == steps - 1
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
         if listener.hears("val_loss") and step > 0 and not last:
             listener("val_loss", "", fleet.evaluate(whole=False))
+        if listener.hears("batch"):
+            listener("batch", "", *fleet.batch(step))
         listener.probe_values |= fleet.step(step)
         if last:
             yield _evaluated(steps, step, listener, fleet.evaluate(whole=True))
+            return
         else:
             yield Moment(step + 1, step, listener.probe_values, None)
 

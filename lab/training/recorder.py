@@ -31,10 +31,11 @@ class Recorder:
         self._names: dict[Names, Names] = {}
         self._values: list[torch.Tensor] = []
         self._val_losses: list[torch.Tensor] = []
-        self._tracked = 0
+        self._tracked = self._done = 0
 
     def keep(self, moment: Moment) -> None:
         """Keep a moment; nothing is copied off the device yet."""
+        self._done = moment.done
         if moment.probe_values:
             names = tuple(moment.probe_values)
             self._probed_steps.append((moment.step, self._names.setdefault(names, names)))
@@ -82,12 +83,12 @@ class Recorder:
         at_init, final = (loss_r.tolist() for loss_r in (self._val_losses[0], self._val_losses[-1]))
         keys = [(step, *name) for step, names in self._probed_steps for name in names]
         values = torch.cat(self._values).T.tolist() if self._values else [[] for _ in range(runs)]
-        speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self.fleet.config.steps * runs / seconds}
+        speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self._done * runs / seconds}
         notes = {"notes": "; ".join(self.fleet.engine.faults.values()) or None}
         sizes = dict(zip(("parameters", "parameters_without_embeddings"), self.fleet.parameters(), strict=True))
         return [
             (
-                {**outcome(at_init[run], final[run], first_bad, self.fleet.config.steps), **sizes, **speed, **notes},
+                {**outcome(at_init[run], final[run], first_bad, self._done), **sizes, **speed, **notes},
                 [(*key, value) for key, value in zip(keys, values[run], strict=True)],
             )
             for run, first_bad in enumerate(self.fleet.first_bad_r.tolist())
