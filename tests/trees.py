@@ -70,10 +70,12 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     possible = [name for name in INTERVENTIONS if name == one_norm or not name.startswith("qk_layernorm")]
     on = draw(st.lists(st.sampled_from(possible), unique=True))
     made["intervention"] = {name: draw(entry(INTERVENTIONS[name])) for name in on}
-    first = draw(st.sampled_from([[], ["clip"], ["clip", "adam"], ["adam"]]))
-    between = draw(st.lists(st.sampled_from(["decay", "rms_scale"]), unique=True))
+    clips = draw(st.sampled_from([[], ["clip"], ["clip_relative"]]))
+    rules = draw(st.sampled_from([[], ["adam"], ["adam", "clip_update"], ["adam_beta2_ramp"], ["sgd"], ["momentum"]]))
+    first = [*clips, *rules]
+    between = draw(st.lists(st.sampled_from(["decay", "decay_lr_squared", "rms_scale"]), unique=True))
     after = draw(st.permutations(["schedule", *between]))
-    coupled = draw(st.integers(0, after.index("schedule"))) if "adam" in first else 0  # how many precede the peak
+    coupled = draw(st.integers(0, after.index("schedule"))) if rules else 0  # how many precede the peak
     chain = [*first, *after[:coupled], "peak", *after[coupled:]]
     made["optimizer"] = {"name": draw(words), "chain": list(chain)}
     for link in chain:
