@@ -99,6 +99,27 @@ class ClipRelative(Link):
         return {name: gradient * over(keep_r, gradient) for name, gradient in updates.items()}
 
 
+@LINKS.register("shrink_embedding")
+@dataclass(frozen=True)
+class ShrinkEmbedding(Link):
+    """Multiply the embedding's gradient by ``shrink``, which rises to 1 after ``shrink_until`` steps (GLM-130B's log).
+
+    It rises along a line of ``shrink_ramp`` steps.  A custom model has no weight called ``embedding``.
+    """
+
+    takes: ClassVar = ("gradient",)
+    makes: ClassVar = "gradient"
+    shrink: PerRun = bounded(at_least=0)
+    shrink_until: PerRun = bounded(at_least=0, infinite=True)
+    shrink_ramp: PerRun = bounded(at_least=0)
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        begin, ramp, least = (torch.as_tensor(each) for each in (self.shrink_until, self.shrink_ramp, self.shrink))
+        progress = ((now.step - begin) / ramp.clamp(min=1)).clamp(0, 1)
+        factor = least + (1 - least) * progress
+        return {name: g * over(factor, g) if name == "embedding" else g for name, g in updates.items()}
+
+
 def _power(base: Tensor | float, exponent: Tensor | float) -> Tensor:
     # as exp of log: compilers keep the result of an exp, and take a pow anew for each vector of each weight
     return (torch.as_tensor(base).log() * exponent).exp()
