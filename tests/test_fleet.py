@@ -26,6 +26,12 @@ SHAPES = [
     (),
     ("intervention=[]", "optimizer=adamw_coupled"),
     ("model.depth=0", "parametrization=mup_simple"),
+    (
+        "optimizer=palm",
+        "optimizer.chain=[clip_relative,adam_beta2_ramp,clip_update,peak,schedule,decay_lr_squared]",
+        *("~optimizer.clip", "+optimizer.clip_ratio=1", "+optimizer.clip_memory=0.9", "+optimizer.clip_update=0.8"),
+        "intervention=[biases,deepnorm,embedding_gradient_shrink,embedding_layernorm,learned_positions,normformer,relu]",
+    ),
     ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3"),
 ]
 

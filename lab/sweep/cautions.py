@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from lab.core.hooks import HookIntervention
 from lab.training.config import RunConfig
 
+OUTSIDE_BLOCKS = {"embedding", "readout", "logits"}  # kinds of hook points that a model of depth 0 has, too
+
 
 def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
     """One line per setting that does nothing, or less than its name says, in some of these runs."""
@@ -38,7 +40,7 @@ def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:
         name
         for config in configs
         for name, entry in config.intervention.items()
-        if isinstance(entry, HookIntervention) and not config.model.depth and "logits" not in entry.hook_points
+        if isinstance(entry, HookIntervention) and not config.model.depth and not {*entry.hook_points} & OUTSIDE_BLOCKS
     )
     for name, runs in sorted(names.items()):
         yield (

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 import lab.data
 import lab.interventions.attention
+import lab.interventions.blocks
+import lab.interventions.embedding
 import lab.interventions.loss_terms
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
 import lab.probes.updates
-import lab.records.trackers  # noqa: F401  (these eight fill the registries)
+import lab.records.trackers  # noqa: F401  (these ten fill the registries)
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
@@ -256,6 +258,11 @@ def _check_consistent(config: RunConfig) -> None:
     for name, entry in config.intervention.items():
         if isinstance(entry, HookIntervention):
             _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
+            if config.seq_len > entry.most_positions:
+                raise RequestError(
+                    f"intervention {name} has {entry.most_positions} positions, fewer than seq_len {config.seq_len}; "
+                    f"say intervention.{name}.positions={config.seq_len}"
+                )
             for other in entry.excludes:
                 if other in config.intervention:
                     raise RequestError(f"intervention {name} replaces {other}; choose one of the two, not both")
