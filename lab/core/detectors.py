@@ -20,6 +20,8 @@ MERGE = 20
 BACK, PATIENCE = 2.0, 300
 # Diverged: so many measurements in a row above the loss at the start, which is that of a uniform guess.
 LOST_FOR = 100
+# Stalled: so many measurements in a row without progress, at the floor of the loss scale or without an update.
+STALLED_FOR = 100
 NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a normal distribution
 
 
@@ -51,7 +53,8 @@ def _finite_median(number_nw: Numbers, count_n: NDArray[np.int64]) -> Numbers:
     """The median of the ``count_n`` finite numbers of each row; NaN in a row without any."""
     rows, sorted_nw = np.arange(len(number_nw)), np.sort(number_nw, axis=1)  # NaN comes last
     lower_n, upper_n = sorted_nw[rows, np.maximum(count_n - 1, 0) // 2], sorted_nw[rows, count_n // 2]
-    return (lower_n + upper_n) / 2
+    middle_n: Numbers = (lower_n + upper_n) / 2
+    return middle_n
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.core.detectors import FEWEST, MERGE, WINDOW, Numbers, Span, SpikeWatch, window_statistics
+from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, WINDOW, Numbers, Span, SpikeWatch, window_statistics
 
 # A gradient spike is so many times the running mean, which forgets at this rate and stands still meanwhile.
 GRADIENT_RISE, MEMORY = 5.0, 0.99
@@ -18,8 +18,6 @@ GRADIENT_RISE, MEMORY = 5.0, 0.99
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one epsilon exceeds the gradient.
 EPSILON_LIMIT = 1.0
-# The loss scale has stalled training where it stands at the least value seen for so many measurements.
-STALLED_FOR = 100
 # How far back an alarm counts as a warning of a loss spike, in measurements.
 LEAD = 100
 
