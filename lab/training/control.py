@@ -105,6 +105,7 @@ class Control:
         self.responses: list[Response] = [c.response.entry if c.response else Response() for c in configs]
         self.bursts = [config.burst.entry if config.burst else None for config in configs]
         self.clock = Clock.begin(len(configs))
+        self.snapshot_every = self.responses[0].snapshot_every
         self.snapshots = Snapshots(tensors, self.responses[0].snapshots)
         self.logs = [RunLog() for _ in configs]
         self.moments = 0
@@ -121,8 +122,7 @@ class Control:
 
     def before_step(self) -> None:
         """Take a snapshot if one is due, and note bursts that begin."""
-        every = self.responses[0].snapshot_every
-        if every and self.moments % every == 0:
+        if self.snapshot_every and self.moments % self.snapshot_every == 0:
             self.snapshots.take(self.clock)
         for run, (burst, log) in enumerate(zip(self.bursts, self.logs, strict=True)):
             if burst and run not in self.final:
@@ -185,7 +185,8 @@ class Control:
         log = self.logs[run]
         if not updated:
             log.left_out, log.skipped_batches = log.left_out + 1, log.skipped_batches + 1
-            self._note(run, "skip_update", reading.norm, "gradient norm")
+            if not log.left_out_in_a_row:
+                self._note(run, "skip_update", reading.norm, "gradient norm")
         log.left_out_in_a_row = 0 if updated else log.left_out_in_a_row + 1
         self.clock.tick(run, updated=updated)
 
