@@ -1,12 +1,13 @@
 """The question of a report, its answer by rule, the arm that others are compared with, and the default recipe."""
 
+import json
 import math
 
 import pytest
 
 import planted
 from lab.analysis.curves import arm_factors, points
-from lab.analysis.report.answers import answer, compared, questions
+from lab.analysis.report.answers import answer, compared, dates, questions
 from lab.analysis.report.comparisons import contrasts, nearest, reference_arm
 from lab.analysis.report.findings import brief_headline
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
@@ -229,3 +230,21 @@ def test_a_folder_knows_its_questions_and_when_they_were_asked(tmp_path):
     assert questions([tmp_path])[0].startswith("Does qk-layernorm keep")
     store.note_command(tmp_path, "lab sweep mine.yaml", "Does mine?")
     assert store.requests(tmp_path) == {"lab sweep mine.yaml": store.Request("", "Does mine?")}, "its day is not known"
+
+
+def test_dates_are_those_on_record_and_never_left_out(tmp_path):
+    """A folder older than the record of dates says so."""
+    old, new, both = tmp_path / "old", tmp_path / "new", tmp_path / "both"
+    for folder in (old, both):
+        folder.mkdir()
+        (folder / "commands.json").write_text('["lab sweep quickstart"]')
+    for folder in (new, both):
+        store.note_command(folder, "lab sweep quickstart seed=3")
+    requests = json.loads((new / "requests.json").read_text())
+    requests["lab sweep quickstart seed=4"] = {"day": "2024-02-29", "question": ""}
+    today = requests["lab sweep quickstart seed=3"]["day"]
+    assert dates([old]) == "date not recorded"
+    assert dates([new]) == today
+    assert dates([both]) == f"{today} (and before)"
+    (new / "requests.json").write_text(json.dumps(requests))
+    assert dates([new]) == f"2024-02-29 to {today}"

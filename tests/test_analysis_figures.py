@@ -153,6 +153,13 @@ def test_epsilon_is_a_line_where_gradients_come_near_it():
     assert epsilons(1e-15) == []
 
 
+@pytest.mark.parametrize("name", ["gradient_with_size", "updates_over_steps"])
+def test_runs_without_adam_have_no_line_at_its_epsilon(name):
+    made = [{key: value for key, value in card.items() if key != EPS} for card in cards(**{WIDTH: (16, 64)})]
+    axes = FIGURES[name](records(made, everything)).axes
+    assert not [line for each in axes for line in each.get_lines() if line.get_label() == "Adam's epsilon"]
+
+
 def test_the_best_loss_is_foretold_by_the_power_law_of_smaller_sizes():
     def loss(card):
         return 9 * card["parameters_without_embeddings"] ** -0.1 + abs(math.log10(card[LR]) + 2) + (card[WIDTH] == 128)

@@ -17,10 +17,9 @@ import pytest
 import torch
 
 from lab.core import files, machine
-from lab.records import store
+from lab.records import plans, store
 from lab.sweep.job import train_resumably
 from lab.sweep.planner import points, unfinished_fleets
-from lab.training import checkpoint
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
@@ -181,10 +180,10 @@ def test_what_was_begun_as_a_fleet_stays_one(tmp_path: Path) -> None:
 
 def test_checkpoints_go_when_all_runs_of_their_fleet_have_ended(tmp_path: Path) -> None:
     go_on(tmp_path, configs(*WANTED), cut_after=10)
-    checkpoint.remove(tmp_path, ["a", "b"])
-    assert checkpoint.unfinished_fleets(tmp_path) == [IDS]
-    checkpoint.remove(tmp_path, ["a", "b", "c", "d"])
-    assert checkpoint.unfinished_fleets(tmp_path) == []
+    plans.remove_checkpoints(tmp_path, ["a", "b"])
+    assert plans.checkpointed_fleets(tmp_path) == [IDS]
+    plans.remove_checkpoints(tmp_path, ["a", "b", "c", "d"])
+    assert plans.checkpointed_fleets(tmp_path) == []
 
 
 # Two fleets, in each of which a run diverges long before the first checkpoint.

@@ -22,7 +22,7 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.guard import baseline, render
-from lab.analysis.rendering import layout, style
+from lab.analysis.rendering import layout, marks, style
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.sensitivity import judge
 from lab.analysis.statistics import student_t
@@ -156,6 +156,12 @@ def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
 def test_every_figure_of_every_sweep_can_be_read(folder: Path, page: style.Page) -> None:
     with style.drawn_for(page):
         assert not wrong(drawings(load(folder)))
+
+
+def test_no_arm_is_marked_like_a_run_that_diverged() -> None:
+    """A hollow mark of an arm's own shape ends its power law."""
+    assert not {*style.ARM_MARKS} & {*marks.OUTCOMES.values()}
+    assert len({*style.ARM_MARKS}) == len(style.ARM_COLOURS)
 
 
 @pytest.mark.parametrize("draw", [logit_forecast, gradient_forecast])

@@ -2,59 +2,59 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import pandas as pd
 import planted_faults
 import pytest
 import yaml
 from planted_faults import FAULTS, SMOKE
 
-from lab.analysis import load
-from lab.analysis.curves import points
 from lab.analysis.guard import baseline, compare, render
 from lab.analysis.guard import check as gate
+from lab.analysis.guard.check import MARGIN
 from lab.analysis.guard.compare import Comparison
-from lab.analysis.guard.quantities import QUANTITIES
-from lab.analysis.sensitivity import paired, study
+from lab.analysis.guard.matching import where
+from lab.analysis.guard.quantities import QUANTITIES, measured
+from lab.analysis.statistics import student_t
 
 PLAIN, ARM = "without qk-layernorm", "with qk-layernorm"
-pytestmark = pytest.mark.xdist_group("smoke")  # trained once for all of these
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smoke sweep as it stands."""
-    folder = tmp_path_factory.mktemp("smoke") / "smoke"
-    subprocess.run([sys.executable, "-m", "lab", "sweep", "smoke", f"out={folder}"], check=True, capture_output=True)
-    return folder
+def recorded(column: str) -> dict[str, pd.Series]:
+    """A measured quantity of the smoke sweep on record, by arm: one number per seed."""
+    old = baseline.read(SMOKE)
+    return {where(old, number)[0]: table[column] for number, table in measured(old).items()}
 
 
-def test_qk_layernorm_lowers_sensitivity_beyond_the_spread_of_seeds(smoke: Path) -> None:
-    runs = load(smoke).runs
-    assert len(runs) == 50
-    gain = paired(points(runs), PLAIN, ARM).iloc[0]
-    assert gain["total"].n == 5
-    assert gain["total"].low > 0
-    assert gain["above"].low > 0  # and it is instability that qk-layernorm takes away
+def test_qk_layernorm_lowers_sensitivity_beyond_the_spread_of_seeds() -> None:
+    for part in ("total", "above"):  # and it is instability that qk-layernorm takes away
+        of_arm = recorded(part)
+        assert student_t(of_arm[PLAIN] - of_arm[ARM]).n == 5
+        assert student_t(of_arm[PLAIN] - of_arm[ARM]).low > 0
 
 
-def test_an_effect_can_be_seen_in_it(smoke: Path) -> None:
+def test_an_effect_can_be_seen_in_it() -> None:
     """The best learning rate of every seed lies inside the grid, and beats the bigram model by more than the margin."""
-    analysis = study([smoke])
-    grid = sorted(set(analysis.points["lr"]))
-    assert set(analysis.seeds["best_lr"]) <= set(grid[1:-1])
-    best = analysis.points.groupby(["arm", "seed"])["capped"].min()
-    assert (best < 0.95 * analysis.points["loss_bigram"].iloc[0]).all()
-    totals = {arm: curve["total"] for arm, curve in analysis.curves.set_index("arm").iterrows()}
-    margin = 0.05 * best[ARM].mean()
-    assert totals[PLAIN].low - totals[ARM].high > margin
-    assert totals[ARM].low > 2 * margin
+    places, best, totals = recorded("best_lr_index"), recorded("best"), recorded("total")
+    assert all(set(places[arm]) <= {2.0, 3.0, 4.0} for arm in (PLAIN, ARM)), "of five"
+    assert all((best[arm] < 0.95 * baseline.read(SMOKE).runs["loss_bigram"].iloc[0]).all() for arm in (PLAIN, ARM))
+    margin = MARGIN * best[ARM].mean()
+    assert student_t(totals[PLAIN]).low - student_t(totals[ARM]).high > margin
+    assert student_t(totals[ARM]).low > 2 * margin
 
 
-def test_the_smoke_sweep_is_what_it_was(smoke: Path) -> None:
-    comparison = gate.check_folder(smoke, SMOKE).comparison
+def test_three_seeds_of_the_guarded_recipe_are_what_they_were(tmp_path: Path) -> None:
+    trained = baseline.from_folder(planted_faults.train(tmp_path / "smoke", *planted_faults.RECIPE, "seed=0,1,2"))
+    comparison = compare.compare_baselines(planted_faults.recipe_of(baseline.read(SMOKE)), trained, MARGIN)
+    assert comparison.verdict in ("ok", "drift"), "\n".join(render.text(comparison))
+    assert len(comparison.changes) == len(QUANTITIES)
+
+
+@pytest.mark.slow
+def test_the_smoke_sweep_is_what_it_was(tmp_path: Path) -> None:
+    folder = planted_faults.train(tmp_path / "smoke", "smoke")
+    comparison = gate.check_folder(folder, SMOKE).comparison
     assert comparison.verdict in ("ok", "drift"), "\n".join(render.text(comparison))
     assert len(comparison.changes) == 2 * len(QUANTITIES) + 1
 

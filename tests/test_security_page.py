@@ -115,7 +115,7 @@ def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
         html.block,
         lambda text: html.table(pd.DataFrame({text: [text]})),
         lambda text: html.figure("<svg ></svg>", f"{text}\n\n{text}"),
-        lambda text: html.links({text: text}, text),
+        lambda text: html.links({text: text}, text, ("png", "pdf")),
         lambda text: html.card(text, text, text),
     ],
 )
@@ -227,17 +227,35 @@ seen.push(tip.textContent);
 points[0].dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
 seen.push(document.activeElement === points[1] ? "second" : "not the second");
 seen.push(document.querySelector("button[data-png]").hidden ? "no button" : "button");
+var pdf = document.querySelector("button[data-pdf]"), printed = [];
+window.print = function () {
+  var page = document.body.innerHTML.includes("300pt 200pt");
+  printed = [document.title, drawing.parentNode.parentNode === document.body, page];
+};
+pdf.click();
+window.dispatchEvent(new Event("afterprint"));
+seen.push([...printed, document.title, drawing.closest("figure") !== null].join(" "));
 document.title = JSON.stringify(seen);
 </script>"""
 
 
 @pytest.mark.slow
 def test_a_point_tells_its_numbers_to_mouse_touch_and_keyboard(browser: str, tmp_path: Path) -> None:
-    page = html.document("calm", [html.figure(DRAWING, "A drawing", html.links({}, "drawing"))])
+    page = html.document("calm", [html.figure(DRAWING, "A drawing", html.links({}, "drawing", ("png", "pdf")))])
     assert html.POLICY in page
     (tmp_path / "page.html").write_text(page.replace(html.POLICY, "").replace("</body>", f"{READER}</body>"))
     dumped = shown(browser, tmp_path / "page.html", tmp_path / "profile")
     seen = json.loads(unescape(dumped[dumped.index("<title>") + 7 : dumped.index("</title>")]))
     hostile = '<img src=x onerror="document.title=1">'
     first = "loss 2.5\nseeds 0, 1"
-    assert seen == [first, "two lines inside", "hidden", hostile, "hidden", first, "second", "button"]
+    assert seen == [
+        first,
+        "two lines inside",
+        "hidden",
+        hostile,
+        "hidden",
+        first,
+        "second",
+        "button",
+        "drawing true true calm true",
+    ]

@@ -39,7 +39,16 @@ class LocalLauncher(Launcher):
         from lab.cli import multirun  # not above: Hydra imports every plugin into every program that uses Hydra
 
         self.jobs = multirun.LocalJobs(hydra_context, task_function, config, **self.options)
-        self.slots, self.trains_here = self.jobs.slots, self.jobs.trains_here
+
+    @property
+    def slots(self) -> list[str | None]:
+        """See ``LocalJobs``."""
+        return self.jobs.slots
+
+    @property
+    def trains_here(self) -> bool:
+        """See ``LocalJobs``."""
+        return self.jobs.trains_here
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         return self.jobs.launch(job_overrides, initial_job_idx)

@@ -221,6 +221,11 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns="position").reset_index(drop=True)
 
 
+def epsilons(runs: pd.DataFrame) -> pd.Series:
+    """Adam's epsilon of each run, by its id; NaN of a run without Adam."""
+    return runs.reindex(columns=["id", EPSILON]).set_index("id")[EPSILON].astype(float)
+
+
 def arm_factors(runs: pd.DataFrame) -> dict[str, Mapping[str, Hashable]]:
     """What sets each arm of ``points(runs)`` apart, by its label and in the order of arms; see ``Arm.factors``."""
     _, _, arms, _ = _group(runs[runs["status"] != "failed"].sort_values("id"))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from textwrap import shorten
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lab.cli.compose import expand, parse, running_own_code
 from lab.cli.planning import show_planning
@@ -21,6 +21,7 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.sweep import pipeline
 from lab.sweep.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
+from lab.sweep.requests import recognizable
 
 
 @running_own_code()
@@ -32,11 +33,18 @@ def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: L
         SystemExit: with status 1 when a run failed.
     """
     points = expand(parse(overrides, config_loader))
-    trees = show_planning(map(TreeComposer(config_loader, config).tree, points), len(points))
+    trees = list(show_planning(map(TreeComposer(config_loader, config).tree, points), len(points)))
+    launcher_options = OmegaConf.to_container(config.hydra.launcher)
+    request = None if options["dry_run"] else recognizable(trees, {**options, "launcher": launcher_options})
+    if request and (ids := request.finished_ids()) is not None:
+        pipeline.report_finished(request.folder, ids, one=options["one"])
+        return
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
     slots, trains_here = getattr(launcher, "slots", [None]), getattr(launcher, "trains_here", False)
     launch = partial(_launch, launcher)
-    pipeline.run_sweep(trees, launch, is_local=is_local, slots=slots, trains_here=trains_here, **options)
+    trained = pipeline.run_sweep(trees, launch, is_local=is_local, slots=slots, trains_here=trains_here, **options)
+    if request and trained:
+        request.note(trained)
 
 
 def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -55,14 +63,22 @@ class LocalJobs:
     def __init__(
         self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, **options: Any
     ) -> None:
-        """Choose slots.
+        """Take the options of ``LocalLauncherConf``.
+
+        Raises:
+            RequestError: the timeout makes no sense.
+        """
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.options, self.timeout = options, check_timeout(options["timeout_minutes"])
+
+    @cached_property
+    def slots(self) -> list[Slot]:
+        """Where jobs run at once; not chosen before something is to be trained, since counting GPUs loads torch.
 
         Raises:
             RequestError: an option of the launcher makes no sense.
         """
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
-        self.slots: list[Slot] = choose_slots(options["processes"], options["devices"], config.device)
-        self.timeout = check_timeout(options["timeout_minutes"])
+        return choose_slots(self.options["processes"], self.options["devices"], self.config.device)
 
     @property
     def trains_here(self) -> bool:

@@ -6,16 +6,19 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
 
 from lab.core.errors import RequestError, nearest
 
 # A field annotated with one of these may differ between the runs of a fleet; stacking turns it into a tensor [r]
 # (a tuple of r integers for seeds).  Everything else is static and must agree.
-PerRun = Annotated[float | Tensor, "per run"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    PerRun = Annotated[float | Tensor, "per run"]
+else:
+    PerRun = Annotated[float, "per run"]  # data sources have such fields, and reading them must load no torch
 PerRunSeed = Annotated[int | tuple[int, ...], "per run"]
 
 Config = TypeVar("Config")
@@ -204,6 +207,8 @@ def _stacked(first: Any, name: str, configs: Sequence[Any], device: torch.device
     if _hints(kind)[name] == PerRunSeed:
         return tuple(values)
     if _hints(kind)[name] == PerRun:
+        import torch
+
         precision = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
         return torch.tensor(values, dtype=precision, device=device)
     return values[0]

@@ -105,6 +105,40 @@ class Adam(Link):
         return direction
 
 
+@LINKS.register("sgd")
+@dataclass(frozen=True)
+class SGD(Link):
+    """The gradient as it is: stochastic gradient descent (Robbins & Monro 1951)."""
+
+    takes: ClassVar = ("gradient",)
+    makes: ClassVar = "direction"
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        return dict(updates)
+
+
+@LINKS.register("momentum")
+@dataclass(frozen=True)
+class Momentum(Link):
+    """The sum of past gradients, one ``k`` steps old times ``momentum ** k`` (Polyak 1964; as in ``torch.optim.SGD``).
+
+    Under constant gradients it grows to 1 / (1 - momentum) times the gradient, so the learning rate is that much larger
+    than it says.
+    """
+
+    takes: ClassVar = ("gradient",)
+    makes: ClassVar = "direction"
+    momentum: PerRun = bounded(at_least=0, below=1)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
+        return {f"sum.{name}": torch.zeros_like(weight) for name, weight in weights.items()}
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        for name, gradient in updates.items():
+            state[f"sum.{name}"].mul_(over(self.momentum, gradient)).add_(gradient)
+        return {name: state[f"sum.{name}"].clone() for name in updates}
+
+
 @LINKS.register("decay")
 @dataclass(frozen=True)
 class Decay(Link):

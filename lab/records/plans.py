@@ -1,10 +1,10 @@
-"""Files of a sweep under way: the plan, frozen before anything runs, and how far each of its fleets is."""
+"""Files of a sweep: its plan, frozen before anything runs, how far each fleet is, and which left checkpoints."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -83,3 +83,41 @@ def progress_written(folder: Path, plan: str, index: int) -> float:
 def forget_progress(folder: Path, plan: str) -> None:
     """Delete the progress of a plan, at the start of a request and at its end."""
     shutil.rmtree(folder / "plans" / f"{plan}.progress", ignore_errors=True)
+
+
+def checkpoint_folder(folder: Path, ids: Sequence[str]) -> Path:
+    """The folder of the checkpoints of a fleet of these runs."""
+    return folder / "checkpoints" / digest(list(ids))
+
+
+def checkpointed_fleets(folder: Path) -> list[list[str]]:
+    """Ids of the runs of every fleet that left a checkpoint, in the fleet's order."""
+    fleets = []
+    for card in sorted(folder.glob("checkpoints/*/fleet.json")):
+        with suppress(OSError, ValueError):  # removed meanwhile, or not a card of ours
+            fleets.append(list(map(str, json.loads(card.read_text()))))
+    return fleets
+
+
+def remove_checkpoints(folder: Path, ended: Collection[str]) -> None:
+    """Remove the checkpoints of fleets all of whose runs have ended."""
+    for ids in checkpointed_fleets(folder):
+        if set(ids) <= set(ended):
+            shutil.rmtree(checkpoint_folder(folder, ids), ignore_errors=True)
+
+
+def note_request(folder: Path, name: str, request: Mapping[str, Any]) -> None:
+    """Keep what a finished request consisted of, under the digest of its settings."""
+    write_text(_request_path(folder, name), json.dumps({**request, "digest": digest(request)}))
+
+
+def read_request(folder: Path, name: str) -> dict[str, Any] | None:
+    """What ``note_request`` kept; None if it is missing or damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        request: dict[str, Any] = json.loads(_request_path(folder, name).read_text())
+        return request if request.pop("digest") == digest(request) else None
+    return None
+
+
+def _request_path(folder: Path, name: str) -> Path:
+    return folder / "plans" / f"{name}.request.json"

@@ -15,7 +15,6 @@ from lab.data.corpus import look_again
 from lab.records import plans, store
 from lab.records.trackers import FleetTracker, NoTracker
 from lab.sweep.progress import ProgressWriter
-from lab.training import checkpoint
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import RunConfig, columns, run_config, run_id
 from lab.training.engine import can_compile
@@ -181,7 +180,7 @@ class _Job:
         losses = [math.inf if one["status"] == "diverged" else one.get("final_val_loss") for one in outcomes]
         self.progress.end(fleet_summary(runs), losses)
         if distributed.is_first_rank():
-            checkpoint.remove(self.folder, ended)
+            plans.remove_checkpoints(self.folder, ended)
         if distributed.highest_on_any_rank(self.told_to_stop()):
             raise Preempted
         return len(ended) == len(self.configs)

@@ -56,7 +56,7 @@ def run_sweep(
     is_local: bool,
     slots: Sequence[Slot],
     trains_here: bool = False,
-) -> None:
+) -> list[str] | None:
     """Train what is missing of the points requested, then gather and report.
 
     Args:
@@ -65,6 +65,9 @@ def run_sweep(
         dry_run: ``summary``: hand the plan to ``ON_DRY_RUN``; ``full``: estimate every run; either trains nothing.
         trains_here: train a single fleet in this process; another one would load torch again.
         max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
+
+    Returns:
+        The ids of the points of this shard; None after a dry run.
 
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
@@ -82,7 +85,7 @@ def run_sweep(
         _warn(line)
     if dry_run:
         print_estimate(plan, full=True) if dry_run == "full" else ON_DRY_RUN.get()(plan)
-        return
+        return None
     folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
     store.note_command(folder, COMMAND.get(), QUESTION.get())
@@ -100,7 +103,9 @@ def run_sweep(
     store.note_command(
         folder, COMMAND.get(), QUESTION.get()
     )  # again: a shard that began at the same time may have lost it
-    _gather_and_report(folder, requested, mine, missing, one=one)
+    ids = [point.id for point in mine]
+    _gather_and_report(folder, [point.id for point in requested], ids, len(missing), one=one)
+    return ids
 
 
 def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point]) -> ProgressMonitor:
@@ -186,15 +191,17 @@ def _warn(text: str) -> None:
     print("lab:", printable(text), file=sys.stderr)
 
 
-def _gather_and_report(
-    folder: Path, requested: Sequence[Point], mine: Sequence[Point], missing: Sequence[Point], *, one: bool
-) -> None:
-    from lab.training import checkpoint
+def report_finished(folder: Path, ids: Sequence[str], *, one: bool) -> None:
+    """Note the command of a request whose points are all there, given by id, and report."""
+    store.note_command(folder, COMMAND.get(), QUESTION.get())
+    _gather_and_report(folder, ids, ids, 0, one=one)
 
+
+def _gather_and_report(folder: Path, requested: Sequence[str], mine: Sequence[str], missing: int, *, one: bool) -> None:
     statuses = store.statuses(folder)
-    checkpoint.remove(folder, [name for name, status in statuses.items() if status != "failed"])
-    mine_statuses = [statuses.get(point.id, "failed") for point in mine]  # a run whose job died left no card
-    others = len({point.id for point in requested} - {point.id for point in mine} - set(statuses))
+    plans.remove_checkpoints(folder, [name for name, status in statuses.items() if status != "failed"])
+    mine_statuses = [statuses.get(name, "failed") for name in mine]  # a run whose job died left no card
+    others = len({*requested} - {*mine} - set(statuses))
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
         summary = _report(folder)
@@ -202,11 +209,11 @@ def _gather_and_report(
             print(printable(summary))
         ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
-    counts = f"{len(missing) - failed} trained, {len(mine) - len(missing)} already there"
+    counts = f"{missing - failed} trained, {len(mine) - missing} already there"
     print(printable(f"{counts}, {diverged} diverged, {failed} failed; {ending}"))
     if one and not failed:
         runs = store.read(folder).runs
-        print(outcome_line(runs[runs["id"] == requested[0].id].iloc[0].to_dict()))
+        print(outcome_line(runs[runs["id"] == requested[0]].iloc[0].to_dict()))
     if failed:
         raise SystemExit(1)
 

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.data.corpus import look_again
-from lab.records import store
+from lab.records import plans, store
 from lab.records.trackers import require
 from lab.sweep.capacity import Host, check_fits, measure_host, most_runs
 from lab.sweep.local_jobs import Slot
-from lab.training import checkpoint
 from lab.training.config import RunConfig, identify, run_config, static_key
 from lab.training.engine import can_compile
 from lab.training.fleet import check_custom, check_ranks
@@ -218,7 +217,7 @@ def plan_sweep(
     missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
     for point in {point.shape: point for point in missing}.values():
         check_fits(point.config, hosts[point.config.device])
-    resumed = unfinished_fleets(missing, checkpoint.unfinished_fleets(folder), max_runs)
+    resumed = unfinished_fleets(missing, plans.checkpointed_fleets(folder), max_runs)
     started = {point.id for fleet in resumed for point in fleet}
     unstarted = [point for point in missing if point.id not in started]
     host = hosts[requested[0].config.device]

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from lab.core import distributed, files
 from lab.core.distributed import copy_whole
 from lab.core.errors import RequestError
 from lab.core.schema import bounded
+from lab.records import plans
 
 
 @dataclass(frozen=True)
@@ -31,31 +32,11 @@ class CheckpointConfig:
     keep: int = bounded(at_least=1)
 
 
-def unfinished_fleets(folder: Path) -> list[list[str]]:
-    """Ids of the runs of every fleet that left a checkpoint, in the fleet's order."""
-    fleets = []
-    for card in sorted(folder.glob("checkpoints/*/fleet.json")):
-        with suppress(OSError, ValueError):  # removed meanwhile, or not a card of ours
-            fleets.append(list(map(str, json.loads(card.read_text()))))
-    return fleets
-
-
-def remove(folder: Path, ended: Collection[str]) -> None:
-    """Remove the checkpoints of fleets all of whose runs have ended."""
-    for ids in unfinished_fleets(folder):
-        if set(ids) <= set(ended):
-            shutil.rmtree(_fleet_folder(folder, ids), ignore_errors=True)
-
-
-def _fleet_folder(folder: Path, ids: Sequence[str]) -> Path:
-    return folder / "checkpoints" / files.digest(list(ids))
-
-
 class Checkpointer:
     """Saves and restores the checkpoints of one fleet; every rank calls it, at the same steps."""
 
     def __init__(self, folder: Path, ids: Sequence[str], config: CheckpointConfig) -> None:
-        self.folder, self.ids, self.config = _fleet_folder(folder, ids), list(ids), config
+        self.folder, self.ids, self.config = plans.checkpoint_folder(folder, ids), list(ids), config
         self.saved = time.monotonic()
 
     def due(self, done: int) -> bool:

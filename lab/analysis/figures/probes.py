@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import EPSILON
+from lab.analysis.curves import epsilons
 from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.grouping import facets
 from lab.analysis.probe_values import late, near
@@ -125,8 +125,7 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
         NothingToDrawError: no arm has, or more than four have.
     """
     depth = records.runs.set_index("id")["model.depth"]
-    eps = runs["id"].map(records.runs.set_index("id")[EPSILON])
-    runs = runs.assign(depth=runs["id"].map(depth).astype(int), eps=eps)
+    runs = runs.assign(depth=runs["id"].map(depth).astype(int), eps=epsilons(records.runs).loc[runs["id"]].to_numpy())
     runs = runs.assign(value=runs["id"].map(series.measure(records, series.probe, series.where)), block=1)
     runs["value"] = runs["value"].where(np.isfinite(runs["value"]) & (runs["value"] > 0))
     runs = runs[runs.groupby(["arm", "size", "lr"])["value"].transform("count") > 0]

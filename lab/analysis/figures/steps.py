@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lab.analysis.curves import EPSILON
+from lab.analysis.curves import EPSILON, epsilons
 from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.grouping import swept_setting
 from lab.analysis.probe_values import places
@@ -193,7 +193,7 @@ def _evenly(steps: pd.Series, most: int) -> Any:
 
 def _epsilons(first: Axes, records: Records, runs: pd.DataFrame, shades: Mapping[float, str]) -> None:
     """Draw Adam's epsilons in all panels of a row, each in the colour of its line if ``shades`` has one."""
-    for eps in records.runs.loc[records.runs["id"].isin(runs["id"]), EPSILON].unique():
+    for eps in epsilons(records.runs).reindex(runs["id"]).unique():
         for axes in first.get_shared_y_axes().get_siblings(first):
             panels.epsilon(axes, eps, shades.get(eps, style.INK))
 

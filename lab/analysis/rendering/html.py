@@ -76,11 +76,15 @@ def block(text: str) -> str:
     return f"<pre>{_literal(text)}</pre>"
 
 
-def links(files: Mapping[str, str], png: str = "") -> str:
-    """Links to files beside the page, by label; with a name ``png`` also a button that saves the drawing above."""
+def links(files: Mapping[str, str], drawing: str = "", formats: Iterable[str] = ()) -> str:
+    """Links to files beside the page, by label, and buttons that save the drawing above, of this name.
+
+    Args:
+        formats: of the buttons: ``png`` saves a picture, ``pdf`` prints the drawing on a page of its size.
+    """
     parts = [f'<a href="{_literal(path)}">{_literal(label)}</a>' for label, path in files.items()]
-    if png:
-        parts.append(f'<button type="button" data-png="{_literal(png)}" hidden>PNG</button>')
+    for kind in formats:
+        parts.append(f'<button type="button" data-{kind}="{_literal(drawing)}" hidden>{kind.upper()}</button>')
     return f'<p class="files">{" ".join(parts)}</p>'
 
 

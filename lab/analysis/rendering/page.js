@@ -86,6 +86,27 @@
     });
   });
 
+  document.querySelectorAll("button[data-pdf]").forEach(function (button) { // the drawing above it, printed alone
+    button.hidden = false;
+    button.addEventListener("click", function () {
+      var drawing = button.closest("figure").querySelector("svg"), box = drawing.viewBox.baseVal;
+      var home = drawing.parentNode, sheet = document.createElement("div"), size = document.createElement("style");
+      var title = document.title;
+      size.textContent = "@page { size: " + box.width + "pt " + box.height + "pt; margin: 0 }";
+      sheet.className = "sheet";
+      sheet.appendChild(drawing); // itself, no copy: its clips and marks are known by their ids
+      document.body.append(size, sheet);
+      document.title = button.getAttribute("data-pdf"); // the name that browsers give the file
+      window.addEventListener("afterprint", function () {
+        home.appendChild(drawing);
+        size.remove();
+        sheet.remove();
+        document.title = title;
+      }, { once: true });
+      window.print();
+    });
+  });
+
   var links = {}, marked = null, contents = document.querySelectorAll("nav a");
   contents.forEach(function (link) { links[link.getAttribute("href").slice(1)] = link; });
   var sections = Array.prototype.slice.call(document.querySelectorAll("section[id]"));

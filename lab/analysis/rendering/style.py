@@ -35,7 +35,7 @@ SMALL_TEXTS = ("axes.titlesize", "xtick.labelsize", "ytick.labelsize", "legend.f
 
 # Okabe & Ito 2008, without yellow, which is invisible on white.
 ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-ARM_MARKS = ("o", "s", "^", "D", "v", "P", "X")
+ARM_MARKS = ("o", "s", "D", "v", "P", "X", "p")  # none of those of a diverged or unstable run
 SIZE_SHADES, LR_SHADES = "viridis", "plasma"
 INK = "#444444"
 DASHED = (0, (4, 2))

@@ -23,6 +23,15 @@ FEWEST_LRS = 4
 UNIT = "nats/token"
 
 
+def dates(folders: Sequence[Path]) -> str:
+    """The first and the last day on which the commands of these folders were given, as far as they are recorded."""
+    recorded = [request.day for folder in folders for request in store.requests(folder).values() if request.day]
+    if not recorded:
+        return "date not recorded"
+    is_whole = len(recorded) >= sum(len(store.commands(folder)) for folder in folders)
+    return " to ".join(dict.fromkeys([min(recorded), max(recorded)])) + ("" if is_whole else " (and before)")
+
+
 def questions(folders: Iterable[Path]) -> list[str]:
     """The questions of the sweeps that filled these folders, each once.
 

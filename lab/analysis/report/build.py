@@ -21,7 +21,7 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, layout
 from lab.analysis.report import stamp, tables
-from lab.analysis.report.answers import answer, compared, questions
+from lab.analysis.report.answers import answer, compared, dates, questions
 from lab.analysis.report.findings import brief_headline, notes
 from lab.analysis.sensitivity import Study, study
 from lab.analysis.text import count, listed, plain_text, spell
@@ -46,6 +46,7 @@ CLAIMS = """Claims of Wortsman et al. 2023 (arXiv:2309.14322) that this sweep te
 A claim is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other
 side, else inconclusive."""
 
+FORMATS = ("png", "pdf")  # of each figure, besides SVG
 # Figures that come first on the page, in this order; the others follow by name.
 FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
 
@@ -174,22 +175,21 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
 
 
 def _figure_links(svg: Path) -> str:
-    """Links to a figure in all formats it was drawn in; without a PNG file a button makes one."""
-    drawn = {kind: svg.with_suffix(f".{kind}") for kind in ("svg", "png", "pdf")}
-    links = {kind.upper(): f"figures/{path.name}" for kind, path in drawn.items() if path.is_file()}
-    return html.links(links, png="" if "PNG" in links else svg.stem)
+    """Links to a figure in all formats it was drawn in; a button makes it in each of the others."""
+    links = {"SVG": f"figures/{svg.name}"}
+    drawn = [kind for kind in FORMATS if svg.with_suffix(f".{kind}").is_file()]
+    links |= {kind.upper(): f"figures/{svg.stem}.{kind}" for kind in drawn}
+    return html.links(links, svg.stem, [kind for kind in FORMATS if kind not in drawn])
 
 
 def _facts(study: Study, folders: list[Path]) -> Iterator[str]:
     """When and how these runs were made, and what they are."""
     runs = study.records.runs
-    days = sorted({request.day for folder in folders for request in store.requests(folder).values()} - {""})
     commands = _commands(folders)
     command = f"{commands[0]}{f' (and {len(commands) - 1} more)' if len(commands) > 1 else ''}" if commands else ""
     data = [str(name) for name in runs["data.name"].dropna().unique()] if "data.name" in runs else []
     versions = sorted(map(str, runs["versions"].dropna().unique()))
-    facts = [" to ".join(dict.fromkeys([days[0], days[-1]])) if days else "", command]
-    facts += [f"data: {listed(data)}" if data else "", "; ".join(versions)]
+    facts = [dates(folders), command, f"data: {listed(data)}" if data else "", "; ".join(versions)]
     yield html.paragraph(" · ".join(fact for fact in facts if fact), "facts")
     yield html.paragraph(_extent(study), "facts")
 

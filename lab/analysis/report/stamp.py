@@ -27,7 +27,7 @@ def origin(folder: Path) -> str | None:
     if tables is None or _has_other_figures():
         return None
     versions = [platform.python_version(), *(version(name) for name in LIBRARIES)]
-    return files.digest([folder.resolve().name, tables, _requests(folder), _code(), versions])
+    return files.digest([folder.resolve().name, tables, _requests(folder), code(), versions])
 
 
 def _requests(folder: Path) -> dict[str, str]:
@@ -48,7 +48,7 @@ def _has_other_figures() -> bool:
 
 
 @cache
-def _code() -> str:
+def code() -> str:
     """Digest of the lab's source files."""
     package = Path(__file__).parents[2]
     return files.digest({str(path.relative_to(package)): files.file_digest(path) for path in package.rglob("*.py")})

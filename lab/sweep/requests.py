@@ -1,0 +1,85 @@
+"""Requests that finished before: such a one is recognized, without planning it and so without loading torch."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+from lab.analysis.report import stamp
+from lab.core import distributed
+from lab.core.files import digest
+from lab.core.registry import DATA, KINDS
+from lab.core.schema import build
+from lab.data.corpus import look_again
+from lab.records import plans, store
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that the plan of a request depends on besides the records.
+
+    Attributes:
+        folder: the results folder.
+        name: digest of the points, the options, the lab's code, Python, torch and the machine.
+        data: the configs of its data sources, as JSON.
+    """
+
+    folder: Path
+    name: str
+    data: tuple[str, ...]
+
+    def note(self, ids: Sequence[str]) -> None:
+        """Keep the ids of the points, all of which finished or diverged."""
+        plans.note_request(self.folder, self.name, {"ids": list(ids), "fingerprints": self._fingerprints()})
+
+    def finished_ids(self) -> list[str] | None:
+        """The ids of the points if the request finished before, on the same data, and its records are intact.
+
+        Raises:
+            RequestError: records of another version, damaged tables, or data that cannot be read.
+        """
+        noted = plans.read_request(self.folder, self.name)
+        if noted is None:
+            return None
+        statuses = store.statuses(self.folder)
+        if any(statuses.get(name, "failed") == "failed" for name in noted["ids"]):
+            return None
+        look_again()
+        return list(noted["ids"]) if noted["fingerprints"] == self._fingerprints() else None
+
+    def _fingerprints(self) -> dict[str, str]:
+        return {source: _fingerprint(json.loads(source)) for source in self.data}
+
+
+def recognizable(trees: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Request | None:
+    """A request for these points, given by their config trees, with these options of sweeper and launcher.
+
+    Returns:
+        None for a shard, on several ranks, for several folders, or where other code has added to the lab: its digest
+        would leave something out.
+    """
+    folders = {str(tree["out"]) for tree in trees}
+    if options["shard"] != "1/1" or distributed.world_size() > 1 or len(folders) > 1 or "" in folders or _is_extended():
+        return None
+    made_by = [stamp.code(), platform.python_version(), version("torch"), platform.node()]
+    sources = {json.dumps(tree["data"], sort_keys=True) for tree in trees}
+    return Request(Path(folders.pop()), digest([trees, options, made_by]), tuple(sorted(sources)))
+
+
+def _is_extended() -> bool:
+    """Whether packages, or a script, have registered entries of their own."""
+    if any(group.startswith("lab.") for group in entry_points().groups):
+        return True
+    entries = [entry for registry in KINDS.values() for entry in registry._entries.values()]
+    return any(not getattr(entry, "measure", entry).__module__.startswith("lab.") for entry in entries)
+
+
+def _fingerprint(values: Mapping[str, Any]) -> str:
+    numbers = dict(values)
+    source = build(DATA[str(numbers.pop("name"))], numbers, "data")
+    return str(source.open().fingerprint)
