@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Burst(ABC):
 
     Attributes:
         start: index of the first batch; below 1, a share of the steps.
-        length: number of batches; 0 is a run without a burst.
+        length: number of batches; below 1, a share of the steps, rounded up; 0 is a run without a burst.
         fraction: share of a batch's sequences that come from the burst.
     """
 
@@ -36,9 +37,9 @@ class Burst(ABC):
 
     def batches(self, steps: int) -> range:
         """The batches of the burst, in a run of so many steps."""
-        start = float(self.start)
+        start, length = float(self.start), float(self.length)
         first = round(start * steps) if start < 1 else int(start)
-        return range(first, first + int(self.length))
+        return range(first, first + (math.ceil(length * steps) if length < 1 else int(length)))
 
     def check(self, steps: int) -> None:
         """Refuse a burst beyond the last step.
