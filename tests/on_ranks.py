@@ -40,7 +40,7 @@ def values(tape: Recorder) -> list[dict[str, Any]]:
     told = ("status", "diverged_at", "loss_at_init", "final_val_loss", "parameters")
     return [
         {key: outcome[key] for key in told} | {f"{step} {probe} {where}": value for step, probe, where, value in rows}
-        for outcome, rows in tape.runs()
+        for outcome, rows, _ in tape.runs()
     ]
 
 

@@ -65,7 +65,7 @@ def go_on(
         return [], steps, notes
     finally:
         torch.set_flush_denormal(False)
-    return [(outcome["status"], outcome["diverged_at"], rows) for outcome, rows in tape.runs()], steps, notes
+    return [(outcome["status"], outcome["diverged_at"], rows) for outcome, rows, _ in tape.runs()], steps, notes
 
 
 def left(folder: Path) -> list[Path]:

@@ -116,7 +116,7 @@ def test_of_a_probe_that_raises_one_line_is_said_and_its_records_tell(
     assert lab(*MINI, "probes.names=[train_loss,broken]", f"out={tmp_path}") == 0  # in two fleets
     said = "probe broken is silent, having raised ZeroDivisionError: no number"
     assert capsys.readouterr().err == f"lab: {said}; training goes on\n"
-    runs, metrics = store.read(tmp_path)
+    runs, metrics, _ = store.read(tmp_path)
     assert runs["notes"].tolist() == [said, said]
     assert set(metrics["probe"]) == {"train_loss"}
 

@@ -124,8 +124,9 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     evaluation = clock.seconds(lambda: losses.append(fleet.evaluate(whole=False)))
     recorder.keep(Moment(0, 0, listener.probe_values, losses[0]))
     with TemporaryDirectory() as folder:
-        for run, (outcome, metrics) in zip(configs, recorder.runs(), strict=True):
-            store.write_run(Path(folder), run_card(run_id(run, fleet.corpus.fingerprint), run, outcome), metrics)
+        for of_run, run in zip(configs, recorder.runs(), strict=True):
+            card = run_card(run_id(of_run, fleet.corpus.fingerprint), of_run, run.outcome)
+            store.write_run(Path(folder), card, run.metrics)
     seconds = plain * passes_s.sum() + max(0.0, probed - plain) * passes_s[probe_steps].sum()
     if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may
         seconds = plain * passes_s.sum() / COMPILED_SPEED[config.precision]

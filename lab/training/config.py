@@ -20,11 +20,23 @@ import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
 import lab.probes.updates
-import lab.records.trackers  # noqa: F401  (these ten fill the registries)
+import lab.records.trackers
+import lab.responses  # noqa: F401  (these eleven fill the registries)
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
-from lab.core.registry import BATCHES, DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
+from lab.core.registry import (
+    BATCHES,
+    BURSTS,
+    DATA,
+    INTERVENTIONS,
+    MODELS,
+    PARAMETRIZATIONS,
+    RESPONSES,
+    SCHEDULES,
+    TRACKERS,
+    Registry,
+)
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.batch_schedule import Adaptive, resolve
@@ -103,6 +115,8 @@ class RunConfig:
     ranks: str = one_of("ddp", "fsdp")
     validation: str = one_of("whole", "short", default="whole")
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
+    burst: NamedEntry | None = None
+    response: NamedEntry | None = None
 
     @property
     def validation_targets(self) -> float:
@@ -179,7 +193,12 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "checkpoint": partial(build, CheckpointConfig),
     "tracker": partial(_named, TRACKERS),
     "batch": partial(_named, BATCHES),
+    "burst": partial(_named, BURSTS),
+    "response": partial(_named, RESPONSES),
 }
+# Groups that may be empty; ids of runs without one do not depend on it.
+OPTIONAL = ("batch", "burst", "response")
+SPIKE_LAB = ("burst", "response")
 NAMELESS = ("intervention", "guest", "checkpoint")
 
 
@@ -212,7 +231,7 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     known = {} if groups is None else groups
     built: dict[str, Any] = {}
     for key, make in GROUPS.items():
-        if key == "batch" and not tree.get(key):
+        if key in OPTIONAL and not tree.get(key):
             built[key] = None
             continue
         if key in ("intervention", "guest") and key in tree and tree[key] is None:
@@ -275,6 +294,16 @@ def _check_consistent(config: RunConfig) -> None:
             raise RequestError("batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens")
     elif "noise_scale" in config.probes.names:
         raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
+    for group in SPIKE_LAB:
+        if getattr(config, group) is not None and config.batch is not None and config.batch.name != "constant":
+            raise RequestError(
+                f"{group}={getattr(config, group).name} takes batches of one size, not batch={config.batch.name}; "
+                "leave batch= out or say batch=constant"
+            )
+    if config.burst is not None:
+        config.burst.entry.check(config.steps)
+    if config.response is not None:
+        _check_response(config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, is_per_run in leaves(config.guest, "guest."):
@@ -287,6 +316,13 @@ def _check_consistent(config: RunConfig) -> None:
         raise RequestError(
             f"parametrization={name} does not apply to a custom model, which draws its own initial values"
         )
+
+
+def _check_response(config: RunConfig) -> None:
+    """Refuse a response that cannot attach."""
+    assert config.response is not None
+    if isinstance(config.response.entry, HookIntervention) and config.guest:
+        raise RequestError(f"response={config.response.name} attaches to hook points that a custom model lacks")
 
 
 def _check_uses(
@@ -307,8 +343,11 @@ def _rows(config: RunConfig) -> Rows:
     owned = config.optimizer.owned
     named = ((_column(key, owned), value, varies) for key, value, varies in leaves(config))
     rows = {column: (value, varies) for column, value, varies in named if column}
-    if config.batch is None:
-        del rows["batch"]
+    for group in OPTIONAL:
+        if getattr(config, group) is None:
+            del rows[group]
+    for group in SPIKE_LAB:  # a column of its own name says which it is
+        rows.pop(f"{group}.name", None)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
     # absent, so that ids of runs from before these keys do not depend on them
     if config.validation == "whole":
@@ -330,7 +369,14 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
 
 def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in rows.items()}
-    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_custom_model(config)}
+    names = {"intervention": "+".join(sorted(config.intervention)) or "none", **_spike_lab(config)}
+    return {**flat, **names, **_custom_model(config)}
+
+
+def _spike_lab(config: RunConfig) -> dict[str, str]:
+    """Names of the burst and of the response, or ``none``."""
+    entries = {group: getattr(config, group) for group in SPIKE_LAB}
+    return {group: entry.name if entry else "none" for group, entry in entries.items()}
 
 
 def columns(config: RunConfig) -> dict[str, Any]:
@@ -346,7 +392,8 @@ def _custom_model(config: RunConfig) -> dict[str, str]:
 def _static_key(config: RunConfig, rows: Rows) -> str:
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, varies) in rows.items() if not varies and key not in labels}
-    return files.digest({**shared, "intervention": sorted(config.intervention), **_custom_model(config)})
+    present = {group: name for group, name in _spike_lab(config).items() if name != "none"}
+    return files.digest({**shared, "intervention": sorted(config.intervention), **present, **_custom_model(config)})
 
 
 def static_key(config: RunConfig) -> str:
