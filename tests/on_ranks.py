@@ -27,10 +27,12 @@ from small import brief, configs
 RATES = ("optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0")
 SHARED = ("optimizer.clip=0.1", "probes.every=3", "steps=7", "device=cpu")
 HALF = 4
+IN_PARTS = ("batch=steps", "batch.micro_batch=2", "batch_size=8", "batch.half=6", "batch.full=14")
+IN_PARTS = (*IN_PARTS, "probes.names=[train_loss,grad_norm,noise_scale]")
 
 
-def wanted(runs: int, how: str = "ddp") -> list[Any]:
-    return configs(*RATES[:runs], shared=(*SHARED, f"ranks={how}"))
+def wanted(runs: int, how: str = "ddp", *others: str) -> list[Any]:
+    return configs(*RATES[:runs], shared=(*SHARED, f"ranks={how}", *others))
 
 
 def values(tape: Recorder) -> list[dict[str, Any]]:
@@ -38,7 +40,7 @@ def values(tape: Recorder) -> list[dict[str, Any]]:
     told = ("status", "diverged_at", "loss_at_init", "final_val_loss", "parameters")
     return [
         {key: outcome[key] for key in told} | {f"{step} {probe} {where}": value for step, probe, where, value in rows}
-        for outcome, rows in tape.runs()
+        for outcome, rows, _ in tape.runs()
     ]
 
 
@@ -55,6 +57,14 @@ def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", res
         tape.keep(moment)
         if halfway and moment.done == HALF:
             keeper.save(HALF, tape.fleet.tensors(), tape.state())
+    return values(tape)
+
+
+def trained_in_parts(how: str = "ddp") -> list[dict[str, Any]]:
+    """Values of a fleet of two runs whose batch grows from one micro-batch of two sequences to four."""
+    tape = Recorder(brief(Fleet(wanted(2, how, *IN_PARTS))))
+    for moment in train(tape.fleet):
+        tape.keep(moment)
     return values(tape)
 
 
@@ -87,6 +97,7 @@ def main(folder: Path) -> None:
         for runs in (1, 3):
             found[f"{how} {runs}"] = trained(folder, runs, how, halfway=f"{how} {runs}")
         found[f"{how} resumed"] = trained(folder, 3, how, resumed="one process")
+        found[f"{how} in parts"] = trained_in_parts(how)
     found["ddp resumed as fsdp"] = trained(folder, 3, "fsdp", resumed="ddp 3")
     found["held"] = share_held()
     found["faults"] = {

@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import lab.interventions.attention
+import lab.interventions.blocks
+import lab.interventions.embedding
 import lab.model.loss
 import lab.optim.schedule
 import lab.probes.activations

@@ -81,4 +81,4 @@ def trained(wanted: list[RunConfig]) -> list[Run]:
     finally:
         torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     timings = ("wall_seconds", "model_steps_per_second")
-    return [({k: v for k, v in outcome.items() if k not in timings}, rows) for outcome, rows in tape.runs()]
+    return [({k: v for k, v in outcome.items() if k not in timings}, rows) for outcome, rows, _ in tape.runs()]

@@ -17,7 +17,7 @@ from lab.__main__ import main
 from lab.records import store
 
 WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "intervention=[],[qk_layernorm]"]
-SIZE = ["data=synthetic", "model.width=16", "steps=60", "hydra.sweeper.max_runs=2"]
+SIZE = ["data=synthetic", "validation=short", "model.width=16", "steps=60", "hydra.sweeper.max_runs=2"]
 RUNS = 8  # in four fleets
 needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
 TIMINGS = ["wall_seconds", "model_steps_per_second", "out"]

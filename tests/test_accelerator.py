@@ -124,4 +124,4 @@ def test_replaying_a_captured_step_is_training() -> None:
 
 
 def _inputs(fleet: Fleet) -> tuple[Tensor, Tensor, Tensor]:
-    return fleet.loader.batch(0), fleet.step_s[0], fleet.shape_sr[0]
+    return fleet.loader.batch(0), fleet.step_sr[0], fleet.shape_sr[0]

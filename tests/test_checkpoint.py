@@ -65,7 +65,7 @@ def go_on(
         return [], steps, notes
     finally:
         torch.set_flush_denormal(False)
-    return [(outcome["status"], outcome["diverged_at"], rows) for outcome, rows in tape.runs()], steps, notes
+    return [(outcome["status"], outcome["diverged_at"], rows) for outcome, rows, _ in tape.runs()], steps, notes
 
 
 def left(folder: Path) -> list[Path]:
@@ -187,7 +187,16 @@ def test_checkpoints_go_when_all_runs_of_their_fleet_have_ended(tmp_path: Path) 
 
 
 # Two fleets, in each of which a run diverges long before the first checkpoint.
-LONG = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "steps=120", "checkpoint.steps=20"]
+LONG = [
+    "train",
+    "-m",
+    "seed=0,1",
+    "data=synthetic",
+    "validation=short",
+    "model.width=16",
+    "steps=120",
+    "checkpoint.steps=20",
+]
 LONG += ["optimizer.lr=1e-2,1e30", "optimizer.clip=inf", "schedule.warmup=0", "hydra.sweeper.max_runs=2"]
 
 

@@ -24,7 +24,7 @@ from lab.core import files
 from lab.records import store
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
-ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic"]
+ONE = ["steps=3", "model.width=16", "data=synthetic", "validation=short", "hydra/launcher=basic"]
 pytestmark = pytest.mark.usefixtures("undrawn", "briefly")
 
 

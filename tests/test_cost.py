@@ -87,6 +87,7 @@ def allocated_at_most(work: Callable[[], object]) -> int:
         "model.width=256 batch_size=2",
         "model.width=64 seq_len=64 batch_size=16",
         "model.width=64 model.depth=4 seq_len=256 batch_size=2",
+        "model.width=64 seq_len=128 batch_size=24 batch=constant batch.micro_batch=8",
     ],
 )
 def test_tensors_take_what_was_counted(shape: str) -> None:
@@ -95,7 +96,8 @@ def test_tensors_take_what_was_counted(shape: str) -> None:
         fleet.held_out_nt = fleet.held_out_nt[: PASS_TOKENS // fleet.config.seq_len]  # a single pass
         fleet.step(0)
         passing = (lambda: fleet.step(1), lambda: fleet.evaluate(whole=True))
-        return sum(tensor.nbytes for tensor in fleet.tensors().values()) + max(map(allocated_at_most, passing))
+        kept = [*fleet.tensors().values(), *(fleet.sums.gradients.values() if fleet.sums else ())]
+        return sum(tensor.nbytes for tensor in kept) + max(map(allocated_at_most, passing))
 
     asked = bytes_asked(configs("seed=0", shared=shape.split())[0])
     assert asked / 1.3 < (taken(3) - taken(1)) / 2 < asked

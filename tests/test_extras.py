@@ -19,7 +19,16 @@ import slurm
 from lab.records import store
 from sweeping import TIMINGS, assert_same
 
-WORDS = ["train", "-m", "seed=0,1,2", "optimizer.lr=1e-2,1e-1", "steps=20", "model.width=16", "data=synthetic"]
+WORDS = [
+    "train",
+    "-m",
+    "seed=0,1,2",
+    "optimizer.lr=1e-2,1e-1",
+    "steps=20",
+    "model.width=16",
+    "data=synthetic",
+    "validation=short",
+]
 PLUGINS = {"slurm": "hydra_plugins.hydra_submitit_launcher", "ray": "hydra_plugins.hydra_ray_launcher"}
 there = {extra for extra, plugin in PLUGINS.items() if find_spec(plugin)}
 needs_slurm = pytest.mark.skipif("slurm" not in there, reason="pip install 'instability-lab[slurm]'")

@@ -22,7 +22,17 @@ from small import configs, trained
 from sweeping import TIMINGS, assert_same
 from test_checkpoint import go_on
 
-MINI = ["train", "-m", "seed=0,1", "data=synthetic", "model.width=16", "model.depth=1", "seq_len=16", "batch_size=4"]
+MINI = [
+    "train",
+    "-m",
+    "seed=0,1",
+    "data=synthetic",
+    "validation=short",
+    "model.width=16",
+    "model.depth=1",
+    "seq_len=16",
+    "batch_size=4",
+]
 MINI += ["steps=12", "probes.every=4"]
 MINI += ["hydra/launcher=basic", "hydra.sweeper.max_runs=1"]
 
@@ -106,7 +116,7 @@ def test_of_a_probe_that_raises_one_line_is_said_and_its_records_tell(
     assert lab(*MINI, "probes.names=[train_loss,broken]", f"out={tmp_path}") == 0  # in two fleets
     said = "probe broken is silent, having raised ZeroDivisionError: no number"
     assert capsys.readouterr().err == f"lab: {said}; training goes on\n"
-    runs, metrics = store.read(tmp_path)
+    runs, metrics, _ = store.read(tmp_path)
     assert runs["notes"].tolist() == [said, said]
     assert set(metrics["probe"]) == {"train_loss"}
 

@@ -26,6 +26,12 @@ SHAPES = [
     (),
     ("intervention=[]", "optimizer=adamw_coupled"),
     ("model.depth=0", "parametrization=mup_simple"),
+    (
+        "optimizer=palm",
+        "optimizer.chain=[clip_relative,adam_beta2_ramp,clip_update,peak,schedule,decay_lr_squared]",
+        *("~optimizer.clip", "+optimizer.clip_ratio=1", "+optimizer.clip_memory=0.9", "+optimizer.clip_update=0.8"),
+        "intervention=[biases,deepnorm,embedding_gradient_shrink,embedding_layernorm,learned_positions,normformer,relu]",
+    ),
     ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3"),
 ]
 
@@ -149,7 +155,7 @@ def test_a_loss_term_gets_the_hidden_states_of_the_batch(monkeypatch: pytest.Mon
     expected = torch.autograd.grad(loss, [fleet.weights[name] for name in names])
     with listening(lambda kind, where, *values: heard.__setitem__(kind, values[0])):
         held = (fleet.weights, fleet.state, fleet.first_bad_r)
-        fleet._update(held, tokens_rbt, fleet.step_s[0], fleet.shape_sr[0])
+        fleet._update(held, tokens_rbt, fleet.step_sr[0], fleet.shape_sr[0])
     for name, gradient in zip(names, expected, strict=True):
         torch.testing.assert_close(heard["gradients"][name], gradient, rtol=1e-4, atol=1e-6)
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.xdist_group("full disk"), pytest.mark.usefixtures("und
 def trained(folder: Path) -> store.Records:
     """What the command leaves there, which has to come to its end, timings left out."""
     assert lab(*MINI, f"out={folder}") == 0
-    runs, metrics = store.read(folder)
+    runs, metrics, _ = store.read(folder)
     return store.Records(runs.drop(columns=TIMINGS), metrics)
 
 

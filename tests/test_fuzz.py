@@ -18,7 +18,7 @@ from lab.sweep.planner import points
 GROUPS = {
     "model": ["d32", "d64", "d65"],
     "data": ["stdlib", "synthetic", "text", "jsonl", "huggingface"],
-    "optimizer": ["adamw", "adamw_coupled", "adamw_rms_scaled", "sgd", "momentum"],
+    "optimizer": ["adamw", "adamw_coupled", "adamw_rms_scaled", "sgd", "palm", "adamw_clip_relative"],
     "schedule": ["cosine", "constant", "wsd", "rsqrt", "linear"],
     "parametrization": ["mup_simple", "mup_full", "standard"],
     "probes": ["none", "all"],

@@ -37,7 +37,7 @@ def leave(folder: Path, seeds: int) -> store.Records:
     plan = plans.freeze(folder, [[{"id": point.id, "tree": point.tree} for point in fleet]])
     job.train_fleet(folder, plan, 0)
     torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
-    runs, metrics = store.read(folder)
+    runs, metrics, _ = store.read(folder)
     order = ["id", "step", "probe", "where"]
     return store.Records(runs.sort_values("seed", ignore_index=True), metrics.sort_values(order, ignore_index=True))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 HOME = Path(__file__).parents[1]
-TRAINING_PARTS = {"core", "records", "data", "model", "interventions", "optim", "probes"}
+TRAINING_PARTS = {"core", "records", "data", "model", "interventions", "optim", "probes", "responses"}
 BELOW_SWEEP = {*TRAINING_PARTS, "training", "analysis"}
 # What a wing may import besides itself.  Every module may import the package `lab`, which imports nothing.
 WINGS: dict[str, set[str]] = {
@@ -26,6 +26,7 @@ WINGS: dict[str, set[str]] = {
     "optim": {"core"},
     "probes": {"core"},
     "interventions": {"core", "model"},
+    "responses": {"core"},
     "training": TRAINING_PARTS,
     "analysis": {"core", "records"},
     "sweep": BELOW_SWEEP,

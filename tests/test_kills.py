@@ -97,7 +97,7 @@ Start = Callable[[Path], Any]
 
 def left(folder: Path) -> store.Records:
     """What is left of a sweep that came to its end, timings left out."""
-    runs, metrics = store.read(folder)
+    runs, metrics, _ = store.read(folder)
     assert pd.read_parquet(folder / "runs.parquet")["id"].is_unique
     assert (folder / "report.html").exists()
     assert not list(folder.glob("checkpoints/*"))

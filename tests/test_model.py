@@ -23,6 +23,10 @@ from pieces import intervention, model, tokens, weights_of
 from tests import reference
 
 CHANGES = [name for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)]
+# Interventions whose model says at first what it says without them: exactly, or but for rounding.
+SILENT = ("biases", "embedding_gradient_shrink")
+EQUIVALENT = ("late_qk_scaling", "pb_relax", "split_qk_scaling")
+OTHER_INITIAL_VALUES = ("deepnorm", "embedding_init", "tied_head")  # of weights that are there without them
 SHAPES = [  # width, head width, vocabulary, batch, positions; a run of the last two fills no whole vectors anywhere
     (16, 8, 29, 4, 12),
     (10, 10, 37, 6, 9),
@@ -85,7 +89,10 @@ def test_the_reference_tells_the_arms_apart() -> None:
     assert (on - reference.transformer(weights, rows_bt, 2, 1, False).logits).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("names", [(), tuple(CHANGES)], ids=["bare", "all interventions"])
+UNTIED = tuple(name for name in CHANGES if name != "tied_head")  # a tied head reads the rows of all tokens
+
+
+@pytest.mark.parametrize("names", [(), UNTIED], ids=["bare", "all interventions"])
 def test_later_tokens_get_exactly_no_gradient_from_earlier_outputs(names: tuple[str, ...]) -> None:
     length, now = 7, 3
     made = model(0, 1, changes=changes(*names))
@@ -140,7 +147,8 @@ def test_initial_scale() -> None:
 
 
 def test_a_weight_starts_from_its_seed_and_name_alone() -> None:
-    bare, dressed = weights_of(model(3)), weights_of(model(3, changes=changes(*CHANGES)))
+    others = [name for name in CHANGES if name not in OTHER_INITIAL_VALUES]
+    bare, dressed = weights_of(model(3)), weights_of(model(3, changes=changes(*others)))
     assert set(bare) < set(dressed)
     company, deep, single = weights_of(model(1, 3, 2)), weights_of(model(3, depth=3)), model(3, dtype=torch.float32)
     for name, weight in bare.items():
@@ -183,9 +191,12 @@ def test_contract_of_interventions(name: str) -> None:
     rows_rbt = tokens(0, 1)
     bare, dressed = model(0, 1), model(0, 1, changes=changes(name))
     for run in range(2):
-        assert not torch.equal(bare(rows_rbt)[0][run], dressed(rows_rbt)[0][run])
+        without, with_it = bare(rows_rbt)[0][run], dressed(rows_rbt)[0][run]
+        assert torch.equal(without, with_it) == (name in SILENT) or name in EQUIVALENT
+        assert torch.allclose(without, with_it, rtol=1e-12) == (name in (*SILENT, *EQUIVALENT))
     before, after = weights_of(bare), weights_of(dressed)
-    assert all(torch.equal(before[shared], after[shared]) for shared in before)
+    starts_alike = before.keys() <= after.keys() and all(torch.equal(before[each], after[each]) for each in before)
+    assert starts_alike == (name not in OTHER_INITIAL_VALUES)
     own = set(after) - set(before)
     assert all(name in weight for weight in own)
     felt = gradients(dressed, rows_rbt)

@@ -200,7 +200,7 @@ def test_independent_decay_shrinks_alike_at_every_learning_rate_and_coupled_does
             assert shrunk["adamw_coupled"][tensor][run].sub(expected).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if "weight_decay" in recipe("optimizer", name)])
 def test_every_weight_is_decayed_gains_and_embeddings_too(name: str) -> None:
     made = model(0, 1, changes={"qk_layernorm": intervention("qk_layernorm")})
     weights = {tensor: weight.detach() for tensor, weight in weights_of(made).items()}
@@ -356,7 +356,7 @@ def test_rms_scale_makes_the_learning_rate_relative_to_each_weight() -> None:
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_contract_of_schedules(name: str) -> None:
     """A shape within [0, 1] for every step and run, in the precision of the peaks, the same for a run alone."""
-    numbers = {key: value for key, value in recipe("schedule", name).items() if key != "name"}
+    numbers = {key: value for key, value in recipe("schedule", name).items() if key not in ("name", "over")}
     schedule = build(SCHEDULES[name], numbers, "schedule")
     peak_r = torch.tensor([1e-6, 1e-3, 1.0], dtype=torch.float64)
     shape_sr = stack([schedule] * 3, CPU).shape(30, peak_r)
@@ -525,9 +525,10 @@ def test_probes_hear_gradients_after_clipping_and_the_direction_before_decay_and
         chain.step(gradient, chain.begin(weights), at(0, weights, torch.ones(1, dtype=torch.float64)))
     assert all(torch.equal(heard["gradients"][tensor], gradient[tensor]) for tensor in SHAPES)
     norm = math.sqrt(sum(float(value.square().sum()) for value in heard["clipped_gradients"].values()))
-    assert norm == pytest.approx(0.5)
+    if "clip" in chain.links:
+        assert norm == pytest.approx(0.5)
     for tensor in SHAPES:  # the first step of Adam is the sign
-        is_adam = "adam" in chain.links
+        is_adam = any(link.startswith("adam") for link in chain.links)
         first = gradient[tensor].sign() if is_adam else heard["clipped_gradients"][tensor]
         torch.testing.assert_close(heard["direction"][tensor], first)
 

@@ -319,7 +319,7 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
     )  # the loop tells that
     with listening(lambda kind, where, *values: heard.add(kind)):
         fleet._update(
-            (fleet.weights, fleet.state, fleet.first_bad_r), fleet.loader.batch(0), fleet.step_s[0], fleet.shape_sr[0]
+            (fleet.weights, fleet.state, fleet.first_bad_r), fleet.loader.batch(0), fleet.step_sr[0], fleet.shape_sr[0]
         )
     assert heard == set(hooks.ANNOUNCEMENTS) - {"noise"}, "noise is told by steps of several micro-batches"
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}

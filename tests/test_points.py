@@ -13,11 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 import composing
 from lab.cli import launch
-from lab.cli.compose import expand, parse
+from lab.cli.compose import expand, parse, resolved
 from lab.cli.hydra_app import data_folder
 from lab.cli.points import TreeComposer
 from lab.core.errors import RequestError
@@ -48,7 +48,7 @@ def by_hydra(loader: Any, config: DictConfig, point: Sequence[str]) -> str:
         composed = loader.load_sweep_config(config, list(point))
         with open_dict(composed):
             del composed["hydra"], composed["fleet"]
-        return json.dumps(OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
+        return json.dumps(resolved(composed))
     except Exception:
         return "refused"
 

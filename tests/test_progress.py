@@ -399,7 +399,7 @@ def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None
 
 # In a terminal: a process of its own at the end of a pseudo-terminal.
 
-SWEEP = ["train", "-m", "data=synthetic", "model.width=16", "optimizer.lr=1e-3,1e30", "out=two"]
+SWEEP = ["train", "-m", "data=synthetic", "validation=short", "model.width=16", "optimizer.lr=1e-3,1e30", "out=two"]
 
 
 class Teletype:

@@ -20,6 +20,7 @@ model: {width: 16, head_width: 8}
 seq_len: 12
 batch_size: 4
 steps: 12
+validation: short
 """
 TESTS = """
 import pytest

@@ -71,6 +71,15 @@ def test_losses_norms_and_probes_are_those_of_one_process(how: str, runs: int, f
     assert min(norms) > 0.1  # so that clipping acts
 
 
+def test_micro_batches_and_their_noise_are_those_of_one_process(found: Any) -> None:
+    alone = on_ranks.trained_in_parts()
+    for how in ("ddp", "fsdp"):
+        assert differing(found[f"{how} in parts"], alone) == [], how
+    noise = [value for name, value in alone[0].items() if " noise_scale trace" in name]
+    assert math.isfinite(noise[-1])
+    assert noise[-1] > 0
+
+
 @pytest.mark.parametrize(
     ("fault", "shows"),
     [
@@ -118,9 +127,12 @@ def as_rank(monkeypatch: pytest.MonkeyPatch, place: int, count: int) -> None:
 def test_what_ranks_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config, sharded = configs("", "ranks=fsdp", shared=("batch_size=6",))
     check_ranks(config)
+    (in_parts,) = configs("", shared=("batch_size=8", "batch=constant", "batch.micro_batch=2"))
     as_rank(monkeypatch, 1, 4)
     with pytest.raises(RequestError, match="batch_size 6 cannot be shared by 4 ranks"):
         check_ranks(config)
+    with pytest.raises(RequestError, match=r"batch\.micro_batch 2 cannot be shared by 4 ranks"):
+        check_ranks(in_parts)
     as_rank(monkeypatch, 2, 3)
     assert distributed.batch_rows(6) == slice(4, 6)
     check_ranks(config)
@@ -136,6 +148,7 @@ def test_what_ranks_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 TRAIN = [
     "train",
     "data=synthetic",
+    "validation=short",
     "model.width=16",
     "steps=100",
     "device=cpu",

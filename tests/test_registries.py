@@ -24,8 +24,13 @@ FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom mod
 PRESETS = {"data/c4": "huggingface"}
 EVERY_ENTRY = [(each, name) for each in FILLED for name in each]
 # Groups of conf whose files are the entries of a registry.
-GROUPS = {name: KINDS[name] for name in ("data", "intervention", "parametrization", "schedule", "batch", "tracker")}
-FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
+GROUPS = {
+    name: KINDS[name]
+    for name in ("data", "intervention", "parametrization", "schedule", "batch", "burst", "response", "tracker")
+}
+EMPTY = ("burst/none", "response/none")
+PATHS = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
+FILES = [path for path in PATHS if path not in EMPTY]
 NAMED = [file for file in FILES if not file.startswith("arm/")]  # an arm is a bundle of keys without a name
 
 
@@ -111,7 +116,9 @@ def test_every_file_says_its_own_name_and_builds(file: str) -> None:
         return
     name = PRESETS.get(file, name)
     assert (values["scale"] if group == "scale" else values)["name"] == name
-    rest = {key: 0 if value == "${seed}" else value for key, value in values.items() if key != "name"}
+    # references as the numbers that they may stand for
+    rest = {key: int(value != "${seed}") if "${" in str(value) else value for key, value in values.items()}
+    rest = {key: value for key, value in rest.items() if key not in ("name", "over")}
     if group == "optimizer":
         build_optimizer(values)
     elif group in GROUPS:
@@ -120,10 +127,15 @@ def test_every_file_says_its_own_name_and_builds(file: str) -> None:
         build({"model": ModelConfig, "probes": ProbesConfig}[group], values, group)
 
 
+@pytest.mark.parametrize("file", EMPTY)
+def test_a_group_that_may_be_empty_has_a_file_for_that(file: str) -> None:
+    assert recipe(*file.split("/")) == {}
+
+
 def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
-    # the one compares micro-batches, which a run has none of by default; the other takes a pass over the whole head
-    assert sorted(recipe("probes", "all")["names"]) == sorted({*PROBES} - {"noise_scale", "head_common_mode"})
+    # two are of micro-batches, which a run has none of by default; the other takes a pass over the whole head
+    assert sorted(recipe("probes", "all")["names"]) == sorted({*PROBES} - {"noise_scale", "batch", "head_common_mode"})
     assert recipe("probes", "none")["names"] == []
 
 

@@ -27,7 +27,7 @@ from lab.training.shards import ShardedReader, write_shards
 from sweeping import finished
 
 HOME = Path(__file__).parents[1]
-SMALL = ["data=synthetic", "model.width=16", "steps=3", "hydra/launcher=basic"]
+SMALL = ["data=synthetic", "validation=short", "model.width=16", "steps=3", "hydra/launcher=basic"]
 TRAP = "{_target_: test_security.spring}"
 SPRUNG: list[str] = []
 

@@ -16,7 +16,14 @@ from lab.training.config import static_key
 from small import tree
 from sweeping import RUNS, TIMINGS, assert_same, begin
 
-ONE = ["steps=3", "model.width=16", "data=synthetic", "hydra/launcher=basic", "hydra.sweeper.max_runs=1"]
+ONE = [
+    "steps=3",
+    "model.width=16",
+    "data=synthetic",
+    "validation=short",
+    "hydra/launcher=basic",
+    "hydra.sweeper.max_runs=1",
+]
 
 
 def grid(widths: tuple[int, ...], seeds: int, rates: int) -> list[Point]:

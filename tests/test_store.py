@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_back(folder: Path) -> None:
     leave(folder, "a", diverged_at=3, final_val_loss=math.nan, **{"optimizer.clip": math.inf, "optimizer.lr": 3e-4})
-    runs, metrics = store.read(folder)
+    runs, metrics, _ = store.read(folder)
     assert runs.loc[0, "optimizer.clip"] == math.inf
     assert runs.loc[0, "optimizer.lr"] == 3e-4
     assert runs.loc[0, "diverged_at"] == 3

@@ -6,18 +6,16 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
 from lab.__main__ import main
 from lab.cli import launch
-from lab.cli.compose import expand
+from lab.cli.compose import expand, resolved
 from lab.cli.hydra_app import data_folder
 from lab.training.config import RunConfig, run_config
 
@@ -25,7 +23,7 @@ SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
 HEADINGS = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
 # Overrides that decide how large a run is.
-SIZING = ("model=", "model.width=", "steps=", "batch_size=", "scale=", "sweeps=")
+SIZING = ("model=", "model.width=", "steps=", "batch=", "batch_size=", "scale=", "sweeps=")
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -52,7 +50,7 @@ def requested(name: str, scale: str) -> Iterator[list[list[str]]]:
 
 def composed(overrides: list[str]) -> RunConfig:
     """One point, as types; no data is opened."""
-    tree: Any = OmegaConf.to_container(compose("config", overrides), resolve=True)
+    tree = resolved(compose("config", overrides))
     del tree["fleet"]
     return run_config(tree)
 

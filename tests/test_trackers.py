@@ -393,7 +393,7 @@ def test_a_tracker_holds_what_the_store_holds_when_trained_and_when_exported(nam
     for _ in range(1 if name == "trackio" else 2):  # a second export in place of the first
         shutil.rmtree("exported/wandb", ignore_errors=True)
         spoken("export", "two", "--to", name, *out, WANDB_MODE="offline", TRACKIO_DIR="exported/trackio")
-    runs, metrics = store.read(Path("two"))
+    runs, metrics, _ = store.read(Path("two"))
     for place in ("two", "exported"):
         logged = list(READERS[name](tmp_path / place))
         values: dict[str, set[tuple[int, str, str]]] = {}

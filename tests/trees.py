@@ -66,14 +66,15 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
         "tracker": TRACKERS,
     }.items():
         made[group] = draw(named(registry))
-    one_norm = draw(st.sampled_from(["qk_layernorm", "qk_layernorm_model"]))  # the one replaces the other
-    possible = [name for name in INTERVENTIONS if name == one_norm or not name.startswith("qk_layernorm")]
-    on = draw(st.lists(st.sampled_from(possible), unique=True))
+    drawn = draw(st.lists(st.sampled_from(list(INTERVENTIONS)), unique=True))
+    on = [name for name in drawn if not {*drawn} & {*getattr(INTERVENTIONS[name], "excludes", ())}]
     made["intervention"] = {name: draw(entry(INTERVENTIONS[name])) for name in on}
-    first = draw(st.sampled_from([[], ["clip"], ["clip", "adam"], ["adam"]]))
-    between = draw(st.lists(st.sampled_from(["decay", "rms_scale"]), unique=True))
+    clips = draw(st.sampled_from([[], ["clip"], ["clip_relative"], ["shrink_embedding"]]))
+    rules = draw(st.sampled_from([[], ["adam"], ["adam", "clip_update"], ["adam_beta2_ramp"], ["sgd"], ["momentum"]]))
+    first = [*clips, *rules]
+    between = draw(st.lists(st.sampled_from(["decay", "decay_lr_squared", "rms_scale"]), unique=True))
     after = draw(st.permutations(["schedule", *between]))
-    coupled = draw(st.integers(0, after.index("schedule"))) if "adam" in first else 0  # how many precede the peak
+    coupled = draw(st.integers(0, after.index("schedule"))) if rules else 0  # how many precede the peak
     chain = [*first, *after[:coupled], "peak", *after[coupled:]]
     made["optimizer"] = {"name": draw(words), "chain": list(chain)}
     for link in chain:
@@ -83,6 +84,8 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     made["probes"] = {"name": draw(words), "every": draw(st.integers(1, MOST)), "names": names}
     made["checkpoint"] = draw(entry(CheckpointConfig))
     made["scale"]["name"] = draw(words)
+    if "learned_positions" in on:
+        made["intervention"]["learned_positions"]["positions"] = 2**62  # windows are not longer
     plain = [field for field in dataclasses.fields(RunConfig) if field.metadata or field.name == "out"]
     return made | {field.name: draw(of_field(RunConfig, field)) for field in plain}
 

@@ -164,8 +164,9 @@ def _short_name(key: str, others: Iterable[str]) -> str:
 # Groups whose files have names that say what they are.
 CHOICES = ("data", "optimizer", "parametrization", "schedule")
 LR, EPSILON = "optimizer.lr", "optimizer.eps"
-# Keys that do not set curves apart: those that vary along a curve, and those that change no result.
-FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device"}
+# Keys that do not set curves apart: those that vary along a curve, those that change no result, and what follows from
+# others.
+FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device", "tokens"}
 # Parameter counts within this ratio are one size: an intervention may add a few gains.
 GAINS_TOLERANCE = 1.05
 
@@ -246,7 +247,8 @@ def _group(
 def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     """Key of each run's curve, and by that key each curve's config: plain values by dotted key."""
     config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - FREE if key.split(".")[0] != "probes")
-    columns = ["intervention", *config, "data_fingerprint"]
+    planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
+    columns = ["intervention", *planted, *config, "data_fingerprint"]
     keys: list[Hashable] = [tuple(map(plain, row)) for row in runs[columns].itertuples(index=False, name=None)]
     return keys, {key: dict(zip(columns, key, strict=True)) for key in keys}  # type: ignore[call-overload]
 

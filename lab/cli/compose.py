@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli import hydra_app
@@ -29,6 +29,7 @@ CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 _CONFIG_DIR: ContextVar[tuple[Path, ...]] = ContextVar("config_dir", default=())
 # Launchers from other packages, and the extra of this one that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
+DEFAULT_STEPS = "${scale.steps}"  # as conf/config.yaml says
 MAX_POINTS = 100_000  # of a sweep; more is a typing mistake, and would take hours to compose
 
 
@@ -105,6 +106,18 @@ def use_config_dir(words: Sequence[str]) -> list[str]:
 def config_dirs() -> tuple[Path, ...]:
     """The folder of --config-dir, if it was given."""
     return _CONFIG_DIR.get()
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """The plain tree of a run's config; ``tokens`` replace the default number of steps, though not one that is given.
+
+    Raises:
+        OmegaConfBaseException: a key refers to none, or has no value.
+    """
+    tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    if tree.get("tokens") is not None and config._get_node("steps")._value() == DEFAULT_STEPS:  # type: ignore[union-attr]
+        return {**tree, "steps": None}
+    return dict(tree)
 
 
 @contextmanager

@@ -13,7 +13,16 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lab.cli import hydra_app, override_rules
-from lab.cli.compose import CONFIG_DIR_FLAGS, composer, expand, known_keys, parse, reading_request, use_config_dir
+from lab.cli.compose import (
+    CONFIG_DIR_FLAGS,
+    composer,
+    expand,
+    known_keys,
+    parse,
+    reading_request,
+    resolved,
+    use_config_dir,
+)
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.shipped import question
@@ -160,6 +169,6 @@ def compose_points(words: Sequence[str]) -> list[dict[str, Any]]:
         for point in expand(parse(overrides)):
             config = composed(point)
             with reading_request():
-                tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+                tree = resolved(config)
             trees.append({key: value for key, value in tree.items() if key != "fleet"})
     return trees

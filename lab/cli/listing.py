@@ -61,6 +61,14 @@ def _figures() -> Iterator[tuple[str, str]]:
         yield name, first_line(FIGURES[name])
 
 
+def _detectors() -> Iterator[tuple[str, str]]:
+    from lab.analysis.spikes.alarms import LABELS
+    from lab.analysis.spikes.detectors import KINDS
+
+    for name in KINDS:
+        yield name, LABELS[name][0]
+
+
 LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
     "campaigns": _campaigns,
@@ -72,6 +80,9 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "schedules": _entries("schedule"),
     "batches": _entries("batch"),
     "data": _entries("data"),
+    "bursts": _entries("burst"),
+    "responses": _entries("response"),
+    "detectors": _detectors,
     "probes": _entries("probe"),
     "trackers": _entries("tracker"),
     "figures": _figures,

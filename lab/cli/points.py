@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import AnyNode, DictConfig, ListConfig, open_dict
 
-from lab.cli.compose import reading_request
+from lab.cli.compose import reading_request, resolved
 
 Path = tuple[str, ...]
 Tree = Mapping[str, Any]
@@ -115,8 +115,7 @@ class TreeComposer:
     def _resolved(self, words: Mapping[str, str]) -> Tree:
         config = self._composed(words)
         with reading_request():
-            plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        return dict(plain)
+            return resolved(config)
 
 
 def _substituted(tree: Tree, places: Places, values: Mapping[str, Any]) -> dict[str, Any]:

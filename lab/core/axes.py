@@ -38,19 +38,19 @@ def _replicated(tensor_r: Tensor, number_r1: Tensor) -> Tensor:
     return DTensor.from_local(number_r1, mesh, [Replicate()], run_check=False)
 
 
-def _whole(number_r: Tensor) -> Tensor:
+def whole(number_r: Tensor) -> Tensor:
     """Combine a number per run over the shards of a tensor."""
     return number_r.full_tensor() if hasattr(number_r, "full_tensor") else number_r
 
 
 def per_run_mean(tensor_r: Tensor) -> Tensor:
     """``[r ...] -> [r]``: the mean over everything but the run axis."""
-    return mean_over_ranks(_whole(tensor_r.flatten(1).mean(1)))
+    return mean_over_ranks(whole(tensor_r.flatten(1).mean(1)))
 
 
 def per_run_max(tensor_r: Tensor) -> Tensor:
     """``[r ...] -> [r]``: the largest entry of each run; NaN where the run holds a NaN."""
-    return max_over_ranks(_whole(tensor_r.flatten(1).amax(1)))
+    return max_over_ranks(whole(tensor_r.flatten(1).amax(1)))
 
 
 def per_run_rms(tensor_r: Tensor) -> Tensor:
@@ -61,4 +61,4 @@ def per_run_rms(tensor_r: Tensor) -> Tensor:
 def per_run_norm(tensors_r: Iterable[Tensor]) -> Tensor:
     """Global norm ``[r]`` of all tensors of a run taken together, in the order given."""
     # one after the other: a reduction over stacked tensors adds in another order for another number of runs
-    return _whole(reduce(add, (tensor_r.square().flatten(1).sum(1) for tensor_r in tensors_r))).sqrt()
+    return whole(reduce(add, (tensor_r.square().flatten(1).sum(1) for tensor_r in tensors_r))).sqrt()

@@ -63,15 +63,15 @@ def rank_device(kind: str) -> torch.device:
     return torch.device(kind)
 
 
-def batch_rows(batch_size: int) -> slice:
-    """The rows of a batch that this rank trains on.
+def batch_rows(batch_size: int, key: str = "batch_size") -> slice:
+    """The rows of a batch that this rank trains on; ``key`` is that of the config which sets them.
 
     Raises:
         RequestError: the ranks do not divide the batch.
     """
     if batch_size % world_size():
         raise RequestError(
-            f"batch_size {batch_size} cannot be shared by {world_size()} ranks; give a multiple of {world_size()}"
+            f"{key} {batch_size} cannot be shared by {world_size()} ranks; give a multiple of {world_size()}"
         )
     size = batch_size // world_size()
     return slice(rank() * size, (rank() + 1) * size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +12,20 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+# Kinds of hook points at which a tensor passes, in the order of the forward pass.
+TENSOR_POINTS = (
+    *("embedding", "query", "key", "value", "scores", "weighing", "attention", "heads", "attention_output"),
+    *("mlp_up", "mlp_hidden", "mlp_output", "block_output", "logits"),
+)
+# Kinds of hook points at which the attached module replaces a part of the model; see ``lab/model/transformer.py``.
+PART_POINTS = ("rotation", "activation", "residual", "readout")
 # Kinds of hook points that a model may have.
-HOOK_POINTS = ("query", "key", "scores", "weighing", "attention", "block_output", "logits")
-# Kinds of announcements in a step: those of the hook points, and values that cannot be changed.
+HOOK_POINTS = (*TENSOR_POINTS, *PART_POINTS)
+# Kinds of announcements in a step: those of tensors at hook points, and values that cannot be changed.
 ANNOUNCEMENTS = (
-    *HOOK_POINTS,
+    *TENSOR_POINTS,
     *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
-    *("gradients", "parameters", "clipped_gradients", "adam", "direction", "noise"),
+    *("gradients", "parameters", "clipped_gradients", "adam", "direction", "noise", "batch"),
 )
 Callback = Callable[..., None]
 _callback: ContextVar[Callback | None] = ContextVar("callback", default=None)
@@ -85,6 +93,30 @@ class HookIntervention(ABC):
             A module from the tensor of the hook point, which leads with the run axis, to one of the same shape.
         """
 
+    def attach_at(self, kind: str, runs: int, config: Any) -> nn.Module:
+        """Build the module for a hook point of this kind; the same for all kinds, unless a subclass says otherwise."""
+        return self.attach(runs, config)
+
+    def initial_std(self, weight: str, std: float, config: Any) -> float:
+        """Standard deviation at initialization of the weight of this name, given that of the parametrization."""
+        return std
+
+    @property
+    def most_positions(self) -> float:
+        """Length of the longest window that it can be attached to."""
+        return math.inf
+
+
+class HookInterventionByKind(HookIntervention):
+    """A hook intervention that attaches other modules at other kinds of hook points."""
+
+    @abstractmethod
+    def attach_at(self, kind: str, runs: int, config: Any) -> nn.Module:
+        """Build the module for a hook point of this kind."""
+
+    def attach(self, runs: int, config: Any) -> nn.Module:
+        raise NotImplementedError("the module depends on the kind of the hook point")
+
 
 class Predictions(NamedTuple):
     """The predictions of a batch.  A loss term gets the fields that it ``uses``; the others are None.
@@ -124,7 +156,7 @@ def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs
     for name, intervention in sorted(interventions.items()):  # the order of a request must not matter
         for point in model.modules():
             if isinstance(point, HookPoint) and point.kind in intervention.hook_points:
-                point.changes[name] = intervention.attach(runs, config)
+                point.changes[name] = intervention.attach_at(point.kind, runs, config)
 
 
 Measure = Callable[..., "Tensor | dict[str, Tensor]"]

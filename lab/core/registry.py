@@ -94,31 +94,36 @@ def first_line(documented: Any) -> str:
 
 
 BATCHES: Registry[Any] = Registry("batch schedule", "batches")
+BURSTS: Registry[Any] = Registry("burst", "bursts")
 DATA: Registry[Any] = Registry("data", "data")
 INTERVENTIONS: Registry[Any] = Registry("intervention", "interventions")
 LINKS: Registry[Any] = Registry("optimizer link", "links")
 MODELS: Registry[Any] = Registry("guest", "models")
 PARAMETRIZATIONS: Registry[Any] = Registry("parametrization", "parametrizations")
 PROBES: Registry[Any] = Registry("probe", "probes")
+RESPONSES: Registry[Any] = Registry("response", "responses")
 SCHEDULES: Registry[Any] = Registry("schedule", "schedules")
 TRACKERS: Registry[Any] = Registry("tracker", "trackers")
 
 # Registries by the kind that ``lab.register`` takes.
 KINDS: dict[str, Registry[Any]] = {
     "batch": BATCHES,
+    "burst": BURSTS,
     "data": DATA,
     "intervention": INTERVENTIONS,
     "link": LINKS,
     "model": MODELS,
     "parametrization": PARAMETRIZATIONS,
     "probe": PROBES,
+    "response": RESPONSES,
     "schedule": SCHEDULES,
     "tracker": TRACKERS,
 }
 
 # Attributes that an entry of each kind must have.
 REQUIRED_ATTRIBUTES = {
-    "batch": ("micro_batches",),
+    "batch": ("size", "micro_batches", "in_sequences"),
+    "burst": ("batch", "covers"),
     "data": ("open", "seed"),
     "link": ("takes", "begin"),
     "model": ("build",),

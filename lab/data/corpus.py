@@ -21,7 +21,7 @@ HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, fewer in a small 
 BACKOFF = 2.0  # pseudo-counts that a bigram row borrows from the unigram
 
 # Independent random streams: no two overlap, for any seeds.
-TRAINING, HELD_OUT, COUNTED, DEFINITION = range(4)
+TRAINING, HELD_OUT, COUNTED, DEFINITION, BURST = range(5)
 
 Tokens = NDArray[np.int64]
 Bits = NDArray[np.uint64]

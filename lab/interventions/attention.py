@@ -11,11 +11,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import HookIntervention
+from lab.core.hooks import HookIntervention, HookInterventionByKind
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
 from lab.model.config import ModelConfig
 from lab.model.layers import LayerNorm
+from lab.model.transformer import CausalSoftmax, rotate
 
 EPS = 1e-12  # added to a mean square, so that a zero vector stays zero
 
@@ -96,3 +97,97 @@ class SquaredReLU(nn.Module):
         past_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()
         positive_ts = torch.where(past_ts, scores_ts, 0.0).relu()
         return positive_ts.square() / math.sqrt(scores_ts.shape[-1])
+
+
+@INTERVENTIONS.register("split_qk_scaling")
+@dataclass(frozen=True)
+class SplitQKScaling(HookIntervention):
+    """Scale queries and keys each by the root of the attention scale (OPT-175B, run 11.10)."""
+
+    hook_points: ClassVar = ("rotation",)
+
+    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+        return SplitScaling()
+
+
+class SplitScaling(nn.Module):
+    """Rotary positions of queries and keys, both times the root of the scale."""
+
+    def forward(self, q_tk: Tensor, k_sk: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return rotate(q_tk, scale**0.5), rotate(k_sk, scale**0.5)
+
+
+@INTERVENTIONS.register("late_qk_scaling")
+@dataclass(frozen=True)
+class LateQKScaling(HookInterventionByKind):
+    """Scale the products of queries and keys by 1/sqrt(head width), not the queries (Vaswani et al. 2017, sec. 3.2.1).
+
+    In exact arithmetic nothing changes; a product in half precision may overflow before it is scaled.
+    """
+
+    hook_points: ClassVar = ("rotation", "scores")
+    excludes: ClassVar = ("split_qk_scaling",)
+
+    def attach_at(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+        factor = config.head_width**-0.5
+        return Scaled(factor) if kind == "scores" else Rescaled(1 / factor)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x_r: Tensor) -> Tensor:
+        return x_r * self.factor
+
+
+class Rescaled(nn.Module):
+    """Rotary positions of queries and keys, the queries times the scale times ``factor``."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, q_tk: Tensor, k_sk: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return rotate(q_tk, scale * self.factor), rotate(k_sk)
+
+
+@INTERVENTIONS.register("pb_relax")
+@dataclass(frozen=True)
+class PBRelax(HookInterventionByKind):
+    """Take scores over ``alpha`` and softmax of alpha times their distance to the largest (CogView, sec. 2.3)."""
+
+    hook_points: ClassVar = ("query", "weighing")
+    excludes: ClassVar = ("pointwise_attention",)
+    alpha: PerRun = bounded(above=0)
+
+    def attach_at(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+        return Divided(self.alpha) if kind == "query" else RelaxedSoftmax(self.alpha)
+
+
+class Divided(nn.Module):
+    """Divides by a number per run."""
+
+    def __init__(self, divisor: Tensor | float) -> None:
+        super().__init__()
+        self.divisor = divisor
+
+    def forward(self, x_r: Tensor) -> Tensor:
+        return x_r / over(self.divisor, x_r)
+
+
+class RelaxedSoftmax(nn.Module):
+    """Scores ``[r ... t s]`` over alpha to attention weights."""
+
+    def __init__(self, alpha: Tensor | float) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, scores_rts: Tensor) -> Tensor:
+        past_ts = torch.ones(scores_rts.shape[-2:], dtype=torch.bool, device=scores_rts.device).tril()
+        largest_rt1 = torch.where(past_ts, scores_rts, -torch.inf).amax(-1, keepdim=True).detach()
+        below_rts = torch.where(past_ts, scores_rts - largest_rt1, 0.0) * over(self.alpha, scores_rts)
+        return CausalSoftmax.apply(below_rts)  # type: ignore

@@ -89,6 +89,10 @@ class Layer(nn.Module):
         self.role, self.fan_in = role, fan_in
         self.weight = nn.Parameter(torch.empty(runs, *shape))
 
+    def fixed_value(self) -> Tensor | None:
+        """Return the initial value of one run in float64 if it is the same for every seed, else None."""
+        return torch.ones(self.weight.shape[1:], dtype=torch.float64) if self.role is Role.GAIN else None
+
 
 class Embedding(Layer):
     """Tokens ``[r b t]`` to vectors ``[r b t d]``; initial values are normal, as in Flax."""
@@ -144,9 +148,9 @@ def draw(layer: Layer, name: str, seed: int, std: float) -> Tensor:
     Returns:
         The value of one run, without a run axis, in float64.
     """
-    shape = layer.weight.shape[1:]
-    if layer.role is Role.GAIN:
-        return torch.ones(shape, dtype=torch.float64)
+    shape, fixed = layer.weight.shape[1:], layer.fixed_value()
+    if fixed is not None:
+        return fixed
     if std == 0:  # a truncated normal needs a positive std
         return torch.zeros(shape, dtype=torch.float64)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -55,6 +56,50 @@ class Weighing(HookPoint):
         return CausalSoftmax.apply(scores_ts)  # type: ignore
 
 
+class Activation(HookPoint):
+    """The activation of the MLP: GELU, or the attached module."""
+
+    def forward(self, x_rbtm: Tensor) -> Tensor:
+        for module in self.changes.values():
+            return module(x_rbtm)  # type: ignore[no-any-return]
+        return gelu(x_rbtm)
+
+
+class Rotation(HookPoint):
+    """Brings positions and scale to queries and keys: by rotary positions, the scale on the queries.
+
+    An attached module gets queries and keys ``[... t k]`` and the scale, and returns both.
+    """
+
+    def forward(  # type: ignore[override]
+        self, q_tk: Tensor, k_sk: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        for module in self.changes.values():
+            return module(q_tk, k_sk, scale)  # type: ignore[no-any-return]
+        return rotate(q_tk, scale), rotate(k_sk)
+
+
+class Residual(HookPoint):
+    """Adds a branch to the residual stream: ``x + branch(norm(x))``, or what the attached module makes of the three."""
+
+    def forward(  # type: ignore[override]
+        self, x_rbtd: Tensor, branch: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        for module in self.changes.values():
+            return module(x_rbtd, branch, norm)  # type: ignore[no-any-return]
+        return x_rbtd + branch(norm(x_rbtd))
+
+
+class Readout(HookPoint):
+    """Hidden states ``[r b t d]`` to logits: by the head, or by the attached module from the embedding ``[r v d]``."""
+
+    def forward(self, hidden_rbtd: Tensor, model: Transformer) -> Tensor:  # type: ignore[override]
+        for module in self.changes.values():
+            return module(hidden_rbtd, model.embedding.weight, model.operands)  # type: ignore[no-any-return]
+        logits_rbtv: Tensor = model.head(hidden_rbtd)
+        return logits_rbtv
+
+
 def rotate(x_tk: Tensor, scale: float = 1.0) -> Tensor:
     """Rotary positions over the last two axes; entry i is paired with i + k/2 (Su et al., arXiv:2104.09864)."""
     cos_tk, sin_tk = _rotations(*x_tk.shape[-2:], scale, x_tk.dtype, x_tk.device)
@@ -71,8 +116,10 @@ class Attention(nn.Module):
     output: Linear
     at_query: HookPoint
     at_key: HookPoint
+    at_value: HookPoint
     at_scores: HookPoint
     at_attention: HookPoint
+    at_heads: HookPoint
 
     def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: torch.dtype | None) -> None:
         super().__init__()
@@ -80,17 +127,18 @@ class Attention(nn.Module):
         for part in ("query", "key", "value", "output"):
             role = Role.QUERY if part == "query" else Role.MATRIX
             setattr(self, part, Linear(runs, config.width, config.width, operands, role))
-        for kind in ("query", "key", "scores", "attention"):
+        for kind in ("query", "key", "value", "scores", "attention", "heads"):
             setattr(self, f"at_{kind}", HookPoint(kind, where))
         self.at_weighing = Weighing("weighing", where)
+        self.at_rotation = Rotation("rotation", where)
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
         q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
-        q_rbhtk, k_rbhsk = rotate(self.at_query(q_rbhtk), self.scale), rotate(self.at_key(k_rbhsk))
+        q_rbhtk, k_rbhsk = self.at_rotation(self.at_query(q_rbhtk), self.at_key(k_rbhsk), self.scale)
         announce("query_key", self.at_scores.where, q_rbhtk, k_rbhsk, self.scale)
         scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.operands).to(x_rbtd.dtype)
         weights_rbhts = self.at_attention(self.at_weighing(self.at_scores(scores_rbhts)))
-        mixed_rbhtk = product(weights_rbhts, v_rbhsk, self.operands)
+        mixed_rbhtk = self.at_heads(product(weights_rbhts, self.at_value(v_rbhsk), self.operands))
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
 
@@ -107,6 +155,11 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Pre-LayerNorm attention, then an MLP of four times the width with GELU, each added to the residual stream."""
 
+    at_attention_output: HookPoint
+    at_mlp_up: HookPoint
+    at_mlp_hidden: HookPoint
+    at_mlp_output: HookPoint
+
     def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: torch.dtype | None) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(runs, config.width)
@@ -114,12 +167,27 @@ class Block(nn.Module):
         self.mlp_norm = LayerNorm(runs, config.width)
         self.mlp_up = Linear(runs, config.width, 4 * config.width, operands)
         self.mlp_down = Linear(runs, 4 * config.width, config.width, operands)
+        for kind in ("attention_output", "mlp_up", "mlp_hidden", "mlp_output"):
+            setattr(self, f"at_{kind}", HookPoint(kind, where))
+        self.at_activation = Activation("activation", where)
+        self.at_attention_residual, self.at_mlp_residual = Residual("residual", where), Residual("residual", where)
         self.at_output = HookPoint("block_output", where)
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
-        x_rbtd = x_rbtd + self.attention(self.attention_norm(x_rbtd))
-        up_rbtm = gelu(self.mlp_up(self.mlp_norm(x_rbtd)).to(x_rbtd.dtype))
-        output_rbtd: Tensor = self.at_output(x_rbtd + self.mlp_down(up_rbtm))
+        x_rbtd = self.at_attention_residual(x_rbtd, self.attend, self.attention_norm)
+        output_rbtd: Tensor = self.at_output(self.at_mlp_residual(x_rbtd, self.mlp, self.mlp_norm))
+        return output_rbtd
+
+    def attend(self, x_rbtd: Tensor) -> Tensor:
+        """Return what attention adds to the residual stream."""
+        output_rbtd: Tensor = self.at_attention_output(self.attention(x_rbtd))
+        return output_rbtd
+
+    def mlp(self, x_rbtd: Tensor) -> Tensor:
+        """Return what the MLP adds to the residual stream."""
+        up_rbtm = self.at_mlp_up(self.mlp_up(x_rbtd).to(x_rbtd.dtype))
+        hidden_rbtm = self.at_mlp_hidden(self.at_activation(up_rbtm))
+        output_rbtd: Tensor = self.at_mlp_output(self.mlp_down(hidden_rbtm))
         return output_rbtd
 
 
@@ -136,8 +204,6 @@ class Transformer(nn.Module):
             result; everything else, logits included, keeps the precision of the weights.
     """
 
-    ends = ("embedding", "head")  # weights that are not counted among those "without embeddings"
-
     def __init__(
         self,
         config: ModelConfig,
@@ -148,29 +214,36 @@ class Transformer(nn.Module):
         operands: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.config, self.interventions, self.operands = config, interventions, operands
         self.embedding = Embedding(runs, vocabulary, config.width)
+        self.at_embedding = HookPoint("embedding", "")
         self.blocks = [f"block{index}" for index in range(config.depth)]
         for where in self.blocks:
             setattr(self, where, Block(runs, config, where, attention_scale, operands))
         self.final_norm = LayerNorm(runs, config.width)
         self.head = Linear(runs, config.width, vocabulary, operands, Role.READOUT)
+        self.at_readout = Readout("readout", "")
         self.at_logits = HookPoint("logits", "")
         attach(self, interventions, runs, config)
+        self.ends: tuple[str, ...] = ("embedding", "head")  # weights not counted among those "without embeddings"
+        if self.at_readout.changes:  # the head would be a weight without a gradient
+            del self.head
+            self.ends = ("embedding",)
 
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[r b t v]`` and the hidden states ``[r b t d]`` before the head."""
-        x_rbtd: Tensor = self.embedding(tokens_rbt)
+        x_rbtd: Tensor = self.at_embedding(self.embedding(tokens_rbt))
         for where in self.blocks:
             x_rbtd = self.get_submodule(where)(x_rbtd)
         hidden_rbtd: Tensor = self.final_norm(x_rbtd)
-        logits_rbtv: Tensor = self.at_logits(self.head(hidden_rbtd).to(x_rbtd.dtype))
+        logits_rbtv: Tensor = self.at_logits(self.at_readout(hidden_rbtd, self).to(x_rbtd.dtype))
         return logits_rbtv, hidden_rbtd
 
     def layers(self) -> Iterator[tuple[str, Layer]]:
         """Yield every layer that owns a weight, by the weight's name (``block0.attention.query``)."""
         for path, module in self.named_modules():
             if isinstance(module, Layer):
-                yield path.replace(".at_", ".").replace(".changes.", "."), module
+                yield f".{path}".replace(".at_", ".").replace(".changes.", ".")[1:], module
 
     def weights(self) -> dict[str, Tensor]:
         """Return every weight ``[r ...]`` by its name."""
@@ -178,7 +251,12 @@ class Transformer(nn.Module):
 
     def factors(self, parametrization: Any, width: int) -> dict[str, Factors]:
         """Return initial scale and LR multiplier of every weight, by name."""
-        return {name: parametrization.factors(layer.role, layer.fan_in, width) for name, layer in self.layers()}
+        factors = {name: parametrization.factors(layer.role, layer.fan_in, width) for name, layer in self.layers()}
+        for _, intervention in sorted(self.interventions.items()):
+            for name, each in factors.items():
+                std = intervention.initial_std(name, each.init_std, self.config)
+                factors[name] = replace(each, init_std=std)
+        return factors
 
     @torch.no_grad()
     def initialize(self, seeds: Sequence[int], factors: Mapping[str, Factors]) -> None:

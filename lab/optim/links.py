@@ -71,6 +71,60 @@ class Clip(Link):
         return {name: gradient * over(keep_r, gradient) for name, gradient in updates.items()}
 
 
+@LINKS.register("clip_relative")
+@dataclass(frozen=True)
+class ClipRelative(Link):
+    """Scale a run's gradient down to ``clip_ratio`` times a moving average of its norm, so that a burst is clipped.
+
+    The average begins at the norm of the first gradient.  Clipped norms enter it, so that a burst raises it slowly.
+    """
+
+    takes: ClassVar = ("gradient",)
+    makes: ClassVar = "gradient"
+    clip_ratio: PerRun = bounded(above=0, infinite=True)
+    clip_memory: PerRun = bounded(at_least=0, below=1)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
+        first = next(iter(weights.values()))
+        return {"norm": first.new_zeros(len(first))}
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        norm_r, average_r = per_run_norm(updates.values()), state["norm"]
+        average_r.copy_(torch.where(average_r == 0, norm_r, average_r))
+        limit_r = average_r * over(self.clip_ratio, average_r)
+        is_clipped_r = norm_r > limit_r
+        clipped_r = torch.where(is_clipped_r, limit_r, norm_r)
+        keep_r = torch.where(is_clipped_r, limit_r / norm_r, 1.0)
+        average_r.mul_(over(self.clip_memory, average_r)).add_(clipped_r * over(1 - self.clip_memory, average_r))
+        return {name: gradient * over(keep_r, gradient) for name, gradient in updates.items()}
+
+
+@LINKS.register("shrink_embedding")
+@dataclass(frozen=True)
+class ShrinkEmbedding(Link):
+    """Multiply the embedding's gradient by ``shrink``, which rises to 1 after ``shrink_until`` steps (GLM-130B's log).
+
+    It rises along a line of ``shrink_ramp`` steps.  A custom model has no weight called ``embedding``.
+    """
+
+    takes: ClassVar = ("gradient",)
+    makes: ClassVar = "gradient"
+    shrink: PerRun = bounded(at_least=0)
+    shrink_until: PerRun = bounded(at_least=0, infinite=True)
+    shrink_ramp: PerRun = bounded(at_least=0)
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        begin, ramp, least = (torch.as_tensor(each) for each in (self.shrink_until, self.shrink_ramp, self.shrink))
+        progress = ((now.step - begin) / ramp.clamp(min=1)).clamp(0, 1)
+        factor = least + (1 - least) * progress
+        return {name: g * over(factor, g) if name == "embedding" else g for name, g in updates.items()}
+
+
+def _power(base: Tensor | float, exponent: Tensor | float) -> Tensor:
+    # as exp of log: compilers keep the result of an exp, and take a pow anew for each vector of each weight
+    return (torch.as_tensor(base).log() * exponent).exp()
+
+
 @LINKS.register("adam")
 @dataclass(frozen=True)
 class Adam(Link):
@@ -89,20 +143,70 @@ class Adam(Link):
         return {f"{moment}.{name}": torch.zeros_like(w) for name, w in weights.items() for moment in ("mean", "square")}
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
-        announce("adam", "", updates, self.eps)
-        # a power as exp of log: compilers keep the result of an exp, and take a pow anew for each vector of each weight
-        count = now.step + 1
-        unbias1, unbias2 = (1 - (torch.as_tensor(beta).log() * count).exp() for beta in (self.beta1, self.beta2))
-        direction = {}
-        for name, gradient in updates.items():
-            mean, square = state[f"mean.{name}"], state[f"square.{name}"]
-            # products and sums apart: a kernel is free to fuse them in the body of a buffer and not in its tail, and a
-            # run's bits must not depend on where in the fleet it stands
-            mean.mul_(over(self.beta1, mean)).add_(gradient * over(1 - self.beta1, mean))
-            square.mul_(over(self.beta2, square)).add_(gradient.square() * over(1 - self.beta2, square))
-            root = (square / over(unbias2, square)).sqrt_().add_(over(self.eps, square))
-            direction[name] = (mean / over(unbias1, mean)).div_(root).masked_fill_(root == 0, 0.0)
-        return direction
+        unbias2 = 1 - _power(self.beta2, now.step + 1)
+        return _adam(updates, state, now, (self.beta1, self.beta2), unbias2, self.eps)
+
+
+def _adam(
+    updates: Tensors,
+    state: Tensors,
+    now: Now,
+    betas: tuple[Tensor | float, Tensor | float],
+    unbias2: Tensor | float,
+    eps: Tensor | float,
+) -> Tensors:
+    """Update both moments and return Adam's direction."""
+    announce("adam", "", updates, eps)
+    (beta1, beta2), unbias1, direction = betas, 1 - _power(betas[0], now.step + 1), {}
+    for name, gradient in updates.items():
+        mean, square = state[f"mean.{name}"], state[f"square.{name}"]
+        # products and sums apart: a kernel is free to fuse them in the body of a buffer and not in its tail, and a
+        # run's bits must not depend on where in the fleet it stands
+        mean.mul_(over(beta1, mean)).add_(gradient * over(1 - beta1, mean))
+        square.mul_(over(beta2, square)).add_(gradient.square() * over(1 - beta2, square))
+        root = (square / over(unbias2, square)).sqrt_().add_(over(eps, square))
+        direction[name] = (mean / over(unbias1, mean)).div_(root).masked_fill_(root == 0, 0.0)
+    return direction
+
+
+@LINKS.register("adam_beta2_ramp")
+@dataclass(frozen=True)
+class AdamBeta2Ramp(Link):
+    """Adam with beta2 = 1 - k ** -beta2_power at its k-th step, so that v averages ever longer (PaLM, sec. 5.1).
+
+    The first step has beta2 = 0, so the second moment needs no bias correction (Shazeer & Stern 2018, sec. 7.2).
+    """
+
+    takes: ClassVar = ("gradient",)
+    makes: ClassVar = "direction"
+    beta1: PerRun = bounded(at_least=0, below=1)
+    beta2_power: PerRun = bounded(above=0, at_most=1)
+    eps: PerRun = bounded(at_least=0)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
+        return Adam.begin(self, weights)  # type: ignore[arg-type]
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        power = torch.as_tensor(self.beta2_power)
+        beta2 = 1 - _power((now.step + 1).to(power.dtype), -power)
+        return _adam(updates, state, now, (self.beta1, beta2), 1.0, self.eps)
+
+
+@LINKS.register("clip_update")
+@dataclass(frozen=True)
+class ClipUpdate(Link):
+    """Scale the direction of a weight down to RMS ``clip_update``, each weight apart (Shazeer & Stern 2018, sec. 6)."""
+
+    takes: ClassVar = ("direction",)
+    clip_update: PerRun = bounded(above=0, infinite=True)
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        clipped = {}
+        for name, direction in updates.items():
+            rms_r = per_run_rms(direction)
+            limit_r = over(self.clip_update, rms_r)
+            clipped[name] = direction * over(torch.where(rms_r > limit_r, limit_r / rms_r, 1.0), direction)
+        return clipped
 
 
 @LINKS.register("sgd")
@@ -153,6 +257,22 @@ class Decay(Link):
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         return {name: u + now.weights[name] * over(self.weight_decay, u) for name, u in updates.items()}
+
+
+@LINKS.register("decay_lr_squared")
+@dataclass(frozen=True)
+class DecayLRSquared(Link):
+    """Add the square of the scheduled learning rate times the weight (PaLM, sec. 5.1).
+
+    After the schedule: theta <- theta - s_t eta Delta - (s_t eta)^2 theta.  Links after it multiply the decay, too.
+    """
+
+    takes: ClassVar = ("direction", "step")
+    lr: PerRun = bounded(above=0)
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        decay_r = (self.lr * now.shape_r).square()
+        return {name: u + now.weights[name] * over(decay_r, u) for name, u in updates.items()}
 
 
 @LINKS.register("peak")

@@ -1,4 +1,8 @@
-"""Learning-rate schedules: functions of the step, with values in [0, 1] that multiply the peak."""
+"""Learning-rate schedules: functions of the step, with values in [0, 1] that multiply the peak.
+
+A schedule may run over tokens instead: then ``steps`` is the number of tokens of the run, a warm-up of 1 or more counts
+tokens, and ``done_s`` holds the tokens seen before each update.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,19 @@ from lab.core.registry import SCHEDULES
 from lab.core.schema import PerRun, bounded
 
 
-def _ramp(step_s1: Tensor, steps: int, warmup: Tensor | float) -> tuple[Tensor, Tensor]:
+def _ramp(step_s1: Tensor, steps: float, warmup: Tensor | float) -> tuple[Tensor, Tensor]:
     """Return the warm-up in steps, of which a value below 1 is a fraction, and the ramp ``[s r]`` up to 1."""
     warmup_r = torch.as_tensor(warmup, dtype=step_s1.dtype, device=step_s1.device)
     warmup_r = torch.where(warmup_r < 1, warmup_r * steps, warmup_r)
     return warmup_r, torch.where(step_s1 < warmup_r, step_s1 / warmup_r, 1.0)
 
 
-def _steps(steps: int, peak_r: Tensor) -> Tensor:
-    return torch.arange(steps, dtype=peak_r.dtype, device=peak_r.device).unsqueeze(1)
+def _steps(steps: float, peak_r: Tensor, done_s: Tensor | None) -> Tensor:
+    done_s = torch.arange(int(steps)) if done_s is None else done_s
+    return done_s.to(peak_r.device, peak_r.dtype).unsqueeze(1)
 
 
-def _line(step_s1: Tensor, begin_r: Tensor, steps: int, floor_r: Tensor) -> Tensor:
+def _line(step_s1: Tensor, begin_r: Tensor, steps: float, floor_r: Tensor) -> Tensor:
     """Return a straight line ``[s r]`` from 1 at ``begin_r`` to the floor at ``steps``."""
     progress_sr = ((step_s1 - begin_r) / (steps - begin_r).clamp(min=1)).clamp(0, 1)
     return 1 - (1 - floor_r.clamp(max=1)) * progress_sr
@@ -37,9 +42,9 @@ class Cosine:
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
 
-    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+    def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak ``[s r]``; computed as a shape, never as one rate over the other."""
-        step_s1 = _steps(steps, peak_r)
+        step_s1 = _steps(steps, peak_r, done_s)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         floor_r = (self.floor / peak_r).clamp(max=1)
         progress_sr = ((step_s1 - warmup_r) / (steps - warmup_r).clamp(min=1)).clamp(0, 1)
@@ -55,9 +60,9 @@ class Linear:
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
 
-    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+    def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak at every step, ``[s r]``."""
-        step_s1 = _steps(steps, peak_r)
+        step_s1 = _steps(steps, peak_r, done_s)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         return torch.where(step_s1 < warmup_r, ramp_sr, _line(step_s1, warmup_r, steps, self.floor / peak_r))
 
@@ -69,9 +74,9 @@ class ReciprocalSquareRoot:
 
     warmup: PerRun = bounded(at_least=0)
 
-    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+    def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak at every step, ``[s r]``."""
-        step_s1 = _steps(steps, peak_r)
+        step_s1 = _steps(steps, peak_r, done_s)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         root_sr = (warmup_r.ceil().clamp(min=1) / step_s1.clamp(min=1)).clamp(max=1).sqrt()
         return torch.where(step_s1 < warmup_r, ramp_sr, root_sr).expand(-1, len(peak_r))
@@ -86,9 +91,9 @@ class WarmupStableDecay:
     cooldown: PerRun = bounded(above=0, at_most=1)
     floor: PerRun = bounded(at_least=0)
 
-    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+    def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak ``[s r]``; ``cooldown`` is the fraction of steps in which it decays."""
-        step_s1 = _steps(steps, peak_r)
+        step_s1 = _steps(steps, peak_r, done_s)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
         begin_r = torch.maximum(
             warmup_r, torch.as_tensor((1 - self.cooldown) * steps, dtype=peak_r.dtype, device=peak_r.device)
@@ -103,6 +108,6 @@ class Constant:
 
     warmup: PerRun = bounded(at_least=0)
 
-    def shape(self, steps: int, peak_r: Tensor) -> Tensor:
+    def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak at every step, ``[s r]``."""
-        return _ramp(_steps(steps, peak_r), steps, self.warmup)[1].expand(-1, len(peak_r))
+        return _ramp(_steps(steps, peak_r, done_s), steps, self.warmup)[1].expand(-1, len(peak_r))

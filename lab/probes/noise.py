@@ -1,4 +1,4 @@
-"""The probe of the gradient noise scale."""
+"""Probes of the gradient noise scale and of the batch."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     steps_r = noise["steps"]
     return {name: sum_r / steps_r for name, sum_r in noise.items() if name != "steps"}
+
+
+@probe(hears="batch")
+def batch(sequences_r: Tensor, tokens_r: Tensor) -> dict[str, Tensor]:
+    """Sequences of the update, and tokens seen before it."""
+    return {"sequences": sequences_r, "tokens": tokens_r}

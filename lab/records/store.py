@@ -9,8 +9,10 @@ A results folder holds::
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
     runs/<id>/metrics.parquet      the values of the probes
+    runs/<id>/events.parquet       what happened to a run that was watched, if anything did
     runs/<id>/run.json             the run card; written last, so that a run is complete or absent
     runs.parquet, metrics.parquet  all runs in two tables, gathered from the above
+    events.parquet                 the events of all runs, if there are any
 
 Every file is written atomically, so a killed process leaves no partial file.  Records hold their own digest, by which
 damage is detected.
@@ -38,9 +40,16 @@ ENGINES = ("eager", "compiled")
 RUN_COLUMNS = {
     "id": "string",  # digest of everything that can change the record
     "intervention": "string",  # names of the interventions, sorted, joined with "+"; or "none"
+    "burst": "string",  # name of the burst, or "none"
+    "response": "string",  # name of the response to loss spikes, or "none"
     "status": "string",  # finished | diverged | failed
     "diverged_at": "Int64",  # first step with a non-finite loss; null when there was none
     "reason": "string",  # why a run failed or counts as diverged
+    # Null for a run that was not watched, one without a burst, a response or a ledger:
+    "ending": "string",  # of its last loss spike: none | recovered | stuck | diverged; or stalled
+    "spikes": "Int64",  # loss spikes, those included from which it went back
+    "rewound_steps": "Int64",  # updates from which it went back
+    "skipped_batches": "Int64",  # batches left out, and those whose update was left out
     "loss_at_init": "float64",  # on the held-out tokens, nats per token, without z-loss
     "final_val_loss": "float64",  # same tokens, after the last update
     "loss_bigram": "float64",  # same tokens under a smoothed bigram model of the training text
@@ -53,25 +62,41 @@ RUN_COLUMNS = {
     "data_fingerprint": "string",
     "data_notes": "string",  # properties of the data: files, Python version, entropy
 }
+SPIKE_LAB = ("burst", "response")  # columns that are part of an id unless they are "none"
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
-# Columns of the config that do not change the run: labels, the folder of its records, device and engine.
-NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name"}
+# Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its
+# tokens, which follow from steps and batches.
+NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name", "tokens"}
+EVENT_COLUMNS = {
+    "id": "string",
+    "step": "int64",  # updates made so far, those not counted from which the run went back
+    "batch": "int64",  # index of the batch of the data that comes next
+    "kind": "string",  # burst | spike | recovered | stuck | diverged | stalled | rewind | skip_batches | ...
+    "value": "float64",
+    "note": "string",  # what the value is
+}
 TABLES = ("runs.parquet", "metrics.parquet")
+EVENTS = "events.parquet"
 STATUSES = ("finished", "diverged", "failed")
 NAME = r"[\w-]+"  # of a run and its folder, here and in a tracker
 
 
+NO_EVENTS = pd.DataFrame(columns=list(EVENT_COLUMNS)).astype(EVENT_COLUMNS)
+
+
 class Records(NamedTuple):
-    """All runs of a folder: one row per run, and one row per (run, step, probe, where)."""
+    """All runs of a folder: one row per run, one row per (run, step, probe, where), and one row per event."""
 
     runs: pd.DataFrame
     metrics: pd.DataFrame
+    events: pd.DataFrame = NO_EVENTS
 
 
 def run_id(card: Mapping[str, Any]) -> str:
     """Digest of a card's config, data and record version, without ``NO_PART_OF_ID`` and the order of probes."""
-    outcome = {*RUN_COLUMNS} - {"intervention"}
-    config = {key: value for key, value in card.items() if key not in outcome | NO_PART_OF_ID}
+    outcome = {*RUN_COLUMNS} - {"intervention", *SPIKE_LAB}
+    absent = {key for key in SPIKE_LAB if card.get(key) == "none"}
+    config = {key: value for key, value in card.items() if key not in outcome | NO_PART_OF_ID | absent}
     config["probes.names"] = "+".join(sorted(card["probes.names"].split("+")))
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
@@ -164,8 +189,15 @@ def commands(folder: Path) -> list[str]:
         return []
 
 
-def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int, str, str, float]]) -> None:
-    """Write one run: its metrics ``(step, probe, where, value)``, then its card, a row of ``runs.parquet``.
+def write_run(
+    folder: Path,
+    card: Mapping[str, Any],
+    metrics: Iterable[tuple[int, str, str, float]],
+    events: Iterable[tuple[int, int, str, float, str]] = (),
+) -> None:
+    """Write one run: metrics ``(step, probe, where, value)``, events, then its card, a row of ``runs.parquet``.
+
+    An event is ``(step, batch, kind, value, note)``.
 
     Do nothing if the folder holds an intact run of the same id that did not fail.
 
@@ -182,8 +214,12 @@ def write_run(folder: Path, card: Mapping[str, Any], metrics: Iterable[tuple[int
     if existing and existing["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    seal = digest([card, write_metrics(run_folder / "metrics.parquet", table)])
-    write_text(run_folder / "run.json", json.dumps({**card, "digest": seal}, indent=1) + "\n")
+    digests = [write_metrics(run_folder / "metrics.parquet", table)]
+    (run_folder / EVENTS).unlink(missing_ok=True)  # of an attempt that failed
+    if happened := [(card["id"], *event) for event in events]:
+        table = pd.DataFrame(happened, columns=list(EVENT_COLUMNS)).astype(EVENT_COLUMNS)
+        digests.append(files.write_table(run_folder / EVENTS, table))
+    write_text(run_folder / "run.json", json.dumps({**card, "digest": digest([card, *digests])}, indent=1) + "\n")
 
 
 def _card(run_folder: Path) -> dict[str, Any] | None:
@@ -191,9 +227,8 @@ def _card(run_folder: Path) -> dict[str, Any] | None:
     try:
         card: dict[str, Any] = json.loads((run_folder / "run.json").read_text())
         seal = card.pop("digest")
-        intact = card["id"] == run_folder.name and seal == digest(
-            [card, files.file_digest(run_folder / "metrics.parquet")]
-        )
+        tables = [run_folder / "metrics.parquet", *run_folder.glob(EVENTS)]
+        intact = card["id"] == run_folder.name and seal == digest([card, *map(files.file_digest, tables)])
         return card if intact else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -226,24 +261,28 @@ def find(folder: Path) -> Records | None:
     if gathered:
         # Failed runs may have been trained since; all others are final.  Of two processes that gathered at once, one
         # may have written the runs and the other the metrics.
-        runs, metrics = gathered
+        runs, metrics, *_ = gathered
         final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
     cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
     metrics_since = [files.read_tables([run_folders[name] / "metrics.parquet" for name in cards])] if cards else []
+    event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
+    events_since = [files.read_tables(event_files)] if event_files else []
     kept = [table[~table["id"].isin(cards)] for table in gathered]
     runs = pd.concat([*kept[:1], pd.DataFrame(list(cards.values()))], ignore_index=True)
     if not len(runs):
         return None
-    return Records(_declared(runs), pd.concat([*kept[1:], *metrics_since], ignore_index=True).astype(METRIC_COLUMNS))
+    metrics = pd.concat([*kept[1:2], *metrics_since], ignore_index=True).astype(METRIC_COLUMNS)
+    events = [*kept[2:], *events_since] or [NO_EVENTS]
+    return Records(_declared(runs), metrics, pd.concat(events, ignore_index=True).astype(EVENT_COLUMNS))
 
 
 def _gathered(folder: Path, run_folders: Collection[str]) -> list[pd.DataFrame]:
-    """The two tables; none if they are absent, or damaged and can be made again from ``runs/``.
+    """The two tables, and the events if there are any; none if they are absent, or damaged and can be made again.
 
     Raises:
         RequestError: they are damaged, and hold runs that exist nowhere else.
     """
-    paths, tables, faults = [folder / name for name in TABLES], [], []
+    paths, tables, faults = [*(folder / name for name in TABLES), *folder.glob(EVENTS)], [], []
     for path in paths:
         try:
             table = files.read_table(path)
@@ -264,6 +303,7 @@ def _declared(runs: pd.DataFrame) -> pd.DataFrame:
     """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
     for column, kind in RUN_COLUMNS.items():
         runs[column] = (runs[column] if column in runs else pd.Series([None] * len(runs), runs.index)).astype(kind)  # type: ignore[call-overload]
+    runs[list(SPIKE_LAB)] = runs[list(SPIKE_LAB)].fillna("none")
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
     return runs[[*RUN_COLUMNS, *config]].sort_values("id", ignore_index=True)
 
@@ -311,7 +351,7 @@ def digest_of_tables(folder: Path) -> str | None:
     gathered = _final(folder)
     if not gathered or not gathered[0] or gathered[1] or not set(_run_folders(folder)) <= set(gathered[0]):
         return None
-    return digest([files.file_digest(folder / name) for name in TABLES])
+    return digest([files.file_digest(path) for path in (*(folder / name for name in TABLES), *folder.glob(EVENTS))])
 
 
 def _run_folders(folder: Path) -> dict[str, Path]:
@@ -327,10 +367,15 @@ def gather(folder: Path) -> Records:
     while True:
         records = read(folder)
         # the runs last: a run in that table counts as gathered
-        written = {
+        written = _write_events(folder, records.events) | {
             "metrics.parquet": write_metrics(folder / "metrics.parquet", records.metrics),
             "runs.parquet": files.write_table(folder / "runs.parquet", records.runs),
         }
         # another process may have replaced one of the two files meanwhile
         if written == {name: files.file_digest(folder / name) for name in written}:
             return records
+
+
+def _write_events(folder: Path, events: pd.DataFrame) -> dict[str, str]:
+    """Write the gathered events, and return the digest of the file by its name; no file without events."""
+    return {EVENTS: files.write_table(folder / EVENTS, events)} if len(events) else {}

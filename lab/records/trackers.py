@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 
 from lab.core.errors import RequestError
 from lab.core.registry import TRACKERS
-from lab.records.store import RUN_COLUMNS
+from lab.records.store import RUN_COLUMNS, SPIKE_LAB
 
 LONGEST_NAME = 150  # characters of a folder's name, before the id
 Value = float | str
@@ -182,7 +182,9 @@ def tag(probe: str, where: str) -> str:
 def config_and_outcome(row: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, Value]]:
     """Split a row of ``runs.parquet`` into config and outcome, without missing values."""
     present = {key: value for key, value in row.items() if value is not None and key != "id"}
-    outcome = {key: value for key, value in present.items() if key in RUN_COLUMNS and key != "intervention"}
+    outcome = {
+        key: value for key, value in present.items() if key in RUN_COLUMNS and key not in ("intervention", *SPIKE_LAB)
+    }
     return {key: value for key, value in present.items() if key not in outcome}, outcome
 
 

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
+from lab.optim.batch_schedule import Adaptive
 from lab.sweep.local_jobs import Slot
 from lab.training.config import RunConfig
 from lab.training.fleet import PASS_TOKENS, pick_device
 
 BYTES = 4  # per number
+TOKEN = 8  # bytes of a token while its batch is drawn
 SCHEDULE = 40  # bytes per step while the shape of a schedule is computed
 OVERCOUNT = 1.3  # ``bytes_asked`` is at most this many times what a run takes
 PROCESS = 150e6  # bytes of a job before it holds a fleet: data, and libraries loaded late
@@ -60,7 +62,8 @@ def bytes_asked(config: RunConfig) -> float:
 
     These are the schedule, weights, gradients, two moments, and the largest of three temporary parts: activations kept
     for the backward pass, with attention scores in full; a held-out pass; two more tensors per weight in the optimizer.
-    Counted tensor by tensor, as if all gradients existed at once.
+    Counted tensor by tensor, as if all gradients existed at once. A step of micro-batches keeps the activations of one
+    of them, the sum of the gradients, and the tokens of all.
     """
     vocabulary: int = config.data.entry.open().vocabulary
     depth, width, length = config.model.depth, config.model.width, config.seq_len
@@ -68,8 +71,9 @@ def bytes_asked(config: RunConfig) -> float:
     kept = depth * (27 * width + scores) + 3 * width + max(4 * vocabulary, 8 * width + 2 * scores)
     passing = max(14 * width, 9 * width + 3 * scores, 2 * width + 2 * vocabulary)
     weights = 12 * depth * width**2 + 2 * vocabulary * width
-    temporary = max(config.batch_size * length * kept, max(PASS_TOKENS, length) * passing, 2 * weights)
-    return float(BYTES * (4 * weights + temporary) + SCHEDULE * config.steps)
+    temporary = max(config.rows * length * kept, max(PASS_TOKENS, length) * passing, 2 * weights)
+    summed = 0 if config.batch is None else BYTES * weights + TOKEN * config.batch_size * length
+    return float(BYTES * (4 * weights + temporary) + SCHEDULE * config.steps + summed)
 
 
 def bytes_per_run(config: RunConfig) -> float:
@@ -81,7 +85,10 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
     """How many runs of this shape share a fleet: as many as fit, on a CPU at most eight, and at least one.
 
     ``max_runs`` replaces the limit of eight, or sets one on other devices; memory still limits the fleet.
+    A run that chooses its own batches trains alone.
     """
+    if config.batch is not None and isinstance(config.batch.entry, Adaptive):
+        return 1
     limit = max_runs or (ENOUGH_ON_CPU if host.kind == "cpu" else math.inf)
     return max(1, int(min(limit, (ROOM * host.memory - PROCESS) / bytes_per_run(config))))
 
@@ -103,16 +110,27 @@ def check_fits(config: RunConfig, host: Host) -> None:
     if config.guest or least(config) <= free:
         return
     shape = f"model.width={config.model.width} model.depth={config.model.depth} seq_len={config.seq_len}"
-    needed = f"{shape} batch_size={config.batch_size} steps={config.steps} take at least {least(config) / 1e9:,.1f} GB"
+    rows = f"{_rows_key(config)}={config.rows} steps={config.steps}"
+    needed = f"{shape} {rows} take at least {least(config) / 1e9:,.1f} GB"
     choice = _smaller(config, lambda smaller: least(smaller) <= free)
     raise RequestError(f"{needed} of memory, and {free / 1e9:,.1f} GB are free; {choice}")
 
 
 def _smaller(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
     """The first key that makes the run fit when it alone is halved until it does."""
-    for key in ("batch_size", "steps", "seq_len"):
-        value: int = getattr(config, key)
+    for key, value in ((_rows_key(config), config.rows), ("steps", config.steps), ("seq_len", config.seq_len)):
         while value := value // 2:
-            if fits(replace(config, **{key: value})):  # type: ignore[arg-type]
+            if fits(_changed(config, key, value)):
                 return f"{key}={value} would fit"
     return "a smaller model may fit"
+
+
+def _rows_key(config: RunConfig) -> str:
+    """The key that says how many sequences a forward and backward pass holds."""
+    return "batch_size" if config.batch is None else "batch.micro_batch"
+
+
+def _changed(config: RunConfig, key: str, value: int) -> RunConfig:
+    if key != "batch.micro_batch" or config.batch is None:
+        return replace(config, **{key: value})  # type: ignore[arg-type]
+    return replace(config, batch=replace(config.batch, entry=replace(config.batch.entry, micro_batch=value)))

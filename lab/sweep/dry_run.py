@@ -71,7 +71,7 @@ def core_seconds(points: Sequence[Point]) -> float:
 
 def _run_seconds(config: RunConfig) -> float:
     speed, half_width = CORE_SPEED[config.precision, config.engine]
-    tokens = config.batch_size * config.seq_len * config.steps
+    tokens = config.trained_tokens
     evaluated = 2 * HELD_OUT_TARGETS / 3  # a forward pass is a third of a step
     width = config.model.width
     return training_flops(config) * (1 + evaluated / tokens) * (width + half_width) / (speed * width)
@@ -116,17 +116,20 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     fleet, losses = Fleet([replace(config, engine="eager") for config in configs]), list[Tensor]()
     config, recorder, listener = fleet.config, Recorder(fleet), Listener(fleet.config.probes.names)
     probe_steps = [step for step in range(config.steps) if config.probes.fires(step, config.steps)]
-    plain_step = next((step for step in range(config.steps) if step not in probe_steps), 0)
-    probed = clock.seconds(lambda: listener.probe_values.update(fleet.step(0)))
-    plain = clock.seconds(lambda: fleet.step(plain_step))
+    last, passes_s = config.steps - 1, config.micro_batches
+    # late steps, since they see the whole batch where it grows; a step takes as long as it has micro-batches
+    plain_step = next((step for step in range(last, -1, -1) if step not in probe_steps), last)
+    probed = clock.seconds(lambda: listener.probe_values.update(fleet.step(last))) / passes_s[last]
+    plain = clock.seconds(lambda: fleet.step(plain_step)) / passes_s[plain_step]
     evaluation = clock.seconds(lambda: losses.append(fleet.evaluate(whole=False)))
     recorder.keep(Moment(0, 0, listener.probe_values, losses[0]))
     with TemporaryDirectory() as folder:
-        for run, (outcome, metrics) in zip(configs, recorder.runs(), strict=True):
-            store.write_run(Path(folder), run_card(run_id(run, fleet.corpus.fingerprint), run, outcome), metrics)
-    seconds = plain * config.steps + max(0.0, probed - plain) * len(probe_steps)
+        for of_run, run in zip(configs, recorder.runs(), strict=True):
+            card = run_card(run_id(of_run, fleet.corpus.fingerprint), of_run, run.outcome)
+            store.write_run(Path(folder), card, run.metrics)
+    seconds = plain * passes_s.sum() + max(0.0, probed - plain) * passes_s[probe_steps].sum()
     if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may
-        seconds = plain * config.steps / COMPILED_SPEED[config.precision]
+        seconds = plain * passes_s.sum() / COMPILED_SPEED[config.precision]
     slices = len({*probe_steps} - {0, config.steps - 1}) * listener.hears("val_loss")
     # all held-out tokens at the end, and once per seed at the start; a slice of them whenever probes fire in between
     whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / VALIDATION_TOKENS)

@@ -53,8 +53,9 @@ def train_halving(
             yield from train_halving(half, attempt, note, (*too_large, len(configs)))
         return
     halved = f"out of memory in fleets of {', '.join(map(str, too_large))}" if too_large else None
-    for outcome, metrics in runs:
-        yield {**outcome, "notes": "; ".join(filter(None, [outcome.get("notes"), halved])) or None}, metrics
+    for run in runs:
+        notes = "; ".join(filter(None, [run.outcome.get("notes"), halved])) or None
+        yield run._replace(outcome={**run.outcome, "notes": notes})
 
 
 def _attempt(configs: Sequence[Config], attempt: Attempt[Config]) -> tuple[Sequence[Run], bool]:
@@ -85,7 +86,7 @@ def train_resumably(
     for moment in train(fleet, state["done"] if state else 0):
         recorder.keep(moment)
         on_moment(moment)
-        if moment.done == fleet.config.steps:
+        if moment.is_last:
             break
         # all ranks stop, and save, after the same step
         stop = distributed.highest_on_any_rank(told_to_stop())
@@ -159,10 +160,9 @@ class _Job:
         names = list(self.configs)
         try:
             for name, run in zip(names, train_halving(names, self.attempt, self.progress.note), strict=True):
-                outcome, metrics = run
-                row = run_card(name, self.configs[name], outcome)
+                row = run_card(name, self.configs[name], run.outcome)
                 if distributed.is_first_rank():
-                    store.write_run(self.folder, row, metrics)
+                    store.write_run(self.folder, row, run.metrics, run.events)
                 self.tracking.end(row)
                 runs.append(run)
         except ChangedDataError as change:  # no record: it would bear an id of other data
@@ -175,7 +175,7 @@ class _Job:
         Raises:
             Preempted: told to stop meanwhile.
         """
-        outcomes = [outcome for outcome, _ in runs]
+        outcomes = [run.outcome for run in runs]
         ended = [name for name, outcome in zip(self.configs, outcomes, strict=True) if outcome["status"] != "failed"]
         losses = [math.inf if one["status"] == "diverged" else one.get("final_val_loss") for one in outcomes]
         self.progress.end(fleet_summary(runs), losses)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lab.core.axes import over
+from lab.core.axes import over, whole
 from lab.core.hooks import announce
 
 
@@ -22,6 +22,8 @@ class Accumulation(NamedTuple):
         squares: sum of squared norms of the micro-batches' mean gradients, by group of weights ``[r]``; empty unless
             noise is measured.
         noise: sums over the steps since the last measurement: ``trace.GROUP``, ``squared_norm.GROUP``, ``steps``.
+        smoothed: of an adaptive batch, exponential averages over steps of ``trace`` and ``squared_norm`` of all
+            weights, from 0 on, of which only the ratio means something; empty for any other.
     """
 
     gradients: dict[str, Tensor]
@@ -29,6 +31,7 @@ class Accumulation(NamedTuple):
     loss_r: Tensor
     squares: dict[str, Tensor]
     noise: dict[str, Tensor]
+    smoothed: dict[str, Tensor]
 
 
 def group_of(weight: str) -> str:
@@ -36,9 +39,10 @@ def group_of(weight: str) -> str:
     return weight.partition(".")[0]
 
 
-def begin(weights: Mapping[str, Tensor], *, with_noise: bool) -> Accumulation:
+def begin(weights: Mapping[str, Tensor], *, with_noise: bool, adaptive: bool = False) -> Accumulation:
     """Sums of nothing."""
-    zero_r = next(iter(weights.values())).new_zeros(len(next(iter(weights.values()))))
+    first = next(iter(weights.values()))
+    zero_r = torch.zeros(len(first), dtype=first.dtype, device=first.device)  # of a sharded weight each rank holds all
     groups = dict.fromkeys(map(group_of, weights)) if with_noise else {}
     names = [f"{part}.{group}" for part in ("trace", "squared_norm") for group in groups] + ["steps"] * with_noise
     return Accumulation(
@@ -47,6 +51,7 @@ def begin(weights: Mapping[str, Tensor], *, with_noise: bool) -> Accumulation:
         zero_r.clone(),
         {group: zero_r.clone() for group in groups},
         {name: zero_r.clone() for name in names},
+        {name: zero_r.clone() for name in ("trace", "squared_norm") if adaptive},
     )
 
 
@@ -59,11 +64,10 @@ def clear(sums: Accumulation) -> None:
 @torch.no_grad()
 def add(sums: Accumulation, gradients: Mapping[str, Tensor], loss_r: Tensor, targets_r: Tensor) -> None:
     """Add a micro-batch: gradients and loss are means over its ``targets_r`` targets, and nothing if it has none."""
-    counts_r = targets_r > 0
     for name, gradient in gradients.items():
-        weighed = torch.where(_wide(counts_r, gradient), gradient * over(targets_r, gradient), 0.0)
+        weighed = torch.where(_counts(targets_r, gradient), gradient * over(targets_r, gradient), 0.0)
         sums.gradients[name].add_(weighed)
-    sums.loss_r.add_(torch.where(counts_r, loss_r * targets_r, 0.0))
+    sums.loss_r.add_(torch.where(targets_r > 0, loss_r * targets_r, 0.0))
     sums.targets_r.add_(targets_r)
     for group, square_r in _squares(gradients, sums.squares).items():
         sums.squares[group].add_(square_r)
@@ -76,7 +80,9 @@ def mean(sums: Accumulation) -> tuple[dict[str, Tensor], Tensor]:
 
 
 @torch.no_grad()
-def add_noise(sums: Accumulation, gradients: Mapping[str, Tensor], micro_batch: int, count: Tensor) -> None:
+def add_noise(
+    sums: Accumulation, gradients: Mapping[str, Tensor], micro_batch: int, count: Tensor, memory: float = 1.0
+) -> None:
     """Add this step's unbiased estimates of trace and squared norm (McCandlish et al. 2018, app. A.1); announce all.
 
     A step of one micro-batch says nothing of the noise and does not count.
@@ -86,15 +92,21 @@ def add_noise(sums: Accumulation, gradients: Mapping[str, Tensor], micro_batch: 
         gradients: of the whole batch.
         micro_batch: sequences in a micro-batch.
         count: number of micro-batches, a tensor without axes.
+        memory: steps over which an adaptive batch averages.
     """
     several = count > 1
     others = torch.where(several, count - 1, 1)
+    step_trace_r, step_squared_r = torch.zeros_like(sums.loss_r), torch.zeros_like(sums.loss_r)
     for group, big_r in _squares(gradients, sums.squares).items():
         small_r = sums.squares[group] / count
         trace_r = (small_r - big_r) * micro_batch * count / others
         squared_norm_r = (count * big_r - small_r) / others
         sums.noise[f"trace.{group}"].add_(torch.where(several, trace_r, 0.0))
         sums.noise[f"squared_norm.{group}"].add_(torch.where(several, squared_norm_r, 0.0))
+        step_trace_r, step_squared_r = step_trace_r + trace_r, step_squared_r + squared_norm_r
+    latest = {"trace": step_trace_r, "squared_norm": step_squared_r}
+    for name, average_r in sums.smoothed.items():
+        average_r.copy_(torch.where(several, average_r + (latest[name] - average_r) / memory, average_r))
     if sums.noise:
         sums.noise["steps"].add_(several)
         announce("noise", "", sums.noise)
@@ -111,9 +123,12 @@ def _squares(gradients: Mapping[str, Tensor], groups: Mapping[str, Tensor]) -> d
     squares = {group: torch.zeros_like(zero_r) for group, zero_r in groups.items()}
     for name, gradient in gradients.items():
         if group_of(name) in squares:
-            squares[group_of(name)] = squares[group_of(name)] + gradient.square().flatten(1).sum(1)
+            squares[group_of(name)] = squares[group_of(name)] + whole(gradient.square().flatten(1).sum(1))
     return squares
 
 
-def _wide(number_r: Tensor, tensor_r: Tensor) -> Tensor:
-    return number_r.view(-1, *(1,) * (tensor_r.ndim - 1))
+def _counts(targets_r: Tensor, tensor_r: Tensor) -> Tensor:
+    """Whether a run has targets, shaped to meet the tensor."""
+    wide: Any = over(targets_r, tensor_r)
+    counts: Tensor = wide > 0
+    return counts

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import lab.data
 import lab.interventions.attention
+import lab.interventions.blocks
+import lab.interventions.embedding
 import lab.interventions.loss_terms
-import lab.optim.batch_schedule
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
 import lab.probes.updates
-import lab.records.trackers  # noqa: F401  (these nine fill the registries)
+import lab.records.trackers
+import lab.responses  # noqa: F401  (these eleven fill the registries)
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
-from lab.core.registry import BATCHES, DATA, INTERVENTIONS, MODELS, PARAMETRIZATIONS, SCHEDULES, TRACKERS, Registry
+from lab.core.registry import (
+    BATCHES,
+    BURSTS,
+    DATA,
+    INTERVENTIONS,
+    MODELS,
+    PARAMETRIZATIONS,
+    RESPONSES,
+    SCHEDULES,
+    TRACKERS,
+    Registry,
+)
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
+from lab.optim.batch_schedule import Adaptive, resolve
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.records import store
@@ -51,6 +68,28 @@ class NamedEntry:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """A learning-rate schedule, and what it runs over.
+
+    Attributes:
+        name: its name in the registry.
+        entry: the entry of the registry.
+        over: ``steps`` or ``tokens``, in which warm-up and decay progress.
+    """
+
+    name: str
+    entry: Any
+    over: str = one_of("steps", "tokens", default="steps")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The length of a run in tokens, instead of steps."""
+
+    tokens: int = bounded(above=0)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """The config of one run; stacked, the config of a fleet."""
 
@@ -59,7 +98,7 @@ class RunConfig:
     intervention: Mapping[str, Any]
     guest: Mapping[str, Any]
     optimizer: Optimizer
-    schedule: NamedEntry
+    schedule: ScheduleConfig
     data: NamedEntry
     probes: ProbesConfig
     scale: ScaleConfig
@@ -76,6 +115,8 @@ class RunConfig:
     ranks: str = one_of("ddp", "fsdp")
     validation: str = one_of("whole", "short", default="whole")
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
+    burst: NamedEntry | None = None
+    response: NamedEntry | None = None
 
     @property
     def validation_targets(self) -> float:
@@ -85,7 +126,28 @@ class RunConfig:
     @property
     def trained_tokens(self) -> int:
         """Tokens that the run trains on, each time it sees them."""
-        return self.batch_size * self.seq_len * self.steps
+        if self.batch is None:
+            return self.batch_size * self.seq_len * self.steps
+        sequences: int = self.batch.entry.sequences(self.batch_size, self.steps)
+        return sequences * self.seq_len
+
+    @property
+    def rows(self) -> int:
+        """Sequences of one forward and backward pass."""
+        return self.batch_size if self.batch is None else self.batch.entry.micro_batch
+
+    @property
+    def micro_batches(self) -> NDArray[np.int64]:
+        """Forward and backward passes of each update ``[steps]``."""
+        if self.batch is None:
+            return np.ones(self.steps, dtype=np.int64)
+        counts: NDArray[np.int64] = self.batch.entry.micro_batches(self.batch_size, self.steps)
+        return counts
+
+    @property
+    def duration(self) -> int:
+        """The length of the run as its learning-rate schedule counts: steps, or tokens."""
+        return self.trained_tokens if self.schedule.over == "tokens" else self.steps
 
 
 def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mapping[str, Any]:
@@ -103,6 +165,13 @@ def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> Na
     return NamedEntry(name, build(registry[name], numbers, where))
 
 
+def _schedule(values: Mapping[str, Any], where: str) -> ScheduleConfig:
+    own = {key: value for key, value in values.items() if key != "over"}
+    over = convert(ScheduleConfig, "over", values.get("over", "steps"), f"{where}.over")
+    named = _named(SCHEDULES, own, where)
+    return ScheduleConfig(named.name, named.entry, over)
+
+
 def _present(registry: Registry[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Build the entries whose keys are present, which switches them on."""
     _refuse_null(values, where)
@@ -117,14 +186,19 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "intervention": partial(_present, INTERVENTIONS),
     "guest": partial(_present, MODELS),
     "optimizer": lambda values, _: build_optimizer(values),
-    "schedule": partial(_named, SCHEDULES),
+    "schedule": _schedule,
     "data": partial(_named, DATA),
     "probes": partial(build, ProbesConfig),
     "scale": lambda values, key: build(ScaleConfig, {"name": values["name"]}, key),
     "checkpoint": partial(build, CheckpointConfig),
     "tracker": partial(_named, TRACKERS),
     "batch": partial(_named, BATCHES),
+    "burst": partial(_named, BURSTS),
+    "response": partial(_named, RESPONSES),
 }
+# Groups that may be empty; ids of runs without one do not depend on it.
+OPTIONAL = ("batch", "burst", "response")
+SPIKE_LAB = ("burst", "response")
 NAMELESS = ("intervention", "guest", "checkpoint")
 
 
@@ -148,7 +222,7 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     Raises:
         RequestError: a key is unknown or missing, a name is unknown, or a value makes no sense.
     """
-    keys = [field.name for field in fields(RunConfig)]
+    keys = [field.name for field in (*fields(RunConfig), *fields(Budget))]
     for key in tree:
         if key not in keys:
             raise RequestError(f"unknown key '{key}'; {nearest(key, keys)}")
@@ -157,7 +231,7 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     known = {} if groups is None else groups
     built: dict[str, Any] = {}
     for key, make in GROUPS.items():
-        if key == "batch" and not tree.get(key):
+        if key in OPTIONAL and not tree.get(key):
             built[key] = None
             continue
         if key in ("intervention", "guest") and key in tree and tree[key] is None:
@@ -168,9 +242,34 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
             known[identity] = make(values, key)
         built[key] = known[identity]
     scalars = {key: value for key, value in tree.items() if key not in built}
-    config = build(RunConfig, {**built, **scalars}, "")
+    config = _in_steps(built, scalars)
     _check_consistent(config)
     return config
+
+
+def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfig:
+    """The config, whose length may be given in tokens; its batch schedule no longer holds fractions of the run.
+
+    Raises:
+        RequestError: both steps and tokens are given, or neither; the tokens do not make a batch.
+    """
+    numbers = dict(scalars)
+    budget = numbers.pop("tokens", None)
+    if budget is None:
+        config = build(RunConfig, {**groups, **numbers}, "")
+        entry = config.batch and resolve(config.batch.entry, config.batch_size, config.steps)
+    else:
+        if numbers.get("steps") is not None:
+            raise RequestError(f"steps={numbers['steps']} and tokens={budget} both set the length of a run; give one")
+        config = build(RunConfig, {**groups, **numbers, "steps": 1}, "")
+        sequences = convert(Budget, "tokens", budget, "tokens") // config.seq_len
+        entry = config.batch and config.batch.entry.in_sequences(config.batch_size, sequences)
+        steps = entry.steps_within(config.batch_size, sequences) if entry else sequences // config.batch_size
+        if not steps:
+            first = (entry.size(0, config.batch_size) if entry else config.batch_size) * config.seq_len
+            raise RequestError(f"tokens={budget} is less than a batch, which holds {first} tokens")
+        config = replace(config, steps=steps)
+    return config if config.batch is None else replace(config, batch=NamedEntry(config.batch.name, entry))
 
 
 def _check_consistent(config: RunConfig) -> None:
@@ -178,6 +277,11 @@ def _check_consistent(config: RunConfig) -> None:
     for name, entry in config.intervention.items():
         if isinstance(entry, HookIntervention):
             _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
+            if config.seq_len > entry.most_positions:
+                raise RequestError(
+                    f"intervention {name} has {entry.most_positions} positions, fewer than seq_len {config.seq_len}; "
+                    f"say intervention.{name}.positions={config.seq_len}"
+                )
             for other in entry.excludes:
                 if other in config.intervention:
                     raise RequestError(f"intervention {name} replaces {other}; choose one of the two, not both")
@@ -186,8 +290,20 @@ def _check_consistent(config: RunConfig) -> None:
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
     if config.batch is not None:
         config.batch.entry.micro_batches(config.batch_size, config.steps)
+        if isinstance(config.batch.entry, Adaptive) and config.schedule.over == "steps":
+            raise RequestError("batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens")
     elif "noise_scale" in config.probes.names:
         raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
+    for group in SPIKE_LAB:
+        if getattr(config, group) is not None and config.batch is not None and config.batch.name != "constant":
+            raise RequestError(
+                f"{group}={getattr(config, group).name} takes batches of one size, not batch={config.batch.name}; "
+                "leave batch= out or say batch=constant"
+            )
+    if config.burst is not None:
+        config.burst.entry.check(config.steps)
+    if config.response is not None:
+        _check_response(config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, is_per_run in leaves(config.guest, "guest."):
@@ -200,6 +316,13 @@ def _check_consistent(config: RunConfig) -> None:
         raise RequestError(
             f"parametrization={name} does not apply to a custom model, which draws its own initial values"
         )
+
+
+def _check_response(config: RunConfig) -> None:
+    """Refuse a response that cannot attach."""
+    assert config.response is not None
+    if isinstance(config.response.entry, HookIntervention) and config.guest:
+        raise RequestError(f"response={config.response.name} attaches to hook points that a custom model lacks")
 
 
 def _check_uses(
@@ -220,11 +343,17 @@ def _rows(config: RunConfig) -> Rows:
     owned = config.optimizer.owned
     named = ((_column(key, owned), value, varies) for key, value, varies in leaves(config))
     rows = {column: (value, varies) for column, value, varies in named if column}
-    if config.batch is None:
-        del rows["batch"]
+    for group in OPTIONAL:
+        if getattr(config, group) is None:
+            del rows[group]
+    for group in SPIKE_LAB:  # a column of its own name says which it is
+        rows.pop(f"{group}.name", None)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
-    if config.validation == "whole":  # absent, so that ids of such runs do not depend on it
+    # absent, so that ids of runs from before these keys do not depend on them
+    if config.validation == "whole":
         del rows["validation"]
+    if config.schedule.over == "steps":
+        del rows["schedule.over"]
     return rows
 
 
@@ -240,12 +369,19 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
 
 def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in rows.items()}
-    return {**flat, "intervention": "+".join(sorted(config.intervention)) or "none", **_custom_model(config)}
+    names = {"intervention": "+".join(sorted(config.intervention)) or "none", **_spike_lab(config)}
+    return {**flat, **names, **_custom_model(config)}
+
+
+def _spike_lab(config: RunConfig) -> dict[str, str]:
+    """Names of the burst and of the response, or ``none``."""
+    entries = {group: getattr(config, group) for group in SPIKE_LAB}
+    return {group: entry.name if entry else "none" for group, entry in entries.items()}
 
 
 def columns(config: RunConfig) -> dict[str, Any]:
-    """Return one run's config as the columns of its record: dotted keys, lists joined with ``+``."""
-    return _columns(config, _rows(config))
+    """Return one run's config as the columns of its record: dotted keys, lists joined with ``+``; and its tokens."""
+    return {**_columns(config, _rows(config)), "tokens": config.trained_tokens}
 
 
 def _custom_model(config: RunConfig) -> dict[str, str]:
@@ -256,7 +392,8 @@ def _custom_model(config: RunConfig) -> dict[str, str]:
 def _static_key(config: RunConfig, rows: Rows) -> str:
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, varies) in rows.items() if not varies and key not in labels}
-    return files.digest({**shared, "intervention": sorted(config.intervention), **_custom_model(config)})
+    present = {group: name for group, name in _spike_lab(config).items() if name != "none"}
+    return files.digest({**shared, "intervention": sorted(config.intervention), **present, **_custom_model(config)})
 
 
 def static_key(config: RunConfig) -> str:

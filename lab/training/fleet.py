@@ -2,89 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
 from lab.core import distributed
+from lab.core.axes import per_run_norm
 from lab.core.distributed import check_divisible, distribute, gradients, initial_device
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, LossTerm
 from lab.core.registry import PROBES
 from lab.core.schema import leaves, stack
-from lab.data.corpus import Corpus, Tokens
-from lab.data.packing import PackedCorpus
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import IGNORED, losses
 from lab.model.transformer import Transformer
+from lab.optim.batch_schedule import Adaptive
 from lab.optim.links import Now, Tensors
+from lab.responses.response import Gate
 from lab.training import accumulation
 from lab.training.accumulation import Accumulation
+from lab.training.batches import BatchLoader as BatchLoader
+from lab.training.batches import burst_draws
+from lab.training.clock import Clock
 from lab.training.config import RunConfig, static_key
+from lab.training.control import Control, begin_readings, is_controlled
 from lab.training.engine import Compiled, Eager, ProbeValues
-
-RESIDENT_TOKENS = 2**28  # the longest text that an accelerator keeps in its memory
-
-
-class BatchLoader:
-    """Batches of a fleet, this rank's rows of them; runs of equal data seed see the same windows.
-
-    An accelerator keeps the training part of a packed corpus in its memory, at one to four bytes a token.  Batches of
-    any other corpus, such as an endless language, are drawn on the host and copied.
-
-    Args:
-        corpus: the source of the windows.
-        seed: the data seed of each run.
-        batch_size: windows per batch, over all ranks.
-        seq_len: tokens per window, without the last target.
-        device: where batches are returned.
-        resident: whether the device may keep the text in its memory.
-    """
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        seed: Sequence[int],
-        batch_size: int,
-        seq_len: int,
-        device: torch.device,
-        *,
-        resident: bool,
-    ) -> None:
-        self.batch_size, self.seq_len, self.device = batch_size, seq_len, device
-        self.seeds = sorted(set(seed))
-        self.seed_r = torch.tensor([self.seeds.index(data_seed) for data_seed in seed], device=device)
-        self.draw: Callable[[int, int, int, int], Tokens] = corpus.batch
-        self.tokens_n: Tensor | None = None
-        # a subclass may draw batches that are not windows of its text
-        if resident and type(corpus) is PackedCorpus and corpus.training.size <= RESIDENT_TOKENS:
-            dtype = next(d for d in (np.uint8, np.int16, np.int32) if corpus.vocabulary - 1 <= np.iinfo(d).max)
-            self.draw = corpus.starts
-            self.tokens_n = torch.from_numpy(corpus.training.astype(dtype)).to(device)
-            self.offset_t = torch.arange(seq_len + 1, device=device)
-
-    def batch(self, step: int) -> Tensor:
-        """The windows ``[r b t+1]`` of this step."""
-        (windows_rbt,) = self.micro_batches(step, 1, self.batch_size)
-        return windows_rbt
-
-    def micro_batches(self, step: int, count: int, size: int) -> Iterator[Tensor]:
-        """The windows ``[r b t+1]`` of this step, ``count`` times ``size`` of them, one micro-batch after another."""
-        rows = distributed.batch_rows(size)
-        drawn_snbt = np.stack([self.draw(seed, step, count * size, self.seq_len) for seed in self.seeds])
-        for drawn_sbt in np.split(drawn_snbt, count, axis=1):
-            # each seed's windows are copied to the device once, and repeated there for the runs that share them
-            windows_sbt = torch.from_numpy(np.ascontiguousarray(drawn_sbt[:, rows])).to(self.device)
-            if self.tokens_n is not None:
-                windows_sbt = self.tokens_n[windows_sbt + self.offset_t].long()
-            yield windows_sbt[self.seed_r]
-
 
 # Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
 VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
@@ -116,7 +65,9 @@ def check_ranks(config: RunConfig) -> None:
     """
     if config.guest and distributed.world_size() > 1:
         raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
-    distributed.batch_rows(config.batch_size)
+    distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
+    if config.response and distributed.world_size() > 1:
+        raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")
     if distributed.world_size() > 1 and config.ranks == "fsdp":
         with torch.device("meta"):
             model = _build_model(config, 1)
@@ -135,7 +86,8 @@ def check_custom(config: RunConfig) -> None:
 
 
 def _hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
-    return {name: entry for name, entry in config.intervention.items() if isinstance(entry, HookIntervention)}
+    entries = {**config.intervention, **({config.response.name: config.response.entry} if config.response else {})}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, HookIntervention)}
 
 
 def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
@@ -147,8 +99,11 @@ def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     return Transformer(config.model, vocabulary, runs, _hook_interventions(config), scale, operands)
 
 
+NO_READINGS: Mapping[str, Tensor] = {}
 Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits and hidden states
-TrainingState = tuple[dict[str, Tensor], dict[str, Tensors], Tensor]
+TrainingState = tuple[
+    Any, ...
+]  # weights, state of the links, first step with a bad loss, and readings if there are any
 
 
 def combine(probe: str, values: Sequence[Tensor]) -> Tensor:
@@ -174,7 +129,13 @@ class Fleet:
         self.corpus = config.data.entry.open()
         resident = self.device.type != "cpu"
         self.loader = BatchLoader(
-            self.corpus, config.data.entry.seed, config.batch_size, config.seq_len, self.device, resident=resident
+            self.corpus,
+            config.data.entry.seed,
+            config.batch_size,
+            config.seq_len,
+            self.device,
+            resident=resident,
+            draws=burst_draws(configs, self.corpus),
         )
         self.forward_differs = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
         self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
@@ -186,30 +147,87 @@ class Fleet:
         self.model.initialize(config.seed, factors)
         self.weights = self.model.weights()
         self.lr_factor = {name: factor.lr for name, factor in factors.items()}
-        self.shape_sr = config.schedule.entry.shape(config.steps, config.optimizer.lr)
+        self.adaptive: Adaptive | None = None
+        if config.batch is not None and isinstance(config.batch.entry, Adaptive):
+            assert self.runs == 1, "runs that choose their own batches cannot share a fleet"
+            self.adaptive = config.batch.entry
+        self.counts_s = config.micro_batches
+        self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
+        self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
         self.state = config.optimizer.begin(self.weights)
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
-        self.step_s = torch.arange(config.steps, device=self.device)
+        self.step_sr = torch.arange(config.steps, device=self.device).unsqueeze(1).repeat(1, self.runs)
+        self.run_r = torch.arange(self.runs, device=self.device)
+        self.readings = begin_readings(self.runs, self.device) if is_controlled(configs[0]) else {}
         engine = Compiled if config.engine == "compiled" else Eager
-        training_state = (self.weights, self.state, self.first_bad_r)
+        training_state = (self.weights, self.state, self.first_bad_r, self.readings)
         self.sums: Accumulation | None = None
         if config.batch is None:
             self.engine = engine(self._update, training_state, config.probes.names)
         else:
-            self.counts_s = config.batch.entry.micro_batches(config.batch_size, config.steps)
-            self.micro_batch: int = config.batch.entry.micro_batch
-            self.sums = accumulation.begin(self.weights, with_noise="noise_scale" in config.probes.names)
+            self.sums = accumulation.begin(
+                self.weights,
+                with_noise="noise_scale" in config.probes.names or self.adaptive is not None,
+                adaptive=self.adaptive is not None,
+            )
             self.engine = engine(self._apply, (*training_state, self.sums), config.probes.names)
             self.summing = engine(self._accumulate, (self.weights, self.sums), config.probes.names)
             self.summing.faults = self.engine.faults
         self.held_out_nt = torch.from_numpy(self.corpus.validation(config.seq_len, config.validation_targets))
         self.held_out_nt = self.held_out_nt.to(self.device)
+        self.control: Control | None = None
+        if self.readings:
+            self.control = Control(configs, self.readings, self.tensors(), self._fresh_rule)
+
+    def _fresh_rule(self) -> dict[str, Tensor]:
+        """The state of the links that make the direction, Adam's for one, before the first update."""
+        links = {name: link for name, link in self.config.optimizer.links.items() if link.makes == "direction"}
+        fresh = {name: link.begin(self.weights) for name, link in links.items()}
+        return {f"{link}.{name}": tensor for link, tensors in fresh.items() for name, tensor in tensors.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
         links = {f"{link}.{name}": tensor for link, tensors in self.state.items() for name, tensor in tensors.items()}
         noise = {f"noise.{name}": sum_r for name, sum_r in (self.sums.noise if self.sums else {}).items()}
-        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise
+        smoothed = {f"smoothed.{name}": mean_r for name, mean_r in (self.sums.smoothed if self.sums else {}).items()}
+        seen = {"seen": self.seen} if self.adaptive else {}
+        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise | smoothed | seen
+
+    def _shape(self, seen_s: NDArray[np.int64]) -> Tensor:
+        """LR over peak ``[s r]`` of the updates before which the run has seen so many sequences."""
+        config = self.config
+        if config.schedule.over == "steps":
+            shape_sr: Tensor = config.schedule.entry.shape(config.steps, config.optimizer.lr)
+        else:
+            done_s = torch.from_numpy(seen_s * config.seq_len)
+            shape_sr = config.schedule.entry.shape(config.duration, config.optimizer.lr, done_s)
+        return shape_sr
+
+    def micro_batches(self, step: int) -> int:
+        """Micro-batches of this update; an adaptive batch chooses them by the noise of the updates before."""
+        if self.adaptive is None or self.sums is None:
+            return int(self.counts_s[step])
+        noise = {name: float(mean_r) for name, mean_r in self.sums.smoothed.items()}
+        size = self.adaptive.adapted(noise["trace"], noise["squared_norm"], self.config.batch_size)
+        return max(1, min(size, self._left()) // self.adaptive.micro_batch)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Sequences of this update and tokens seen before it, ``[r]`` each."""
+        seen = int(self.seen) if self.adaptive else int(self.counts_s[:step].sum()) * self.config.rows
+        numbers = self.micro_batches(step) * self.config.rows, seen * self.config.seq_len
+        sequences_r, tokens_r = (self.shape_sr.new_full((self.runs,), number) for number in numbers)
+        return sequences_r, tokens_r
+
+    def _left(self) -> int:
+        """Sequences left of the budget."""
+        budget: int = self.config.trained_tokens // self.config.seq_len
+        return budget - int(self.seen)
+
+    def updates(self, step: int) -> int:
+        """Updates in all; of an adaptive batch at most as many, as long as this update is not the last."""
+        steps: int = self.config.steps
+        is_last = self.adaptive is not None and self.micro_batches(step) * self.adaptive.micro_batch == self._left()
+        return step + 1 if is_last else steps
 
     def parameters(self) -> tuple[int, int]:
         """Numbers of parameters of one run: all, and without input embedding and output head."""
@@ -219,23 +237,50 @@ class Fleet:
 
     def step(self, step: int) -> ProbeValues:
         """Forward, backward, update; returns values ``[r]`` of the probes that fire, by (probe, hook point)."""
-        with_probes = self.config.probes.fires(step, self.config.steps)
-        if self.sums is not None:
-            return self._step_of_micro_batches(self.sums, step, with_probes=with_probes)
-        return self.engine(self.loader.batch(step), self.step_s[step], self.shape_sr[step], with_probes=with_probes)
+        with_probes = self.config.probes.fires(step, self.updates(step))
+        count = self.micro_batches(step)
+        if self.adaptive:
+            self.shape_sr[step] = self._shape(self.seen.numpy())[0]
+        values = self._step(step, count, self.step_sr[step], self.shape_sr[step], with_probes)
+        self.seen += count * self.config.rows
+        return values
 
-    def _step_of_micro_batches(self, sums: Accumulation, step: int, *, with_probes: bool) -> ProbeValues:
+    def advance(self, clock: Clock, *, with_probes: bool) -> ProbeValues:
+        """As ``step``, with each run where the clock says it stands; a run beyond its last step repeats that."""
+        step_r, age_r = (
+            torch.from_numpy(number_r.clip(max=self.config.steps - 1)).to(self.device)
+            for number_r in (clock.step_r, clock.age_r)
+        )
+        shape_r = self.shape_sr[step_r, self.run_r] * torch.from_numpy(clock.lr_factor_r).to(self.shape_sr)
+        return self._step(clock.batch_r, int(self.counts_s[0]), age_r, shape_r, with_probes)
+
+    def _step(
+        self, batch: int | NDArray[np.int64], count: int, age_r: Tensor, shape_r: Tensor, with_probes: bool
+    ) -> ProbeValues:
+        if self.sums is not None:
+            return self._step_of_micro_batches(self.sums, batch, count, age_r, shape_r, with_probes)
+        return self.engine(self.loader.batch(batch), age_r, shape_r, with_probes=with_probes)
+
+    def _step_of_micro_batches(
+        self,
+        sums: Accumulation,
+        batch: int | NDArray[np.int64],
+        count: int,
+        age_r: Tensor,
+        shape_r: Tensor,
+        with_probes: bool,
+    ) -> ProbeValues:
         """Sum the gradients of the micro-batches, then update.
 
         Of what a probe measures in the forward passes, the largest counts if it is a maximum, else the mean.
         """
-        count, measured = int(self.counts_s[step]), list[ProbeValues]()
+        measured = list[ProbeValues]()
         accumulation.clear(sums)
-        for windows_rbt in self.loader.micro_batches(step, count, self.micro_batch):
+        for windows_rbt in self.loader.micro_batches(batch, count, self.config.rows):
             measured.append(self.summing(windows_rbt, with_probes=with_probes))
         values = {key: combine(key[0], [each[key] for each in measured]) for key in measured[0]}
         count_ = torch.tensor(count, dtype=self.shape_sr.dtype, device=self.device)
-        values |= self.engine(self.step_s[step], self.shape_sr[step], count_, with_probes=with_probes)
+        values |= self.engine(age_r, shape_r, count_, with_probes=with_probes)
         if with_probes:
             accumulation.clear_noise(sums)
         return values
@@ -256,7 +301,8 @@ class Fleet:
         """Update with the summed gradients, as a function of tensors."""
         *rest, sums = training_state
         weight_gradients, loss_r = accumulation.mean(sums)
-        accumulation.add_noise(sums, weight_gradients, self.micro_batch, count)
+        memory = self.adaptive.memory if self.adaptive else 1.0
+        accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)
 
     def _gradients(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensors, Tensor]:
@@ -275,10 +321,47 @@ class Fleet:
     def _change(
         self, training_state: TrainingState, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, shape_r: Tensor
     ) -> None:
-        weights, state, first_bad_r = training_state
+        weights, state, first_bad_r, *readings = training_state
         newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r).isfinite()
         first_bad_r.copy_(torch.where(newly_bad_r, step, first_bad_r))
-        self.config.optimizer.step(weight_gradients, state, Now(step, weights, shape_r, self.lr_factor))
+        gate = self._gate(weight_gradients, loss_r, *readings)
+        if gate.lr_factor_r is not None:
+            shape_r = shape_r * gate.lr_factor_r
+        update = partial(
+            self.config.optimizer.step, weight_gradients, state, Now(step, weights, shape_r, self.lr_factor)
+        )
+        if gate.keep_r is None:
+            update()
+        else:
+            self._update_kept(
+                update, gate.keep_r, [*weights.values(), *(t for link in state.values() for t in link.values())]
+            )
+
+    @torch.no_grad()
+    def _gate(self, weight_gradients: Tensors, loss_r: Tensor, readings: Mapping[str, Tensor] = NO_READINGS) -> Gate:
+        """Write down what control reads, and ask the response how to change this update."""
+        if not readings:
+            return Gate()
+        norm_r = per_run_norm(weight_gradients.values())
+        readings["loss"].copy_(loss_r)
+        readings["norm"].copy_(norm_r)
+        if self.config.response is None:
+            return Gate()
+        gate: Gate = self.config.response.entry.gate(loss_r, norm_r, readings["usual_loss"])
+        if gate.keep_r is not None:
+            readings["kept"].copy_(gate.keep_r)
+        return gate
+
+    @torch.no_grad()
+    def _update_kept(self, update: Callable[[], None], keep_r: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Update the runs to keep; the others' weights and state stay bit for bit, whatever their gradients are."""
+        if self.config.engine != "compiled" and bool(keep_r.all()):
+            return update()
+        before = [tensor.clone() for tensor in tensors]
+        update()
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(torch.where(keep_r.view(-1, *(1,) * (tensor.ndim - 1)), tensor, old))
+        return None
 
     def models_at_init(self) -> int:
         """How many models the runs are before the first update: one for each seed.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lab.probes.listener import Listener
+from lab.training.control import Control
 from lab.training.fleet import Fleet
 
 
@@ -19,12 +20,19 @@ class Moment(NamedTuple):
         step: index of the last update; 0 before the first.
         probe_values: numbers ``[r]`` by (probe, hook point).
         val_loss_r: cross-entropy on the whole held-out set, nats per token; None if not evaluated.
+        steps: of a controlled fleet, the index of each run's last update, -1 for a run that had ended before it.
     """
 
     done: int
     step: int
     probe_values: dict[tuple[str, str], Tensor]
     val_loss_r: Tensor | None
+    steps: tuple[int, ...] | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether training has ended."""
+        return self.done > 0 and self.val_loss_r is not None
 
 
 def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
@@ -32,6 +40,9 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
 
     The first and the last moment carry the loss on the whole held-out set.  In between, the probe ``val_loss`` measures
     it on a slice, before the update of that step.
+
+    The runs of a controlled fleet (one with a burst or a response) go at their own pace.  Its moments count the batches
+    processed, by all runs alike; training ends when every run has made its updates.
     """
     probes, steps = fleet.config.probes, fleet.config.steps
     # a single step is both the first and the last; its val_loss is measured at the end
@@ -39,16 +50,42 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
         yield _evaluated(
             0, 0, Listener(probes.names if steps > 1 else (), fleet.engine.faults), fleet.evaluate_at_init()
         )
+    if fleet.control:
+        yield from _train_controlled(fleet, fleet.control)
+        return
     for step in range(done, steps):
+        steps = fleet.updates(step)
         last = step == steps - 1
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
         if listener.hears("val_loss") and step > 0 and not last:
             listener("val_loss", "", fleet.evaluate(whole=False))
+        if listener.hears("batch"):
+            listener("batch", "", *fleet.batch(step))
         listener.probe_values |= fleet.step(step)
         if last:
             yield _evaluated(steps, step, listener, fleet.evaluate(whole=True))
+            return
         else:
             yield Moment(step + 1, step, listener.probe_values, None)
+
+
+def _train_controlled(fleet: Fleet, control: Control) -> Iterator[Moment]:
+    probes, steps = fleet.config.probes, fleet.config.steps
+    while not control.has_ended:
+        steps_now = control.steps_now()
+        under_way = [step for step in steps_now if step >= 0]
+        fires = any(probes.fires(step, steps) for step in under_way)
+        listener = Listener(probes.names if fires else (), fleet.engine.faults)
+        if listener.hears("val_loss"):
+            listener("val_loss", "", fleet.evaluate(whole=False))
+        control.before_step()
+        listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
+        control.after_step()
+        yield Moment(control.moments, min(under_way), listener.probe_values, None, steps_now)
+    control.restore_final()
+    yield _evaluated(
+        control.moments, steps - 1, Listener(probes.names, fleet.engine.faults), fleet.evaluate(whole=True)
+    )
 
 
 def _evaluated(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> Moment:

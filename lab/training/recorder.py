@@ -7,19 +7,29 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lab.core import distributed, machine
 from lab.records.trackers import tag
 from lab.training.config import RunConfig, columns
+from lab.training.control import Event
 from lab.training.fleet import Fleet
 from lab.training.loop import Moment
 
 Row = tuple[int, str, str, float]
+Key = tuple[int, str, str]
 Names = tuple[tuple[str, str], ...]
-Run = tuple[Mapping[str, Any], Sequence[Row]]
+Steps = tuple[int, ...] | None  # of each run, where they differ; -1 for a run that had ended
+
+
+class Run(NamedTuple):
+    """What is left of a run: columns of its record, its probe values, and its events."""
+
+    outcome: Mapping[str, Any]
+    metrics: Sequence[Row]
+    events: Sequence[Event] = ()
 
 
 class Recorder:
@@ -27,17 +37,18 @@ class Recorder:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.started = fleet, time.perf_counter()
-        self._probed_steps: list[tuple[int, Names]] = []
+        self._probed_steps: list[tuple[int, Names, Steps]] = []
         self._names: dict[Names, Names] = {}
         self._values: list[torch.Tensor] = []
         self._val_losses: list[torch.Tensor] = []
-        self._tracked = 0
+        self._tracked = self._done = 0
 
     def keep(self, moment: Moment) -> None:
         """Keep a moment; nothing is copied off the device yet."""
+        self._done = moment.done
         if moment.probe_values:
             names = tuple(moment.probe_values)
-            self._probed_steps.append((moment.step, self._names.setdefault(names, names)))
+            self._probed_steps.append((moment.step, self._names.setdefault(names, names), moment.steps))
             values_r = moment.probe_values.values()
             self._values.append(torch.stack([value_r.to(self.fleet.shape_sr) for value_r in values_r]))
         if moment.val_loss_r is not None:
@@ -53,11 +64,16 @@ class Recorder:
             "faults": self.fleet.engine.faults,
             "first_bad_r": self.fleet.first_bad_r,
             "seconds": time.perf_counter() - self.started,
+            "control": self.fleet.control.state() if self.fleet.control else None,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state`` returned."""
-        self._probed_steps = [(step, self._names.setdefault(names, names)) for step, names in state["heard"]]
+        self._probed_steps = [
+            (step, self._names.setdefault(names, names), steps) for step, names, steps in state["heard"]
+        ]
+        if self.fleet.control:
+            self.fleet.control.restore(state["control"])
         self._values, self._val_losses = (
             [values.to(self.fleet.device) for values in state[key]] for key in ("values", "whole")
         )
@@ -69,10 +85,10 @@ class Recorder:
         """Yield the values recorded since the last call: the step, and for each run its values by tracker tag."""
         steps, self._tracked = self._probed_steps[self._tracked :], len(self._probed_steps)
         if steps:
-            counts = [len(names) for _, names in steps]
+            counts = [len(names) for _, names, _ in steps]
             # a tensor of values covers one step or more
             values = torch.cat(self._values[-len(steps) :])[-sum(counts) :]
-            for (step, names), values_kr in zip(steps, torch.split(values, counts), strict=True):
+            for (step, names, _), values_kr in zip(steps, torch.split(values, counts), strict=True):
                 tags = [tag(*name) for name in names]
                 yield step, [dict(zip(tags, values_k, strict=True)) for values_k in values_kr.T.tolist()]
 
@@ -80,18 +96,47 @@ class Recorder:
         """Return outcome and probe values of every run, in the fleet's order."""
         runs, seconds = self.fleet.runs, time.perf_counter() - self.started
         at_init, final = (loss_r.tolist() for loss_r in (self._val_losses[0], self._val_losses[-1]))
-        keys = [(step, *name) for step, names in self._probed_steps for name in names]
         values = torch.cat(self._values).T.tolist() if self._values else [[] for _ in range(runs)]
-        speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self.fleet.config.steps * runs / seconds}
+        speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self._done * runs / seconds}
+        updates = min(self._done, self.fleet.config.steps)  # moments of a controlled fleet include what it repeated
         notes = {"notes": "; ".join(self.fleet.engine.faults.values()) or None}
         sizes = dict(zip(("parameters", "parameters_without_embeddings"), self.fleet.parameters(), strict=True))
         return [
-            (
-                {**outcome(at_init[run], final[run], first_bad, self.fleet.config.steps), **sizes, **speed, **notes},
-                [(*key, value) for key, value in zip(keys, values[run], strict=True)],
+            Run(
+                {**outcome(at_init[run], final[run], first_bad, updates), **sizes, **speed, **notes}
+                | self._control_outcome(run),
+                self._rows(run, values[run]),
+                self.fleet.control.logs[run].events if self.fleet.control else (),
             )
-            for run, first_bad in enumerate(self.fleet.first_bad_r.tolist())
+            for run, first_bad in enumerate(self._first_bad())
         ]
+
+    def _first_bad(self) -> list[int]:
+        """Of each run the first step with a non-finite loss, or -1; a run that went back before it has none."""
+        if self.fleet.control:
+            return [log.first_bad() for log in self.fleet.control.logs]
+        first_bad: list[int] = self.fleet.first_bad_r.tolist()
+        return first_bad
+
+    def _control_outcome(self, run: int) -> dict[str, Any]:
+        return self.fleet.control.outcome(run) if self.fleet.control else {}
+
+    def _rows(self, run: int, values: Sequence[float]) -> list[Row]:
+        """The probe values of a run; where it went back, those of the updates that count."""
+        keys = [key for moment in self._probed_steps for key in self._keys(run, *moment)]
+        if not self.fleet.control:
+            return [(*key, value) for key, value in zip(keys, values, strict=True) if key]
+        rows = {key: value for key, value in zip(keys, values, strict=True) if key}
+        return sorted(((*key, value) for key, value in rows.items()), key=lambda row: row[0])
+
+    def _keys(self, run: int, step: int, names: Names, steps: Steps) -> Iterator[Key | None]:
+        """Step, probe and place of each value of a moment; None for those that are not this run's."""
+        own = step if steps is None else steps[run]
+        fires = own >= 0 and self.fleet.config.probes.fires(own, self.fleet.config.steps)
+        for probe, where in names:
+            # of the first and of the last update the whole held-out text counts, not the slice
+            is_slice = steps is not None and probe == "val_loss" and own in (0, self.fleet.config.steps - 1)
+            yield (own, probe, where) if fires and not is_slice else None
 
 
 def outcome(loss_at_init: float, final: float, first_bad: int, steps: int) -> dict[str, Any]:
@@ -119,7 +164,7 @@ def outcome(loss_at_init: float, final: float, first_bad: int, steps: int) -> di
 
 def failure(reason: str) -> Run:
     """The record of a run that could not be trained."""
-    return {"status": "failed", "reason": reason.split("\n")[0]}, []
+    return Run({"status": "failed", "reason": reason.split("\n")[0]}, [])
 
 
 def run_card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +206,7 @@ def ranges(numbers: Iterable[Any]) -> str:
 
 def fleet_summary(runs: Sequence[Run]) -> str:
     """Sum up a fleet: the range of its final losses, and how many runs did not finish."""
-    outcomes = [outcome for outcome, _ in runs]
+    outcomes = [run.outcome for run in runs]
     finals = [o["final_val_loss"] for o in outcomes if o["status"] == "finished"]
     words = [f"val loss {min(finals):.3f}..{max(finals):.3f}"] if finals else []
     for status in ("diverged", "failed"):

@@ -10,26 +10,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
+from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, WINDOW, Numbers, Span, SpikeWatch, window_statistics
 
-# A spike rises above the median of the measurements before it by so many scaled median absolute deviations, and by so
-# many nats.
-WINDOW, FEWEST, DEVIATIONS, LEAST_RISE = 100, 20, 7.0, 0.1
-# Flagged measurements that are closer than this belong to one event.
-MERGE = 20
-# A spike has recovered when the loss is back within so many deviations, in so many measurements.
-BACK, PATIENCE = 2.0, 300
-# Diverged: so many measurements in a row above the loss at the start, which is that of a uniform guess.
-LOST_FOR = 100
-NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a normal distribution
 # A gradient spike is so many times the running mean, which forgets at this rate and stands still meanwhile.
 GRADIENT_RISE, MEMORY = 5.0, 0.99
 # An update or a logit has grown where it is so many times the median of the measurements before it.
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one epsilon exceeds the gradient.
 EPSILON_LIMIT = 1.0
-# The loss scale has stalled training where it stands at the least value seen for so many measurements.
-STALLED_FOR = 100
 # How far back an alarm counts as a warning of a loss spike, in measurements.
 LEAD = 100
 
@@ -73,16 +61,6 @@ class Event(NamedTuple):
     lead: int | None = None
 
 
-class Span(NamedTuple):
-    """An event in rows of a log: from ``first`` up to ``last``, with its ending at row ``end``."""
-
-    first: int
-    last: int
-    usual: float
-    ending: str = "none"
-    end: int | None = None
-
-
 def detect(log: Log) -> list[Event]:
     """All alarms of a log, in the order of their steps; a loss spike says how long before it others had warned."""
     spans = {kind: list(find(log.columns[column])) for kind, (column, find) in KINDS.items() if column in log.columns}
@@ -109,62 +87,26 @@ def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
     """Median and scaled median absolute deviation ``[n]`` of the ``WINDOW`` measurements before each; NaN where fewer
     than ``FEWEST`` are finite.
     """
-    padded = np.concatenate([np.full(WINDOW, math.nan), np.where(np.isfinite(value_n), value_n, math.nan)])[:-1]
-    windows_nw = sliding_window_view(padded, WINDOW)
-    median_n, deviation_n = (np.full(len(value_n), math.nan) for _ in range(2))
-    enough_n = np.isfinite(windows_nw).sum(1) >= FEWEST
-    if enough_n.any():
-        median_n[enough_n] = np.nanmedian(windows_nw[enough_n], axis=1)
-        distance_nw = np.abs(windows_nw[enough_n] - median_n[enough_n, None])
-        deviation_n[enough_n] = NORMAL * np.nanmedian(distance_nw, axis=1)
-    return median_n, deviation_n
+    padded = np.concatenate([np.full(WINDOW, math.nan), value_n])[:-1]
+    return window_statistics(sliding_window_view(padded, WINDOW))
 
 
 def loss_spikes(loss_n: Numbers) -> Iterator[Span]:
     """Spikes of the loss and how each ends; a loss that is not finite, or stays above that at the start, diverged."""
     median_n, deviation_n = before(loss_n)
-    with np.errstate(invalid="ignore"):
-        high_n = (loss_n > median_n + DEVIATIONS * deviation_n) & (loss_n - median_n > LEAST_RISE)
-    flagged_n = high_n | ~np.isfinite(loss_n)
-    at_start = next((value for value in loss_n if math.isfinite(value)), math.inf)
-    row = 0
-    while row < len(loss_n):
-        ahead = np.flatnonzero(flagged_n[row:])
-        if not len(ahead):
-            return
-        first = row + int(ahead[0])
-        usual = _usual(median_n, first)
-        calm = usual + max(BACK * _usual(deviation_n, first), 0.0)
-        span = _ended(loss_n, first, usual, calm, at_start)
-        yield span
-        row = _after(flagged_n, span.last)
-        if span.ending == "diverged" and not np.isfinite(loss_n[span.last :]).any():
-            return
+    watch = SpikeWatch()
+    for loss, median, deviation in zip(loss_n.tolist(), median_n.tolist(), deviation_n.tolist(), strict=True):
+        span = watch.add(loss, median, deviation)
+        if span:
+            yield span
+    if watch.first >= 0:
+        yield Span(watch.first, watch.row, watch.usual)
 
 
 def _usual(number_n: Numbers, row: int) -> float:
     """The number at a row, or the last one known before it."""
     known = number_n[: row + 1][np.isfinite(number_n[: row + 1])]
     return float(known[-1]) if len(known) else math.nan
-
-
-def _ended(loss_n: Numbers, first: int, usual: float, calm: float, at_start: float) -> Span:
-    """The spike that begins at ``first``, followed to its ending or to the last row."""
-    above = 0
-    for row in range(first, len(loss_n)):
-        value = loss_n[row]
-        if not math.isfinite(value):
-            later = np.flatnonzero(np.isfinite(loss_n[row:]))
-            last = row + int(later[0]) - 1 if len(later) else len(loss_n) - 1
-            return Span(first, last, usual, "diverged", row)
-        above = above + 1 if value > at_start else 0
-        if above >= LOST_FOR:
-            return Span(first, row, usual, "diverged", row)
-        if value <= calm:
-            return Span(first, row, usual, "recovered", row)
-        if row - first >= PATIENCE and not above:
-            return Span(first, row, usual, "stuck", row)
-    return Span(first, len(loss_n) - 1, usual)
 
 
 def _after(flagged_n: NDArray[np.bool_], last: int) -> int:

@@ -1,0 +1,112 @@
+"""What a response to a loss spike is: it reads one run after each update and may ask for an action."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lab.core.schema import bounded
+
+Memory = dict[str, float]  # what a response keeps of one run; a checkpoint stores it
+
+
+class Reading(NamedTuple):
+    """What an update measured of one run.
+
+    Attributes:
+        step: updates made before it.
+        loss: loss of its batch before the update, nats per token.
+        norm: global norm of its gradient before clipping.
+        spike_begins: whether the detector reports that a loss spike begins here.
+    """
+
+    step: int
+    loss: float
+    norm: float
+    spike_begins: bool
+
+
+class Action(NamedTuple):
+    """What happens to one run before its next update, in this order.
+
+    Attributes:
+        rewind: go back at least so many updates, to a snapshot of weights, optimizer state and position in the data.
+        skip: leave out so many batches from there.
+        reset: forget the optimizer's moments and their age.
+        lr_factor: multiply the learning rate by this from now on, whatever it was multiplied by before; None leaves it.
+    """
+
+    rewind: int = 0
+    skip: int = 0
+    reset: bool = False
+    lr_factor: float | None = None
+
+
+class Gate(NamedTuple):
+    """How an update is changed while it is made; None changes nothing.
+
+    Attributes:
+        keep_r: whether the update takes place; without it weights and optimizer state stay as they are.
+        lr_factor_r: factor of the learning rate.
+    """
+
+    keep_r: Tensor | None = None
+    lr_factor_r: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response; subclasses are frozen dataclasses that act between updates, or gate each update as it is made.
+
+    Attributes:
+        snapshot_every: updates between two snapshots; 0 takes none.
+        snapshots: how many of them are kept.
+    """
+
+    snapshot_every = 0
+    snapshots = 0
+
+    def act(self, reading: Reading, memory: Memory) -> Action | None:
+        """Decide after an update of one run; ``memory`` is that run's, changed in place."""
+        return None
+
+    def gate(self, loss_r: Tensor, norm_r: Tensor, usual_loss_r: Tensor) -> Gate:
+        """Decide within an update, as a function of tensors."""
+        return Gate()
+
+    def usual_loss(self, before: float, loss: float) -> float:
+        """The loss to which ``gate`` compares the next one; infinity before the first."""
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Rewinding(Response):
+    """A response that goes back to a snapshot in memory.
+
+    Attributes:
+        rewind: updates to go back at least.
+        most: how often a run may go back.
+    """
+
+    rewind: int = bounded(100, above=0)
+    snapshot_every: int = bounded(25, above=0)
+    snapshots: int = bounded(6, above=0)
+    most: int = bounded(3, above=0)
+
+    def __post_init__(self) -> None:
+        reach = self.snapshot_every * (self.snapshots - 1)
+        if self.rewind > reach:
+            raise ValueError(
+                f"rewind={self.rewind} reaches further back than the snapshots: snapshot_every={self.snapshot_every} "
+                f"snapshots={self.snapshots} keep {reach} steps; at least snapshots="
+                f"{-(-self.rewind // self.snapshot_every) + 1}"
+            )
+
+
+def counted(memory: Memory, most: int) -> bool:
+    """Count one more action; whether it is one of the first ``most``."""
+    memory["actions"] = memory.get("actions", 0) + 1
+    return memory["actions"] <= most

@@ -1,0 +1,208 @@
+"""Runs of one fleet at their own pace: going back, skipping, resetting, leaving out updates, resuming from a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.core import machine
+from lab.core.errors import RequestError
+from lab.records import store
+from lab.responses.response import Action, Memory, Reading, Response
+from lab.responses.within_step import SoftLRGuard
+from lab.sweep.job import train_resumably
+from lab.training.checkpoint import Checkpointer
+from lab.training.control import Control
+from lab.training.fleet import Fleet
+from lab.training.loop import train
+from lab.training.recorder import Recorder, Run
+from small import brief, configs
+
+ARMED = ("steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
+SNAPSHOTS = ("response.rewind=4", "response.snapshot_every=2", "response.snapshots=4")
+
+
+@dataclass(frozen=True)
+class AtStep(Response):
+    """Acts once, after the update of one step."""
+
+    step: int = 9
+    action: Action | None = None
+
+    def act(self, reading: Reading, memory: Memory) -> Action | None:
+        if reading.step != self.step or memory:
+            return None
+        memory["done"] = 1
+        return self.action
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_in_training() -> Iterator[None]:
+    machine.configure_torch()
+    yield
+    torch.set_flush_denormal(False)
+
+
+def fleet(*per_run: str, actions: dict[int, Action] | None = None, shared: tuple[str, ...] = ()) -> Fleet:
+    """A fleet with armed responses, some of whose runs act after step 9."""
+    made = brief(Fleet(configs(*per_run, shared=(*ARMED, *SNAPSHOTS, *shared))))
+    for run, action in (actions or {}).items():
+        control(made).responses[run] = AtStep(action=action)
+    return made
+
+
+def control(made: Fleet) -> Control:
+    assert made.control is not None
+    return made.control
+
+
+def records(made: Fleet) -> list[Run]:
+    """Outcomes without timings, probe values and events of a fleet, trained to its end."""
+    recorder = Recorder(made)
+    for moment in train(made):
+        recorder.keep(moment)
+    return plain(recorder)
+
+
+def plain(recorder: Recorder) -> list[Run]:
+    timings = ("wall_seconds", "model_steps_per_second")
+    return [
+        run._replace(outcome={key: value for key, value in run.outcome.items() if key not in timings})
+        for run in recorder.runs()
+    ]
+
+
+def test_a_silent_response_changes_no_bits_and_records_no_event() -> None:
+    silent = records(fleet("seed=0", "seed=1"))
+    plainly = brief(Fleet(configs("seed=0", "seed=1", shared=ARMED[:3])))
+    for armed, free in zip(silent, records(plainly), strict=True):
+        assert armed.metrics == free.metrics
+        assert armed.outcome["final_val_loss"] == free.outcome["final_val_loss"]
+        assert (armed.outcome["ending"], armed.outcome["spikes"], armed.events) == ("none", 0, [])
+
+
+@pytest.mark.parametrize("action", [Action(rewind=4, skip=5), Action(rewind=3), Action(skip=2, lr_factor=0.5)])
+def test_a_run_that_acts_changes_no_bits_of_its_neighbours_nor_they_its_own(action: Action) -> None:
+    together = records(fleet("seed=0", "seed=1", "seed=2", actions={1: action}))
+    assert together[1] == records(fleet("seed=1", actions={0: action}))[0]
+    calm = records(fleet("seed=0", "seed=1", "seed=2"))
+    assert [together[run] for run in (0, 2)] == [calm[run] for run in (0, 2)]
+    assert together[1].outcome["final_val_loss"] != calm[1].outcome["final_val_loss"] or action == Action(rewind=3)
+
+
+def test_going_back_without_skipping_repeats_the_same_losses_to_the_bit() -> None:
+    # PaLM's replay: the same state and the same data give the same spike
+    again, once = fleet("seed=0", actions={0: Action(rewind=4)}), fleet("seed=0")
+    ends = [records(made)[0] for made in (again, once)]
+    assert control(again).logs[0].losses == control(once).logs[0].losses
+    assert ends[0].metrics == ends[1].metrics
+    assert ends[0].outcome["rewound_steps"] == 4  # from 10 updates to the snapshot after 6
+    assert [event[:3] for event in ends[0].events] == [(6, 6, "rewind")]
+
+
+def test_skipped_batches_are_never_drawn() -> None:
+    made, drawn = fleet("seed=0", actions={0: Action(rewind=4, skip=5)}), list[int]()
+    batch = made.loader.batch
+    made.loader.batch = lambda step: drawn.append(int(step[0])) or batch(step)  # type: ignore[method-assign, func-returns-value, index]
+    (run,) = records(made)
+    assert drawn == [*range(10), *range(11, 21)]  # back to batch 6, and 5 left out
+    assert run.outcome["skipped_batches"] == 5
+    assert [(step, probe) for step, probe, *_ in run.metrics if probe == "train_loss"] == [
+        (step, "train_loss") for step in (0, 4, 8, 12, 15)
+    ]
+
+
+def test_a_rewound_run_equals_one_that_drew_those_batches_from_the_start() -> None:
+    made = fleet("seed=0", actions={0: Action(rewind=4, skip=5)})
+    (run,) = records(made)
+    by_hand = fleet("seed=0")
+    for batch in [*range(6), *range(11, 21)]:
+        control(by_hand).clock.batch_r[0] = batch
+        by_hand.advance(control(by_hand).clock, with_probes=False)
+        control(by_hand).clock.tick(0, updated=True)
+    assert by_hand.evaluate(whole=True).tolist() == [run.outcome["final_val_loss"]]
+
+
+def test_a_factor_of_the_learning_rate_and_a_reset() -> None:
+    frozen = fleet("seed=0", "seed=0", actions={0: Action(lr_factor=0.0), 1: Action(reset=True)})
+    before: dict[str, torch.Tensor] = {}
+    for moment in train(frozen):
+        if moment.done == 10:  # both have just acted
+            before = {name: tensor.clone() for name, tensor in frozen.tensors().items()}
+        if moment.done == 11:
+            break
+    clock = control(frozen).clock
+    assert clock.age_r.tolist() == [11, 1]
+    for name, weight in frozen.weights.items():
+        assert torch.equal(weight[0], before[f"weight.{name}"][0])
+        assert not before[f"adam.mean.{name}"][1].any()
+        # the first update of a fresh Adam is the sign of the gradient times the learning rate, for gradients >> epsilon
+        step = (before[f"weight.{name}"][1] - weight[1]).double()
+        clear = frozen.state["adam"][f"mean.{name}"][1].abs() > 1e-6
+        lr = float(frozen.shape_sr[10, 1]) * float(frozen.config.optimizer.lr[1])
+        sign = frozen.state["adam"][f"mean.{name}"][1].sign().double()
+        decay = float(frozen.shape_sr[10, 1]) * float(frozen.config.optimizer.links["decay"].weight_decay[1])  # type: ignore[attr-defined]
+        expected = lr * sign + decay * before[f"weight.{name}"][1].double()
+        assert torch.allclose(step[clear], expected[clear], rtol=2e-2, atol=lr * 1e-2)
+
+
+def test_an_update_left_out_changes_nothing_and_the_run_stalls() -> None:
+    stuck = brief(Fleet(configs("seed=0", "seed=1", shared=("steps=12", "response=skip_update", "response.norm=1e-9"))))
+    before = {name: tensor.clone() for name, tensor in stuck.tensors().items()}
+    (run, _) = records(stuck)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in stuck.tensors().items())
+    assert run.outcome["ending"] == "stalled"
+    assert run.outcome["skipped_batches"] == 13  # one more than it has steps
+    assert control(stuck).clock.age_r.tolist() == [0, 0]
+
+
+def test_one_run_leaves_out_its_updates_and_the_other_does_not() -> None:
+    shared = ("steps=12", "response=skip_update")
+    pair = records(brief(Fleet(configs("response.norm=1e-9", "response.norm=1e9", shared=shared))))
+    (alone,) = records(brief(Fleet(configs("response.norm=1e9", shared=shared))))
+    assert pair[1] == alone
+    assert pair[0].outcome["skipped_batches"] > 0 == pair[1].outcome["skipped_batches"]
+
+
+def test_the_soft_guard_divides_by_the_fourth_power_of_the_excess() -> None:
+    guard, usual_r = SoftLRGuard(), torch.tensor([2.0, 2.0, torch.inf, 2.0], dtype=torch.float64)
+    factor_r = guard.gate(torch.tensor([3.0, 1.0, 5.0, torch.nan]), torch.ones(4), usual_r).lr_factor_r
+    assert factor_r is not None
+    assert factor_r.tolist() == pytest.approx([0.19753086, 1, 1, 1])
+    assert guard.usual_loss(2.0, 4.0) == pytest.approx(2.4)
+    assert guard.usual_loss(2.0, float("nan")) == 2.0
+
+
+@pytest.mark.parametrize("killed_after", [8, 11, 13])
+def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(killed_after: int, tmp_path: Path) -> None:
+    def made() -> Fleet:
+        return fleet("seed=0", "seed=1", actions={1: Action(rewind=4, skip=5, lr_factor=0.5)})
+
+    moments, resumed = list[int](), made()
+    first, second = Recorder(made()), Recorder(resumed)
+    checkpointer = Checkpointer(tmp_path, ["one", "two"], resumed.config.checkpoint)
+    told = lambda: bool(moments) and moments[-1] == killed_after  # noqa: E731
+    assert not train_resumably(first, checkpointer, lambda moment: moments.append(moment.done), print, told)
+    assert train_resumably(second, checkpointer, lambda moment: None, print, lambda: False)
+    assert plain(second) == records(made())
+
+
+def test_a_rewind_beyond_the_snapshots_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"rewind=9 reaches further back .* at least snapshots=6"):
+        configs("seed=0", shared=(*ARMED, *SNAPSHOTS, "response.rewind=9"))
+
+
+def test_events_are_written_gathered_and_damaged_ones_detected(tmp_path: Path) -> None:
+    card = {"id": "a", "status": "finished"}
+    store.write_run(tmp_path, card, [(0, "val_loss", "", 1.0)], [(6, 11, "rewind", 4.0, "from step 10")])
+    store.write_run(tmp_path, {"id": "b", "status": "finished"}, [(0, "val_loss", "", 1.0)])
+    assert store.gather(tmp_path).events.values.tolist() == [["a", 6, 11, "rewind", 4.0, "from step 10"]]
+    assert store.read(tmp_path).events["kind"].tolist() == ["rewind"]
+    for table in ("runs.parquet", "metrics.parquet", "events.parquet"):
+        (tmp_path / table).unlink()
+    (tmp_path / "runs" / "a" / "events.parquet").unlink()
+    assert store.read(tmp_path).runs["id"].tolist() == ["b"]
