@@ -48,7 +48,11 @@ inconclusive."""
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 # Figures that come first on the page, in this order; the others follow by name.
-FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
+# Those of batch size apply to sweeps of batch sizes alone.
+FIRST = (
+    *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss"),
+    *("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps"),
+)
 
 
 class Report(NamedTuple):
