@@ -48,10 +48,17 @@ class TunedSteps(NamedTuple):
         return self.steps.columns.to_numpy(dtype=float)
 
     @property
-    def curve(self) -> SaturatingCurve | None:
-        """The hyperbola through the geometric means over seeds; None below ``FEWEST_BATCHES`` batch sizes."""
-        if len(self.batches) < FEWEST_BATCHES:
-            return None
+    def has_fit(self) -> bool:
+        """Whether there are batch sizes enough for ``fit``."""
+        return len(self.batches) >= FEWEST_BATCHES
+
+    @property
+    def fit(self) -> SaturatingCurve:
+        """The hyperbola through the geometric means over seeds.
+
+        Raises:
+            ValueError: fewer than ``FEWEST_BATCHES`` batch sizes.
+        """
         return steps_curve(self.batches, np.exp(np.log(self.steps).mean(axis=0)))
 
     def cautions(self) -> Iterator[str]:
@@ -70,7 +77,7 @@ def tuned_steps(records: Records) -> list[TunedSteps]:
     several = [
         (key, group)
         for key, group in runs.groupby(["parameters_without_embeddings", "optimizer.name"], sort=False)
-        if group["batch_size"].nunique() > 1 and group[LR].nunique() > 1
+        if group["batch_size"].nunique() > 1 and group[LR].nunique() > 1 and _are_one_arm(group, "batch_size", LR)
     ]
     if not several:
         return []
@@ -80,6 +87,11 @@ def tuned_steps(records: Records) -> list[TunedSteps]:
         _tuned(_name(str(optimizer), size, sizes), group.assign(to_target=group["id"].map(steps).astype(float)))
         for (size, optimizer), group in several
     ]
+
+
+def _are_one_arm(runs: pd.DataFrame, *keys: str) -> bool:
+    """Whether the runs differ in these keys and the seed."""
+    return not runs.duplicated([*keys, "seed"]).any()
 
 
 def _name(optimizer: str, size: object, sizes: Collection[object]) -> str:
@@ -147,12 +159,15 @@ def budgets(records: Records, runs: pd.DataFrame) -> list[Budget]:
     Returns:
         Two budgets; none where either has fewer than ``FEWEST_AT_A_BUDGET`` batch sizes or one learning rate only.
     """
-    cards = records.runs.set_index("id").loc[runs["id"], ["batch_size", "steps", "optimizer.name"]]
+    cards = records.runs.set_index("id").loc[runs["id"], ["batch_size", "steps"]]
     runs = runs.merge(cards.reset_index(), on="id")
     pairs = set(zip(runs["batch_size"].astype(float), runs["steps"].astype(float), strict=True))
     at_budgets = budget_pairs(pairs)
-    one_model = runs["size"].nunique() == runs["optimizer.name"].nunique() == 1
-    if not one_model or min(map(len, at_budgets)) < FEWEST_AT_A_BUDGET or runs["lr"].nunique() == 1:
+    if (
+        not _are_one_arm(runs, "batch_size", "steps", "lr")
+        or min(map(len, at_budgets)) < FEWEST_AT_A_BUDGET
+        or runs["lr"].nunique() == 1
+    ):
         return []
     return list(starmap(_budget, zip(("equal examples", "equal steps"), at_budgets, [runs] * 2, strict=True)))
 

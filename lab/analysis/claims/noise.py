@@ -17,7 +17,7 @@ from lab.analysis.curves import LR
 MCCANDLISH, GPT3 = "McCandlish 2018", "GPT-3"
 # Places in the range of losses that all sizes pass through, at which their noise scales are compared.
 PARTS_OF_THE_RANGE = (0.25, 0.5, 0.75)
-noise = partial(claim, sweep="noise_scale", source=MCCANDLISH)
+noise = partial(claim, sweep="noise_scale", source=MCCANDLISH, shown_in="noise_scale_with_loss")
 
 
 def _best(arm: ArmTables) -> float:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from lab.analysis.batch_size.estimates import Numbers, SaturatingCurve, learning_rate_curve
+from lab.analysis.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, learning_rate_curve
 from lab.analysis.batch_size.growth import by_tenth
 from lab.analysis.batch_size.tuning import Budget, TunedSteps, budgets, tuned_steps
 from lab.analysis.figures.registry import NothingToDrawError, figure
@@ -28,7 +28,6 @@ CRITICAL, REGIME_ENDS = "critical batch", "end of a regime"
 DOTTED: tuple[int, tuple[float, float]] = (0, (1, 1.5))
 # How the learning rate grows with the batch: name, power, dashes.
 RULES = (("linear", 1.0, style.DASHED), ("square root", 0.5, DOTTED))
-SATURATING = "saturating"
 # Between neighbouring batch sizes the local slope of the hyperbola is -0.9 at a ninth of the critical batch, and -0.1
 # at nine times of it (Shallue et al. 2018 name three regimes, which these two slopes part).
 REGIME_FACTOR = 9.0
@@ -44,7 +43,7 @@ def steps_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     (maximal data parallelism); between them returns diminish.
     """
     tuned = tuned_steps(records)
-    curves = [curve for curve in tuned if curve.curve]
+    curves = [curve for curve in tuned if curve.has_fit]
     if not curves:
         raise NothingToDrawError("nothing to draw: no optimizer reached the target at four tuned batch sizes")
     columns = layout.columns_for(len(curves))
@@ -62,6 +61,8 @@ def steps_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
             axes.tick_params(labelleft=index % columns == 0)
             axes.set_ylabel("" if index % columns else "steps to the target")
     scales.probe_axis(sheet.figure.axes[0])
+    for axes, curve in zip(sheet.figure.axes[::2], curves, strict=True):
+        _critical_lines(axes, curve.fit)
     fitted = Line2D([], [], color=style.INK, label="fitted hyperbola")
     interval = Patch(color=style.INK, alpha=0.2, linewidth=0, label="its 95 % interval")
     sheet.keys(("", [fitted, interval]))
@@ -74,30 +75,29 @@ def steps_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 def _steps_panel(axes: Axes, tuned: TunedSteps, colour: str, batches: Numbers) -> None:
-    fit = tuned.curve
-    assert fit
+    fit = tuned.fit
     _dots(axes, tuned.steps, colour, tuned.name, STEPS)
     fine = np.geomspace(batches.min(), batches.max(), 100)
     axes.plot(fine, fit.limit * (1 + fit.scale / fine), color=colour)
     low, high = _band(tuned, fit, fine)
     axes.fill_between(fine, low, high, color=colour, alpha=0.2, linewidth=0)
     _batch_axis(axes, batches)
-    _critical_lines(axes, fit)
 
 
 def _critical_lines(axes: Axes, fit: SaturatingCurve) -> None:
     """Draw the critical batch and the ends of regimes that are in view."""
-    left, right = axes.get_xlim()
+    (left, right), view = axes.get_xlim(), axes.get_ylim()
     ends = (1 / REGIME_FACTOR, REGIME_FACTOR)
     for name, factor, dashes in [(CRITICAL, 1.0, style.DASHED), *((REGIME_ENDS, factor, DOTTED) for factor in ends)]:
         batch = fit.scale * factor
         if left < batch < right:
-            marks.name(axes.axvline(batch, color=style.INK, linewidth=0.9, linestyle=dashes, label=name), name)
+            (line,) = axes.plot([batch] * 2, view, color=style.INK, linewidth=0.9, linestyle=dashes, label=name)
+            marks.name(line, name)
+    axes.set_ylim(view)
 
 
 def _examples_panel(axes: Axes, tuned: TunedSteps, colour: str, curves: Sequence[TunedSteps]) -> None:
-    fit = tuned.curve
-    assert fit
+    fit = tuned.fit
     examples = tuned.steps * tuned.batches
     axes.plot(np.exp(np.log(examples).mean()), np.exp(np.log(tuned.steps).mean()), "o", color=colour, markersize=3.5)
     fine = np.geomspace(tuned.batches.min(), tuned.batches.max(), 100)
@@ -155,7 +155,7 @@ def best_lr_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
 
     Dots are the learning rates that take the fewest steps to a target, or end at the lowest loss, geometric means over
     seeds. The dashed line is the linear rule and the dotted one the square-root rule, each through the middle of all
-    dots; the solid line is the saturating law, the highest learning rate / (1 + B / batch), fitted in log space.
+    dots.
     """
     tuned, at_budgets = tuned_steps(records), budgets(records, runs)
     tables = [(curve.name, curve.lr) for curve in tuned] or [(budget.name, budget.lr) for budget in at_budgets]
@@ -173,8 +173,10 @@ def best_lr_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
         axes.tick_params(labelleft=index % columns == 0)
         axes.set_ylabel("" if index % columns else "best peak learning rate")
     scales.probe_axis(sheet.figure.axes[0])
-    keys = [Line2D([], [], color=style.INK, label=SATURATING)]
-    keys += [Line2D([], [], color=style.INK, linestyle=dashes, label=name) for name, _, dashes in RULES]
+    keys = [Line2D([], [], color=style.INK, linestyle=dashes, label=name) for name, _, dashes in RULES]
+    if any(table.shape[1] >= FEWEST_BATCHES for _, table in tables):
+        keys.append(Line2D([], [], color=style.INK, label="saturating"))
+        sheet.note("The solid line is the saturating law lr_max / (1 + B / batch), fitted in log space.")
     sheet.keys(("law", keys))
     if not tuned:
         _budget_rows(sheet, at_budgets, rows, columns)
@@ -190,7 +192,7 @@ def _rates_panel(axes: Axes, name: str, table: pd.DataFrame, colour: str, batche
     for _, power, dashes in RULES:
         offset = np.exp((np.log(means) - power * np.log(own)).mean())
         axes.plot(fine, offset * fine**power, color=style.INK, linestyle=dashes, linewidth=1)
-    if len(own) >= 4:
+    if len(own) >= FEWEST_BATCHES:
         fit = learning_rate_curve(own, means)
         axes.plot(fine, fit.limit / (1 + fit.scale / fine), color=colour)
     _batch_axis(axes, batches)

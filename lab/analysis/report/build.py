@@ -22,6 +22,7 @@ from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, layout
 from lab.analysis.report import stamp, tables
 from lab.analysis.report.answers import answer, compared, dates, questions
+from lab.analysis.report.batch_answers import batch_cautions
 from lab.analysis.report.findings import brief_headline, notes
 from lab.analysis.sensitivity import Study, study
 from lab.analysis.text import count, listed, plain_text, spell
@@ -252,7 +253,7 @@ def _csv(*names: str) -> str:
 
 
 def _cautions(study: Study) -> Iterator[str]:
-    cautions = list(notes(study))
+    cautions = [*batch_cautions(study), *notes(study)]
     if cautions:
         yield html.section("Read with care", html.bullets(cautions))
 
