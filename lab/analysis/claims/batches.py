@@ -46,13 +46,16 @@ class Tuned(NamedTuple):
     Attributes:
         steps: to the target with the best learning rate.
         lr: that learning rate.
-        noise_scale: on the way to the target with it, sequences; NaN for batches of one micro-batch.
+        noise_scale: that on the way to the target with it, sequences; NaN for batches of one micro-batch. Computed
+            when called, since few claims ask for it.
+        cautions: a sentence on each batch size that is left out.
         by_lr: steps with every learning rate, by batch size.
     """
 
     steps: pd.DataFrame
     lr: pd.DataFrame
-    noise_scale: pd.DataFrame
+    noise_scale: Callable[[], pd.DataFrame]
+    cautions: tuple[str, ...]
     by_lr: dict[float, pd.DataFrame]
 
     def hyperbola(self, value: str) -> pd.Series:
@@ -100,18 +103,22 @@ def _tuned_batches(name: str, arms: Sequence[ArmTables], seeds: list[str]) -> Tu
     rows = arms[0].seeds
     if not seeds:
         nothing = pd.DataFrame(math.nan, rows, list(by_lr))
-        return Tuned(nothing, nothing, nothing, by_lr)
+        return Tuned(nothing, nothing, lambda: nothing, (), by_lr)
     tuned = {size: tune([float(lr) for lr in steps.columns], steps.loc[seeds]) for size, steps in by_lr.items()}
     refusals = [f"{name} at batch {size:g}: {batch.refusal}" for size, batch in tuned.items() if batch.refusal]
     if len(tuned) - len(refusals) < FEWEST_BATCHES:
         raise MissingRunsError(f"a law takes {FEWEST_BATCHES} tuned batch sizes; {refusals[0]}")
     kept = {size: batch for size, batch in tuned.items() if not batch.refusal}
-    noise = {size: _noise(arm, kept[size].lr_s) for arm in arms if (size := float(arm.setting(BATCH))) in kept}
+
+    def noise_scale() -> pd.DataFrame:
+        sizes = {float(arm.setting(BATCH)): arm for arm in arms}
+        return pd.DataFrame({size: _noise(sizes[size], batch.lr_s) for size, batch in kept.items()})
+
     steps, lr = (
         pd.DataFrame({size: pd.Series(batch[part], seeds) for size, batch in kept.items()}).reindex(rows)
         for part in (0, 1)
     )
-    return Tuned(steps, lr, pd.DataFrame(noise), by_lr)
+    return Tuned(steps, lr, noise_scale, tuple(f"left out: {refusal}" for refusal in refusals), by_lr)
 
 
 def _steps_by_lr(arm: ArmTables) -> pd.DataFrame:
@@ -168,7 +175,7 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     """
     tuned = _tuned(arms)
     ratios = {
-        name: log10(one.noise_scale).mean(axis=1) - np.log10(one.hyperbola("scale")) for name, one in tuned.items()
+        name: log10(one.noise_scale()).mean(axis=1) - np.log10(one.hyperbola("scale")) for name, one in tuned.items()
     }
     return Qualified(pd.DataFrame(ratios), control=_largest_spread(tuned))
 
