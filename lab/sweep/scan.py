@@ -141,7 +141,7 @@ class RunLandscape:
         """``weights`` are those of the run, with a leading axis of one."""
         exact = replace(config, precision="fp32", engine="eager", device="cpu")
         self.fleet, self.config = Fleet([exact], dtype=torch.float64), config
-        self.weights = {name: weights[name].double() for name in self.fleet.weights}
+        self.weights = {name: weights[name].detach().double() for name in self.fleet.weights}
         windows_nt = self.fleet.held_out_nt
         self.held_out_rnt = windows_nt[:: max(1, len(windows_nt) // HELD_OUT)][:HELD_OUT].unsqueeze(0)
         self.length = math.sqrt(sum(float(weight.square().sum()) for weight in self.weights.values()))
