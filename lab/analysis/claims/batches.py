@@ -20,8 +20,8 @@ from lab.analysis.claims.judging import BATCH, OPTIMIZER, STEPS, claim
 MCCANDLISH, SHALLUE, GLM = "McCandlish 2018", "Shallue 2018", "GLM-130B"
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"
 # What differs between batch sizes and optimizers of one model.
-BATCHES = (BATCH, STEPS, "batch.micro_batch")
-FREES = (*BATCHES, OPTIMIZER, *(f"optimizer.{key}" for key in ("chain", "beta1", "beta2", "eps", "momentum")))
+LINKS = ("chain", "beta1", "beta2", "eps", "momentum")
+FREES = (BATCH, STEPS, "batch.micro_batch", OPTIMIZER, *(f"optimizer.{key}" for key in LINKS))
 # Tuned batch sizes without which a law of them is not judged.
 FEWEST_BATCHES = 6
 Table = pd.DataFrame | pd.Series
@@ -253,8 +253,7 @@ def momentum_and_adam_use_larger_batches(*arms: ArmTables) -> Effects:
 def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
     """A quarter minus how far the exponent is from 1 up to B_crit / 2, and from 0 from 2 B_crit on."""
     tuned = _tuned(arms)
-    (one,) = tuned.values()
-    exponents = one.exponents()
+    exponents = tuned[SGD].exponents()
     return _qualified(tuned, parts(small=0.25 - (exponents["small"] - 1).abs(), large=0.25 - exponents["large"].abs()))
 
 
@@ -269,8 +268,7 @@ def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
 def best_rate_of_adam_rises_by_a_power(*arms: ArmTables) -> Effects:
     """Slope of log best learning rate over log batch up to B_crit / 2."""
     tuned = _tuned(arms)
-    (one,) = tuned.values()
-    return _qualified(tuned, one.exponents()["small"])
+    return _qualified(tuned, tuned[ADAM].exponents()["small"])
 
 
 @of_rates(
