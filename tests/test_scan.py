@@ -49,7 +49,7 @@ class ExactQuadratic:
 
 def test_a_scan_of_the_noisy_quadratic_is_exact() -> None:
     """McCandlish et al. 2018, eqs. 2.4 to 2.9, in float64."""
-    result = scan.scan(ExactQuadratic(), batches=(1, 4, 16, 64), curved=12)
+    result = scan.scan_steps(ExactQuadratic(), batches=(1, 4, 16, 64), curved=12)
     critical = QUADRATIC.critical_noise_scale(THETA)
     for batch, step in result.steps.items():
         assert step == pytest.approx(QUADRATIC.best_step(THETA, batch), rel=1e-9)
@@ -71,7 +71,7 @@ def test_noise_at_a_checkpoint_is_unbiased() -> None:
 
 def test_a_gradient_lost_in_noise_has_no_best_step() -> None:
     with pytest.raises(RequestError, match="cannot be told from its noise"):
-        scan.scan(ExactQuadratic(np.zeros(6)), curved=12)
+        scan.scan_steps(ExactQuadratic(np.zeros(6)), curved=12)
 
 
 def test_a_loss_that_only_falls_or_only_rises_has_no_best_step() -> None:

@@ -293,10 +293,8 @@ def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[Tun
     measured = [
         {
             "optimizer": curve.name,
-            "critical_batch_size": fit.scale,
-            "low": fit.low,
-            "high": fit.high,
-            "steps": fit.limit,
+            "critical_batch_size": {"mean": fit.scale, "low": fit.low, "high": fit.high},
+            "fewest_steps": fit.limit,
         }
         for curve in tuned
         if curve.has_fit and all(map(math.isfinite, (fit := curve.fit)))
