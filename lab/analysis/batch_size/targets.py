@@ -128,8 +128,9 @@ def ratio_of_means(measured: pd.DataFrame) -> float:
 def noise_sums(records: Records) -> pd.DataFrame:
     """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step."""
     measured = records.metrics[records.metrics["probe"] == "noise_scale"]
-    part = measured["where"].str.partition(".")[0]
-    return measured.assign(part=part).groupby(["id", "step", "part"])["value"].sum(min_count=1).unstack("part")
+    part = measured["where"].str.split(".").str[0]
+    sums = measured.assign(part=part).groupby(["id", "step", "part"])["value"].sum(min_count=1).unstack("part")
+    return sums.reindex(columns=["trace", "squared_norm"])  # both are missing where nothing was measured
 
 
 def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
