@@ -40,7 +40,8 @@ def _ratios(sums: pd.DataFrame, keys: list[str | pd.Series]) -> pd.Series:
 
 
 def _tenths(rows: pd.DataFrame, steps: pd.Series) -> pd.Series:
-    return (rows["step"] * TENTHS // rows["id"].map(steps).astype(float)).clip(upper=TENTHS - 1).astype(int).rename("tenth")
+    parts = rows["step"] * TENTHS // rows["id"].map(steps).astype(float)
+    return parts.clip(upper=TENTHS - 1).astype(int).rename("tenth")
 
 
 def noise_rank(records: Records, probe: str, where: str) -> pd.Series:
