@@ -288,7 +288,8 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         steps_to_target,
         NORMED
         | {"optimizer.name": ("sgd", "momentum", "adamw"), "batch_size": (1, 2, 4, 64, 1024, 2048, 4096)}
-        | {"optimizer.lr": tuple(2.0**power for power in range(-13, 0, 2)), "steps": (25_800,)},
+        | {"optimizer.lr": tuple(2.0**power for power in range(-13, 0, 2)), "steps": (25_800,)}
+        | {"schedule.name": ("constant",)},
     ),
     "learning_rate_and_batch": (
         learning_rate_and_batch,
