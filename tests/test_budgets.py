@@ -200,7 +200,7 @@ def test_an_adaptive_batch_follows_the_noise_and_ends_after_its_tokens() -> None
     assert sum(sizes) == 60
     assert len(set(sizes)) > 1
     assert all(2 <= size <= 8 for size in sizes[:-1])
-    ((outcome, rows),) = recorder.runs()
+    ((outcome, rows, _),) = recorder.runs()
     measured = {(step, where): value for step, probe, where, value in rows if probe == "batch"}
     last = len(sizes) - 1
     assert measured[last, "sequences"] == sizes[-1]
