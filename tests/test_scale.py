@@ -17,8 +17,9 @@ from lab.data.corpus import bigram_loss
 from lab.records import store
 from lab.sweep import pipeline
 from lab.sweep.planner import points
-from lab.training.config import columns, run_config
+from lab.training.config import run_config
 from lab.training.fleet import Fleet
+from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import run_card
 from small import tree

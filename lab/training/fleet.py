@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from lab.core.axes import per_run_norm
 from lab.core.distributed import check_divisible, distribute, gradients, initial_device
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, LossTerm
-from lab.core.registry import PROBES
 from lab.core.schema import leaves, stack
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import IGNORED, losses
@@ -31,9 +29,10 @@ from lab.training.accumulation import Accumulation
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
 from lab.training.clock import Clock
-from lab.training.config import RunConfig, static_key
+from lab.training.config import RunConfig
 from lab.training.control import Control, begin_readings, is_controlled
 from lab.training.engine import Compiled, Eager, ProbeValues
+from lab.training.identity import static_key
 
 # Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
 VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
@@ -104,14 +103,6 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits a
 TrainingState = tuple[
     Any, ...
 ]  # weights, state of the links, first step with a bad loss, and readings if there are any
-
-
-def combine(probe: str, values: Sequence[Tensor]) -> Tensor:
-    """Combine what a probe measured in each micro-batch ``[r]``."""
-    if PROBES[probe].largest:
-        return reduce(torch.maximum, values)
-    # one after the other: a reduction over stacked numbers adds in another order for another number of runs
-    return reduce(add, values) / len(values)
 
 
 class Fleet:
@@ -278,7 +269,7 @@ class Fleet:
         accumulation.clear(sums)
         for windows_rbt in self.loader.micro_batches(batch, count, self.config.rows):
             measured.append(self.summing(windows_rbt, with_probes=with_probes))
-        values = {key: combine(key[0], [each[key] for each in measured]) for key in measured[0]}
+        values = {key: accumulation.combine(key[0], [each[key] for each in measured]) for key in measured[0]}
         count_ = torch.tensor(count, dtype=self.shape_sr.dtype, device=self.device)
         values |= self.engine(age_r, shape_r, count_, with_probes=with_probes)
         if with_probes:

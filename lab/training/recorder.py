@@ -13,9 +13,10 @@ import torch
 
 from lab.core import distributed, machine
 from lab.records.trackers import tag
-from lab.training.config import RunConfig, columns
+from lab.training.config import RunConfig
 from lab.training.control import Event
 from lab.training.fleet import Fleet
+from lab.training.identity import columns
 from lab.training.loop import Moment
 
 Row = tuple[int, str, str, float]

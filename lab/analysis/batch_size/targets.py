@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from lab.analysis.batch_size.estimates import Numbers
+from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import spell
 from lab.records.store import Records
@@ -50,8 +51,8 @@ def crossings(records: Records) -> pd.DataFrame:
         Indexed by run id, columns ``steps`` and ``interval``, as of ``crossing``.
     """
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
-    losses = losses.merge(records.runs[["id", "steps", "loss_bigram"]], on="id", suffixes=("", "_of_run"))
-    losses = losses[losses["step"] < losses["steps"] - 1].sort_values(["id", "step"])
+    losses = losses.merge(records.runs[["id", "loss_bigram"]], on="id").join(updates(records.runs), on="id")
+    losses = losses[losses["step"] < losses["updates"] - 1].sort_values(["id", "step"])
     rows = {
         name: crossing(run["step"], run["value"], float(run["loss_bigram"].iloc[0]))
         for name, run in losses.groupby("id", sort=False)
@@ -128,8 +129,9 @@ def ratio_of_means(measured: pd.DataFrame) -> float:
 def noise_sums(records: Records) -> pd.DataFrame:
     """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step."""
     measured = records.metrics[records.metrics["probe"] == "noise_scale"]
-    part = measured["where"].str.partition(".")[0]
-    return measured.assign(part=part).groupby(["id", "step", "part"])["value"].sum(min_count=1).unstack("part")
+    part = measured["where"].str.split(".").str[0]
+    sums = measured.assign(part=part).groupby(["id", "step", "part"])["value"].sum(min_count=1).unstack("part")
+    return sums.reindex(columns=["trace", "squared_norm"])  # both are missing where nothing was measured
 
 
 def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
