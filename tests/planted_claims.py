@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 import planted
+import planted_ramps
 from lab.records import store
 from lab.records.store import Records
 
@@ -296,6 +297,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         NORMED | {("batch_size", "steps"): ((16, 800), (64, 200), (256, 50), (16, 200), (256, 200))},
     ),
     "noise_scale": (noise_scale, NORMED | WIDTHS),
+    "batch_ramps": (planted_ramps.batch_ramps, NORMED | planted_ramps.AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }
 

@@ -51,6 +51,7 @@ RUN_COLUMNS = {
     "spikes": "Int64",  # loss spikes, those included from which it went back
     "rewound_steps": "Int64",  # updates from which it went back
     "skipped_batches": "Int64",  # batches left out, and those whose update was left out
+    "updates": "Int64",  # that a run made which chose its own batches, fewer than its steps; null for any other
     "loss_at_init": "float64",  # on the held-out tokens, nats per token, without z-loss
     "final_val_loss": "float64",  # same tokens, after the last update
     "loss_bigram": "float64",  # same tokens under a smoothed bigram model of the training text
