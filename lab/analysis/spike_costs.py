@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,8 @@ from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 
 HELD_OUT, BEFORE = "val_loss", 4  # the probe that is read, and how many of its values before a burst are the usual loss
+Arrays = tuple[Any, ...]
+NOTHING: Arrays = (np.empty(0), np.empty(0, dtype=object))
 COSTS = ("peak", "recovery", "final", "rewound", "skipped", "spikes", "false_alarms", "clean_steps")
 
 
@@ -29,37 +32,43 @@ def spike_costs(records: Records) -> pd.DataFrame:
     """
     runs = records.runs
     watched = runs[runs["spikes"].notna()] if "spikes" in runs else runs.head(0)
-    events = dict(list(records.events.groupby("id")))
-    losses = dict(list(records.metrics[records.metrics["probe"] == HELD_OUT].groupby("id")))
-    rows = {
-        run["id"]: _costs(run, events.get(run["id"], records.events.head(0)), losses.get(run["id"]))
-        for _, run in watched.iterrows()
-    }
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(COSTS), dtype=float)
+    metrics = records.metrics[records.metrics["probe"] == HELD_OUT].sort_values("step", kind="stable")
+    losses, events = _by_run(metrics, "step", "value"), _by_run(records.events, "step", "kind")
+    names = ("final_val_loss", "rewound_steps", "skipped_batches", "spikes", "steps")
+    table = watched[list(names)].to_numpy(dtype=float)
+    rows = [
+        _costs(numbers, losses.get(run, NOTHING), events.get(run, NOTHING))
+        for run, numbers in zip(watched["id"], table, strict=True)
+    ]
+    return pd.DataFrame(rows, watched["id"].to_list(), list(COSTS), dtype=float)
 
 
-def _costs(run: pd.Series, events: pd.DataFrame, losses: pd.DataFrame | None) -> tuple[float, ...]:
-    bursts = events.loc[events["kind"] == "burst", "step"]
-    onset = float(bursts.iloc[0]) if len(bursts) else math.inf  # events are in the order in which they happened
-    alarms = int((events.loc[events["kind"] == "spike", "step"] < onset).sum())
-    peak, recovery = math.nan, math.nan
-    if losses is not None and math.isfinite(onset):
-        peak, recovery = _excess(losses, onset, int(run["steps"]))
-    numbers = run["final_val_loss"], run["rewound_steps"], run["skipped_batches"], run["spikes"] - alarms
-    return peak, recovery, *map(float, numbers), alarms, min(onset, float(run["steps"]))
+def _by_run(table: pd.DataFrame, *columns: str) -> dict[str, Arrays]:
+    """By run id, these columns in the order of the table."""
+    arrays = [table[column].to_numpy() for column in columns]
+    indices: dict[str, Any] = table.groupby("id").indices
+    return {run: tuple(array[index] for array in arrays) for run, index in indices.items()}
 
 
-def _excess(losses: pd.DataFrame, onset: float, steps: int) -> tuple[float, float]:
+def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
+    final, rewound, skipped, spikes, steps = numbers
+    step_n, kind_n = events
+    bursts_n = step_n[kind_n == "burst"]
+    onset = float(bursts_n[0]) if len(bursts_n) else math.inf  # events are in the order in which they happened
+    alarms = int((step_n[kind_n == "spike"] < onset).sum())
+    return *_excess(*losses, onset, steps), final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
+
+
+def _excess(step_n: Any, value_n: Any, onset: float, steps: float) -> tuple[float, float]:
     """Peak and recovery; NaN without a held-out loss on both sides of the onset."""
-    losses = losses.sort_values("step")
-    losses = losses[(losses["step"] > 0) & (losses["step"] < steps - 1)]  # these two are of the whole held-out text
-    step_n, value_n = losses["step"].to_numpy(dtype=float), losses["value"].to_numpy(dtype=float)
-    before_n, after_n = value_n[step_n <= onset][-BEFORE:], value_n[step_n > onset]
+    on_slice_n = (step_n > 0) & (step_n < steps - 1)  # the first and the last are of the whole held-out text
+    before_n = value_n[on_slice_n & (step_n <= onset)][-BEFORE:]
+    after_n, at_n = value_n[on_slice_n & (step_n > onset)], step_n[on_slice_n & (step_n > onset)]
     if not len(before_n) or not len(after_n):
         return math.nan, math.nan
     excess_n = np.where(np.isfinite(after_n), after_n - float(np.median(before_n)), math.inf)
-    high = np.flatnonzero(excess_n > LEAST_RISE)
-    if not len(high):
+    high_n = np.flatnonzero(excess_n > LEAST_RISE)
+    if not len(high_n):
         return float(excess_n.max()), 0.0
-    after = min(high[-1] + 1, len(after_n) - 1)
-    return float(excess_n.max()), float(step_n[step_n > onset][after] - onset)
+    is_back = high_n[-1] + 1 < len(at_n)
+    return float(excess_n.max()), float((at_n[high_n[-1] + 1] if is_back else steps) - onset)
