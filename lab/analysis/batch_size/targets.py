@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from lab.analysis.batch_size.estimates import Numbers
+from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import spell
 from lab.records.store import Records
@@ -50,8 +51,8 @@ def crossings(records: Records) -> pd.DataFrame:
         Indexed by run id, columns ``steps`` and ``interval``, as of ``crossing``.
     """
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
-    losses = losses.merge(records.runs[["id", "steps", "loss_bigram"]], on="id", suffixes=("", "_of_run"))
-    losses = losses[losses["step"] < losses["steps"] - 1].sort_values(["id", "step"])
+    losses = losses.merge(records.runs[["id", "loss_bigram"]], on="id").join(updates(records.runs), on="id")
+    losses = losses[losses["step"] < losses["updates"] - 1].sort_values(["id", "step"])
     ids = losses["id"].to_numpy()
     steps, values, targets = (losses[name].to_numpy(dtype=float) for name in ("step", "value", "loss_bigram"))
     first = [n for n in range(len(ids)) if n == 0 or ids[n] != ids[n - 1]]

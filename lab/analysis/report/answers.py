@@ -14,7 +14,7 @@ from lab.analysis.report.batch_answers import batch_answer
 from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
 from lab.analysis.sensitivity import HIGH, LOW, Study
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
 from lab.analysis.text import count, listed, spell
 from lab.core import shipped
 from lab.records import store
@@ -103,9 +103,7 @@ def _one_arm(study: Study) -> str:
 
 
 def _level(interval: Interval) -> str:
-    if interval.n < FEWEST_SEEDS:
-        return f"{interval.mean:.3f} {UNIT}"
-    return f"{interval.mean:.3f} {UNIT} (95 % interval {interval.low:.3f} to {interval.high:.3f})"
+    return _range(interval) if interval.n >= FEWEST_SEEDS else f"{thousandths(interval.mean)} {UNIT}"
 
 
 def _seeds(values: pd.DataFrame) -> str:
@@ -246,7 +244,9 @@ def _by(difference: Difference) -> str:
 
 
 def _range(interval: Interval) -> str:
-    return f"{interval.mean:.3f} {UNIT} (95 % interval {interval.low:.3f} to {interval.high:.3f})"
+    scale = max(abs(interval.low), abs(interval.high))
+    mean, low, high = (thousandths(value, scale) for value in (interval.mean, interval.low, interval.high))
+    return f"{mean} {UNIT} (95 % interval {low} to {high})"
 
 
 def _against(measure: str, differences: Sequence[Difference], reference: str) -> str:

@@ -229,7 +229,7 @@ def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
         )
     if claims:
         rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
-        shown = html.table(rows, prose=("claim", "why not"))
+        shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
         yield html.section("Claims of papers", html.paragraph(CLAIMS, "note"), shown)
 
 
