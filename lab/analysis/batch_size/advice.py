@@ -187,15 +187,16 @@ def _recommendation(best: BatchAdvice) -> Iterator[str]:
         yield "The gradient cannot be told from its noise: measure with a larger batch, or over more steps."
         return
     low, high = best.learning_rates
+    arm = best.arm if best.arm.startswith(("with ", "without ")) else f"for {best.arm}"
     yield (
-        f"Recommended for {best.arm} at {count(best.size)} parameters, by its best runs (learning rate "
+        f"Recommended {arm} at {count(best.size)} parameters, by its best runs (learning rate "
         f"{spell(best.lr)}, loss {best.loss:.3f}): a batch of about {best.batch:.3g} sequences "
-        f"({best.batch * best.seq_len:.3g} tokens), with a learning rate from {low:.2g} (square-root rule) to "
+        f"({count(best.batch * best.seq_len)} tokens), with a learning rate from {low:.2g} (square-root rule) to "
         f"{high:.2g} (linear rule)."
     )
     yield (
-        f"It would reach the same loss in about {best.steps_there:.3g} steps and {best.tokens_there:.3g} tokens; here "
-        f"it took {best.steps} steps and {best.steps * best.batch_size * best.seq_len:.3g} tokens."
+        f"It would reach the same loss in about {best.steps_there:.3g} steps and {count(best.tokens_there)} tokens; here "
+        f"it took {best.steps} steps and {count(best.steps * best.batch_size * best.seq_len)} tokens."
     )
 
 
