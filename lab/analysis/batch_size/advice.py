@@ -195,8 +195,8 @@ def _recommendation(best: BatchAdvice) -> Iterator[str]:
         f"{high:.2g} (linear rule)."
     )
     yield (
-        f"It would reach the same loss in about {best.steps_there:.3g} steps and {count(best.tokens_there)} tokens; here "
-        f"it took {best.steps} steps and {count(best.steps * best.batch_size * best.seq_len)} tokens."
+        f"It would reach the same loss in about {best.steps_there:.3g} steps and {count(best.tokens_there)} tokens; "
+        f"here it took {best.steps} steps and {count(best.steps * best.batch_size * best.seq_len)} tokens."
     )
 
 
