@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import planted_claims
 from lab.__main__ import main
 from lab.analysis.batch_size import exponent, learning_rate_curve, regimes, steps_curve
 from lab.analysis.batch_size.advice import advise
@@ -130,6 +132,45 @@ def test_lab_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     told = json.loads(capsys.readouterr().out)
     assert told["recommended"]["batch_size"] == pytest.approx(105, rel=1e-2)
     assert len(told["rows"]) == 2
+
+
+def steps_to_target(rise: float = 0.0) -> Records:
+    """A planted sweep of batch sizes with one of the three optimizers, its held-out losses higher by so much."""
+    runs = planted_claims.cards("steps_to_target", dict.fromkeys(range(3), True))
+    adam = [(run, recorded) for run, recorded in runs if run["optimizer.name"] == "adamw"]
+    records = planted_claims.records(adam)
+    records.metrics.loc[records.metrics["probe"] == "val_loss", "value"] += rise
+    return records
+
+
+def test_lab_batch_of_a_sweep_of_batch_sizes_also_says_what_steps_to_a_target_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = steps_to_target()
+    lost = records.runs["id"][records.runs["batch_size"] == 1]
+    records.metrics.loc[records.metrics["id"].isin(lost) & (records.metrics["probe"] == "val_loss"), "value"] = 9.0
+    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: records)
+    assert main(["batch", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    numbers = re.search(r"with Adam: (\S+) at least, twice that at the critical batch of (\S+) seq", text)
+    assert numbers
+    assert tuple(map(float, numbers.groups())) == pytest.approx((50, 128), rel=0.1)
+    assert "Caution: left out: Adam at a batch of 1, since 0 learning rates reached the target" in text
+    assert main(["batch", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["steps_to_target"][0]["critical_batch_size"]["mean"] == pytest.approx(128, rel=0.1)
+    assert any("batch of 1," in caution for caution in answer["cautions"])
+
+
+def test_a_target_that_no_run_reached_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: steps_to_target(rise=math.inf))
+    assert main(["batch", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "0 learning rates reached the target" in message
+    assert message.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_without_the_probe_is_refused(

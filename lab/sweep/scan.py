@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from lab.analysis.batch_size.frozen import BestStep, FrozenLaw, best_step, frozen_law
 from lab.core import machine
@@ -111,7 +112,7 @@ def measure_noise(landscape: Landscape, curved: int = CURVED) -> FrozenNoise:
     return FrozenNoise(float(mean.square().sum()) - trace / n, trace, curvature, curved_trace)
 
 
-def scan(landscape: Landscape, batches: Sequence[int] = BATCHES, curved: int = CURVED) -> Scan:
+def scan_steps(landscape: Landscape, batches: Sequence[int] = BATCHES, curved: int = CURVED) -> Scan:
     """Find the best step at each batch size by the held-out loss after steps around the foretold one.
 
     Raises:
@@ -141,7 +142,7 @@ class RunLandscape:
         """``weights`` are those of the run, with a leading axis of one."""
         exact = replace(config, precision="fp32", engine="eager", device="cpu")
         self.fleet, self.config = Fleet([exact], dtype=torch.float64), config
-        self.weights = {name: weights[name].double() for name in self.fleet.weights}
+        self.weights = {name: weights[name].detach().double() for name in self.fleet.weights}
         windows_nt = self.fleet.held_out_nt
         self.held_out_rnt = windows_nt[:: max(1, len(windows_nt) // HELD_OUT)][:HELD_OUT].unsqueeze(0)
         self.length = math.sqrt(sum(float(weight.square().sum()) for weight in self.weights.values()))
@@ -182,7 +183,9 @@ class RunLandscape:
     @torch.no_grad()
     def loss_after(self, step: Tensor) -> float:
         """Cross-entropy on held-out text, nats per token."""
-        logits_rbtv, _ = self.fleet.forward(self._moved(step), self.held_out_rnt[..., :-1])
+        names = (name for name, _ in self.fleet.model.named_parameters())
+        moved = dict(zip(names, self._moved(step).values(), strict=True))
+        logits_rbtv, _ = functional_call(self.fleet.model, moved, self.held_out_rnt[..., :-1])
         _, loss_r = losses(logits_rbtv, self.held_out_rnt[..., 1:], {})
         return float(loss_r[0])
 
@@ -229,7 +232,7 @@ def scan_lines(folder: Path, run: str | None = None, *, as_json: bool = False) -
     """Yield what ``lab scan`` prints."""
     machine.configure_torch()
     name, landscape = open_checkpoint(folder, run)
-    result = scan(landscape)
+    result = scan_steps(landscape)
     if as_json:
         yield json.dumps(_plain(name, result), indent=1, allow_nan=False)
         return

@@ -250,7 +250,8 @@ class Fleet:
             trained = weights
         else:
             trained = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-            forward = partial(self.forward, trained)
+            names = (name for name, _ in self.model.named_parameters())
+            forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
         weight_gradients = gradients(loss_r if scale_r is None else loss_r * scale_r, trained)
@@ -259,14 +260,6 @@ class Fleet:
         if scale_r is not None:
             weight_gradients = {name: each / over(scale_r, each) for name, each in weight_gradients.items()}
         return weight_gradients, loss_r.detach()
-
-    def forward(self, weights: Mapping[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits and hidden states of other weights of the same shapes, in one process."""
-        names = (name for name, _ in self.model.named_parameters())
-        outputs: tuple[Tensor, Tensor | None] = functional_call(
-            self.model, dict(zip(names, weights.values(), strict=True)), tokens_rbt
-        )
-        return outputs
 
     def _change(
         self, training_state: TrainingState, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, shape_r: Tensor

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.batch_size.targets import STAGES, noise_sums, ratio_of_means
+from lab.analysis.batch_size.tuning import TunedSteps, tuned_steps
 from lab.analysis.curves import load, points
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
@@ -136,19 +137,25 @@ def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
     """Yield what ``lab batch`` prints, and draw ``batch.svg`` into the folder.
 
     Raises:
-        RequestError: no such folder, or no run of it recorded the probe.
+        RequestError: no such folder, no run recorded the probe, or no batch size of several reached the target.
     """
     records = load(folder)
+    tuned = tuned_steps(records)
+    if tuned and all(curve.steps.empty for curve in tuned):
+        name, refusals = tuned[0].name, list(tuned[0].refusals.values())
+        raise RequestError(f"no batch size of {folder} has a learning rate to advise from; {name}: {refusals[-1]}")
     advice = advise(records)
-    best = min(advice, key=lambda one: one.loss if math.isfinite(one.loss) else math.inf)
+    # a batch of one micro-batch has no noise scale, and so no advice
+    measured = [one for one in advice if math.isfinite(one.critical.mean)] or advice
+    best = min(measured, key=lambda one: one.loss if math.isfinite(one.loss) else math.inf)
     if as_json:
-        yield json.dumps(_plain(advice, best), indent=1, allow_nan=False)
+        yield json.dumps(_plain(advice, best, tuned), indent=1, allow_nan=False)
         return
     picture = folder / "batch.svg"
     files.write_text(picture, layout.svg(noise_figure(advice), "batch"))
     yield from plain_text(pd.DataFrame([_row(one) for one in advice]))
     yield ""
-    for sentence in (*_recommendation(best), *cautions(best)):
+    for sentence in (*map(_measured, tuned), *_recommendation(best), *cautions(best), *dropped(tuned)):
         yield from textwrap.wrap(sentence, LINE_LENGTH)
     yield f"figure: {picture}"
 
@@ -180,16 +187,34 @@ def _recommendation(best: BatchAdvice) -> Iterator[str]:
         yield "The gradient cannot be told from its noise: measure with a larger batch, or over more steps."
         return
     low, high = best.learning_rates
+    arm = best.arm if best.arm.startswith(("with ", "without ")) else f"for {best.arm}"
     yield (
-        f"Recommended for {best.arm} at {count(best.size)} parameters, by its best runs (learning rate "
+        f"Recommended {arm} at {count(best.size)} parameters, by its best runs (learning rate "
         f"{spell(best.lr)}, loss {best.loss:.3f}): a batch of about {best.batch:.3g} sequences "
-        f"({best.batch * best.seq_len:.3g} tokens), with a learning rate from {low:.2g} (square-root rule) to "
+        f"({count(best.batch * best.seq_len)} tokens), with a learning rate from {low:.2g} (square-root rule) to "
         f"{high:.2g} (linear rule)."
     )
     yield (
-        f"It would reach the same loss in about {best.steps_there:.3g} steps and {best.tokens_there:.3g} tokens; here "
-        f"it took {best.steps} steps and {best.steps * best.batch_size * best.seq_len:.3g} tokens."
+        f"It would reach the same loss in about {best.steps_there:.3g} steps and {count(best.tokens_there)} tokens; "
+        f"here it took {best.steps} steps and {count(best.steps * best.batch_size * best.seq_len)} tokens."
     )
+
+
+def _measured(curve: TunedSteps) -> str:
+    """What steps to a target say of the critical batch, beside the noise scale."""
+    if not curve.has_fit:
+        return f"{curve.name}: {len(curve.batches)} batch sizes with a tuned learning rate give no critical batch."
+    fit = curve.fit
+    return (
+        f"Steps to the loss of a bigram model with {curve.name}: {fit.limit:.3g} at least, twice that at the critical "
+        f"batch of {fit.scale:.3g} sequences (95 % interval {fit.low:.3g} to {fit.high:.3g})."
+    )
+
+
+def dropped(tuned: Sequence[TunedSteps]) -> Iterator[str]:
+    """Cautions on the batch sizes without a tuned learning rate."""
+    for sentence in (sentence for curve in tuned for sentence in curve.cautions()):
+        yield f"Caution: {sentence[0].lower()}{sentence[1:]}"
 
 
 def cautions(best: BatchAdvice) -> Iterator[str]:
@@ -241,7 +266,7 @@ def _line(axes: Axes, advice: BatchAdvice, colour: str) -> None:
     axes.errorbar(middles, means, np.where(np.isfinite(ends), ends, 0), color=colour, marker="o", markersize=4)
 
 
-def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice) -> dict[str, Any]:
+def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[TunedSteps]) -> dict[str, Any]:
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
@@ -266,4 +291,14 @@ def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice) -> dict[str, Any]:
         "steps": number(best.steps_there),
         "tokens": number(best.tokens_there),
     }
-    return {"rows": rows, "recommended": recommended, "cautions": list(cautions(best))}
+    measured = [
+        {
+            "optimizer": curve.name,
+            "critical_batch_size": {"mean": fit.scale, "low": fit.low, "high": fit.high},
+            "fewest_steps": fit.limit,
+        }
+        for curve in tuned
+        if curve.has_fit and all(map(math.isfinite, (fit := curve.fit)))
+    ]
+    told = [*cautions(best), *dropped(tuned)]
+    return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": told}

@@ -31,11 +31,13 @@ class Qualified(NamedTuple):
         table: an effect per seed (row) for each part (column) of a claim.
         grain: the step to which each effect is known, in its own unit; zero where no grid limits it.
         control: what must lie above zero, or else the claim would hold without what it speaks of.
+        caution: what was left out, for the reader of the verdict.
     """
 
     table: pd.DataFrame | pd.Series
     grain: pd.DataFrame | pd.Series | float = 0.0
     control: Qualified | None = None
+    caution: str = ""
 
     def __neg__(self) -> Qualified:
         return self._replace(table=-self.table)

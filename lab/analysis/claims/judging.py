@@ -226,6 +226,7 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
     elif verdict != "reproduced":
         relation = "lies wholly on the other side of" if verdict == "contradicted" else "reaches beyond"
         reason = f"the interval {relation} what is claimed, {_range(claim)}; tried: {extent(arms)}"
+    reason = "; ".join(filter(None, [reason, effects.caution]))
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
     tried = sizes_of(arms), steps_of(arms), decay_times_steps_of(arms)

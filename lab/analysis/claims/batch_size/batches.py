@@ -20,10 +20,11 @@ from lab.analysis.claims.judging import BATCH, OPTIMIZER, STEPS, claim
 MCCANDLISH, SHALLUE, GLM = "McCandlish 2018", "Shallue 2018", "GLM-130B"
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"
 # What differs between batch sizes and optimizers of one model.
-BATCHES = (BATCH, STEPS, "batch.micro_batch")
-OPTIMIZERS = (OPTIMIZER, *(f"optimizer.{key}" for key in ("chain", "beta1", "beta2", "eps", "momentum")))
+LINKS = ("chain", "beta1", "beta2", "eps", "momentum")
+FREES = (BATCH, STEPS, "batch.micro_batch", OPTIMIZER, *(f"optimizer.{key}" for key in LINKS))
 # Tuned batch sizes without which a law of them is not judged.
 FEWEST_BATCHES = 6
+Table = pd.DataFrame | pd.Series
 # Powers of the batch by which rules scale the learning rate.
 RULES = {"linear": 1.0, "square_root": 0.5}
 
@@ -46,8 +47,7 @@ class Tuned(NamedTuple):
     Attributes:
         steps: to the target with the best learning rate.
         lr: that learning rate.
-        noise_scale: that on the way to the target with it, sequences; NaN for batches of one micro-batch. Computed
-            when called, since few claims ask for it.
+        noise_scale: computes that on the way to the target with it, sequences; NaN for batches of one micro-batch.
         cautions: a sentence on each batch size that is left out.
         by_lr: steps with every learning rate, by batch size.
     """
@@ -99,7 +99,8 @@ def _tuned(arms: Sequence[ArmTables]) -> dict[str, Tuned]:
 
 
 def _tuned_batches(name: str, arms: Sequence[ArmTables], seeds: list[str]) -> Tuned:
-    by_lr = {float(arm.setting(BATCH)): _steps_by_lr(arm) for arm in arms}
+    arm_at = {float(arm.setting(BATCH)): arm for arm in arms}
+    by_lr = {size: _steps_by_lr(arm) for size, arm in arm_at.items()}
     rows = arms[0].seeds
     if not seeds:
         nothing = pd.DataFrame(math.nan, rows, list(by_lr))
@@ -111,8 +112,7 @@ def _tuned_batches(name: str, arms: Sequence[ArmTables], seeds: list[str]) -> Tu
     kept = {size: batch for size, batch in tuned.items() if not batch.refusal}
 
     def noise_scale() -> pd.DataFrame:
-        sizes = {float(arm.setting(BATCH)): arm for arm in arms}
-        return pd.DataFrame({size: _noise(sizes[size], batch.lr_s) for size, batch in kept.items()})
+        return pd.DataFrame({size: _noise(arm_at[size], batch.lr_s) for size, batch in kept.items()})
 
     steps, lr = (
         pd.DataFrame({size: pd.Series(batch[part], seeds) for size, batch in kept.items()}).reindex(rows)
@@ -133,11 +133,14 @@ def _noise(arm: ArmTables, lr_s: Numbers) -> pd.Series:
     return arm.probe(best, "noise_scale", "", noise_scale_to_bigram).iloc[:, -1]
 
 
-to_target = partial(
-    claim, frees=(*BATCHES, *OPTIMIZERS), cause=[BATCH], sweep="steps_to_target", shown_in="steps_with_batch"
-)
+to_target = partial(claim, frees=FREES, cause=[BATCH], sweep="steps_to_target", shown_in="steps_with_batch")
 of_all = partial(to_target, arms=_arms_of(SGD, MOMENTUM, ADAM))
 of_rates = partial(to_target, shown_in="best_lr_with_batch")
+
+
+def _qualified(tuned: Mapping[str, Tuned], table: Table, control: Qualified | None = None) -> Qualified:
+    """Effects with a control, and what they leave out."""
+    return Qualified(table, control=control, caution="; ".join(each for one in tuned.values() for each in one.cautions))
 
 
 def _largest_spread(tuned: Mapping[str, Tuned]) -> Qualified:
@@ -158,7 +161,7 @@ def steps_lie_on_a_hyperbola(*arms: ArmTables) -> Effects:
     """
     tuned = _tuned(arms)
     misfits = {name: one.hyperbola("rms_log_error") for name, one in tuned.items()}
-    return Qualified(pd.DataFrame(misfits), control=_largest_spread(tuned))
+    return _qualified(tuned, pd.DataFrame(misfits), _largest_spread(tuned))
 
 
 @of_all(
@@ -177,7 +180,7 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     ratios = {
         name: log10(one.noise_scale()).mean(axis=1) - np.log10(one.hyperbola("scale")) for name, one in tuned.items()
     }
-    return Qualified(pd.DataFrame(ratios), control=_largest_spread(tuned))
+    return _qualified(tuned, pd.DataFrame(ratios), _largest_spread(tuned))
 
 
 @to_target(
@@ -193,7 +196,8 @@ def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
 
     The hyperbola has (1 + 4) / (1 + 1). The control: the smallest batch takes over four times the steps of the largest.
     """
-    (one,) = _tuned(arms).values()
+    tuned = _tuned(arms)
+    (one,) = tuned.values()
     critical = one.hyperbola("scale")
     sizes = np.log(np.array(one.steps.columns, dtype=float))
     ratios = {}
@@ -201,7 +205,7 @@ def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
         ends = np.log(float(critical[str(seed)])) + np.log([1.0, 4.0])
         tokens = np.interp(ends, sizes, np.log(steps.to_numpy(dtype=float)) + sizes)
         ratios[seed] = math.exp(tokens[1] - tokens[0])
-    return Qualified(pd.Series(ratios), control=one.spread())
+    return _qualified(tuned, pd.Series(ratios), one.spread())
 
 
 @of_all(
@@ -221,7 +225,7 @@ def three_regimes(*arms: ArmTables) -> Effects:
         steps = log10(one.steps)
         ends[f"{name} small"] = -0.9 - slope(steps.iloc[:, :3])
         ends[f"{name} large"] = slope(steps.iloc[:, -3:]) + 0.1
-    return parts(**ends)
+    return _qualified(tuned, parts(**ends))
 
 
 @of_all(
@@ -236,7 +240,7 @@ def momentum_and_adam_use_larger_batches(*arms: ArmTables) -> Effects:
     """Log2 of B_crit, where twice the batch still saves 0.3 of the steps, over that of SGD."""
     tuned = _tuned(arms)
     critical = {name: np.log2(one.hyperbola("scale")) for name, one in tuned.items()}
-    return parts(momentum=critical[MOMENTUM] - critical[SGD], adam=critical[ADAM] - critical[SGD])
+    return _qualified(tuned, parts(momentum=critical[MOMENTUM] - critical[SGD], adam=critical[ADAM] - critical[SGD]))
 
 
 @of_rates(
@@ -248,9 +252,9 @@ def momentum_and_adam_use_larger_batches(*arms: ArmTables) -> Effects:
 )
 def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
     """A quarter minus how far the exponent is from 1 up to B_crit / 2, and from 0 from 2 B_crit on."""
-    (one,) = _tuned(arms).values()
-    exponents = one.exponents()
-    return parts(small=0.25 - (exponents["small"] - 1).abs(), large=0.25 - exponents["large"].abs())
+    tuned = _tuned(arms)
+    exponents = tuned[SGD].exponents()
+    return _qualified(tuned, parts(small=0.25 - (exponents["small"] - 1).abs(), large=0.25 - exponents["large"].abs()))
 
 
 @of_rates(
@@ -263,8 +267,8 @@ def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
 )
 def best_rate_of_adam_rises_by_a_power(*arms: ArmTables) -> Effects:
     """Slope of log best learning rate over log batch up to B_crit / 2."""
-    (one,) = _tuned(arms).values()
-    return one.exponents()["small"]
+    tuned = _tuned(arms)
+    return _qualified(tuned, tuned[ADAM].exponents()["small"])
 
 
 @of_rates(
@@ -285,7 +289,7 @@ def no_rule_for_the_rate_holds(*arms: ArmTables) -> Effects:
     for rule, power in RULES.items():
         offsets = [np.log2(one.lr) - power * np.log2(np.array(one.lr.columns, dtype=float)) for one in tuned.values()]
         misses[rule] = pd.concat([(table.max(axis=1) - table.min(axis=1)) / 2 for table in offsets], axis=1).max(axis=1)
-    return Qualified(parts(**misses), control=_changes_of_rate(tuned))
+    return _qualified(tuned, parts(**misses), _changes_of_rate(tuned))
 
 
 @of_rates(
@@ -307,7 +311,7 @@ def scaled_rates_cost_steps(*arms: ArmTables) -> Effects:
         name: pd.concat([_cost(one, power) for power in RULES.values()], axis=1).min(axis=1, skipna=False)
         for name, one in tuned.items()
     }
-    return Qualified(parts(**costs), control=_changes_of_rate(tuned))
+    return _qualified(tuned, parts(**costs), _changes_of_rate(tuned))
 
 
 def _changes_of_rate(tuned: Mapping[str, Tuned]) -> Qualified:
