@@ -40,7 +40,7 @@ ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "rendering"},
     {"sensitivity", "grouping"},
-    {"batch_size"},
+    {"batch_size", "spike_costs"},
     {"figures", "forecast", "claims", "guard", "spikes"},
     {"report"},
 ]

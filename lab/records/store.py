@@ -7,6 +7,7 @@ A results folder holds::
     requests.json                  of each of these commands the day it was first given, and the question it asks
     plans/<digest>.jsonl           the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
+    plans/<digest>.request.json    the runs of a request that finished, and the fingerprints of its data
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
     runs/<id>/metrics.parquet      the values of the probes
     runs/<id>/events.parquet       what happened to a run that was watched, if anything did

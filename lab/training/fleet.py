@@ -278,13 +278,13 @@ class Fleet:
 
     def _update(self, training_state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step as a function of tensors; also record each run's first step with a non-finite loss."""
-        weight_gradients, loss_r = self._gradients(training_state[0], tokens_rbt)
+        weight_gradients, loss_r = self.gradients_of(training_state[0], tokens_rbt)
         self._change(training_state, weight_gradients, loss_r, step, shape_r)
 
     def _accumulate(self, training_state: tuple[dict[str, Tensor], Accumulation], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums, as a function of tensors."""
         weights, sums = training_state
-        weight_gradients, loss_r = self._gradients(weights, tokens_rbt)
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt)
         targets_r = (tokens_rbt[..., 1:] != IGNORED).flatten(1).sum(1).to(loss_r.dtype)
         accumulation.add(sums, weight_gradients, loss_r, targets_r)
 
@@ -296,18 +296,25 @@ class Fleet:
         accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)
 
-    def _gradients(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensors, Tensor]:
+    def gradients_of(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensors, Tensor]:
         """Gradients of the mean loss over these tokens, and that loss ``[r]``."""
         forward: Forward = self.shared
         if distributed.is_joined():
             trained = weights
         else:
             trained = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-            names = (name for name, _ in self.model.named_parameters())
-            forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
+            forward = partial(self.forward, trained)
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
         return gradients(loss_r, trained), loss_r.detach()
+
+    def forward(self, weights: Mapping[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits and hidden states of other weights of the same shapes, in one process."""
+        names = (name for name, _ in self.model.named_parameters())
+        outputs: tuple[Tensor, Tensor | None] = functional_call(
+            self.model, dict(zip(names, weights.values(), strict=True)), tokens_rbt
+        )
+        return outputs
 
     def _change(
         self, training_state: TrainingState, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, shape_r: Tensor

@@ -25,7 +25,7 @@ def by_tenth(records: Records) -> pd.DataFrame:
     """
     steps = updates(records.runs)
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
-    losses = losses[losses["step"] < losses["id"].map(steps).astype(float) - 1]
+    losses = losses[losses["step"] < losses["id"].map(steps).astype(int) - 1]
     loss = losses.groupby(["id", _tenths(losses, steps)])["value"].mean()
     sums = noise_sums(records).reset_index()
     scale = _ratios(sums, ["id", _tenths(sums, steps)])
@@ -41,12 +41,8 @@ def _ratios(sums: pd.DataFrame, keys: list[str | pd.Series]) -> pd.Series:
 
 
 def _tenths(rows: pd.DataFrame, steps: pd.Series) -> pd.Series:
-    return (
-        (rows["step"] * TENTHS // rows["id"].map(steps).astype(float))
-        .clip(upper=TENTHS - 1)
-        .astype(int)
-        .rename("tenth")
-    )
+    of_run = rows["id"].map(steps).astype(int)
+    return (rows["step"] * TENTHS // of_run).clip(upper=TENTHS - 1).astype(int).rename("tenth")
 
 
 def noise_rank(records: Records, probe: str, where: str) -> pd.Series:
@@ -87,5 +83,5 @@ def noise_late(records: Records, probe: str, where: str) -> pd.Series:
     """Log10 of the noise scale over the second half of each run, by id."""
     steps = updates(records.runs)
     sums = noise_sums(records).reset_index()
-    scales = _ratios(sums[sums["step"] >= sums["id"].map(steps).astype(float) / 2], ["id"])
+    scales = _ratios(sums[sums["step"] >= sums["id"].map(steps).astype(int) / 2], ["id"])
     return pd.Series(np.log10(scales.where(scales > 0)))
