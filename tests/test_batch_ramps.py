@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -10,9 +11,13 @@ import pandas as pd
 import pytest
 
 import planted
+import planted_claims
 from drawn_texts import complaints
-from lab.analysis.batch_size.ramps import loss_at, over_tokens, tokens_to
+from lab.analysis.batch_size.noisy_quadratic import NoisyQuadratic
+from lab.analysis.batch_size.ramps import loss_at, over_tokens, predicted_saving, tokens_to, trade_off
 from lab.analysis.batch_size.targets import crossings
+from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.judging import CLAIMS, judge_claim
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.probe_values import late, near
@@ -131,3 +136,62 @@ def test_without_a_constant_batch_or_with_other_settings_there_is_no_figure() ->
         FIGURES["batch_ramps"](tables._replace(runs=decayed))
     with pytest.raises(NothingToDrawError, match="recorded its batch"):
         FIGURES["batch_ramps"](tables._replace(metrics=tables.metrics[tables.metrics["probe"] == "val_loss"]))
+
+
+# All directions alike, so that the simple noise scale is the one that steps depend on, and the path does not depend on
+# the batch.
+ISOTROPIC = NoisyQuadratic.power_law(dimensions=4, power=0.0)
+FRACTION, TARGET = 0.01, 0.02  # of the best step; a hundredth of the loss at the start
+
+
+def greedy(batch: Callable[[float], float]) -> tuple[float, float, float, float]:
+    """Steps and sequences to the target, in units of whole steps, over the least of each; gamma; the saving."""
+    batch_n, noise_n, progress_n = ISOTROPIC.greedy(batch, FRACTION, TARGET)
+    steps, sequences = float(len(batch_n)), float(batch_n.sum())
+    fewest_steps, fewest_sequences = float(progress_n.sum()), float((noise_n * progress_n).sum())
+    saving = predicted_saving(noise_n, batch_n)
+    return steps / fewest_steps, sequences / fewest_sequences, trade_off(noise_n, progress_n), saving
+
+
+@pytest.mark.parametrize("exchange", [1.0, 10.0, 100.0])
+def test_gamma_of_the_measured_noise_is_the_trade_off_of_a_batch_that_follows_it(exchange: float) -> None:
+    """McCandlish et al. 2018, app. D; exact: the loss falls from L0 to L1 while the noise scale is c / L.
+
+    gamma is then 4 (1 / sqrt(L1) - 1 / sqrt(L0))^2 over (1 / L1 - 1 / L0) log(L0 / L1).
+    """
+    steps, sequences, gamma, _ = greedy(lambda noise: math.sqrt(exchange * noise))
+    assert (steps - 1) * (sequences - 1) == pytest.approx(gamma, rel=1e-12)
+    exact = 4 * (50**0.5 - 0.5**0.5) ** 2 / ((50 - 0.5) * math.log(100))
+    assert gamma == pytest.approx(exact, rel=0.03)
+    assert gamma < 0.75
+
+
+def test_a_constant_batch_has_the_trade_off_one_whatever_the_noise_does() -> None:
+    steps, sequences, gamma, saving = greedy(lambda noise: 8.0)
+    assert (steps - 1) * (sequences - 1) == pytest.approx(1, rel=1e-12)
+    assert gamma < 0.75
+    assert saving == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("exchange", [1.0, 10.0, 100.0])
+def test_the_saving_foretold_by_the_noise_is_the_one_observed(exchange: float) -> None:
+    """Both paths end at the same loss; the constant batch is the mean of the one that follows the noise."""
+    batch_n, noise_n, _ = ISOTROPIC.greedy(lambda noise: math.sqrt(exchange * noise), FRACTION, TARGET)
+    constant_n, *_ = ISOTROPIC.greedy(lambda noise: float(batch_n.mean()), FRACTION, TARGET)
+    foretold = predicted_saving(noise_n, batch_n)
+    assert foretold > 0.01
+    assert 1 - len(batch_n) / len(constant_n) == pytest.approx(foretold, abs=2 / len(constant_n))
+    # a tenth of the updates, as a probe records them
+    assert predicted_saving(noise_n[::10], batch_n[::10]) == pytest.approx(foretold, rel=0.05)
+
+
+def test_a_schedule_whose_best_learning_rate_ends_the_grid_is_not_judged() -> None:
+    claim = CLAIMS["growth_in_a_line_leads_and_ends_level"]
+    rising = [
+        (run | {"final_val_loss": 2 - 0.1 * math.log10(run["optimizer.lr"])}, recorded)
+        for run, recorded in planted_claims.cards("batch_ramps", {0: True, 1: True, 2: True})
+        if run["batch.name"] in ("gpt3", "constant")
+    ]
+    verdict = judge_claim(claim, [Evidence("batch_ramps", planted_claims.records(rising))])
+    assert verdict.verdict == "not run"
+    assert verdict.reason.startswith("batch=gpt3: the best learning rate, 0.3, is the highest tried")

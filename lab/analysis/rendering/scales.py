@@ -201,7 +201,7 @@ def share_axis(axes: Axes, low: float) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low, 104)
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick >= low]
-    _x_ticks(axes, ticks, list(map(str, ticks)))
+    x_ticks(axes, ticks, list(map(str, ticks)))
 
 
 def setting_axis(axes: Axes, values: Iterable[float], name: str) -> Any:
