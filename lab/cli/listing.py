@@ -81,6 +81,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "batches": _entries("batch"),
     "data": _entries("data"),
     "bursts": _entries("burst"),
+    "loss_scales": _entries("loss_scale"),
     "responses": _entries("response"),
     "detectors": _detectors,
     "probes": _entries("probe"),

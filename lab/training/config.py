@@ -15,13 +15,15 @@ import lab.data
 import lab.interventions.attention
 import lab.interventions.blocks
 import lab.interventions.embedding
+import lab.interventions.fp16
 import lab.interventions.loss_terms
+import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
 import lab.probes.updates
 import lab.records.trackers
-import lab.responses  # noqa: F401  (these eleven fill the registries)
+import lab.responses  # noqa: F401  (these thirteen fill the registries)
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
 from lab.core.registry import (
@@ -29,6 +31,7 @@ from lab.core.registry import (
     BURSTS,
     DATA,
     INTERVENTIONS,
+    LOSS_SCALES,
     MODELS,
     PARAMETRIZATIONS,
     RESPONSES,
@@ -103,7 +106,7 @@ class RunConfig:
     seq_len: int = bounded(above=0)
     steps: int = bounded(above=0)
     seed: PerRunSeed = seed()
-    precision: str = one_of("fp32", "bf16")
+    precision: str = one_of("fp32", "bf16", "fp16_emulated")
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
@@ -111,6 +114,8 @@ class RunConfig:
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
     burst: NamedEntry | None = None
     response: NamedEntry | None = None
+    loss_scale: NamedEntry | None = None
+    master_weights: str = one_of("fp32", "none", default="fp32")
 
     @property
     def validation_targets(self) -> float:
@@ -189,9 +194,10 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "batch": partial(_named, BATCHES),
     "burst": partial(_named, BURSTS),
     "response": partial(_named, RESPONSES),
+    "loss_scale": partial(_named, LOSS_SCALES),
 }
 # Groups that may be empty; ids of runs without one do not depend on it.
-OPTIONAL = ("batch", "burst", "response")
+OPTIONAL = ("batch", "burst", "response", "loss_scale")
 SPIKE_LAB = ("burst", "response")
 NAMELESS = ("intervention", "guest", "checkpoint")
 
@@ -298,6 +304,7 @@ def _check_consistent(config: RunConfig) -> None:
         config.burst.entry.check(config.steps)
     if config.response is not None:
         _check_response(config)
+    _check_precision(config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, is_per_run in leaves(config.guest, "guest."):
@@ -310,6 +317,16 @@ def _check_consistent(config: RunConfig) -> None:
         raise RequestError(
             f"parametrization={name} does not apply to a custom model, which draws its own initial values"
         )
+
+
+def _check_precision(config: RunConfig) -> None:
+    """Refuse a loss scale or a storage of weights that does not go with the rest."""
+    if config.loss_scale is not None and config.batch is not None:
+        raise RequestError(f"loss_scale={config.loss_scale.name} takes one pass per update; leave batch= out")
+    if config.master_weights == "none" and config.precision == "fp32":
+        raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
+    if config.guest and config.precision == "fp16_emulated":
+        raise RequestError("precision=fp16_emulated rounds products that a custom model lacks; say precision=bf16")
 
 
 def _check_response(config: RunConfig) -> None:

@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.core import distributed
-from lab.core.axes import per_run_norm
-from lab.core.distributed import check_divisible, distribute, gradients, initial_device
-from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, LossTerm
+from lab.core.axes import over, per_run_norm
+from lab.core.distributed import distribute, gradients, initial_device
+from lab.core.hooks import LossTerm, announce
+from lab.core.rounding import rounded
 from lab.core.schema import leaves, stack
-from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import IGNORED, losses
-from lab.model.transformer import Transformer
 from lab.optim.batch_schedule import Adaptive
 from lab.optim.links import Now, Tensors
 from lab.responses.response import Gate
@@ -28,6 +26,7 @@ from lab.training import accumulation
 from lab.training.accumulation import Accumulation
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
+from lab.training.building import OPERANDS, build_model, hook_interventions, pick_device
 from lab.training.clock import Clock
 from lab.training.config import RunConfig
 from lab.training.control import Control, begin_readings, is_controlled
@@ -37,65 +36,6 @@ from lab.training.identity import static_key
 # Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
 VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
 PASS_TOKENS = 2048  # held-out tokens of one pass through the model
-OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
-
-
-def pick_device(device: str) -> torch.device:
-    """Return the device that a config names; ``auto`` is the first available of cuda, mps and cpu.
-
-    Raises:
-        RequestError: the device is not available.
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if device == "auto":
-        return distributed.rank_device(next(name for name, is_available in available.items() if is_available))
-    if not available[device]:
-        raise RequestError(
-            f"device={device} is not available here; available: {', '.join(d for d in available if available[d])}"
-        )
-    return distributed.rank_device(device)
-
-
-def check_ranks(config: RunConfig) -> None:
-    """Refuse a run whose batch or weights cannot be split among the ranks.
-
-    Raises:
-        RequestError: the number of ranks does not divide the batch size or a weight.
-    """
-    if config.guest and distributed.world_size() > 1:
-        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
-    distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
-    if config.response and distributed.world_size() > 1:
-        raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")
-    if distributed.world_size() > 1 and config.ranks == "fsdp":
-        with torch.device("meta"):
-            model = _build_model(config, 1)
-        check_divisible({name: weight.shape for name, weight in model.weights().items()})
-
-
-def check_custom(config: RunConfig) -> None:
-    """Check the custom model, if the run has one, in a forward pass and a backward pass.
-
-    Raises:
-        RequestError: the model cannot be trained in a fleet.
-    """
-    for name, entry in config.guest.items():
-        vocabulary = config.data.entry.open().vocabulary
-        check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
-
-
-def _hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
-    entries = {**config.intervention, **({config.response.name: config.response.entry} if config.response else {})}
-    return {name: entry for name, entry in entries.items() if isinstance(entry, HookIntervention)}
-
-
-def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
-    vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
-    for entry in config.guest.values():
-        make = partial(entry.build, config.model, vocabulary)
-        return CustomModel(make, runs, _hook_interventions(config), config.model, operands)
-    scale = config.parametrization.entry.attention_scale(config.model.head_width)
-    return Transformer(config.model, vocabulary, runs, _hook_interventions(config), scale, operands)
 
 
 NO_READINGS: Mapping[str, Tensor] = {}
@@ -128,15 +68,17 @@ class Fleet:
             resident=resident,
             draws=burst_draws(configs, self.corpus),
         )
-        self.forward_differs = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
+        self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
         self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
         with initial_device(config.ranks):
-            self.model = _build_model(config, self.runs).to(dtype)
+            self.model = build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
         self.shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
         self.model.initialize(config.seed, factors)
         self.weights = self.model.weights()
+        self.stored = OPERANDS[config.precision] if config.master_weights == "none" else None
+        self._store(self.weights)
         self.lr_factor = {name: factor.lr for name, factor in factors.items()}
         self.adaptive: Adaptive | None = None
         if config.batch is not None and isinstance(config.batch.entry, Adaptive):
@@ -146,6 +88,8 @@ class Fleet:
         self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
         self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
         self.state = config.optimizer.begin(self.weights)
+        if config.loss_scale:
+            self.state["loss_scale"] = config.loss_scale.entry.begin(self.runs, self.device)
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.step_sr = torch.arange(config.steps, device=self.device).unsqueeze(1).repeat(1, self.runs)
         self.run_r = torch.arange(self.runs, device=self.device)
@@ -278,7 +222,8 @@ class Fleet:
 
     def _update(self, training_state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step as a function of tensors; also record each run's first step with a non-finite loss."""
-        weight_gradients, loss_r = self.gradients_of(training_state[0], tokens_rbt)
+        weights, state, *_ = training_state
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt, state.get("loss_scale", {}).get("scale"))
         self._change(training_state, weight_gradients, loss_r, step, shape_r)
 
     def _accumulate(self, training_state: tuple[dict[str, Tensor], Accumulation], tokens_rbt: Tensor) -> None:
@@ -296,8 +241,10 @@ class Fleet:
         accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)
 
-    def gradients_of(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensors, Tensor]:
-        """Gradients of the mean loss over these tokens, and that loss ``[r]``."""
+    def gradients_of(
+        self, weights: dict[str, Tensor], tokens_rbt: Tensor, scale_r: Tensor | None = None
+    ) -> tuple[Tensors, Tensor]:
+        """Gradients of the mean loss over these tokens, and that loss ``[r]``; a loss scale is divided out again."""
         forward: Forward = self.shared
         if distributed.is_joined():
             trained = weights
@@ -306,7 +253,12 @@ class Fleet:
             forward = partial(self.forward, trained)
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
-        return gradients(loss_r, trained), loss_r.detach()
+        weight_gradients = gradients(loss_r if scale_r is None else loss_r * scale_r, trained)
+        if self.config.precision == "fp16_emulated":
+            weight_gradients = {name: rounded(each, torch.float16) for name, each in weight_gradients.items()}
+        if scale_r is not None:
+            weight_gradients = {name: each / over(scale_r, each) for name, each in weight_gradients.items()}
+        return weight_gradients, loss_r.detach()
 
     def forward(self, weights: Mapping[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits and hidden states of other weights of the same shapes, in one process."""
@@ -334,6 +286,24 @@ class Fleet:
             self._update_kept(
                 update, gate.keep_r, [*weights.values(), *(t for link in state.values() for t in link.values())]
             )
+        self._store(weights)
+        if self.config.loss_scale:
+            self._rescale(state["loss_scale"], readings[0])
+
+    @torch.no_grad()
+    def _store(self, weights: Mapping[str, Tensor]) -> None:
+        """Round weights to the precision in which they are kept, if there are no master weights."""
+        if self.stored:
+            for weight in weights.values():
+                weight.copy_(rounded(weight, self.stored))
+
+    @torch.no_grad()
+    def _rescale(self, scale: dict[str, Tensor], readings: Mapping[str, Tensor]) -> None:
+        """Adapt the loss scale to whether gradients overflowed, and write down how long it has been at its floor."""
+        announce("loss_scale", "", scale["scale"])
+        for name, after_r in self.config.loss_scale.entry.after(scale, ~readings["norm"].isfinite()).items():
+            scale[name].copy_(after_r)
+        readings["at_floor"].copy_(scale["at_floor"])
 
     @torch.no_grad()
     def _gate(self, weight_gradients: Tensors, loss_r: Tensor, readings: Mapping[str, Tensor] = NO_READINGS) -> Gate:
@@ -343,9 +313,12 @@ class Fleet:
         norm_r = per_run_norm(weight_gradients.values())
         readings["loss"].copy_(loss_r)
         readings["norm"].copy_(norm_r)
-        if self.config.response is None:
-            return Gate()
-        gate: Gate = self.config.response.entry.gate(loss_r, norm_r, readings["usual_loss"])
+        gate = Gate()
+        if self.config.response is not None:
+            gate = self.config.response.entry.gate(loss_r, norm_r, readings["usual_loss"])
+        if self.config.loss_scale is not None:
+            finite_r = norm_r.isfinite()
+            gate = gate._replace(keep_r=finite_r if gate.keep_r is None else gate.keep_r & finite_r)
         if gate.keep_r is not None:
             readings["kept"].copy_(gate.keep_r)
         return gate

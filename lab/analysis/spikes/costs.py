@@ -46,8 +46,8 @@ def spike_costs(records: Records) -> pd.DataFrame:
 def _by_run(table: pd.DataFrame, *columns: str) -> dict[str, Arrays]:
     """By run id, these columns in the order of the table."""
     arrays = [table[column].to_numpy() for column in columns]
-    indices: dict[str, Any] = table.groupby("id").indices
-    return {run: tuple(array[index] for array in arrays) for run, index in indices.items()}
+    indices = table.groupby("id").indices.items()
+    return {str(run): tuple(array[index] for array in arrays) for run, index in indices}
 
 
 def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
@@ -56,7 +56,9 @@ def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
     bursts_n = step_n[kind_n == "burst"]
     onset = float(bursts_n[0]) if len(bursts_n) else math.inf  # events are in the order in which they happened
     alarms = int((step_n[kind_n == "spike"] < onset).sum())
-    return *_excess(*losses, onset, steps), final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
+    held_out_n, value_n = losses
+    excess = _excess(held_out_n, value_n, onset, steps)
+    return *excess, final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
 
 
 def _excess(step_n: Any, value_n: Any, onset: float, steps: float) -> tuple[float, float]:
