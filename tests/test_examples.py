@@ -11,7 +11,7 @@ import torch
 from lab.core.hooks import listening
 from lab.probes.listener import Listener
 from lab.training import accumulation
-from lab.training.examples import example_gradients, example_noise
+from lab.training.accumulation import example_gradients, example_noise
 from lab.training.fleet import Fleet
 from small import configs
 
@@ -27,7 +27,7 @@ def windows_nt(fleet: Fleet) -> torch.Tensor:
 
 
 def test_each_example_has_the_gradient_of_a_batch_of_one(fleet: Fleet, windows_nt: torch.Tensor) -> None:
-    gradients = example_gradients(fleet, fleet.weights, windows_nt)
+    gradients = example_gradients(fleet.gradients_of, fleet.weights, windows_nt)
     for index, window_t in enumerate(windows_nt):
         alone, _ = fleet.gradients_of(fleet.weights, window_t.expand(1, 1, -1))
         for name, gradient in alone.items():
@@ -62,7 +62,7 @@ def test_the_estimate_is_exact_in_the_mean_over_all_ways_to_split_the_data(
     fleet: Fleet, windows_nt: torch.Tensor
 ) -> None:
     """In each way it errs, so the mean is no accident of equal terms; micro-batches of one need no mean."""
-    exact = example_noise(fleet, fleet.weights, windows_nt)
+    exact = example_noise(fleet.gradients_of, fleet.weights, windows_nt)
     estimates = [estimated(fleet, split) for split in pairings(windows_nt)]
     assert len(estimates) == 10
     assert all(abs(trace / exact[0] - 1) > 1e-4 for trace, _ in estimates)
