@@ -99,6 +99,7 @@ def test_the_lab_commands_work_in_their_order(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(HOME / "results")
     (tmp_path / "README.md").write_text(README)
+    (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
     requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
     assert len(requests) >= 6
     for words in requests:
