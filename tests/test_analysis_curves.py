@@ -115,7 +115,7 @@ def test_folders_are_overlaid_and_equal_ids_are_one_run(tmp_path):
     broken = [cards[0] | {"status": "failed", "final_val_loss": None}, *cards[1:]]
     one = planted.write(tmp_path / "one", broken[:3])
     other = planted.write(tmp_path / "other", cards)
-    runs, metrics = load(one, other)
+    runs, metrics, _ = load(one, other)
     assert sorted(runs["id"]) == sorted(card["id"] for card in cards)
     assert set(runs["status"]) == {"finished"}
     assert set(metrics["id"]) == set(runs["id"])

@@ -99,7 +99,7 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
     """Whether the name of a key's group (``optimizer.name``, ``intervention``), if among ``keys``, determines it."""
     group = key.split(".")[0]
     data = [k for k in keys if k.startswith("data.")]
-    names = {"intervention": ["intervention"], "guest": ["guest"], "data_fingerprint": data}
+    names = {"intervention": ["intervention"], "guest": ["guest"], "data_fingerprint": data, "steps": ["batch.name"]}
     naming = [name for name in names.get(group, [f"{group}.name"]) if name in keys and name != key]
     distinct = {tuple(curve[name] for name in naming) for curve in curves}
     return bool(naming) and len({(*(curve[name] for name in naming), curve[key]) for curve in curves}) == len(distinct)

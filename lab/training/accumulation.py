@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add as plus
 from typing import Any, NamedTuple
@@ -113,6 +113,39 @@ def add_noise(
     if sums.noise:
         sums.noise["steps"].add_(several)
         announce("noise", "", sums.noise)
+
+
+GradientsOf = Callable[[dict[str, Tensor], Tensor], tuple[Mapping[str, Tensor], Tensor]]
+
+
+def example_gradients(
+    gradients_of: GradientsOf, weights: Mapping[str, Tensor], windows_nt: Tensor
+) -> Mapping[str, Tensor]:
+    """Gradient of each window's mean loss ``[n ...]``, all in one backward pass, for small models.
+
+    Runs do not see one another, so each example takes the place of a run with the same weights.
+
+    Args:
+        gradients_of: gradients and loss of weights ``[r ...]`` and windows ``[r b t+1]``; numbers per run are alike.
+        weights: of one run, with the leading axis of one.
+        windows_nt: tokens, a window per example.
+    """
+    copies = {name: weight.expand(len(windows_nt), *weight.shape[1:]) for name, weight in weights.items()}
+    return gradients_of(copies, windows_nt.unsqueeze(1))[0]
+
+
+def example_noise(gradients_of: GradientsOf, weights: Mapping[str, Tensor], windows_nt: Tensor) -> tuple[float, float]:
+    """Trace of the covariance of an example's gradient, and squared norm of the true gradient, both unbiased.
+
+    ``add_noise`` estimates them from micro-batches: its mean over all ways to split these windows is exactly this.
+    Arguments are as in ``example_gradients``.
+    """
+    square, mean_square, n = 0.0, 0.0, len(windows_nt)
+    for gradient_n in example_gradients(gradients_of, weights, windows_nt).values():
+        square += float(gradient_n.square().sum()) / n
+        mean_square += float(gradient_n.mean(0).square().sum())
+    trace = (square - mean_square) * n / (n - 1)
+    return trace, mean_square - trace / n
 
 
 def clear_noise(sums: Accumulation) -> None:

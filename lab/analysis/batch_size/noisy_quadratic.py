@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,34 @@ class NoisyQuadratic:
         """B_noise at ``theta``: both weighed by the curvature (McCandlish et al. 2018, eq. 2.8)."""
         gradient = self.curvature * theta
         return float((self.curvature * self.noise).sum() / (self.curvature * gradient**2).sum())
+
+    def greedy(
+        self, batch: Callable[[float], float], fraction: float, target: float
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Descend to the expected loss ``target``, each step this fraction of the best one for its batch.
+
+        The smaller the fraction, the nearer the path is to the one that McCandlish et al. 2018, sec. 2.3, integrate.
+
+        Args:
+            batch: sequences of a step, given the noise scale before it.
+            fraction: of the best learning rate, below 1.
+            target: below the loss at the start.
+
+        Returns:
+            Per step ``[n]``: its batch, the noise scale before it, and its progress in steps of an infinite batch.
+        """
+        mean, variance = self.start.copy(), np.zeros_like(self.start)
+        steps = []
+        while (self.curvature * (mean**2 + variance)).sum() / 2 > target:
+            theta = np.sqrt(mean**2 + variance)
+            noise_scale = self.critical_noise_scale(theta)
+            size = batch(noise_scale)
+            steps.append((size, noise_scale, 1 / (1 + noise_scale / size)))
+            lr = fraction * self.best_step(theta, size)[0]
+            mean = (1 - lr * self.curvature) * mean
+            variance = (1 - lr * self.curvature) ** 2 * variance + lr**2 * self.noise / size
+        batch_n, noise_n, progress_n = np.array(steps).T
+        return batch_n, noise_n, progress_n
 
     def best_step(self, theta: Numbers, batch_size: float) -> tuple[float, float]:
         """Learning rate of the best single step from ``theta``, and the expected fall of the loss in it."""

@@ -181,7 +181,8 @@ def _lines(values: pd.DataFrame, runs: pd.DataFrame, row: ProbeSeries, rows: int
         lines["high"] = by_step["value"].quantile(marks.MIDDLE_PART[1])
     lines["mean"] = np.exp(lines["mean"]) if row.scale == "log" else lines["mean"]
     # end a line where any seed ends, since the mean over the seeds that remain would jump
-    lines = lines.where(by_step["value"].count() == by_step.size()).reset_index()
+    seeds = by_step.size()
+    lines = lines.where(by_step["value"].count() == seeds.groupby(keys).transform("max")).reset_index()
     return lines.merge(runs.groupby(keys)["outcome"].agg(panels.worst_outcome).reset_index(), on=keys)
 
 

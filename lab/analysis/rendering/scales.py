@@ -196,6 +196,14 @@ def decades_axis(axes: Axes, low: float, high: float) -> None:
     x_label(axes, "parameters without embeddings")
 
 
+def share_axis(axes: Axes, low: float) -> None:
+    """Set a logarithmic x axis of percent, from ``low`` to all."""
+    axes.set_xscale("log")
+    axes.set_xlim(low, 104)
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick >= low]
+    x_ticks(axes, ticks, list(map(str, ticks)))
+
+
 def setting_axis(axes: Axes, values: Iterable[float], name: str) -> Any:
     """Set a logarithmic x axis with a tick at each value of a setting.
 

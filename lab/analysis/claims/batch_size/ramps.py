@@ -25,7 +25,7 @@ FIRST_DOUBLING = 5 / 74
 MARGIN = 0.01
 
 Curves = Mapping[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
-ramps = partial(claim, frees=("batch", STEPS), cause=[NAME], sweep="batch_ramps", shown_in="batch_ramps")
+growing = partial(claim, frees=("batch", STEPS), cause=[NAME], sweep="batch_ramps", shown_in="batch_ramps")
 
 
 def _arms(*names: str) -> list[dict[str, str]]:
@@ -121,7 +121,7 @@ def _ahead(first: pd.DataFrame, second: pd.DataFrame, tokens: float) -> float:
     return float(after["loss"].iloc[0]) - float(loss_at(first, after["tokens"].iloc[0]))
 
 
-@ramps(
+@growing(
     "sec. 5",
     "a batch that doubles twice reaches the final loss of the constant large one in fewer tokens, in fewer steps than "
     "the small one",
@@ -138,7 +138,7 @@ def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarte
     return parts(tokens=saved, steps=1 - _updates(palm) / _updates(quarter))
 
 
-@ramps(
+@growing(
     "sec. 5",
     "a token teaches more in small batches early and in large batches late in training",
     arms=_arms("quarter", "constant"),
@@ -157,7 +157,7 @@ def _leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
     return parts(lead=lead, final=MARGIN - (_final(ramp) - _final(constant)))
 
 
-@ramps(
+@growing(
     "sec. 3",
     "a batch that grows over the first 2.5 % of the tokens leads the constant one there and ends no higher",
     arms=_arms("glm_130b", "constant"),
@@ -168,7 +168,7 @@ def growth_over_a_fortieth_leads_and_ends_level(ramp: ArmTables, constant: ArmTa
     return _leads_and_ends_level(ramp, constant)
 
 
-@ramps(
+@growing(
     "sec. 3",
     "a batch that grows by increments over the first 4.4 % of the tokens leads the constant one there and ends no "
     "higher",
@@ -180,7 +180,7 @@ def growth_by_increments_leads_and_ends_level(ramp: ArmTables, constant: ArmTabl
     return _leads_and_ends_level(ramp, constant)
 
 
-@ramps(
+@growing(
     "app. B",
     "a batch that grows in a straight line over the first 4 % of the tokens leads the constant one there and ends no "
     "higher",
@@ -192,7 +192,7 @@ def growth_in_a_line_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) 
     return _leads_and_ends_level(ramp, constant)
 
 
-@ramps(
+@growing(
     "app. D",
     "a batch that follows the noise scale saves at least half of the tokens that the measured noise foretells",
     arms=_arms("adaptive", "quarter", "constant"),
