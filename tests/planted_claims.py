@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 import planted
+import planted_ramps
 from lab.records import store
 from lab.records.store import Records
 
@@ -230,6 +231,38 @@ def noise_scale(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Record
     return {"best": best, "floor": 2.0 - 0.1 * i, "low": 0.1}, {("val_loss", ""): losses, **noise}
 
 
+def spike_responses(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: leaving out the batches ends the spike, all else softens it. Not good: every remedy does harm."""
+    name = RESPONSES.index(tuple(c[key] for key in RESPONSE_KEYS))
+    spikes, peak, floor, skipped = (REMEDIES if good or not name else HARMS)[name]
+    columns = {"spikes": spikes, "skipped_batches": skipped, "rewound_steps": 0, "ending": "recovered"}
+    usual = (5.6, 2.0, 2.0, 2.0 + peak)
+    return {"floor": floor}, {("columns", ""): columns, ("val_loss", ""): usual}
+
+
+RESPONSE_KEYS = ("response", "response.skip", "response.lr_factor", "response.rewind")
+RESPONSES: tuple[tuple[Any, ...], ...] = (
+    ("none", None, None, None),
+    ("rewind_and_skip", 75, 1.0, 25),
+    ("rewind_and_skip", 0, 1.0, 25),
+    ("rewind_and_skip", 50, 0.5, 25),
+    ("lower_lr", None, 0.5, None),
+    ("restart_and_lower", None, None, 25),
+    ("restart_and_lower", None, None, 1),
+    ("adam_reset_warmup", None, None, None),
+    ("skip_update", None, None, None),
+    ("activation_clamp", None, None, None),
+    ("soft_lr_guard", None, None, None),
+)
+# Of each response: spikes, peak excess loss, final loss and batches left out.
+REMEDIES = (
+    *((1, 3, 2.3, 0), (1, 0, 2.0, 75), (4, 3, 2.3, 0), (1, 0, 2.0, 50), (1, 2, 2.2, 0), (2, 1, 2.1, 0)),
+    *((4, 3, 2.3, 0), (1, 1, 2.2, 0), (1, 1, 2.2, 200), (1, 1, 2.2, 0), (1, 1, 2.2, 0)),
+)
+HARMS = (
+    *(REMEDIES[0], (3, 5, 2.6, 75), (3, 5, 2.6, 0), (4, 5, 2.6, 50), (1, 5, 2.6, 0), (4, 5, 2.6, 0)),
+    *((4, 5, 2.6, 0), (1, 5, 2.6, 0), (0, 5, 2.6, 10), (1, 5, 2.6, 0), (1, 5, 2.6, 0)),
+)
 SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
 DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
 TRANSPLANTS = (
@@ -288,13 +321,19 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         steps_to_target,
         NORMED
         | {"optimizer.name": ("sgd", "momentum", "adamw"), "batch_size": (1, 2, 4, 64, 1024, 2048, 4096)}
-        | {"optimizer.lr": tuple(2.0**power for power in range(-13, 0, 2)), "steps": (25_800,)},
+        | {"optimizer.lr": tuple(2.0**power for power in range(-13, 0, 2)), "steps": (25_800,)}
+        | {"schedule.name": ("constant",)},
     ),
     "learning_rate_and_batch": (
         learning_rate_and_batch,
         NORMED | {("batch_size", "steps"): ((16, 800), (64, 200), (256, 50), (16, 200), (256, 200))},
     ),
     "noise_scale": (noise_scale, NORMED | WIDTHS),
+    "batch_ramps": (planted_ramps.batch_ramps, NORMED | planted_ramps.AXES),
+    "spike_responses": (
+        spike_responses,
+        NORMED | {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), RESPONSE_KEYS: RESPONSES},
+    ),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }
 
@@ -323,6 +362,7 @@ def cards(
         i = axes["model.width"].index(alike["model.width"]) if "model.width" in axes else 0
         shape, recorded = world(alike, i, good[c["seed"]])
         run["final_val_loss"] = loss(alike["optimizer.lr"], **shape) + noise(run).normal(0, 5e-4)
+        run |= recorded.pop(("columns", ""), {})
         made.append((run, _without(recorded, without, like)))
     return made
 
@@ -362,7 +402,10 @@ def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
                 step = round(part * (run["steps"] - 1))
                 rows.append((run["id"], step, probe, where, exact * spread.normal(1, 1e-3)))
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table([run for run, _ in runs]), metrics)
+    cards = [run for run, _ in runs]
+    bursts = [(run["id"], 240, 240, "burst", 1.0, "") for run in cards if run.get("burst", "none") != "none"]
+    events = pd.DataFrame(bursts, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
+    return Records(planted.table(cards), metrics, events)
 
 
 def noise(run: Mapping[str, Any]) -> np.random.Generator:

@@ -19,8 +19,9 @@ from lab.sweep.cautions import find_cautions
 from lab.sweep.job import train_resumably
 from lab.sweep.planner import training_flops
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
-from lab.training.config import RunConfig, columns, run_config, run_id
+from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
+from lab.training.identity import columns, run_id
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import configs
@@ -200,12 +201,12 @@ def test_an_adaptive_batch_follows_the_noise_and_ends_after_its_tokens() -> None
     assert sum(sizes) == 60
     assert len(set(sizes)) > 1
     assert all(2 <= size <= 8 for size in sizes[:-1])
-    ((outcome, rows),) = recorder.runs()
+    ((outcome, rows, _),) = recorder.runs()
     measured = {(step, where): value for step, probe, where, value in rows if probe == "batch"}
     last = len(sizes) - 1
     assert measured[last, "sequences"] == sizes[-1]
     assert measured[last, "tokens"] == sum(sizes[:-1]) * 12
-    assert outcome["status"] == "finished"
+    assert (outcome["status"], outcome["updates"]) == ("finished", len(sizes))
     assert trained(0)[0].runs()[0][1] == rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +17,13 @@ from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard
 from lab.sweep.job import train_resumably
 from lab.training.checkpoint import Checkpointer
+from lab.training.clock import Clock
 from lab.training.control import Control
+from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
+from lab.training.snapshots import Snapshots
 from small import brief, configs
 
 ARMED = ("steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
@@ -194,6 +198,76 @@ def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(killed_after: int, t
 def test_a_rewind_beyond_the_snapshots_is_refused() -> None:
     with pytest.raises(RequestError, match=r"rewind=9 reaches further back .* at least snapshots=6"):
         configs("seed=0", shared=(*ARMED, *SNAPSHOTS, "response.rewind=9"))
+
+
+@pytest.mark.parametrize(("updates", "step"), [(1, 8), (2, 8), (3, 6), (4, 6), (5, 4), (9, 4)])
+def test_a_run_goes_back_at_least_so_many_updates_and_no_further_than_it_must(updates: int, step: int) -> None:
+    clock, tensor = Clock.begin(2), torch.zeros(2)
+    snapshots = Snapshots({"weight": tensor}, 3)
+    for now in range(10):
+        if now % 2 == 0:
+            snapshots.take(clock)
+        tensor += torch.tensor([1.0, 10.0])
+        clock.tick(0, updated=True)
+        clock.tick(1, updated=True)
+    snapshots.go_back(0, clock, updates)
+    assert clock.step_r.tolist() == [step, 10]
+    assert tensor.tolist() == [step, 100]
+    abandoned = [snapshot["position"]["step_r"][0] > step for snapshot in snapshots.ring]
+    assert [not usable for usable, _ in (snapshot["usable_r"] for snapshot in snapshots.ring)] == abandoned
+    assert all(usable for _, usable in (snapshot["usable_r"] for snapshot in snapshots.ring))
+
+
+def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
+    weight, eager = torch.tensor([[0.1, 0.2], [0.3, 0.4]]), SimpleNamespace(config=SimpleNamespace(engine="eager"))
+    before = weight.clone()
+    Fleet._update_kept(eager, lambda: weight.fill_(torch.nan), torch.tensor([False, True]), [weight])  # type: ignore[arg-type]
+    assert torch.equal(weight[0], before[0])
+    assert weight[1].isnan().all()
+
+
+def test_every_action_is_an_event() -> None:
+    made = fleet("seed=0", actions={0: Action(rewind=4, skip=5, reset=True, lr_factor=0.5)})
+    for _ in range(10):
+        control(made).before_step()
+        control(made).after_step()
+    assert [(step, batch, kind, value) for step, batch, kind, value, _ in control(made).logs[0].events] == [
+        (6, 6, "rewind", 4),
+        (6, 6, "skip_batches", 5),
+        (6, 11, "reset", 0),
+        (6, 11, "lr_factor", 0.5),
+    ]
+
+
+def test_a_burst_a_spike_and_its_ending_are_events_where_they_happen() -> None:
+    run = brief(Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30"))))
+    watched, losses = control(run), [2.0] * 30 + [6.0, 7.0] + [2.0] * 8
+    for loss in losses:
+        watched.before_step()
+        watched.readings["loss"].fill_(loss)
+        watched.after_step()
+    assert [(step, kind, value) for step, _, kind, value, _ in watched.logs[0].events] == [
+        (30, "burst", 1),
+        (30, "spike", 6),
+        (32, "recovered", 7),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
+def test_a_compiled_fleet_goes_back_as_an_eager_one_does_and_agrees_to_rounding() -> None:
+    actions = {0: Action(rewind=4, skip=5), 1: Action(reset=True, lr_factor=0.5)}
+    eager, compiled = (
+        fleet("seed=0", "seed=1", actions=actions, shared=(f"engine={name}",)) for name in ("eager", "compiled")
+    )
+    pairs = list(zip(records(eager), records(compiled), strict=True))
+    for run, (one, other) in enumerate(pairs):
+        assert [event[:4] for event in one.events] == [event[:4] for event in other.events]
+        assert control(compiled).logs[run].losses == pytest.approx(control(eager).logs[run].losses, rel=1e-4)
+        assert other.outcome["final_val_loss"] == pytest.approx(one.outcome["final_val_loss"], rel=1e-4)
+    again = fleet("seed=0", "seed=0", actions={0: Action(rewind=4)}, shared=("engine=compiled",))
+    repeated, once = records(again)
+    assert repeated.metrics == once.metrics
 
 
 def test_events_are_written_gathered_and_damaged_ones_detected(tmp_path: Path) -> None:

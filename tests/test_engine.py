@@ -23,8 +23,9 @@ from lab.records import store
 from lab.sweep import pipeline
 from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
 from lab.training import engine
-from lab.training.config import RunConfig, static_key
+from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
+from lab.training.identity import static_key
 from lab.training.loop import train
 from small import brief, configs, trained, tree
 

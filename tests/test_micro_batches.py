@@ -15,8 +15,8 @@ from lab.core.hooks import listening
 from lab.optim.batch_schedule import BatchSchedule, Increments, LinearSamples, Steps
 from lab.probes.listener import Listener
 from lab.training import accumulation
-from lab.training.config import columns
 from lab.training.fleet import Fleet
+from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import configs, tree

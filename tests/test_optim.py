@@ -22,7 +22,8 @@ from lab.model.parametrization import MuPSimple
 from lab.optim.links import Link, Now
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Constant, Cosine
-from lab.training.config import columns, run_config, run_id, static_key
+from lab.training.config import run_config
+from lab.training.identity import columns, run_id, static_key
 from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
 from small import tree
 

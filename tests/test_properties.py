@@ -22,7 +22,8 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.records import store
 from lab.sweep.planner import Point, pack, points, shard_points
-from lab.training.config import columns, run_config, run_id, static_key
+from lab.training.config import run_config
+from lab.training.identity import columns, run_id, static_key
 from small import tree
 from trees import shuffled, trees
 

@@ -17,8 +17,9 @@ from lab.data.corpus import bigram_loss
 from lab.records import store
 from lab.sweep import pipeline
 from lab.sweep.planner import points
-from lab.training.config import columns, run_config
+from lab.training.config import run_config
 from lab.training.fleet import Fleet
+from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import run_card
 from small import tree
@@ -96,7 +97,7 @@ def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypat
         lambda out, patch: (out / "report.html").unlink(),
         lambda out, patch: next(out.glob("tables/*.csv")).unlink(),
         lambda out, patch: (out / stamp.STAMP).write_text("{"),
-        lambda out, patch: patch.setattr(stamp, "_code", lambda: "changed"),
+        lambda out, patch: patch.setattr(stamp, "code", lambda: "changed"),
         lambda out, patch: patch.setattr(stamp, "version", lambda name: "changed"),
         lambda out, patch: patch.setattr(stamp, "_has_other_figures", lambda: True),
         lambda out, patch: build.write_report(build.study([out]), [out, out]),

@@ -9,7 +9,7 @@ import pytest
 
 from lab.core.errors import RequestError
 from lab.sweep.planner import Point, pack, points
-from lab.training.config import columns, static_key
+from lab.training.identity import columns, static_key
 from small import configs, tree
 
 

@@ -27,8 +27,9 @@ from lab.records.trackers import FleetTracker, Value, readable_name, tag
 from lab.sweep import job
 from lab.sweep.planner import points
 from lab.sweep.progress import FleetProgress
-from lab.training.config import columns, run_config, run_id, static_key
+from lab.training.config import run_config
 from lab.training.fleet import Fleet
+from lab.training.identity import columns, run_id, static_key
 from small import tree
 
 # One of the two runs diverges at once, so that NaN is among the values.

@@ -13,8 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from lab.core import machine
 from lab.core.shipped import data_folder as data_folder
 
-# For numbers of a config that follow from others, ``${divide:${scale.steps},2}``; gives an integer where it can.
+# For numbers of a config that follow from others: ``${divide:${scale.steps},2}``, an integer where it can be one, and
+# ``${whole_quotient:${steps},40}``, at least 1.
 OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)
+OmegaConf.register_new_resolver("whole_quotient", lambda a, b: max(1, a // b), replace=True)
 
 
 def hydra_task(config: DictConfig) -> None:

@@ -16,9 +16,10 @@ from lab.records import plans, store
 from lab.records.trackers import FleetTracker, NoTracker
 from lab.sweep.progress import ProgressWriter
 from lab.training.checkpoint import Checkpointer
-from lab.training.config import RunConfig, columns, run_config, run_id
+from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
+from lab.training.identity import columns, run_id
 from lab.training.loop import Moment, train
 from lab.training.recorder import Recorder, Run, failure, fleet_summary, run_card
 

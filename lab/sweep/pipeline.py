@@ -100,9 +100,8 @@ def run_sweep(
                 deaths = _train_here(folder, name) if trains_here and len(jobs) == 1 else launch(jobs)
         for death in deaths:
             _warn(death)
-    store.note_command(
-        folder, COMMAND.get(), QUESTION.get()
-    )  # again: a shard that began at the same time may have lost it
+    # again: a shard that began at the same time may have lost it
+    store.note_command(folder, COMMAND.get(), QUESTION.get())
     ids = [point.id for point in mine]
     _gather_and_report(folder, [point.id for point in requested], ids, len(missing), one=one)
     return ids

@@ -10,7 +10,8 @@ from typing import NamedTuple, TextIO
 from lab.analysis.curves import FREE, name_arms, plain
 from lab.sweep.planner import Point
 from lab.sweep.progress import CampaignPart, FleetProgress, clock, seconds_left, summary
-from lab.training.config import RunConfig, columns
+from lab.training.config import RunConfig
+from lab.training.identity import columns
 from lab.training.recorder import ranges
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add as plus
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from lab.core.axes import over, whole
 from lab.core.hooks import announce
+from lab.core.registry import PROBES
 
 
 class Accumulation(NamedTuple):
@@ -132,3 +135,11 @@ def _counts(targets_r: Tensor, tensor_r: Tensor) -> Tensor:
     wide: Any = over(targets_r, tensor_r)
     counts: Tensor = wide > 0
     return counts
+
+
+def combine(probe: str, values: Sequence[Tensor]) -> Tensor:
+    """Combine what a probe measured in each micro-batch ``[r]``."""
+    if PROBES[probe].largest:
+        return reduce(torch.maximum, values)
+    # one after the other: a reduction over stacked numbers adds in another order for another number of runs
+    return reduce(plus, values) / len(values)

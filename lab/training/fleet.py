@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,11 @@ from torch.func import functional_call
 
 from lab.core import distributed
 from lab.core.axes import over, per_run_norm
-from lab.core.distributed import check_divisible, distribute, gradients, initial_device
-from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, LossTerm, announce
-from lab.core.registry import PROBES
+from lab.core.distributed import distribute, gradients, initial_device
+from lab.core.hooks import LossTerm, announce
 from lab.core.rounding import rounded
 from lab.core.schema import leaves, stack
-from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import IGNORED, losses
-from lab.model.transformer import Transformer
 from lab.optim.batch_schedule import Adaptive
 from lab.optim.links import Now, Tensors
 from lab.responses.response import Gate
@@ -31,73 +26,16 @@ from lab.training import accumulation
 from lab.training.accumulation import Accumulation
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
+from lab.training.building import OPERANDS, build_model, hook_interventions, pick_device
 from lab.training.clock import Clock
-from lab.training.config import RunConfig, static_key
+from lab.training.config import RunConfig
 from lab.training.control import Control, begin_readings, is_controlled
 from lab.training.engine import Compiled, Eager, ProbeValues
+from lab.training.identity import static_key
 
 # Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
 VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
 PASS_TOKENS = 2048  # held-out tokens of one pass through the model
-OPERANDS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
-
-
-def pick_device(device: str) -> torch.device:
-    """Return the device that a config names; ``auto`` is the first available of cuda, mps and cpu.
-
-    Raises:
-        RequestError: the device is not available.
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if device == "auto":
-        return distributed.rank_device(next(name for name, is_available in available.items() if is_available))
-    if not available[device]:
-        raise RequestError(
-            f"device={device} is not available here; available: {', '.join(d for d in available if available[d])}"
-        )
-    return distributed.rank_device(device)
-
-
-def check_ranks(config: RunConfig) -> None:
-    """Refuse a run whose batch or weights cannot be split among the ranks.
-
-    Raises:
-        RequestError: the number of ranks does not divide the batch size or a weight.
-    """
-    if config.guest and distributed.world_size() > 1:
-        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
-    distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
-    if config.response and distributed.world_size() > 1:
-        raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")
-    if distributed.world_size() > 1 and config.ranks == "fsdp":
-        with torch.device("meta"):
-            model = _build_model(config, 1)
-        check_divisible({name: weight.shape for name, weight in model.weights().items()})
-
-
-def check_custom(config: RunConfig) -> None:
-    """Check the custom model, if the run has one, in a forward pass and a backward pass.
-
-    Raises:
-        RequestError: the model cannot be trained in a fleet.
-    """
-    for name, entry in config.guest.items():
-        vocabulary = config.data.entry.open().vocabulary
-        check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
-
-
-def _hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
-    entries = {**config.intervention, **({config.response.name: config.response.entry} if config.response else {})}
-    return {name: entry for name, entry in entries.items() if isinstance(entry, HookIntervention)}
-
-
-def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
-    vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
-    for entry in config.guest.values():
-        make = partial(entry.build, config.model, vocabulary)
-        return CustomModel(make, runs, _hook_interventions(config), config.model, operands)
-    scale = config.parametrization.entry.attention_scale(config.model.head_width)
-    return Transformer(config.model, vocabulary, runs, _hook_interventions(config), scale, operands)
 
 
 NO_READINGS: Mapping[str, Tensor] = {}
@@ -105,14 +43,6 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits a
 TrainingState = tuple[
     Any, ...
 ]  # weights, state of the links, first step with a bad loss, and readings if there are any
-
-
-def combine(probe: str, values: Sequence[Tensor]) -> Tensor:
-    """Combine what a probe measured in each micro-batch ``[r]``."""
-    if PROBES[probe].largest:
-        return reduce(torch.maximum, values)
-    # one after the other: a reduction over stacked numbers adds in another order for another number of runs
-    return reduce(add, values) / len(values)
 
 
 class Fleet:
@@ -138,10 +68,10 @@ class Fleet:
             resident=resident,
             draws=burst_draws(configs, self.corpus),
         )
-        self.forward_differs = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
+        self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
         self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
         with initial_device(config.ranks):
-            self.model = _build_model(config, self.runs).to(dtype)
+            self.model = build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
         self.shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
@@ -283,7 +213,7 @@ class Fleet:
         accumulation.clear(sums)
         for windows_rbt in self.loader.micro_batches(batch, count, self.config.rows):
             measured.append(self.summing(windows_rbt, with_probes=with_probes))
-        values = {key: combine(key[0], [each[key] for each in measured]) for key in measured[0]}
+        values = {key: accumulation.combine(key[0], [each[key] for each in measured]) for key in measured[0]}
         count_ = torch.tensor(count, dtype=self.shape_sr.dtype, device=self.device)
         values |= self.engine(age_r, shape_r, count_, with_probes=with_probes)
         if with_probes:
@@ -293,13 +223,13 @@ class Fleet:
     def _update(self, training_state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step as a function of tensors; also record each run's first step with a non-finite loss."""
         weights, state, *_ = training_state
-        weight_gradients, loss_r = self._gradients(weights, tokens_rbt, state.get("loss_scale", {}).get("scale"))
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt, state.get("loss_scale", {}).get("scale"))
         self._change(training_state, weight_gradients, loss_r, step, shape_r)
 
     def _accumulate(self, training_state: tuple[dict[str, Tensor], Accumulation], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums, as a function of tensors."""
         weights, sums = training_state
-        weight_gradients, loss_r = self._gradients(weights, tokens_rbt)
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt)
         targets_r = (tokens_rbt[..., 1:] != IGNORED).flatten(1).sum(1).to(loss_r.dtype)
         accumulation.add(sums, weight_gradients, loss_r, targets_r)
 
@@ -311,7 +241,7 @@ class Fleet:
         accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)
 
-    def _gradients(
+    def gradients_of(
         self, weights: dict[str, Tensor], tokens_rbt: Tensor, scale_r: Tensor | None = None
     ) -> tuple[Tensors, Tensor]:
         """Gradients of the mean loss over these tokens, and that loss ``[r]``; a loss scale is divided out again."""
@@ -320,8 +250,7 @@ class Fleet:
             trained = weights
         else:
             trained = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-            names = (name for name, _ in self.model.named_parameters())
-            forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
+            forward = partial(self.forward, trained)
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
         weight_gradients = gradients(loss_r if scale_r is None else loss_r * scale_r, trained)
@@ -330,6 +259,14 @@ class Fleet:
         if scale_r is not None:
             weight_gradients = {name: each / over(scale_r, each) for name, each in weight_gradients.items()}
         return weight_gradients, loss_r.detach()
+
+    def forward(self, weights: Mapping[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits and hidden states of other weights of the same shapes, in one process."""
+        names = (name for name, _ in self.model.named_parameters())
+        outputs: tuple[Tensor, Tensor | None] = functional_call(
+            self.model, dict(zip(names, weights.values(), strict=True)), tokens_rbt
+        )
+        return outputs
 
     def _change(
         self, training_state: TrainingState, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, shape_r: Tensor

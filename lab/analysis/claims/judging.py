@@ -31,7 +31,10 @@ QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
 WIDTH, DEPTH, DECAY, STEPS = "model.width", "model.depth", "optimizer.weight_decay", "steps"
 BATCH, OPTIMIZER = "batch_size", "optimizer.name"
 # The papers whose claims are judged, in the order of the scoreboard; claims are of the first unless they say otherwise.
-SOURCES = ("Wortsman 2023", "McCandlish 2018", "Shallue 2018", "GPT-3", "MT-NLG", "PaLM", "GLM-130B")
+SOURCES = (
+    *("Wortsman 2023", "McCandlish 2018", "Shallue 2018", "GPT-3", "MT-NLG", "PaLM"),
+    *("GLM-130B", "OPT-175B", "PaLM-540B", "WeLM-10B"),
+)
 # What the runs of a claim are unless it says otherwise.
 PLAIN: Config = {
     "intervention.kappa_transplant": None,

@@ -1,0 +1,76 @@
+"""What a planted loss spike cost each run, and what its response did about it: one row of numbers per run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.core.detectors import LEAST_RISE
+from lab.records.store import Records
+
+HELD_OUT, BEFORE = "val_loss", 4  # the probe that is read, and how many of its values before a burst are the usual loss
+Arrays = tuple[Any, ...]
+NOTHING: Arrays = (np.empty(0), np.empty(0, dtype=object))
+COSTS = ("peak", "recovery", "final", "rewound", "skipped", "spikes", "false_alarms", "clean_steps")
+
+
+def spike_costs(records: Records) -> pd.DataFrame:
+    """Costs of each run that was watched, indexed by its id.
+
+    Held-out losses are those of the updates that count, so a spike that a run went back from is not in them; what going
+    back cost is in ``rewound`` and ``skipped``.
+
+    Returns:
+        Columns ``peak``, the largest held-out loss from the burst on minus the usual one before it, nats/token, or
+        infinity if one is not finite; ``recovery``, updates from there until the loss is back within 0.1 nats of the
+        usual one, the rest of the run if it never is, 0 if it never left; ``final`` held-out loss; ``rewound`` updates
+        and ``skipped`` batches; ``spikes`` since the burst began; ``false_alarms``, spikes before it, or at all in a
+        run without a burst; and ``clean_steps``, in which these could occur.
+    """
+    runs = records.runs
+    watched = runs[runs["spikes"].notna()] if "spikes" in runs else runs.head(0)
+    metrics = records.metrics[records.metrics["probe"] == HELD_OUT].sort_values("step", kind="stable")
+    losses, events = _by_run(metrics, "step", "value"), _by_run(records.events, "step", "kind")
+    names = ("final_val_loss", "rewound_steps", "skipped_batches", "spikes", "steps")
+    table = watched[list(names)].to_numpy(dtype=float)
+    rows = [
+        _costs(numbers, losses.get(run, NOTHING), events.get(run, NOTHING))
+        for run, numbers in zip(watched["id"], table, strict=True)
+    ]
+    return pd.DataFrame(rows, watched["id"].to_list(), list(COSTS), dtype=float)
+
+
+def _by_run(table: pd.DataFrame, *columns: str) -> dict[str, Arrays]:
+    """By run id, these columns in the order of the table."""
+    arrays = [table[column].to_numpy() for column in columns]
+    indices = table.groupby("id").indices.items()
+    return {str(run): tuple(array[index] for array in arrays) for run, index in indices}
+
+
+def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
+    final, rewound, skipped, spikes, steps = numbers
+    step_n, kind_n = events
+    bursts_n = step_n[kind_n == "burst"]
+    onset = float(bursts_n[0]) if len(bursts_n) else math.inf  # events are in the order in which they happened
+    alarms = int((step_n[kind_n == "spike"] < onset).sum())
+    held_out_n, value_n = losses
+    excess = _excess(held_out_n, value_n, onset, steps)
+    return *excess, final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
+
+
+def _excess(step_n: Any, value_n: Any, onset: float, steps: float) -> tuple[float, float]:
+    """Peak and recovery; NaN without a held-out loss on both sides of the onset."""
+    on_slice_n = (step_n > 0) & (step_n < steps - 1)  # the first and the last are of the whole held-out text
+    before_n = value_n[on_slice_n & (step_n <= onset)][-BEFORE:]
+    after_n, at_n = value_n[on_slice_n & (step_n > onset)], step_n[on_slice_n & (step_n > onset)]
+    if not len(before_n) or not len(after_n):
+        return math.nan, math.nan
+    excess_n = np.where(np.isfinite(after_n), after_n - float(np.median(before_n)), math.inf)
+    high_n = np.flatnonzero(excess_n > LEAST_RISE)
+    if not len(high_n):
+        return float(excess_n.max()), 0.0
+    is_back = high_n[-1] + 1 < len(at_n)
+    return float(excess_n.max()), float((at_n[high_n[-1] + 1] if is_back else steps) - onset)
