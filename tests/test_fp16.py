@@ -252,7 +252,7 @@ def test_a_traced_step_in_fp16_is_the_step(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_a_compiled_step_in_fp16_rounds_alike() -> None:
     """A compiler that left out a rounding would leave weights that fp16 does not have."""
-    eager, compiled = (ends(engine, "fp16_residual,fp16_softmax,fp16_gelu") for engine in ("eager", "compiled"))
+    eager, compiled = (ends(engine, "fp16_gelu") for engine in ("eager", "compiled"))
     for name, tensor in compiled.items():
         if name.startswith("weight."):
             assert torch.equal(tensor, rounded(tensor, torch.float16))

@@ -27,8 +27,8 @@ Heard = dict[tuple[str, str], Tensor]
 DEPTH, HEADS, SEEDS = 2, 2, (0, 5, 9)
 EPS, CLIPS, DECAY, LR, BETA1, BETA2 = (1e-8, 1e-2, 1e-4), (0.1, 1.0, math.inf), 0.1, 0.05, 0.9, 0.95
 BLOCKS = ["block0", "block1"]
-# The probe noise_scale compares micro-batches, and loss_scale hears of a loss scale; other tests have them.
-OF_ANY_STEP = tuple(name for name in PROBES if name not in ("noise_scale", "loss_scale"))
+# These compare micro-batches, or hear of what such a step does not have; other tests have them.
+OF_ANY_STEP = tuple(name for name in PROBES if name not in ("noise_scale", "batch", "loss_scale"))
 
 
 @dataclass
@@ -119,6 +119,11 @@ def norm_of(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([x.flatten() for x in tensors.values()]).norm()
 
 
+def bimodality(x: Tensor) -> Tensor:
+    z = (x - x.mean()) / x.std(correction=0)
+    return ((z**3).mean() ** 2 + 1) / (z**4).mean()
+
+
 def common_mode(head_dv: Tensor) -> Tensor:
     """The norm of the matrix that has the mean column everywhere, over that of the head."""
     return head_dv.mean(1, keepdim=True).expand_as(head_dv).norm() / head_dv.norm()
@@ -165,6 +170,8 @@ FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "grad_norm_clipped": lambda told, run: {"": norm_of(told.clipped)},
     "grad_rms": lambda told, run: {name: rms(g) for name, g in told.clipped.items()},
     "update_rms": lambda told, run: {name: rms(d) for name, d in told.direction.items()},
+    "update_large": lambda told, run: {n: (d.abs() > 0.8).double().mean() for n, d in told.direction.items()},
+    "update_bimodality": lambda told, run: {name: bimodality(d) for name, d in told.direction.items()},
     "param_rms": lambda told, run: {name: rms(w) for name, w in told.weights.items()},
     "head_common_mode": lambda told, run: {"head": common_mode(told.weights["head"])},
     "eps_ratio": lambda told, run: {name: EPS[run] / rms(g) for name, g in told.clipped.items()},

@@ -134,12 +134,14 @@ def test_a_group_that_may_be_empty_has_a_file_for_that(file: str) -> None:
     assert recipe(*file.split("/")) == {}
 
 
+OF_UPDATES = ("update_large", "update_bimodality")  # of use to whoever studies loss spikes
+
+
 def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
-    # two are of micro-batches and one of a loss scale, which a run has none of by default; the last takes a pass over
-    # the whole head
+    # others are of micro-batches, of a loss scale, or cost a pass over the weights
     assert sorted(recipe("probes", "all")["names"]) == sorted(
-        {*PROBES} - {"noise_scale", "batch", "head_common_mode", "loss_scale"}
+        {*PROBES} - {"noise_scale", "batch", "head_common_mode", "loss_scale", *OF_UPDATES}
     )
     assert recipe("probes", "none")["names"] == []
 

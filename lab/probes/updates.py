@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from lab.core.axes import per_run_norm, per_run_rms
+from lab.core.axes import over, per_run_mean, per_run_norm, per_run_rms
 from lab.probes.listener import probe
+
+LARGE = 0.8  # of an entry of the update, whose size is about 1 at most once gradients agree for long
 
 
 def _rms_of_each(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,3 +74,34 @@ def head_common_mode(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def eps_ratio(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
     """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al. 2023, sec. 3.4)."""
     return {name: eps / rms for name, rms in _rms_of_each(gradients).items()}
+
+
+@probe(hears="direction")
+def update_large(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Share of the entries of the update above 0.8, before the learning rate (Molybog et al. 2023, arXiv:2304.09871).
+
+    Adam's entries are about normal with RMS 0.23 if successive gradients are independent, and near 1 if they agree.
+    """
+    return {name: per_run_mean(_is_large(direction)) for name, direction in directions.items()}
+
+
+@probe(hears="direction")
+def update_bimodality(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Bimodality coefficient of the update's entries, (skewness^2 + 1) / kurtosis (Sarle; Molybog et al. 2023).
+
+    A normal distribution has 1/3, a uniform one 5/9, two points 1.  It is no alarm by itself: with beta2 = 0.999,
+    gradients whose correlation outlasts a hundred steps give an RMS near 1 and still a single mode.  Read it together
+    with ``update_rms`` and ``update_large``.  A tensor of equal entries has none (NaN).
+    """
+    return {name: _bimodality(direction) for name, direction in directions.items()}
+
+
+def _is_large(direction: Tensor) -> Tensor:
+    """1 or 0, and NaN where an entry is not a number."""
+    return torch.where(direction.isnan(), direction, (direction.abs() > LARGE).to(direction.dtype))
+
+
+def _bimodality(tensor_r: Tensor) -> Tensor:
+    centred_r = tensor_r - over(per_run_mean(tensor_r), tensor_r)
+    square_r, cube_r, fourth_r = (per_run_mean(centred_r**power) for power in (2, 3, 4))
+    return (cube_r.square() / square_r**3 + 1) * square_r.square() / fourth_r
