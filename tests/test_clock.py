@@ -254,6 +254,7 @@ def test_a_burst_a_spike_and_its_ending_are_events_where_they_happen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
 def test_a_compiled_fleet_goes_back_as_an_eager_one_does_and_agrees_to_rounding() -> None:
     actions = {0: Action(rewind=4, skip=5), 1: Action(reset=True, lr_factor=0.5)}

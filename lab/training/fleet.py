@@ -100,9 +100,8 @@ def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
 
 NO_READINGS: Mapping[str, Tensor] = {}
 Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits and hidden states
-TrainingState = tuple[
-    Any, ...
-]  # weights, state of the links, first step with a bad loss, and readings if there are any
+# Weights, state of the links, first step with a bad loss, and readings if there are any.
+TrainingState = tuple[Any, ...]
 
 
 class Fleet:
@@ -118,16 +117,9 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
-        resident = self.device.type != "cpu"
-        self.loader = BatchLoader(
-            self.corpus,
-            config.data.entry.seed,
-            config.batch_size,
-            config.seq_len,
-            self.device,
-            resident=resident,
-            draws=burst_draws(configs, self.corpus),
-        )
+        seeds, draws = config.data.entry.seed, burst_draws(configs, self.corpus)
+        size, resident = (config.batch_size, config.seq_len), self.device.type != "cpu"
+        self.loader = BatchLoader(self.corpus, seeds, *size, self.device, resident=resident, draws=draws)
         self.forward_differs = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
         self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
         with initial_device(config.ranks):
@@ -144,7 +136,8 @@ class Fleet:
             self.adaptive = config.batch.entry
         self.counts_s = config.micro_batches
         self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
-        self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
+        self.seen_s = np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows  # of each update, before it
+        self.shape_sr = self._shape(self.seen_s)
         self.state = config.optimizer.begin(self.weights)
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.step_sr = torch.arange(config.steps, device=self.device).unsqueeze(1).repeat(1, self.runs)
@@ -169,6 +162,12 @@ class Fleet:
         self.control: Control | None = None
         if self.readings:
             self.control = Control(configs, self.readings, self.tensors(), self._fresh_rule)
+
+    def restart(self, config: RunConfig) -> None:
+        """Go on with the optimizer of another config of the same shape; all else stays bit for bit."""
+        self.config = config
+        self.shape_sr = self._shape(self.seen_s)
+        self.engine.forget()
 
     def _fresh_rule(self) -> dict[str, Tensor]:
         """The state of the links that make the direction, Adam's for one, before the first update."""
@@ -318,15 +317,13 @@ class Fleet:
         gate = self._gate(weight_gradients, loss_r, *readings)
         if gate.lr_factor_r is not None:
             shape_r = shape_r * gate.lr_factor_r
-        update = partial(
-            self.config.optimizer.step, weight_gradients, state, Now(step, weights, shape_r, self.lr_factor)
-        )
+        now = Now(step, weights, shape_r, self.lr_factor)
+        update = partial(self.config.optimizer.step, weight_gradients, state, now)
         if gate.keep_r is None:
             update()
         else:
-            self._update_kept(
-                update, gate.keep_r, [*weights.values(), *(t for link in state.values() for t in link.values())]
-            )
+            links = (tensor for link in state.values() for tensor in link.values())
+            self._update_kept(update, gate.keep_r, [*weights.values(), *links])
 
     @torch.no_grad()
     def _gate(self, weight_gradients: Tensors, loss_r: Tensor, readings: Mapping[str, Tensor] = NO_READINGS) -> Gate:

@@ -189,7 +189,7 @@ def _against_size(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, looks: M
         # shift arms sideways, so that their bars do not hide one another
         x = of_arm["size"].to_numpy() * np.exp(log_range * 0.012 * (position - (len(looks) - 1) / 2))
         for part, dashes in PART_LINES.items():
-            _intervals(axes, x, list(of_arm[part]), _texts(of_arm, part, runs), **look, **dashes)
+            intervals(axes, x, list(of_arm[part]), _texts(of_arm, part, runs), **look, **dashes)
     scales.size_axis(axes, sizes)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("LR sensitivity\n(nats/token)")
@@ -218,7 +218,7 @@ def _rows(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, looks: Mapping[s
         of_arm = curves[curves["arm"] == arm]
         for part, lines in PART_LINES.items():
             dots = {**lines, "color": look["color"], "marker": "o", "linestyle": ""}
-            _intervals(axes, [row], list(of_arm[part]), _texts(of_arm, part, runs), sideways=True, **dots)
+            intervals(axes, [row], list(of_arm[part]), _texts(of_arm, part, runs), sideways=True, **dots)
     axes.set_ylim(heights.sum() + 0.4, -0.4)
     axes.set_yticks(list(rows), labels)
     axes.set_xlim(left=0)
@@ -234,20 +234,20 @@ def _texts(curves: pd.DataFrame, part: str, runs: pd.DataFrame) -> list[str]:
     ]
 
 
-def _intervals(
-    axes: Axes, x: Any, intervals: list[Interval], texts: list[str], sideways: bool = False, **look: Any
+def intervals(
+    axes: Axes, x: Any, values: list[Interval], texts: list[str], sideways: bool = False, **look: Any
 ) -> None:
     """Draw means joined by a line, each with its interval; below three seeds draw a dash per seed."""
-    means = [interval.mean for interval in intervals]
-    half = [interval.high - interval.mean for interval in intervals]
+    means = [interval.mean for interval in values]
+    half = [interval.high - interval.mean for interval in values]
     xy = (means, x) if sideways else (x, means)
     bars: dict[str, Any] = {"fmt": "none", "xerr" if sideways else "yerr": half}
     drawn = axes.errorbar(*xy, **bars, ecolor=look["color"], elinewidth=1, capsize=2.5)
     if np.isfinite(half).any():
-        marks.name(drawn.lines[2][0], marks.INTERVAL, max(interval.n for interval in intervals))
+        marks.name(drawn.lines[2][0], marks.INTERVAL, max(interval.n for interval in values))
     (line,) = axes.plot(*xy, markersize=5, **look)
     say(axes, line, texts)
-    for x_of_interval, interval in zip(x, intervals, strict=True):
+    for x_of_interval, interval in zip(x, values, strict=True):
         if 0 < interval.n < FEWEST_SEEDS:
             seeds = ([x_of_interval] * interval.n, interval.values)
             mark = "|" if sideways else "_"
