@@ -77,9 +77,7 @@ def command(*words: str) -> None:
 
     def timed(stage: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def timing(*arguments: Any, **options: Any) -> Any:
-            began = time.process_time()
-            if stage == "plan":
-                marks["start"] = began
+            began = marks["start"] if stage == "plan" else time.process_time()
             result = work(*arguments, **options)
             marks[stage] = marks.get(stage, 0.0) + time.process_time() - began
             memory[stage] = peak()
@@ -92,6 +90,11 @@ def command(*words: str) -> None:
         made_up(Path("runs"), plan, len(jobs))
         return []
 
+    def planning(*arguments: Any) -> Any:
+        marks["start"] = time.process_time()
+        return show_planning(*arguments)
+
+    show_planning, multirun.show_planning = multirun.show_planning, planning
     planner.plan_sweep = timed("plan", planner.plan_sweep)
     multirun._launch = timed("write", launch)
     store.gather = timed("gather", store.gather)

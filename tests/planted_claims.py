@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 import planted
+import planted_ramps
 from lab.records import store
 from lab.records.store import Records
 
@@ -320,13 +321,15 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         steps_to_target,
         NORMED
         | {"optimizer.name": ("sgd", "momentum", "adamw"), "batch_size": (1, 2, 4, 64, 1024, 2048, 4096)}
-        | {"optimizer.lr": tuple(2.0**power for power in range(-13, 0, 2)), "steps": (25_800,)},
+        | {"optimizer.lr": tuple(2.0**power for power in range(-13, 0, 2)), "steps": (25_800,)}
+        | {"schedule.name": ("constant",)},
     ),
     "learning_rate_and_batch": (
         learning_rate_and_batch,
         NORMED | {("batch_size", "steps"): ((16, 800), (64, 200), (256, 50), (16, 200), (256, 200))},
     ),
     "noise_scale": (noise_scale, NORMED | WIDTHS),
+    "batch_ramps": (planted_ramps.batch_ramps, NORMED | planted_ramps.AXES),
     "spike_responses": (
         spike_responses,
         NORMED | {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), RESPONSE_KEYS: RESPONSES},

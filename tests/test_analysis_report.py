@@ -292,7 +292,9 @@ def test_a_figure_without_its_probe_says_so():
         FIGURES["max_attention_logit"](Records(runs, metrics[metrics["probe"] == "train_loss"]))
 
 
-def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
+def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, monkeypatch):
+    figure = "learning_rate_sensitivity"
+    monkeypatch.setattr(build, "FIGURES", {figure: FIGURES[figure]})
     single = planted.write(tmp_path / "alone", list(planted.cards(**LONE)))
     build.write_report(study([single]), [single])
     names = ("first", "second")
@@ -305,8 +307,8 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
     links = [f"{name}/{file}" for name in names for file in ("report.html", "figures/learning_rate_sensitivity.svg")]
     assert Links(index).links == links
     assert index.count(escape(build.answer(study([single])))) == 2
-    figure = "figures/learning_rate_sensitivity.svg"
-    assert (several[1] / figure).read_bytes() == (single / figure).read_bytes()
+    drawn = f"figures/{figure}.svg"
+    assert (several[1] / drawn).read_bytes() == (single / drawn).read_bytes()
     shutil.rmtree(several[0] / "runs")
     (several[0] / "runs.parquet").write_bytes(b"damaged")
     assert main(["report", str(tmp_path / "all")]) == 2
@@ -315,7 +317,7 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys):
     assert "no runs in" in capsys.readouterr().err
 
 
-def test_a_report_is_opened_in_the_browser_on_request(tmp_path, capsys, monkeypatch):
+def test_a_report_is_opened_in_the_browser_on_request(tmp_path, undrawn, capsys, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.chdir(tmp_path)
@@ -329,7 +331,7 @@ def test_a_report_is_opened_in_the_browser_on_request(tmp_path, capsys, monkeypa
     assert "nearest: --open" in capsys.readouterr().err
 
 
-def test_claims_of_the_paper_are_shown_where_the_sweep_tests_them(tmp_path):
+def test_claims_of_the_paper_are_shown_where_the_sweep_tests_them(tmp_path, undrawn):
     folder = planted.write(tmp_path / "one", list(planted.cards(widths=(32, 64, 128))))
     report = build.write_report(study([folder]), [folder])
     rows = [row for row in judge_all(read([folder])) if row.verdict.folder and row.claim.sweep == "qk_layernorm"]

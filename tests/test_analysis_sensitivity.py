@@ -170,3 +170,12 @@ def test_a_diverged_run_sets_eta_div_and_a_stable_curve_has_none():
     assert math.isnan(sensitivity.per_seed(study(cards))["eta_div"].item())
     cards[4] |= {"status": "diverged", "diverged_at": 7, "final_val_loss": math.nan}
     assert sensitivity.per_seed(study(cards))["eta_div"].item() == 0.03
+
+
+def test_numbers_too_small_for_three_decimals_keep_two_digits():
+    assert str(student_t([1.0, 1.0, 1.0])) == "1.000 ± 0.000 (n = 3)"
+    assert student_t([0.0, 0.0, 0.0]).bare == "0.000 ± 0.000"
+    assert student_t([-1e-5, 1e-5, 0.1 - 0.1]).bare == "0 ± 2.5e-05"
+    assert student_t([2e-5, 2.2e-5, 2.4e-5]).bare == "2.2e-05 ± 5e-06"
+    assert student_t([0.2, 0.3, -0.4999]).bare.startswith("0.000 ± 1.0")
+    assert student_t([3e-5]).bare == "3e-05"

@@ -241,3 +241,51 @@ def test_bf16_moves_no_sensitivity_as_far_as_the_smoke_sweep_measures(tmp_path: 
         moved = student_t(sensitivity["bf16"][arm] - sensitivity["fp32"][arm])
         assert moved.n == 5
         assert -effect < moved.low < moved.high < effect
+
+
+# Every optimizer link and intervention that was not in the first recipes, in as few runs as their exclusions allow.
+ARMS = {
+    "post_layernorm": (
+        "intervention=[embedding_gradient_shrink,embedding_layernorm,embedding_scale,split_qk_scaling,pb_relax,"
+        "post_layernorm,relu,biases,tied_head]",
+        "optimizer=adamw_shrink_embedding",
+        "optimizer.chain=[clip_relative,shrink_embedding,adam,clip_update,rms_scale,decay,peak,schedule]",
+        "optimizer.shrink_until=4",
+        "~optimizer.clip",
+        "+optimizer.clip_ratio=0.5",
+        "+optimizer.clip_memory=0.9",
+        "+optimizer.clip_update=0.5",
+    ),
+    "palm": (
+        "intervention=[embedding_gradient_shrink,embedding_init,learned_positions,deepnorm,normformer]",
+        "optimizer=palm",
+    ),
+    "momentum": ("intervention=[late_qk_scaling,normformer]", "optimizer=momentum"),
+}
+
+
+@pytest.mark.parametrize("arms", ARMS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_arms_leave_the_same_weights_when_traced(arms: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler is given is the whole step: no number of a step is frozen into it and no state is lost."""
+    monkeypatch.setattr(torch, "compile", lambda graph, **options: graph)
+    torch.testing.assert_close(*weights_of_arms(arms), rtol=1e-6, atol=1e-9)
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("arms", ARMS)
+def test_arms_leave_the_same_weights_when_compiled(arms: str) -> None:
+    eager, compiled = weights_of_arms(arms)
+    torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
+
+
+def weights_of_arms(arms: str) -> list[dict[str, torch.Tensor]]:
+    """Weights after six updates, by the eager engine and by the compiled one."""
+    shared = (*ARMS[arms], "model.depth=1", "probes=none", "schedule.warmup=2")
+    wanted = configs("optimizer.lr=1e-3 seed=0", "optimizer.lr=2e-3 seed=1", shared=shared)
+    fleets = [Fleet([replace(config, engine=name) for config in wanted]) for name in ("eager", "compiled")]
+    for fleet in fleets:
+        for step in range(6):
+            fleet.step(step)
+    return [fleet.weights for fleet in fleets]

@@ -158,6 +158,17 @@ def test_every_figure_of_every_sweep_can_be_read(folder: Path, page: style.Page)
         assert not wrong(drawings(load(folder)))
 
 
+def test_the_panel_of_sensitivities_is_as_high_as_its_key() -> None:
+    def height(arms: int) -> float:
+        names = [f"intervention_number_{i}+z_loss" for i in range(arms)]
+        runs = planted.records(list(planted.cards(names, lrs=LRS))).runs
+        metrics = pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+        ((_, drawing),) = drawings(Records(runs, metrics), iter(["learning_rate_sensitivity"]))
+        return drawing.axes[-1].get_position().height * drawing.get_figheight()
+
+    assert 1.2 * height(2) < height(7) < 2 * height(2)
+
+
 def test_no_arm_is_marked_like_a_run_that_diverged() -> None:
     """A hollow mark of an arm's own shape ends its power law."""
     assert not {*style.ARM_MARKS} & {*marks.OUTCOMES.values()}

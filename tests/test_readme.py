@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, study
 from lab.analysis.claims import scoreboard
@@ -35,7 +36,8 @@ SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimiz
 
 @cache
 def claims() -> str:
-    return scoreboard.render([HOME / "results"], "--markdown")
+    """What ``lab claims results --markdown`` prints."""
+    return scoreboard.markdown_tables(judged(), scoreboard.earlier_verdicts([RESULTS]))
 
 
 def between(text: str, marks: tuple[str, str]) -> str:
@@ -53,11 +55,13 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 80
 
 
+@in_one_process
 @pytest.mark.parametrize("page", TABLES)
 def test_the_tables_of_claims_are_those_of_the_committed_results(page: str) -> None:
     assert between((HOME / page).read_text(), TABLES[page]) == between(claims(), TABLES[page])
 
 
+@in_one_process
 def test_the_counts_by_subject_are_those_of_the_claims() -> None:
     """The verdicts of the long table, counted again."""
     rows = [line.split(" | ") for line in between(claims(), scoreboard.MARKS).splitlines() if line.startswith("| ")][1:]

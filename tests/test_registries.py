@@ -26,9 +26,11 @@ EVERY_ENTRY = [(each, name) for each in FILLED for name in each]
 # Groups of conf whose files are the entries of a registry.
 GROUPS = {
     name: KINDS[name]
-    for name in ("data", "intervention", "parametrization", "schedule", "batch", "burst", "response", "tracker")
+    for name in (
+        *("data", "intervention", "parametrization", "schedule", "batch", "burst", "response", "loss_scale", "tracker"),
+    )
 }
-EMPTY = ("burst/none", "response/none")
+EMPTY = ("burst/none", "response/none", "loss_scale/none")
 PATHS = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 FILES = [path for path in PATHS if path not in EMPTY]
 NAMED = [file for file in FILES if not file.startswith("arm/")]  # an arm is a bundle of keys without a name
@@ -134,8 +136,11 @@ def test_a_group_that_may_be_empty_has_a_file_for_that(file: str) -> None:
 
 def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
-    # two are of micro-batches, which a run has none of by default; the other takes a pass over the whole head
-    assert sorted(recipe("probes", "all")["names"]) == sorted({*PROBES} - {"noise_scale", "batch", "head_common_mode"})
+    # two are of micro-batches and one of a loss scale, which a run has none of by default; the last takes a pass over
+    # the whole head
+    assert sorted(recipe("probes", "all")["names"]) == sorted(
+        {*PROBES} - {"noise_scale", "batch", "head_common_mode", "loss_scale"}
+    )
     assert recipe("probes", "none")["names"] == []
 
 

@@ -13,6 +13,9 @@ from scipy import stats
 
 from lab.analysis.guard import baseline, compare
 from lab.analysis.guard.baseline import Baseline
+from lab.analysis.guard.matching import runs_of
+from lab.analysis.guard.moves import find_moves
+from lab.analysis.guard.quantities import DECADES, NATS
 from lab.analysis.statistics import difference, holm
 from planted import BOTH, LABELS, LRS, OFF_LABEL, ON_LABEL, cards, records
 
@@ -119,9 +122,8 @@ def test_the_best_learning_rate_may_move_by_one_step_of_the_grid() -> None:
         return change
 
     for steps in (1, -1):
-        assert not any(
-            WORSE in verdict for verdict in verdicts(check(moved(steps)))["best learning rate, place in the grid"]
-        )
+        by_quantity = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
+        assert by_quantity == {f"unclear {arm}" for arm in LABELS}, "a grid is too coarse to be certain of one step"
     for steps in (2, -2):
         by_quantity = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
         assert by_quantity == {f"{WORSE} {arm}" for arm in LABELS}
@@ -343,6 +345,29 @@ def test_a_drift_is_certain_within_the_margin_and_fails_only_if_strict() -> None
     assert (strict.verdict, strict.exit_code) == (DRIFT, 1)
     unclear = compare.compare_baselines(OLD, curves(seeds=(3, 4, 5, 6)), 0.05, strict=True)
     assert (unclear.verdict, unclear.exit_code) == ("ok", 0)
+
+
+def test_a_change_that_may_be_beyond_the_margin_or_within_is_a_drift_if_it_is_certain() -> None:
+    changes = check(shifted(0.1), seeds=(7, 8, 9, 10)).changes
+    of_best_loss = [change for change in changes if change.quantity == "best loss" and change.arm == ON_LABEL]
+    assert all(change.low < change.margin < change.high for change in of_best_loss)
+    assert [change.verdict for change in of_best_loss] == [DRIFT] * 2
+
+
+def test_a_loss_at_initialization_may_neither_rise_nor_fall() -> None:
+    for nats in (1.0, -1.0):
+        by_quantity = verdicts(check(lambda card, nats=nats: {"loss_at_init": card["loss_at_init"] + nats}))
+        assert by_quantity["loss at initialization"] == {f"{WORSE} {arm}" for arm in LABELS}
+
+
+def test_of_many_learning_rates_one_moves_by_chance() -> None:
+    """A p of 0.013 at one of seven; nothing else changed."""
+    before = runs_of(OLD, 0)
+    by_seed = {"0": 0.02, "1": 0.025, "2": 0.03}
+    now = before.assign(loss=before["loss"] + before["seed"].map(by_seed) * (before["lr"] == LRS[3]))
+    (move,) = find_moves(("an arm", 1), before, now, {NATS: 0.0, DECADES: 0.0})
+    assert (move.lr, move.is_certain) == (LRS[3], False)
+    assert move.p == pytest.approx(7 * 0.01307, rel=1e-3)
 
 
 def test_the_learning_rates_that_moved_are_named_with_what_moved() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
 from lab.analysis.claims.scoreboard import MARKS, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
 
-RESULTS = Path(__file__).parents[1] / "results"
-NOT_YET_TRAINED = {"steps_to_target", "learning_rate_and_batch", "noise_scale"}
+NOT_YET_TRAINED = {"steps_to_target", "learning_rate_and_batch", "noise_scale", "batch_ramps", "spike_responses"}
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 
 
@@ -80,11 +80,12 @@ def test_a_pruned_folder_has_the_same_figures(pruned: Path, tmp_path: Path) -> N
     assert drawn[0] == drawn[1]
 
 
+@in_one_process
 def test_no_interval_on_the_results_has_zero_width() -> None:
-    judged = [row.verdict for row in judge_all(read([RESULTS])) if row.verdict.seeds >= 3]
-    assert judged
-    assert all(verdict.high - verdict.low > 1e-6 for verdict in judged)
-    assert all(verdict.low < verdict.effect < verdict.high for verdict in judged)
+    verdicts = [row.verdict for row in judged() if row.verdict.seeds >= 3]
+    assert verdicts
+    assert all(verdict.high - verdict.low > 1e-6 for verdict in verdicts)
+    assert all(verdict.low < verdict.effect < verdict.high for verdict in verdicts)
 
 
 if __name__ == "__main__":  # the table, to be put there

@@ -97,7 +97,7 @@ def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypat
         lambda out, patch: (out / "report.html").unlink(),
         lambda out, patch: next(out.glob("tables/*.csv")).unlink(),
         lambda out, patch: (out / stamp.STAMP).write_text("{"),
-        lambda out, patch: patch.setattr(stamp, "_code", lambda: "changed"),
+        lambda out, patch: patch.setattr(stamp, "code", lambda: "changed"),
         lambda out, patch: patch.setattr(stamp, "version", lambda name: "changed"),
         lambda out, patch: patch.setattr(stamp, "_has_other_figures", lambda: True),
         lambda out, patch: build.write_report(build.study([out]), [out, out]),

@@ -10,10 +10,16 @@ import pandas as pd
 from lab.records.store import Records
 
 
+def updates(runs: pd.DataFrame) -> pd.Series:
+    """Updates that each run made, by its id: its steps, or fewer where it chose its own batches."""
+    by_id = runs.set_index("id")
+    return by_id["updates"].fillna(by_id["steps"]).astype(int).rename("updates")
+
+
 def near(records: Records, probe: str, where: str, part: float) -> pd.Series:
     """Value at the recorded step nearest to a part of the run (0 its start, 1 its end); indexed by run id."""
     values = _recorded(records, probe, where)
-    values["distance"] = (values["step"] - part * (values["steps"] - 1)).abs()
+    values["distance"] = (values["step"] - part * (values["updates"] - 1)).abs()
     return values.sort_values(["id", "distance", "step"]).drop_duplicates("id").set_index("id")["value"]
 
 
@@ -24,7 +30,7 @@ def late(records: Records, probe: str, where: str, part: float = 0.1) -> pd.Seri
     steps, so the part is larger.
     """
     values = _recorded(records, probe, where)
-    values = values[values["step"] >= (1 - part) * (values["steps"] - 1)]
+    values = values[values["step"] >= (1 - part) * (values["updates"] - 1)]
     return values.groupby("id")["value"].agg(lambda late_values: float(np.mean(late_values.to_numpy())))
 
 
@@ -65,7 +71,7 @@ def places(records: Records, probe: str) -> list[str]:
 
 
 def _recorded(records: Records, probe: str, where: str) -> pd.DataFrame:
-    """Columns ``id``, ``step``, ``value`` and ``steps`` (how many the run has)."""
+    """Columns ``id``, ``step``, ``value`` and ``updates`` (how many the run made)."""
     metrics = records.metrics
     values = metrics.loc[(metrics["probe"] == probe) & (metrics["where"] == where), ["id", "step", "value"]]
-    return values.merge(records.runs[["id", "steps"]], on="id")
+    return values.merge(updates(records.runs).reset_index(), on="id")

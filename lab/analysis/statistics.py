@@ -18,6 +18,12 @@ DIFFERENCE_LEVEL = 0.90
 CHANGE_LEVEL = 0.05
 
 
+def thousandths(value: float, scale: float | None = None) -> str:
+    """A number to three decimals; to two significant digits where the ``scale`` of its sort is too small for them."""
+    scale = abs(value) if scale is None else scale
+    return f"{value:.2g}" if 0 < scale < 0.001 else f"{round(value, 3) + 0.0:.3f}"  # + 0.0, since -0.000 is 0.000
+
+
 class Interval(NamedTuple):
     """Mean over ``n`` seeds with its Student-t interval; ``low`` and ``high`` are NaN below three seeds."""
 
@@ -31,8 +37,9 @@ class Interval(NamedTuple):
     def bare(self) -> str:
         """Mean and half width, or the values themselves below three seeds; without ``n``, for tables that have it."""
         if self.n < FEWEST_SEEDS:
-            return ", ".join(f"{value:.3f}" for value in self.values) or "undefined"
-        return f"{round(self.mean, 3) + 0.0:.3f} ± {self.high - self.mean:.3f}"  # + 0.0, since -0.000 is 0.000
+            return ", ".join(map(thousandths, self.values)) or "undefined"
+        half, scale = self.high - self.mean, max(abs(self.mean), self.high - self.mean)
+        return f"{thousandths(self.mean, scale)} ± {thousandths(half, scale)}"
 
     @property
     def dz(self) -> float:

@@ -25,6 +25,7 @@ lab report DIR [DIR ...] [--open]                rebuild figures and report.html
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
+lab scan DIR [--run ID] [--json]                 from a checkpoint, the best single step at each batch size
 lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
@@ -208,6 +209,16 @@ def _batch(arguments: list[str]) -> None:
         print(printable(line))
 
 
+def _scan(arguments: list[str]) -> None:
+    from lab.sweep import scan
+
+    given = _OptionParser("--run", switches=["--json"]).read(arguments)
+    if len(given.folders) != 1:
+        raise RequestError("scan the checkpoints of which folder? lab scan DIR [--run ID] [--json]")
+    for line in scan.scan_lines(given.folders[0], given.run, as_json=given.json):
+        print(printable(line))
+
+
 def _watch(arguments: list[str]) -> None:
     from lab.analysis.spikes.alarms import watch
 
@@ -308,6 +319,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "coordcheck": _coordcheck,
     "predict": _predict,
     "batch": _batch,
+    "scan": _scan,
     "watch": _watch,
     "claims": _claims,
     "check": _check,

@@ -86,6 +86,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "batches": _entries("batch"),
     "data": _entries("data"),
     "bursts": _entries("burst"),
+    "loss_scales": _entries("loss_scale"),
     "responses": _entries("response"),
     "ledgers": _ledgers,
     "detectors": _detectors,

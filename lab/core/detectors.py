@@ -20,8 +20,8 @@ MERGE = 20
 BACK, PATIENCE = 2.0, 300
 # Diverged: so many measurements in a row above the loss at the start, which is that of a uniform guess.
 LOST_FOR = 100
-# Stalled: so many measurements in a row without progress, at the floor of the loss scale or without an update.
-STALLED_FOR = 100
+# Stalled: so many measurements in a row without an update, or with overflows at the floor of the loss scale.
+STALLED_FOR, FLOOR_FOR = 100, 20
 NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a normal distribution
 
 

@@ -25,7 +25,7 @@ HOOK_POINTS = (*TENSOR_POINTS, *PART_POINTS)
 ANNOUNCEMENTS = (
     *TENSOR_POINTS,
     *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
-    *("gradients", "parameters", "clipped_gradients", "adam", "direction", "noise", "batch"),
+    *("gradients", "parameters", "clipped_gradients", "adam", "direction", "noise", "batch", "loss_scale"),
 )
 Callback = Callable[..., None]
 _callback: ContextVar[Callback | None] = ContextVar("callback", default=None)

@@ -98,6 +98,7 @@ BURSTS: Registry[Any] = Registry("burst", "bursts")
 DATA: Registry[Any] = Registry("data", "data")
 INTERVENTIONS: Registry[Any] = Registry("intervention", "interventions")
 LINKS: Registry[Any] = Registry("optimizer link", "links")
+LOSS_SCALES: Registry[Any] = Registry("loss scale", "loss_scales")
 MODELS: Registry[Any] = Registry("guest", "models")
 PARAMETRIZATIONS: Registry[Any] = Registry("parametrization", "parametrizations")
 PROBES: Registry[Any] = Registry("probe", "probes")
@@ -112,6 +113,7 @@ KINDS: dict[str, Registry[Any]] = {
     "data": DATA,
     "intervention": INTERVENTIONS,
     "link": LINKS,
+    "loss_scale": LOSS_SCALES,
     "model": MODELS,
     "parametrization": PARAMETRIZATIONS,
     "probe": PROBES,
@@ -126,6 +128,7 @@ REQUIRED_ATTRIBUTES = {
     "burst": ("batch", "covers"),
     "data": ("open", "seed"),
     "link": ("takes", "begin"),
+    "loss_scale": ("begin", "after"),
     "model": ("build",),
     "parametrization": ("factors", "attention_scale"),
     "schedule": ("shape",),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from lab.core.rounding import as_fp16
 from lab.model.parametrization import Role
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -69,8 +70,10 @@ def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
 
     Returns:
         ``[... i k]``, in the precision ``operands`` if given; the caller casts it back.  The products of the backward
-        pass round their operands and results alike.
+        pass round their operands and results alike.  Emulated fp16 multiplies in fp32, and its results stay fp32.
     """
+    if operands is torch.float16:
+        return as_fp16(torch.matmul(as_fp16(a), as_fp16(b)))
     return torch.matmul(a, b) if operands is None else torch.matmul(a.to(operands), b.to(operands))
 
 

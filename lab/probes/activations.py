@@ -65,13 +65,21 @@ def log_z_square(log_z_square_r: Tensor) -> Tensor:
 
 @probe(hears="query_key")
 def query_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
-    """Mean norm of a head's query, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1)."""
+    """Mean norm of a head's query, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1).
+
+    The attention scale is divided out.  Where an intervention moves a factor, this divides by the scale as before:
+    query norms are head width ** 1/4 larger under ``split_qk_scaling``, and head width ** 1/2 larger under
+    ``late_qk_scaling``.
+    """
     return per_run_mean(q_rbhtk.norm(dim=-1)) / scale
 
 
 @probe(hears="query_key")
 def key_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
-    """Mean norm of a head's key, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1)."""
+    """Mean norm of a head's key, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1).
+
+    Under ``split_qk_scaling`` it contains the factor that moved: key norms are head width ** 1/4 smaller.
+    """
     return per_run_mean(k_rbhsk.norm(dim=-1))
 
 

@@ -41,6 +41,12 @@ def update_rms(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _rms_of_each(directions)
 
 
+@probe(hears="loss_scale")
+def loss_scale(scale_r: Tensor) -> Tensor:
+    """Factor of the loss in this update's backward pass."""
+    return scale_r
+
+
 @probe(hears="parameters")
 def param_rms(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameter RMS per tensor, before the update."""

@@ -7,6 +7,7 @@ A results folder holds::
     requests.json                  of each of these commands the day it was first given, and the question it asks
     plans/<digest>.jsonl           the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
+    plans/<digest>.request.json    the runs of a request that finished, and the fingerprints of its data
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
     runs/<id>/metrics.parquet      the values of the probes
     runs/<id>/events.parquet       what happened to a run that was watched, if anything did
@@ -51,6 +52,7 @@ RUN_COLUMNS = {
     "spikes": "Int64",  # loss spikes, those included from which it went back
     "rewound_steps": "Int64",  # updates from which it went back
     "skipped_batches": "Int64",  # batches left out, and those whose update was left out
+    "updates": "Int64",  # that a run made which chose its own batches, fewer than its steps; null for any other
     "loss_at_init": "float64",  # on the held-out tokens, nats per token, without z-loss
     "final_val_loss": "float64",  # same tokens, after the last update
     "loss_bigram": "float64",  # same tokens under a smoothed bigram model of the training text

@@ -33,7 +33,7 @@ from lab.training.recorder import Recorder, fleet_label, run_card
 # Seconds after which one kind of work has been timed long enough: without its first call, and with it.
 ENOUGH, TOO_LONG = 0.25, 1.0
 # Measured: seconds to compile a shape for the first time, and how many times faster its steps are then.
-COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8}
+COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8, "fp16_emulated": 1.8}
 # FLOPs per second of one core at a large width, and the width at which it has half of that, by precision and engine.
 # Fitted to the idle cores of benchmarks/RESULTS.md, widths 32 to 256, within 6 %.
 CORE_SPEED = {
@@ -41,6 +41,9 @@ CORE_SPEED = {
     ("bf16", "eager"): (114e9, 78),
     ("fp32", "compiled"): (93e9, 42),
     ("fp32", "eager"): (79e9, 63),
+    # not fitted: emulation rounds every operand and result in several passes
+    ("fp16_emulated", "compiled"): (60e9, 63),
+    ("fp16_emulated", "eager"): (30e9, 63),
 }
 
 

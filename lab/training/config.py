@@ -15,13 +15,15 @@ import lab.data
 import lab.interventions.attention
 import lab.interventions.blocks
 import lab.interventions.embedding
+import lab.interventions.fp16
 import lab.interventions.loss_terms
+import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
 import lab.probes.updates
 import lab.records.trackers
-import lab.responses  # noqa: F401  (these eleven fill the registries)
+import lab.responses  # noqa: F401  (these thirteen fill the registries)
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
 from lab.core.registry import (
@@ -29,6 +31,7 @@ from lab.core.registry import (
     BURSTS,
     DATA,
     INTERVENTIONS,
+    LOSS_SCALES,
     MODELS,
     PARAMETRIZATIONS,
     RESPONSES,
@@ -104,7 +107,7 @@ class RunConfig:
     seq_len: int = bounded(above=0)
     steps: int = bounded(above=0)
     seed: PerRunSeed = seed()
-    precision: str = one_of("fp32", "bf16")
+    precision: str = one_of("fp32", "bf16", "fp16_emulated")
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
@@ -113,6 +116,8 @@ class RunConfig:
     burst: NamedEntry | None = None
     response: NamedEntry | None = None
     ledger: Ledger | None = None
+    loss_scale: NamedEntry | None = None
+    master_weights: str = one_of("fp32", "none", default="fp32")
 
     @property
     def validation_targets(self) -> float:
@@ -191,9 +196,10 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "batch": partial(_named, BATCHES),
     "burst": partial(_named, BURSTS),
     "response": partial(_named, RESPONSES),
+    "loss_scale": partial(_named, LOSS_SCALES),
 }
 # Groups that may be empty; ids of runs without one do not depend on it.
-OPTIONAL = ("batch", "burst", "response", "ledger")
+OPTIONAL = ("batch", "burst", "response", "ledger", "loss_scale")
 SPIKE_LAB = ("burst", "response", "ledger")
 NAMELESS = ("intervention", "guest", "checkpoint")
 
@@ -304,6 +310,7 @@ def _check_consistent(config: RunConfig) -> None:
         _check_response(config)
         if config.ledger is not None:
             raise RequestError(f"ledger={config.ledger.name} and response={config.response.name} both act; choose one")
+    _check_precision(config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
     for key, _, is_per_run in leaves(config.guest, "guest."):
@@ -316,6 +323,16 @@ def _check_consistent(config: RunConfig) -> None:
         raise RequestError(
             f"parametrization={name} does not apply to a custom model, which draws its own initial values"
         )
+
+
+def _check_precision(config: RunConfig) -> None:
+    """Refuse a loss scale or a storage of weights that does not go with the rest."""
+    if config.loss_scale is not None and config.batch is not None:
+        raise RequestError(f"loss_scale={config.loss_scale.name} takes one pass per update; leave batch= out")
+    if config.master_weights == "none" and config.precision == "fp32":
+        raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
+    if config.guest and config.precision == "fp16_emulated":
+        raise RequestError("precision=fp16_emulated rounds products that a custom model lacks; say precision=bf16")
 
 
 def _check_response(config: RunConfig) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.core.detectors import STALLED_FOR, WINDOW, SpikeWatch, window_statistics
+from lab.core.detectors import FLOOR_FOR, STALLED_FOR, WINDOW, SpikeWatch, window_statistics
 from lab.core.schema import stack
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.training.clock import Clock
@@ -22,8 +22,8 @@ Event = tuple[int, int, str, float, str]  # step, batch, kind, value, note
 
 
 def is_controlled(config: RunConfig) -> bool:
-    """Whether runs of this config are read after every update: those with a burst, a response or a ledger."""
-    return not (config.burst is None and config.response is None and config.ledger is None)
+    """Whether runs of this config are read after every update: with a burst, response, ledger or loss scale."""
+    return any(group is not None for group in (config.burst, config.response, config.ledger, config.loss_scale))
 
 
 def restarts(configs: Sequence[RunConfig], device: torch.device) -> list[tuple[int, RunConfig]]:
@@ -38,7 +38,7 @@ def restarts(configs: Sequence[RunConfig], device: torch.device) -> list[tuple[i
 
 def begin_readings(runs: int, device: torch.device) -> dict[str, Tensor]:
     """What an update writes down of each run ``[r]``, and the usual loss, which the next update reads."""
-    readings = {name: torch.zeros(runs, dtype=torch.float64, device=device) for name in ("loss", "norm")}
+    readings = {name: torch.zeros(runs, dtype=torch.float64, device=device) for name in ("loss", "norm", "at_floor")}
     kept_r = torch.ones(runs, dtype=torch.float64, device=device)
     return {**readings, "kept": kept_r, "usual_loss": torch.full_like(kept_r, math.inf)}
 
@@ -96,7 +96,7 @@ class Control:
     A run ends once it has made all its updates.  One that went back takes more moments than the others, whose final
     state is kept aside meanwhile.  So all runs make the same number of updates that count; what going back cost is in
     ``rewound_steps`` and ``skipped_batches``.  A run stalls, and ends, when ``STALLED_FOR`` updates in a row are left
-    out, or more of them than it has steps.
+    out, ``FLOOR_FOR`` at the floor of the loss scale, or more in all than it has steps.
 
     Args:
         configs: of each run.
@@ -159,18 +159,21 @@ class Control:
     def after_step(self) -> None:
         """Read what the update measured, count it, and carry out what the responses ask for."""
         self.moments += 1
-        losses, norms, kept = (self.readings[name].tolist() for name in ("loss", "norm", "kept"))
+        losses, norms, kept, at_floor = (self.readings[name].tolist() for name in ("loss", "norm", "kept", "at_floor"))
         medians, deviations = (number_r.tolist() for number_r in self._statistics())
         for run, (response, log) in enumerate(zip(self.responses, self.logs, strict=True)):
             if run in self.final:
                 continue
-            reading = self._read(run, losses[run], norms[run], medians[run], deviations[run])
+            if kept[run] or math.isfinite(losses[run]):
+                reading = self._read(run, losses[run], norms[run], medians[run], deviations[run])
+            else:  # an overflow: the run is as it was
+                reading = Reading(int(self.clock.step_r[run]), losses[run], norms[run], spike_begins=False)
             log.usual_loss = response.usual_loss(log.usual_loss, reading.loss)
             self._count(run, reading, updated=bool(kept[run]))
             action = response.act(reading, log.memory)
             if action:
                 self._carry_out(run, action)
-            self._end_if_done(run)
+            self._end_if_done(run, at_floor[run])
         if any(math.isfinite(log.usual_loss) for log in self.logs):
             self._write_usual_losses()
 
@@ -242,9 +245,9 @@ class Control:
             self._note(run, "lr_factor", action.lr_factor, "")
 
     @torch.no_grad()
-    def _end_if_done(self, run: int) -> None:
+    def _end_if_done(self, run: int, at_floor: float) -> None:
         log = self.logs[run]
-        stalled = log.left_out_in_a_row >= STALLED_FOR or log.left_out > self.steps
+        stalled = at_floor >= FLOOR_FOR or log.left_out_in_a_row >= STALLED_FOR or log.left_out > self.steps
         if not stalled and self.clock.step_r[run] < self.steps:
             return
         if stalled:

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.core import distributed
-from lab.core.axes import per_run_norm
+from lab.core.axes import over, per_run_norm
 from lab.core.distributed import check_divisible, distribute, gradients, initial_device
 from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, LossTerm
+from lab.core.hooks import HookIntervention, LossTerm, announce
+from lab.core.rounding import rounded
 from lab.core.schema import leaves, stack
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import IGNORED, losses
@@ -37,7 +38,7 @@ from lab.training.identity import static_key
 # Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
 VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
 PASS_TOKENS = 2048  # held-out tokens of one pass through the model
-OPERANDS = {"fp32": None, "bf16": torch.bfloat16}
+OPERANDS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
 
 
 def pick_device(device: str) -> torch.device:
@@ -129,6 +130,8 @@ class Fleet:
         factors = self.model.factors(config.parametrization.entry, config.model.width)
         self.model.initialize(config.seed, factors)
         self.weights = self.model.weights()
+        self.stored = OPERANDS[config.precision] if config.master_weights == "none" else None
+        self._store(self.weights)
         self.lr_factor = {name: factor.lr for name, factor in factors.items()}
         self.adaptive: Adaptive | None = None
         if config.batch is not None and isinstance(config.batch.entry, Adaptive):
@@ -139,6 +142,8 @@ class Fleet:
         self.seen_s = np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows  # of each update, before it
         self.shape_sr = self._shape(self.seen_s)
         self.state = config.optimizer.begin(self.weights)
+        if config.loss_scale:
+            self.state["loss_scale"] = config.loss_scale.entry.begin(self.runs, self.device)
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.step_sr = torch.arange(config.steps, device=self.device).unsqueeze(1).repeat(1, self.runs)
         self.run_r = torch.arange(self.runs, device=self.device)
@@ -277,13 +282,14 @@ class Fleet:
 
     def _update(self, training_state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step as a function of tensors; also record each run's first step with a non-finite loss."""
-        weight_gradients, loss_r = self._gradients(training_state[0], tokens_rbt)
+        weights, state, *_ = training_state
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt, state.get("loss_scale", {}).get("scale"))
         self._change(training_state, weight_gradients, loss_r, step, shape_r)
 
     def _accumulate(self, training_state: tuple[dict[str, Tensor], Accumulation], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums, as a function of tensors."""
         weights, sums = training_state
-        weight_gradients, loss_r = self._gradients(weights, tokens_rbt)
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt)
         targets_r = (tokens_rbt[..., 1:] != IGNORED).flatten(1).sum(1).to(loss_r.dtype)
         accumulation.add(sums, weight_gradients, loss_r, targets_r)
 
@@ -295,18 +301,32 @@ class Fleet:
         accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)
 
-    def _gradients(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensors, Tensor]:
-        """Gradients of the mean loss over these tokens, and that loss ``[r]``."""
+    def gradients_of(
+        self, weights: dict[str, Tensor], tokens_rbt: Tensor, scale_r: Tensor | None = None
+    ) -> tuple[Tensors, Tensor]:
+        """Gradients of the mean loss over these tokens, and that loss ``[r]``; a loss scale is divided out again."""
         forward: Forward = self.shared
         if distributed.is_joined():
             trained = weights
         else:
             trained = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-            names = (name for name, _ in self.model.named_parameters())
-            forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
+            forward = partial(self.forward, trained)
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
-        return gradients(loss_r, trained), loss_r.detach()
+        weight_gradients = gradients(loss_r if scale_r is None else loss_r * scale_r, trained)
+        if self.config.precision == "fp16_emulated":
+            weight_gradients = {name: rounded(each, torch.float16) for name, each in weight_gradients.items()}
+        if scale_r is not None:
+            weight_gradients = {name: each / over(scale_r, each) for name, each in weight_gradients.items()}
+        return weight_gradients, loss_r.detach()
+
+    def forward(self, weights: Mapping[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits and hidden states of other weights of the same shapes, in one process."""
+        names = (name for name, _ in self.model.named_parameters())
+        outputs: tuple[Tensor, Tensor | None] = functional_call(
+            self.model, dict(zip(names, weights.values(), strict=True)), tokens_rbt
+        )
+        return outputs
 
     def _change(
         self, training_state: TrainingState, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, shape_r: Tensor
@@ -324,6 +344,24 @@ class Fleet:
         else:
             links = (tensor for link in state.values() for tensor in link.values())
             self._update_kept(update, gate.keep_r, [*weights.values(), *links])
+        self._store(weights)
+        if self.config.loss_scale:
+            self._rescale(state["loss_scale"], readings[0])
+
+    @torch.no_grad()
+    def _store(self, weights: Mapping[str, Tensor]) -> None:
+        """Round weights to the precision in which they are kept, if there are no master weights."""
+        if self.stored:
+            for weight in weights.values():
+                weight.copy_(rounded(weight, self.stored))
+
+    @torch.no_grad()
+    def _rescale(self, scale: dict[str, Tensor], readings: Mapping[str, Tensor]) -> None:
+        """Adapt the loss scale to whether gradients overflowed, and write down how long it has been at its floor."""
+        announce("loss_scale", "", scale["scale"])
+        for name, after_r in self.config.loss_scale.entry.after(scale, ~readings["norm"].isfinite()).items():
+            scale[name].copy_(after_r)
+        readings["at_floor"].copy_(scale["at_floor"])
 
     @torch.no_grad()
     def _gate(self, weight_gradients: Tensors, loss_r: Tensor, readings: Mapping[str, Tensor] = NO_READINGS) -> Gate:
@@ -333,9 +371,12 @@ class Fleet:
         norm_r = per_run_norm(weight_gradients.values())
         readings["loss"].copy_(loss_r)
         readings["norm"].copy_(norm_r)
-        if self.config.response is None:
-            return Gate()
-        gate: Gate = self.config.response.entry.gate(loss_r, norm_r, readings["usual_loss"])
+        gate = Gate()
+        if self.config.response is not None:
+            gate = self.config.response.entry.gate(loss_r, norm_r, readings["usual_loss"])
+        if self.config.loss_scale is not None:
+            finite_r = norm_r.isfinite()
+            gate = gate._replace(keep_r=finite_r if gate.keep_r is None else gate.keep_r & finite_r)
         if gate.keep_r is not None:
             readings["kept"].copy_(gate.keep_r)
         return gate

@@ -32,6 +32,8 @@ def _rows(config: RunConfig) -> Rows:
     # absent, so that ids of runs from before these keys do not depend on them
     if config.validation == "whole":
         del rows["validation"]
+    if config.master_weights == "fp32":
+        del rows["master_weights"]
     if config.schedule.over == "steps":
         del rows["schedule.over"]
     return rows

@@ -102,6 +102,8 @@ class Recorder:
         updates = min(self._done, self.fleet.config.steps)  # moments of a controlled fleet include what it repeated
         notes = {"notes": "; ".join(self.fleet.engine.faults.values()) or None}
         sizes = dict(zip(("parameters", "parameters_without_embeddings"), self.fleet.parameters(), strict=True))
+        if self.fleet.adaptive:
+            sizes["updates"] = updates
         return [
             Run(
                 {**outcome(at_init[run], final[run], first_bad, updates), **sizes, **speed, **notes}
@@ -133,6 +135,7 @@ class Recorder:
     def _keys(self, run: int, step: int, names: Names, steps: Steps) -> Iterator[Key | None]:
         """Step, probe and place of each value of a moment; None for those that are not this run's."""
         own = step if steps is None else steps[run]
+        # an adaptive run ends before the last of its steps, so only the loop knows when probes fired
         fires = steps is None or (own >= 0 and self.fleet.config.probes.fires(own, self.fleet.config.steps))
         for probe, where in names:
             # of the first and of the last update the whole held-out text counts, not the slice

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.batch_size.targets import noise_sums
+from lab.analysis.probe_values import updates
 from lab.records.store import Records
 
 # Parts of a run, in each of which the noise scale is a ratio of means.
@@ -22,9 +23,9 @@ def by_tenth(records: Records) -> pd.DataFrame:
         Indexed by ``id`` and ``tenth`` (from 0), columns ``loss`` (mean of the records but the last, which is on other
         held-out text) and ``noise_scale`` (sequences); rows where either is NaN, or the scale zero, are left out.
     """
-    steps = records.runs.set_index("id")["steps"]
+    steps = updates(records.runs)
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
-    losses = losses[losses["step"] < losses["id"].map(steps) - 1]
+    losses = losses[losses["step"] < losses["id"].map(steps).astype(int) - 1]
     loss = losses.groupby(["id", _tenths(losses, steps)])["value"].mean()
     sums = noise_sums(records).reset_index()
     scale = _ratios(sums, ["id", _tenths(sums, steps)])
@@ -40,7 +41,8 @@ def _ratios(sums: pd.DataFrame, keys: list[str | pd.Series]) -> pd.Series:
 
 
 def _tenths(rows: pd.DataFrame, steps: pd.Series) -> pd.Series:
-    return (rows["step"] * TENTHS // rows["id"].map(steps)).clip(upper=TENTHS - 1).astype(int).rename("tenth")
+    of_run = rows["id"].map(steps).astype(int)
+    return (rows["step"] * TENTHS // of_run).clip(upper=TENTHS - 1).astype(int).rename("tenth")
 
 
 def noise_rank(records: Records, probe: str, where: str) -> pd.Series:
@@ -79,7 +81,7 @@ def _each_run(records: Records, measure: Callable[[pd.DataFrame], float]) -> pd.
 
 def noise_late(records: Records, probe: str, where: str) -> pd.Series:
     """Log10 of the noise scale over the second half of each run, by id."""
-    steps = records.runs.set_index("id")["steps"]
+    steps = updates(records.runs)
     sums = noise_sums(records).reset_index()
-    scales = _ratios(sums[sums["step"] >= sums["id"].map(steps) / 2], ["id"])
+    scales = _ratios(sums[sums["step"] >= sums["id"].map(steps).astype(int) / 2], ["id"])
     return pd.Series(np.log10(scales.where(scales > 0)))

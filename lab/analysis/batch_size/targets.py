@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from lab.analysis.batch_size.estimates import Numbers
+from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import spell
 from lab.records.store import Records
@@ -50,11 +51,14 @@ def crossings(records: Records) -> pd.DataFrame:
         Indexed by run id, columns ``steps`` and ``interval``, as of ``crossing``.
     """
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
-    losses = losses.merge(records.runs[["id", "steps", "loss_bigram"]], on="id", suffixes=("", "_of_run"))
-    losses = losses[losses["step"] < losses["steps"] - 1].sort_values(["id", "step"])
+    losses = losses.merge(records.runs[["id", "loss_bigram"]], on="id").join(updates(records.runs), on="id")
+    losses = losses[losses["step"] < losses["updates"] - 1].sort_values(["id", "step"])
+    ids = losses["id"].to_numpy()
+    steps, values, targets = (losses[name].to_numpy(dtype=float) for name in ("step", "value", "loss_bigram"))
+    first = [n for n in range(len(ids)) if n == 0 or ids[n] != ids[n - 1]]
     rows = {
-        name: crossing(run["step"], run["value"], float(run["loss_bigram"].iloc[0]))
-        for name, run in losses.groupby("id", sort=False)
+        ids[begin]: crossing(steps[begin:end], values[begin:end], targets[begin])
+        for begin, end in pairwise([*first, len(ids)])
     }
     return pd.DataFrame.from_dict(rows, orient="index", columns=["steps", "interval"])
 
@@ -112,24 +116,30 @@ def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
     Returns:
         NaN where in some part the gradient cannot be told from its noise.
     """
-    edges = np.linspace(0, end, STAGES + 1)
-    stages = [measured[(measured.index >= low) & (measured.index < high)] for low, high in pairwise(edges)]
-    return float(np.mean([ratio_of_means(stage) for stage in stages if len(stage)]))
+    step_n, edges = measured.index.to_numpy(), np.linspace(0, end, STAGES + 1)
+    trace_n, squared_n = (measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm"))
+    stages = [(step_n >= low) & (step_n < high) for low, high in pairwise(edges)]
+    return float(np.mean([_ratio(trace_n[stage], squared_n[stage]) for stage in stages if stage.any()]))
 
 
 def ratio_of_means(measured: pd.DataFrame) -> float:
     """Mean trace over mean squared norm, NaN where the gradient cannot be told from its noise."""
-    finite = measured[np.isfinite(measured).all(axis=1)]
-    if finite.empty or not finite["squared_norm"].mean() > 0:
+    return _ratio(*(measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm")))
+
+
+def _ratio(trace_n: Numbers, squared_n: Numbers) -> float:
+    finite_n = np.isfinite(trace_n) & np.isfinite(squared_n)
+    if not finite_n.any() or not squared_n[finite_n].mean() > 0:
         return math.nan
-    return float(max(finite["trace"].mean(), 0.0) / finite["squared_norm"].mean())
+    return float(max(trace_n[finite_n].mean(), 0.0) / squared_n[finite_n].mean())
 
 
 def noise_sums(records: Records) -> pd.DataFrame:
     """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step."""
     measured = records.metrics[records.metrics["probe"] == "noise_scale"]
-    part = measured["where"].str.partition(".")[0]
-    return measured.assign(part=part).groupby(["id", "step", "part"])["value"].sum(min_count=1).unstack("part")
+    part = measured["where"].map(lambda where: where.partition(".")[0]).rename("part")
+    sums = measured.groupby(["id", "step", part])["value"].sum(min_count=1).unstack("part")
+    return sums.reindex(columns=["trace", "squared_norm"])
 
 
 def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:

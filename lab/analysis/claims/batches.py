@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import pandas as pd
 
 from lab.analysis.batch_size.estimates import Numbers, steps_curve
 from lab.analysis.batch_size.targets import noise_scale_to_bigram, steps_to_bigram, tune
+from lab.analysis.batch_size.tuning import FEWEST_AT_A_BUDGET, budget_pairs
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, log10, parts, slope
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.judging import BATCH, OPTIMIZER, STEPS, claim
@@ -24,8 +24,6 @@ BATCHES = (BATCH, STEPS, "batch.micro_batch")
 OPTIMIZERS = (OPTIMIZER, *(f"optimizer.{key}" for key in ("chain", "beta1", "beta2", "eps", "momentum")))
 # Tuned batch sizes without which a law of them is not judged.
 FEWEST_BATCHES = 6
-# Batch sizes with as many examples, and with as many steps, without which budgets are not compared.
-FEWEST_AT_A_BUDGET = 3
 # Powers of the batch by which rules scale the learning rate.
 RULES = {"linear": 1.0, "square_root": 0.5}
 
@@ -48,13 +46,16 @@ class Tuned(NamedTuple):
     Attributes:
         steps: to the target with the best learning rate.
         lr: that learning rate.
-        noise_scale: on the way to the target with it, sequences; NaN for batches of one micro-batch.
+        noise_scale: that on the way to the target with it, sequences; NaN for batches of one micro-batch. Computed
+            when called, since few claims ask for it.
+        cautions: a sentence on each batch size that is left out.
         by_lr: steps with every learning rate, by batch size.
     """
 
     steps: pd.DataFrame
     lr: pd.DataFrame
-    noise_scale: pd.DataFrame
+    noise_scale: Callable[[], pd.DataFrame]
+    cautions: tuple[str, ...]
     by_lr: dict[float, pd.DataFrame]
 
     def hyperbola(self, value: str) -> pd.Series:
@@ -102,18 +103,22 @@ def _tuned_batches(name: str, arms: Sequence[ArmTables], seeds: list[str]) -> Tu
     rows = arms[0].seeds
     if not seeds:
         nothing = pd.DataFrame(math.nan, rows, list(by_lr))
-        return Tuned(nothing, nothing, nothing, by_lr)
+        return Tuned(nothing, nothing, lambda: nothing, (), by_lr)
     tuned = {size: tune([float(lr) for lr in steps.columns], steps.loc[seeds]) for size, steps in by_lr.items()}
     refusals = [f"{name} at batch {size:g}: {batch.refusal}" for size, batch in tuned.items() if batch.refusal]
     if len(tuned) - len(refusals) < FEWEST_BATCHES:
         raise MissingRunsError(f"a law takes {FEWEST_BATCHES} tuned batch sizes; {refusals[0]}")
     kept = {size: batch for size, batch in tuned.items() if not batch.refusal}
-    noise = {size: _noise(arm, kept[size].lr_s) for arm in arms if (size := float(arm.setting(BATCH))) in kept}
+
+    def noise_scale() -> pd.DataFrame:
+        sizes = {float(arm.setting(BATCH)): arm for arm in arms}
+        return pd.DataFrame({size: _noise(sizes[size], batch.lr_s) for size, batch in kept.items()})
+
     steps, lr = (
         pd.DataFrame({size: pd.Series(batch[part], seeds) for size, batch in kept.items()}).reindex(rows)
         for part in (0, 1)
     )
-    return Tuned(steps, lr, pd.DataFrame(noise), by_lr)
+    return Tuned(steps, lr, noise_scale, tuple(f"left out: {refusal}" for refusal in refusals), by_lr)
 
 
 def _steps_by_lr(arm: ArmTables) -> pd.DataFrame:
@@ -128,9 +133,11 @@ def _noise(arm: ArmTables, lr_s: Numbers) -> pd.Series:
     return arm.probe(best, "noise_scale", "", noise_scale_to_bigram).iloc[:, -1]
 
 
-to_target = partial(claim, frees=(*BATCHES, *OPTIMIZERS), cause=[BATCH], sweep="steps_to_target")
+to_target = partial(
+    claim, frees=(*BATCHES, *OPTIMIZERS), cause=[BATCH], sweep="steps_to_target", shown_in="steps_with_batch"
+)
 of_all = partial(to_target, arms=_arms_of(SGD, MOMENTUM, ADAM))
-of_rates = partial(to_target)
+of_rates = partial(to_target, shown_in="best_lr_with_batch")
 
 
 def _largest_spread(tuned: Mapping[str, Tuned]) -> Qualified:
@@ -168,7 +175,7 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     """
     tuned = _tuned(arms)
     ratios = {
-        name: log10(one.noise_scale).mean(axis=1) - np.log10(one.hyperbola("scale")) for name, one in tuned.items()
+        name: log10(one.noise_scale()).mean(axis=1) - np.log10(one.hyperbola("scale")) for name, one in tuned.items()
     }
     return Qualified(pd.DataFrame(ratios), control=_largest_spread(tuned))
 
@@ -328,12 +335,7 @@ def _budgets(group: ComparisonGroup) -> list[ArmTables]:
     Raises:
         MissingRunsError: there are not three batch sizes or more of each.
     """
-    pairs = sorted({(curve[BATCH], curve[STEPS]) for curve in group.curves.values()})
-    examples, steps = (
-        Counter(values).most_common(1)[0][0] for values in ([b * s for b, s in pairs], [s for _, s in pairs])
-    )
-    at_examples = [pair for pair in pairs if pair[0] * pair[1] == examples]
-    at_steps = [pair for pair in pairs if pair[1] == steps]
+    at_examples, at_steps = budget_pairs({(curve[BATCH], curve[STEPS]) for curve in group.curves.values()})
     if min(len(at_examples), len(at_steps)) < FEWEST_AT_A_BUDGET:
         raise MissingRunsError("fewer than three batch sizes at equal examples and at equal steps", arms_exist=False)
     return group.arms(*({BATCH: size, STEPS: count} for size, count in [*at_examples, *at_steps]))
@@ -352,6 +354,7 @@ budgets = partial(
     cause=[BATCH],
     sweep="learning_rate_and_batch",
     source=SHALLUE,
+    shown_in="best_lr_with_batch",
 )
 
 

@@ -292,7 +292,7 @@ def sizes_of(arms: list[ArmTables]) -> list[int]:
 
 def steps_of(arms: list[ArmTables]) -> list[int]:
     """Numbers of training steps in rising order."""
-    return sorted(map(int, _runs_of(arms)["steps"].unique()))
+    return sorted(map(int, probe_values.updates(_runs_of(arms)).unique()))
 
 
 def decay_times_steps_of(arms: list[ArmTables]) -> list[float]:

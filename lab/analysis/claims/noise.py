@@ -17,7 +17,7 @@ from lab.analysis.curves import LR
 MCCANDLISH, GPT3 = "McCandlish 2018", "GPT-3"
 # Places in the range of losses that all sizes pass through, at which their noise scales are compared.
 PARTS_OF_THE_RANGE = (0.25, 0.5, 0.75)
-noise = partial(claim, sweep="noise_scale", source=MCCANDLISH)
+noise = partial(claim, sweep="noise_scale", source=MCCANDLISH, shown_in="noise_scale_with_loss")
 
 
 def _best(arm: ArmTables) -> float:
@@ -56,11 +56,9 @@ def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
     if len(arm.sizes) < 2:
         raise MissingRunsError("models of one size only")
     best = _best(arm)
-    first, last = (arm.probe(best, "noise_scale", "", loss) for loss in (first_loss, last_loss))
+    first, last = (arm.probe(best, "noise_scale", "", loss).to_numpy() for loss in (first_loss, last_loss))
     losses = arm.loss(best)
-    low, high = (
-        float(end.reduce(table, axis=None)) for end, table in ((np.fmax, last.to_numpy()), (np.fmin, first.to_numpy()))
-    )
+    low, high = float(np.fmax.reduce(last, axis=None)), float(np.fmin.reduce(first, axis=None))
     ratios = {}
     for part in PARTS_OF_THE_RANGE:
         at_loss = arm.probe(best, "noise_scale", "", noise_at, loss=high + part * (low - high))

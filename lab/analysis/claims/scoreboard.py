@@ -37,6 +37,7 @@ SUBJECTS = {
     "size": "width, depth and muP",
     "batches": "batch size",
     "noise": "gradient noise scale",
+    "ramps": "batch ramps",
 }
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")

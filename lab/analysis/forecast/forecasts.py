@@ -138,7 +138,11 @@ def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
     value = runs["id"].map(values).to_numpy(dtype=float)
     cards = records.runs.set_index("id").loc[runs["id"]]
     diverged_at = cards["diverged_at"].to_numpy(dtype=float, na_value=math.nan)
-    usable = np.isfinite(value) & (value > 0) & ~(diverged_at <= quantity.look * cards["steps"].to_numpy())
+    usable = (
+        np.isfinite(value)
+        & (value > 0)
+        & ~(diverged_at <= quantity.look * cards["updates"].fillna(cards["steps"]).to_numpy(dtype=float))
+    )
     if not usable.any():
         raise RequestError(f"nothing to fit: {quantity.probe} of {quantity.where} is no positive number in any run")
     return runs.assign(value=np.where(usable, value, np.nan), eps=cards[EPSILON].to_numpy(dtype=float))

@@ -29,6 +29,7 @@ LEFT, RIGHT, BETWEEN, KEYS = 7.0, 1.2, 1.6, 13.0  # margins, the space between t
 NARROWEST, WIDEST = 9.5, {1: 28.0, 2: 21.0}  # panels; by number of columns
 PAGE_OF_KEYS_BESIDE = 42.0  # on a narrower page keys stand below the panels
 LINE, ROW_GAP, BAND_OF_TITLE = 1.2, 0.9, 0.55
+MOST_STRETCH = 1.7  # of the last panels, where their keys are longer
 TICKS, LABEL = 7.0, 4.0  # points between a panel and the numbers at its ticks, and between these and its label
 SAMPLE = 1.7  # width of the sample beside the text of a key
 
@@ -140,12 +141,19 @@ class Sheet:
             if self.keys_beside and row in keys_end:
                 top = max(top, keys_until + self.em)
                 keys_until = top + keys_end[row] * self.em
+                if row == len(axes_of_row) - 1:
+                    self._stretch(row, keys_end[row])
             tops.append(top)
             bottoms.append(top + self.heights[row] * self.em)
             used = bottoms[-1] + max([self._below(axes) for axes in panels], default=0.0) + ROW_GAP * self.em
         if not self.keys_beside:
             return tops, bottoms, used + (sum(lines for _, lines in legends) + 0.5) * self.em
         return tops, bottoms, max(used, keys_until + 0.3 * self.em)
+
+    def _stretch(self, row: int, keys: float) -> None:
+        """Make the panels of the last row as high as the keys beside them, within ``MOST_STRETCH``."""
+        below = max(self._below(axes) for axes, row_of in self._cells.items() if row_of == row)
+        self.heights[row] = max(self.heights[row], min(keys - below / self.em, MOST_STRETCH * self.heights[row]))
 
     def _above(self, axes: Axes) -> float:
         title = max((axes.get_title(loc) for loc in ("left", "center")), key=len)

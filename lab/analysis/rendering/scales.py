@@ -30,7 +30,7 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
         if len(grid) < 4
         else [10.0**power for power in range(-12, 6) if grid[0] <= 10.0**power * 1.01 <= grid[-1] * 1.03]
     )
-    _x_ticks(axes, ticks, [f"{lr:g}" for lr in ticks] if len(grid) < 4 else list(map(_power, ticks)))
+    x_ticks(axes, ticks, [f"{lr:g}" for lr in ticks] if len(grid) < 4 else list(map(_power, ticks)))
     x_label(axes, "peak learning rate")
 
 
@@ -174,7 +174,7 @@ def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
     log_range = float(np.log(ticks[-1] / ticks[0])) or 1.0
     axes.set_xscale("log")
     axes.set_xlim(ticks[0] / np.exp(0.15 * log_range), ticks[-1] * np.exp(0.15 * log_range))
-    _x_ticks(axes, ticks, [count(size) for size in ticks])
+    x_ticks(axes, ticks, [count(size) for size in ticks])
     x_label(axes, "parameters without embeddings")
 
 
@@ -183,7 +183,7 @@ def width_axis(axes: Axes, widths: Iterable[float]) -> None:
     ticks = sorted(set(widths))
     axes.set_xscale("log")
     axes.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
-    _x_ticks(axes, ticks, [f"{width:g}" for width in ticks])
+    x_ticks(axes, ticks, [f"{width:g}" for width in ticks])
     axes.set_xlabel("width")
 
 
@@ -192,7 +192,7 @@ def decades_axis(axes: Axes, low: float, high: float) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     decades = [10.0**power for power in range(0, 16) if low <= 10.0**power <= high]
-    _x_ticks(axes, decades, list(map(count, decades)))
+    x_ticks(axes, decades, list(map(count, decades)))
     x_label(axes, "parameters without embeddings")
 
 
@@ -208,7 +208,7 @@ def setting_axis(axes: Axes, values: Iterable[float], name: str) -> Any:
     ticks = [edge, *positive] if 0 in set(values) else positive
     axes.set_xscale("log")
     axes.set_xlim(ticks[0] / np.exp(0.06 * log_range), ticks[-1] * np.exp(0.06 * log_range))
-    _x_ticks(axes, ticks, [_number(0 if value == edge else value) for value in ticks])
+    x_ticks(axes, ticks, [_number(0 if value == edge else value) for value in ticks])
     x_label(axes, name)
     return lambda setting: np.where(np.asarray(setting) > 0, setting, edge)
 
@@ -218,7 +218,7 @@ def x_label(axes: Axes, name: str) -> None:
     axes.set_xlabel(style.wrapped(name, inches(axes) + style.em(), style.page().size))
 
 
-def _x_ticks(axes: Axes, ticks: Sequence[float], labels: Sequence[str]) -> None:
+def x_ticks(axes: Axes, ticks: Sequence[float], labels: Sequence[str]) -> None:
     """Set the ticks of a logarithmic x axis; labels that would touch the one before are left empty."""
     low, high = np.log(axes.get_xlim())
     places = (np.log(ticks) - low) / (high - low) * inches(axes)

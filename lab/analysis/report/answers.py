@@ -10,10 +10,11 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, significant
+from lab.analysis.report.batch_answers import batch_answer
 from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
 from lab.analysis.sensitivity import HIGH, LOW, Study
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
 from lab.analysis.text import count, listed, spell
 from lab.core import shipped
 from lab.records import store
@@ -57,7 +58,7 @@ def _question_of_shipped_sweep(command: str) -> str:
 
 
 def answer(study: Study) -> str:
-    """One sentence on what came out: how the arms differ, or where there is one arm, how it fared."""
+    """One sentence on what came out: on the batch where sizes of it are compared, else how arms differ."""
     points = study.points
     if (points["outcome"] == "diverged").all():
         runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
@@ -68,6 +69,8 @@ def answer(study: Study) -> str:
         return f"{runs} diverged, at {span}, so there is no final loss to compare."
     if len(points) == 1:
         return _one_run(points.iloc[0])
+    if sentence := batch_answer(study):
+        return sentence
     return _many_arms(study) if points["arm"].nunique() > 1 else _one_arm(study)
 
 
@@ -100,9 +103,7 @@ def _one_arm(study: Study) -> str:
 
 
 def _level(interval: Interval) -> str:
-    if interval.n < FEWEST_SEEDS:
-        return f"{interval.mean:.3f} {UNIT}"
-    return f"{interval.mean:.3f} {UNIT} (95 % interval {interval.low:.3f} to {interval.high:.3f})"
+    return _range(interval) if interval.n >= FEWEST_SEEDS else f"{thousandths(interval.mean)} {UNIT}"
 
 
 def _seeds(values: pd.DataFrame) -> str:
@@ -243,7 +244,9 @@ def _by(difference: Difference) -> str:
 
 
 def _range(interval: Interval) -> str:
-    return f"{interval.mean:.3f} {UNIT} (95 % interval {interval.low:.3f} to {interval.high:.3f})"
+    scale = max(abs(interval.low), abs(interval.high))
+    mean, low, high = (thousandths(value, scale) for value in (interval.mean, interval.low, interval.high))
+    return f"{mean} {UNIT} (95 % interval {low} to {high})"
 
 
 def _against(measure: str, differences: Sequence[Difference], reference: str) -> str:

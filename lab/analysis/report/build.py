@@ -22,6 +22,7 @@ from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, layout
 from lab.analysis.report import stamp, tables
 from lab.analysis.report.answers import answer, compared, dates, questions
+from lab.analysis.report.batch_answers import batch_cautions
 from lab.analysis.report.findings import brief_headline, notes
 from lab.analysis.sensitivity import Study, study
 from lab.analysis.text import count, listed, plain_text, spell
@@ -48,7 +49,11 @@ inconclusive."""
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 # Figures that come first on the page, in this order; the others follow by name.
-FIRST = ("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps")
+# Those of batch size apply to sweeps of batch sizes alone.
+FIRST = (
+    *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss"),
+    *("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps"),
+)
 
 
 class Report(NamedTuple):
@@ -224,7 +229,7 @@ def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
         )
     if claims:
         rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
-        shown = html.table(rows, prose=("claim", "why not"))
+        shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
         yield html.section("Claims of papers", html.paragraph(CLAIMS, "note"), shown)
 
 
@@ -248,7 +253,7 @@ def _csv(*names: str) -> str:
 
 
 def _cautions(study: Study) -> Iterator[str]:
-    cautions = list(notes(study))
+    cautions = [*batch_cautions(study), *notes(study)]
     if cautions:
         yield html.section("Read with care", html.bullets(cautions))
 

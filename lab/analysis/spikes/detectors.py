@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, WINDOW, Numbers, Span, SpikeWatch, window_statistics
+from lab.core.detectors import FEWEST, FLOOR_FOR, MERGE, WINDOW, Numbers, Span, SpikeWatch, window_statistics
 
 # A gradient spike is so many times the running mean, which forgets at this rate and stands still meanwhile.
 GRADIENT_RISE, MEMORY = 5.0, 0.99
@@ -171,8 +171,8 @@ def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
         first = row + int(ahead[0])
         off = np.flatnonzero(~at_least_n[first:])
         last = first + int(off[0]) - 1 if len(off) else len(scale_n) - 1
-        if last - first + 1 >= STALLED_FOR:
-            yield Span(first, last, float(np.nanmax(scale_n[: first + 1])), "stalled", first + STALLED_FOR - 1)
+        if last - first + 1 >= FLOOR_FOR:
+            yield Span(first, last, float(np.nanmax(scale_n[: first + 1])), "stalled", first + FLOOR_FOR - 1)
         row = last + 1
 
 
