@@ -218,6 +218,17 @@ def test_a_run_goes_back_at_least_so_many_updates_and_no_further_than_it_must(up
     assert all(usable for _, usable in (snapshot["usable_r"] for snapshot in snapshots.ring))
 
 
+def test_a_run_that_goes_back_again_keeps_its_lower_learning_rate() -> None:
+    made = fleet("seed=0", actions={0: Action(lr_factor=0.5)})
+    for moment in range(12):
+        control(made).before_step()
+        control(made).after_step()
+        if moment == 11:
+            control(made)._carry_out(0, Action(rewind=4))
+    assert control(made).clock.step_r.tolist() == [8]  # before the factor was set, after step 9
+    assert control(made).clock.lr_factor_r.tolist() == [0.5]
+
+
 def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
     weight, eager = torch.tensor([[0.1, 0.2], [0.3, 0.4]]), SimpleNamespace(config=SimpleNamespace(engine="eager"))
     before = weight.clone()

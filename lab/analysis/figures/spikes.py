@@ -41,7 +41,7 @@ COSTS = (
     Cost("recovery", "updates until it is back", Quantity("recovery", "updates")),
     Cost(
         "final",
-        "final loss minus that of the same\nseed without a response (nats/token)",
+        "change of the final\nloss (nats/token)",
         Quantity("final loss minus that without a response", "nats/token"),
         is_difference=True,
     ),
@@ -55,7 +55,7 @@ def responses(records: Records, runs: pd.DataFrame) -> Sheet:
 
     Held-out losses are those of the updates that count: a spike that a run went back from is not in them, but in the
     panel of updates and batches lost. The usual loss is that before the burst, and a run is back when it is within 0.1
-    nats of it.
+    nats of it. The change of the final loss is from that of the same seed without a response.
     """
     costs = _costs(records, runs)
     names = list(dict.fromkeys(costs.sort_values("burst_rank", kind="stable")["name"]))
@@ -72,27 +72,35 @@ def responses(records: Records, runs: pd.DataFrame) -> Sheet:
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.tick_params(labelleft=column == 0)
         axes.set_xlabel(cost.label)
+        axes.locator_params(axis="x", nbins=4)
         if cost.is_difference:
             marks.name(axes.axvline(0.0, color=style.INK, linewidth=0.9, zorder=1), "no difference")
         else:
             axes.set_xlim(left=0)
-    sheet.keys(("burst", [panels.arm_key(burst, panels.arm_look(n)) for n, burst in enumerate(bursts)]))
+    sheet.keys(
+        ("burst", [panels.arm_key(burst.replace("_", " "), panels.arm_look(n)) for n, burst in enumerate(bursts)])
+    )
     sheet.note(_alarms(spike_costs(records)))
+    if early := sorted(costs.attrs["ended_early"]):
+        sheet.note(f"All runs ended before their burst: {'; '.join(early)}.")
     if lost := int(np.isinf(costs["peak"]).sum()):
         sheet.note(f"{lost} of {len(costs)} runs had a held-out loss that is no number, and are left out of the peaks.")
     return sheet
 
 
 def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
-    """``spike_costs`` of the runs with a burst, with ``name`` of the response, ``burst`` and the paired difference.
+    """``spike_costs`` of the runs that met a burst, with ``name`` of the response, ``burst`` and the paired difference.
+
+    Its attribute ``ended_early`` holds the responses of which no run met one.
 
     Raises:
         NothingToDrawError: there are not two responses to a burst.
     """
-    costs = spike_costs(records).dropna(subset=["peak"])
+    costs = spike_costs(records)
     cards = records.runs.set_index("id").loc[costs.index]
     table = costs.assign(id=costs.index, burst=cards.get("burst", NONE), name=_names(cards)).merge(runs, on="id")
-    table = table[table["burst"] != NONE]
+    planted = table[table["burst"] != NONE]
+    table = planted.dropna(subset=["peak"])
     if table["name"].nunique() < 2:
         raise NothingToDrawError("nothing to draw: no burst was met by two responses")
     pair = ["burst", "size", "lr", "seed"]
@@ -100,7 +108,9 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     table["final"] -= pd.Series([untreated.get(tuple(key), np.nan) for key in table[pair].to_numpy()], table.index)
     table["lost"] = table["rewound"] + table["skipped"]
     ranks = table["peak"].replace(np.inf, np.nan).groupby(table["name"]).mean()
-    return table.assign(burst_rank=table["name"].map(ranks).fillna(np.inf))
+    ranked = table.assign(burst_rank=table["name"].map(ranks).fillna(np.inf))
+    ranked.attrs["ended_early"] = set(planted["name"]) - set(table["name"])
+    return ranked
 
 
 def _names(cards: pd.DataFrame) -> pd.Series:
@@ -168,6 +178,7 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
     chosen = chosen.head(columns)  # on a narrow page the largest
     sheet = Sheet(columns, [PANEL_HEIGHT] * len(series))
     layers = list(dict.fromkeys(where.split(".")[0] for where in places(records, "grad_rms")))
+    layers.sort(key=lambda layer: (layer != "embedding", not layer.startswith("block")))  # as in the forward pass
     shades = dict(zip(layers, style.shades(pd.Series(range(len(layers))), style.SIZE_SHADES).values(), strict=True))
     for column, spike in enumerate(chosen.to_dict("records")):
         run, shown = str(spike["id"]), (float(spike["step"] - AROUND), float(spike["step"] + AROUND))
@@ -217,6 +228,9 @@ def _anatomy(
 def _events(axes: Axes, records: Records, run: str, shown: tuple[float, float]) -> None:
     events = records.events[(records.events["id"] == run) & records.events["step"].between(*shown)]
     looks: dict[str, tuple[str, Any]] = {"burst": (BURST, style.DASHED), "spike": (SPIKE, (0, (1, 1)))}
+    view = axes.get_ylim()
     for kind, (name, dashes) in looks.items():
         for step in events.loc[events["kind"] == kind, "step"]:
-            marks.name(axes.axvline(step, color=style.INK, linewidth=0.9, linestyle=dashes, zorder=1), name)
+            (line,) = axes.plot([step, step], view, color=style.INK, linewidth=1.2, linestyle=dashes, zorder=1)
+            marks.name(line, name)
+    axes.set_ylim(view)
