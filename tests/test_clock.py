@@ -15,6 +15,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard
+from lab.sweep.capacity import bytes_asked
 from lab.sweep.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.clock import Clock
@@ -193,6 +194,12 @@ def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(killed_after: int, t
     assert not train_resumably(first, checkpointer, lambda moment: moments.append(moment.done), print, told)
     assert train_resumably(second, checkpointer, lambda moment: None, print, lambda: False)
     assert plain(second) == records(made())
+
+
+def test_the_estimate_of_memory_counts_snapshots_and_the_state_at_the_end() -> None:
+    plain, armed = configs("", "response=rewind_and_skip response.snapshots=6", shared=("model.width=64",))
+    state = sum(tensor.nbytes for tensor in Fleet([plain]).tensors().values())
+    assert bytes_asked(armed) - bytes_asked(plain) == pytest.approx(7 * state, rel=0.05)
 
 
 def test_a_rewind_beyond_the_snapshots_is_refused() -> None:
