@@ -49,6 +49,7 @@ docs/commands
 docs/data
 docs/your_own_recipe
 docs/guard_your_recipe
+docs/my_run_has_spiked
 docs/laptop_to_cluster
 docs/one_large_run
 ```
