@@ -12,8 +12,9 @@ from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 
 from lab.cli.hydra_app import data_folder
 from lab.core import machine
+from lab.training.building import OPERANDS
 from lab.training.config import run_config
-from lab.training.fleet import OPERANDS, Fleet
+from lab.training.fleet import Fleet
 from lab.training.loop import Moment, train
 from lab.training.recorder import Recorder
 

@@ -21,8 +21,9 @@ from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.core.schema import PerRun
 from lab.model.custom import check_custom_model
+from lab.training.building import check_custom, check_ranks
 from lab.training.config import RunConfig, run_config
-from lab.training.fleet import Fleet, check_custom, check_ranks
+from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
 from small import configs, trained, tree
 from test_checkpoint import go_on

@@ -12,7 +12,8 @@ from cap import Cap, HiddenQuartic
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.registry import INTERVENTIONS
-from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet, pick_device
+from lab.training.building import pick_device
+from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet
 from lab.training.loop import train
 from lab.training.recorder import outcome
 from small import brief, configs, trained

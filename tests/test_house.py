@@ -40,8 +40,8 @@ ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "rendering"},
     {"sensitivity", "grouping"},
-    {"batch_size", "spike_costs"},
-    {"figures", "forecast", "claims", "guard", "spikes"},
+    {"batch_size", "spikes"},
+    {"figures", "forecast", "claims", "guard"},
     {"report"},
 ]
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.

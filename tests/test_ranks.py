@@ -20,7 +20,7 @@ import on_ranks
 from lab.core import distributed, files
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.training.fleet import check_ranks
+from lab.training.building import check_ranks
 from small import configs
 
 HERE = Path(__file__).parent

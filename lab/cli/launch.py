@@ -134,7 +134,7 @@ def _with_ledger(word: str) -> str:
     if not path.is_file():
         raise RequestError(f"no ledger file {path}")
     content = read_sweep(path)
-    from lab.training.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
+    from lab.optim.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
 
     if unknown := unknown_key(content):
         raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")

@@ -12,9 +12,10 @@ from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.optim.batch_schedule import Adaptive
 from lab.sweep.local_jobs import Slot
+from lab.training.building import pick_device
 from lab.training.config import RunConfig
 from lab.training.control import is_controlled
-from lab.training.fleet import PASS_TOKENS, pick_device
+from lab.training.fleet import PASS_TOKENS
 
 BYTES = 4  # per number
 TOKEN = 8  # bytes of a token while its batch is drawn

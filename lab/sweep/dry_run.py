@@ -24,8 +24,9 @@ from lab.records import store
 from lab.sweep.capacity import Host
 from lab.sweep.local_jobs import JobEnd, Slot, run_jobs
 from lab.sweep.planner import Point, training_flops
+from lab.training.building import pick_device
 from lab.training.config import RunConfig
-from lab.training.fleet import VALIDATION_TOKENS, Fleet, pick_device
+from lab.training.fleet import VALIDATION_TOKENS, Fleet
 from lab.training.identity import columns, differs_in_fleet, run_id, static_key
 from lab.training.loop import Moment
 from lab.training.recorder import Recorder, fleet_label, run_card

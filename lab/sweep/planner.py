@@ -17,9 +17,9 @@ from lab.records import plans, store
 from lab.records.trackers import require
 from lab.sweep.capacity import Host, check_fits, measure_host, most_runs
 from lab.sweep.local_jobs import Slot
+from lab.training.building import check_custom, check_ranks
 from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
-from lab.training.fleet import check_custom, check_ranks
 from lab.training.identity import identify, static_key
 
 # FLOPs of a shape above which compiling pays: five minutes on one core, of which it saves two.

@@ -42,10 +42,10 @@ from lab.core.registry import (
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.batch_schedule import Adaptive, resolve
+from lab.optim.ledger import Ledger, build_ledger
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.training.checkpoint import CheckpointConfig
-from lab.training.ledger import Ledger, build_ledger
 
 FEWEST_TARGETS = 1024  # of a short validation
 

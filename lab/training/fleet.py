@@ -14,14 +14,11 @@ from torch.func import functional_call
 
 from lab.core import distributed
 from lab.core.axes import over, per_run_norm
-from lab.core.distributed import check_divisible, distribute, gradients, initial_device
-from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, LossTerm, announce
+from lab.core.distributed import distribute, gradients, initial_device
+from lab.core.hooks import LossTerm, announce
 from lab.core.rounding import rounded
 from lab.core.schema import leaves, stack
-from lab.model.custom import CustomModel, check_custom_model
 from lab.model.loss import IGNORED, losses
-from lab.model.transformer import Transformer
 from lab.optim.batch_schedule import Adaptive
 from lab.optim.links import Now, Tensors
 from lab.responses.response import Gate
@@ -29,6 +26,7 @@ from lab.training import accumulation
 from lab.training.accumulation import Accumulation
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
+from lab.training.building import OPERANDS, build_model, hook_interventions, pick_device
 from lab.training.clock import Clock
 from lab.training.config import RunConfig
 from lab.training.control import Control, begin_readings, is_controlled
@@ -38,65 +36,6 @@ from lab.training.identity import static_key
 # Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
 VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
 PASS_TOKENS = 2048  # held-out tokens of one pass through the model
-OPERANDS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
-
-
-def pick_device(device: str) -> torch.device:
-    """Return the device that a config names; ``auto`` is the first available of cuda, mps and cpu.
-
-    Raises:
-        RequestError: the device is not available.
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if device == "auto":
-        return distributed.rank_device(next(name for name, is_available in available.items() if is_available))
-    if not available[device]:
-        raise RequestError(
-            f"device={device} is not available here; available: {', '.join(d for d in available if available[d])}"
-        )
-    return distributed.rank_device(device)
-
-
-def check_ranks(config: RunConfig) -> None:
-    """Refuse a run whose batch or weights cannot be split among the ranks.
-
-    Raises:
-        RequestError: the number of ranks does not divide the batch size or a weight.
-    """
-    if config.guest and distributed.world_size() > 1:
-        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
-    distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
-    if config.response and distributed.world_size() > 1:
-        raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")
-    if distributed.world_size() > 1 and config.ranks == "fsdp":
-        with torch.device("meta"):
-            model = _build_model(config, 1)
-        check_divisible({name: weight.shape for name, weight in model.weights().items()})
-
-
-def check_custom(config: RunConfig) -> None:
-    """Check the custom model, if the run has one, in a forward pass and a backward pass.
-
-    Raises:
-        RequestError: the model cannot be trained in a fleet.
-    """
-    for name, entry in config.guest.items():
-        vocabulary = config.data.entry.open().vocabulary
-        check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
-
-
-def _hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
-    entries = {**config.intervention, **({config.response.name: config.response.entry} if config.response else {})}
-    return {name: entry for name, entry in entries.items() if isinstance(entry, HookIntervention)}
-
-
-def _build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
-    vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
-    for entry in config.guest.values():
-        make = partial(entry.build, config.model, vocabulary)
-        return CustomModel(make, runs, _hook_interventions(config), config.model, operands)
-    scale = config.parametrization.entry.attention_scale(config.model.head_width)
-    return Transformer(config.model, vocabulary, runs, _hook_interventions(config), scale, operands)
 
 
 NO_READINGS: Mapping[str, Tensor] = {}
@@ -118,13 +57,20 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
-        seeds, draws = config.data.entry.seed, burst_draws(configs, self.corpus)
-        size, resident = (config.batch_size, config.seq_len), self.device.type != "cpu"
-        self.loader = BatchLoader(self.corpus, seeds, *size, self.device, resident=resident, draws=draws)
-        self.forward_differs = any(is_free for *_, is_free in leaves(_hook_interventions(config)))
+        resident = self.device.type != "cpu"
+        self.loader = BatchLoader(
+            self.corpus,
+            config.data.entry.seed,
+            config.batch_size,
+            config.seq_len,
+            self.device,
+            resident=resident,
+            draws=burst_draws(configs, self.corpus),
+        )
+        self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
         self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
         with initial_device(config.ranks):
-            self.model = _build_model(config, self.runs).to(dtype)
+            self.model = build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
         self.shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width)
@@ -139,8 +85,7 @@ class Fleet:
             self.adaptive = config.batch.entry
         self.counts_s = config.micro_batches
         self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
-        self.seen_s = np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows  # of each update, before it
-        self.shape_sr = self._shape(self.seen_s)
+        self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
         self.state = config.optimizer.begin(self.weights)
         if config.loss_scale:
             self.state["loss_scale"] = config.loss_scale.entry.begin(self.runs, self.device)
@@ -171,7 +116,7 @@ class Fleet:
     def restart(self, config: RunConfig) -> None:
         """Go on with the optimizer of another config of the same shape; all else stays bit for bit."""
         self.config = config
-        self.shape_sr = self._shape(self.seen_s)
+        self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
         self.engine.forget()
 
     def _fresh_rule(self) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import pandas as pd
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import STEPS, claim
-from lab.analysis.spike_costs import spike_costs
+from lab.analysis.spikes.costs import spike_costs
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 

@@ -15,7 +15,7 @@ from lab.analysis.probe_values import places
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.spike_costs import spike_costs
+from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import spell
 from lab.records.store import Records

@@ -1,0 +1,77 @@
+"""What a config asks for is chosen and checked: its device, its ranks and its model."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from lab.core import distributed
+from lab.core.distributed import check_divisible
+from lab.core.errors import RequestError
+from lab.core.hooks import HookIntervention
+from lab.model.custom import CustomModel, check_custom_model
+from lab.model.transformer import Transformer
+from lab.training.config import RunConfig
+
+OPERANDS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
+
+
+def pick_device(device: str) -> torch.device:
+    """Return the device that a config names; ``auto`` is the first available of cuda, mps and cpu.
+
+    Raises:
+        RequestError: the device is not available.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        return distributed.rank_device(next(name for name, is_available in available.items() if is_available))
+    if not available[device]:
+        raise RequestError(
+            f"device={device} is not available here; available: {', '.join(d for d in available if available[d])}"
+        )
+    return distributed.rank_device(device)
+
+
+def check_ranks(config: RunConfig) -> None:
+    """Refuse a run whose batch or weights cannot be split among the ranks.
+
+    Raises:
+        RequestError: the number of ranks does not divide the batch size or a weight.
+    """
+    if config.guest and distributed.world_size() > 1:
+        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
+    distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
+    if config.response and distributed.world_size() > 1:
+        raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")
+    if distributed.world_size() > 1 and config.ranks == "fsdp":
+        with torch.device("meta"):
+            model = build_model(config, 1)
+        check_divisible({name: weight.shape for name, weight in model.weights().items()})
+
+
+def check_custom(config: RunConfig) -> None:
+    """Check the custom model, if the run has one, in a forward pass and a backward pass.
+
+    Raises:
+        RequestError: the model cannot be trained in a fleet.
+    """
+    for name, entry in config.guest.items():
+        vocabulary = config.data.entry.open().vocabulary
+        check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
+
+
+def hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
+    """Interventions that attach to the model, by name, and the response if it does."""
+    entries = {**config.intervention, **({config.response.name: config.response.entry} if config.response else {})}
+    return {name: entry for name, entry in entries.items() if isinstance(entry, HookIntervention)}
+
+
+def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
+    """The model of so many runs, its weights not initialized."""
+    vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
+    for entry in config.guest.values():
+        make = partial(entry.build, config.model, vocabulary)
+        return CustomModel(make, runs, hook_interventions(config), config.model, operands)
+    scale = config.parametrization.entry.attention_scale(config.model.head_width)
+    return Transformer(config.model, vocabulary, runs, hook_interventions(config), scale, operands)
