@@ -236,6 +236,17 @@ def test_a_run_that_goes_back_again_keeps_its_lower_learning_rate() -> None:
     assert control(made).clock.lr_factor_r.tolist() == [0.5]
 
 
+def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
+    made = fleet("seed=0", "seed=1")
+    for name, tensor in made.tensors().items():
+        if name.startswith("adam."):
+            tensor.fill_(7.0)
+    control(made)._carry_out(0, Action(reset=True))
+    moments = [tensor for name, tensor in made.tensors().items() if name.startswith("adam.")]
+    assert all(not tensor[0].any() for tensor in moments)
+    assert all((tensor[1] == 7).all() for tensor in moments)
+
+
 def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
     weight, eager = torch.tensor([[0.1, 0.2], [0.3, 0.4]]), SimpleNamespace(config=SimpleNamespace(engine="eager"))
     before = weight.clone()
