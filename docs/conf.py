@@ -50,6 +50,7 @@ docs/data
 docs/your_own_recipe
 docs/guard_your_recipe
 docs/which_batch_size
+docs/my_run_has_spiked
 docs/laptop_to_cluster
 docs/one_large_run
 ```

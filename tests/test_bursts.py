@@ -49,6 +49,7 @@ def test_a_burst_of_no_sequences_or_no_batches_changes_nothing(name: str) -> Non
 
 def test_a_start_below_one_is_a_share_of_the_steps() -> None:
     assert burst("shift", start=0.6).batches(STEPS) == range(60, 64)
+    assert burst("shift", start=0.29, length=0.031).batches(STEPS) == range(29, 33)  # 0.29 * 100 is below 29
 
 
 @pytest.mark.parametrize("where", [{"burst.start": "10"}, {"burst.start": "0.9"}, {"burst.length": "9"}])

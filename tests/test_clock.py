@@ -15,6 +15,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard
+from lab.sweep.capacity import bytes_asked
 from lab.sweep.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.clock import Clock
@@ -195,6 +196,12 @@ def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(killed_after: int, t
     assert plain(second) == records(made())
 
 
+def test_the_estimate_of_memory_counts_snapshots_and_the_state_at_the_end() -> None:
+    plain, armed = configs("", "response=rewind_and_skip response.snapshots=6", shared=("model.width=64",))
+    state = sum(tensor.nbytes for tensor in Fleet([plain]).tensors().values())
+    assert bytes_asked(armed) - bytes_asked(plain) == pytest.approx(7 * state, rel=0.05)
+
+
 def test_a_rewind_beyond_the_snapshots_is_refused() -> None:
     with pytest.raises(RequestError, match=r"rewind=9 reaches further back .* at least snapshots=6"):
         configs("seed=0", shared=(*ARMED, *SNAPSHOTS, "response.rewind=9"))
@@ -216,6 +223,28 @@ def test_a_run_goes_back_at_least_so_many_updates_and_no_further_than_it_must(up
     abandoned = [snapshot["position"]["step_r"][0] > step for snapshot in snapshots.ring]
     assert [not usable for usable, _ in (snapshot["usable_r"] for snapshot in snapshots.ring)] == abandoned
     assert all(usable for _, usable in (snapshot["usable_r"] for snapshot in snapshots.ring))
+
+
+def test_a_run_that_goes_back_again_keeps_its_lower_learning_rate() -> None:
+    made = fleet("seed=0", actions={0: Action(lr_factor=0.5)})
+    for moment in range(12):
+        control(made).before_step()
+        control(made).after_step()
+        if moment == 11:
+            control(made)._carry_out(0, Action(rewind=4))
+    assert control(made).clock.step_r.tolist() == [8]  # before the factor was set, after step 9
+    assert control(made).clock.lr_factor_r.tolist() == [0.5]
+
+
+def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
+    made = fleet("seed=0", "seed=1")
+    for name, tensor in made.tensors().items():
+        if name.startswith("adam."):
+            tensor.fill_(7.0)
+    control(made)._carry_out(0, Action(reset=True))
+    moments = [tensor for name, tensor in made.tensors().items() if name.startswith("adam.")]
+    assert all(not tensor[0].any() for tensor in moments)
+    assert all((tensor[1] == 7).all() for tensor in moments)
 
 
 def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
@@ -254,6 +283,7 @@ def test_a_burst_a_spike_and_its_ending_are_events_where_they_happen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
 def test_a_compiled_fleet_goes_back_as_an_eager_one_does_and_agrees_to_rounding() -> None:
     actions = {0: Action(rewind=4, skip=5), 1: Action(reset=True, lr_factor=0.5)}

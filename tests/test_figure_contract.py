@@ -229,6 +229,69 @@ def test_a_planted_fault_is_seen(fault, sentence: str) -> None:
     assert [complaint for complaint in complaints(figure) if sentence in complaint]
 
 
+@pytest.mark.parametrize("page", [style.SCREEN, COLUMN], ids=["screen", "column"])
+def test_figures_of_spikes_can_be_read(page: style.Page) -> None:
+    records = spiked()
+    with style.drawn_for(page):
+        shown = list(drawings(records, iter(["responses", "anatomy_of_a_spike"])))
+        assert not wrong(iter(shown))
+    captions = {name: drawing.caption for name, drawing in shown}
+    assert "there were 1 false alarms in" in captions["responses"]
+    assert "All runs ended before their burst: skip update." in captions["responses"]
+    assert "A dashed line is where the burst begins." in captions["anatomy_of_a_spike"]
+
+
+def test_the_leaderboard_is_paired_and_ranked_by_the_peak() -> None:
+    figure = FIGURES["responses"](spiked())
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "rewind and skip, skip 75",
+        "rewind and skip, skip 0",
+        "none",
+    ]
+    change = [line for line in figure.axes[2].get_lines() if line.get_marker() == "o"]
+    assert [float(x) for x in change[0].get_xdata()] == pytest.approx([-0.25, 0.5])
+
+
+def spiked() -> Records:
+    """Runs without a response and with three, of which one never met its burst."""
+    finals = {
+        ("none", None): 2.5,
+        ("rewind_and_skip", 75): 2.25,
+        ("rewind_and_skip", 0): 3.0,
+        ("skip_update", None): 4.0,
+    }
+    peaks = {
+        ("none", None): 3.0,
+        ("rewind_and_skip", 75): 0.01,
+        ("rewind_and_skip", 0): 1.0,
+        ("skip_update", None): 0.0,
+    }
+    made, rows, events = [], [], []
+    for (response, skip), final in finals.items():
+        for seed in range(3):
+            outcome = {"spikes": 1, "rewound_steps": 10, "skipped_batches": skip or 0, "ending": "recovered"}
+            made.append(
+                planted.card(**{"burst": "rare_tokens", "response": response, "response.skip": skip, "seed": seed})
+                | outcome
+                | {"final_val_loss": final + 0.1 * seed}
+            )
+            name, met = made[-1]["id"], response != "skip_update"
+            events += [(name, 240, 240, "burst", 1.0, "")] * met + [(name, 242, 242, "spike", 9.0 + seed, "")] * met
+            for step in range(10, 390, 10):
+                excess = peaks[response, skip] * (1 + 0.01 * seed) * (240 < step < 300)
+                rows += [(name, step, probe, "", 2 + excess) for probe in ("val_loss", "train_loss")]
+                rows += [
+                    (name, step, probe, where, 1e-3 * (1 + excess))
+                    for probe in ("grad_rms", "update_rms")
+                    for where in ("embedding", "block0.mlp_up", "block1.mlp_up", "head")
+                ]
+    events.append((made[0]["id"], 100, 100, "spike", 3.0, ""))
+    made[0]["spikes"] = 2
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    happened = pd.DataFrame(events, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
+    return Records(planted.table(made), metrics, happened)
+
+
 def test_captions_follow_the_figure() -> None:
     """The same figure of calm runs has no word on crosses, triangles, bars or power laws."""
     calm = list(planted.cards(lrs=(1e-3, 1e-2), widths=(32, 64), seeds=(0,), loss_bigram=9.0))

@@ -182,8 +182,9 @@ def load(*folders: str | Path) -> Records:
     runs = runs.loc[(runs["status"] == "failed").sort_values(kind="stable").index].drop_duplicates("id")
     kept = [set(runs.loc[runs["folder"] == index, "id"]) for index in range(len(tables))]
     metrics = [table.metrics[table.metrics["id"].isin(ids)] for table, ids in zip(tables, kept, strict=True)]
+    events = [table.events[table.events["id"].isin(ids)] for table, ids in zip(tables, kept, strict=True)]
     runs = runs.drop(columns="folder").sort_values("id", ignore_index=True)
-    return Records(runs, pd.concat(metrics, ignore_index=True))
+    return Records(runs, pd.concat(metrics, ignore_index=True), pd.concat(events, ignore_index=True))
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:

@@ -102,6 +102,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     flags = [word for word in words if word not in [*overrides, *shard, *DRY_RUNS]]
     _refuse_unknown_flags(flags)
     use_config_dir(flags)
+    overrides = [_with_ledger(word) for word in overrides]
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
     override_rules.check_overrides(overrides)
@@ -118,6 +119,28 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
         sweeper_options = [*shard, *dry_run, *["one=true"] * one]
         sweeper_overrides = [f"hydra.sweeper.{option}" for option in sweeper_options]
         _call_hydra(["--multirun", *flags, *added, *overrides, *sweeper_overrides])
+
+
+def _with_ledger(word: str) -> str:
+    """``ledger=FILE.yaml`` as the choice of a stored config; any other override as it is.
+
+    Raises:
+        RequestError: the file does not exist, or holds anything but restarts.
+    """
+    key, _, value = word.partition("=")
+    path = Path(value)
+    if key.lstrip("+") != "ledger" or path.suffix not in (".yaml", ".yml"):
+        return word
+    if not path.is_file():
+        raise RequestError(f"no ledger file {path}")
+    content = read_sweep(path)
+    from lab.optim.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
+
+    if unknown := unknown_key(content):
+        raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")
+    named = OmegaConf.merge({"name": path.stem}, content)
+    ConfigStore.instance().store(group="ledger", name="requested", node=named)
+    return "ledger=requested"
 
 
 def _program(path: str) -> list[str]:

@@ -43,6 +43,11 @@ def _optimizers() -> Iterator[tuple[str, str]]:
         yield path.stem, _comment(path)
 
 
+def _ledgers() -> Iterator[tuple[str, str]]:
+    for path in sorted(hydra_app.data_folder("conf").glob("ledger/*.yaml")):
+        yield path.stem, _comment(path)
+
+
 def _entries(kind: str) -> Callable[[], Iterator[tuple[str, str]]]:
     def lines() -> Iterator[tuple[str, str]]:
         import lab.training.config  # noqa: F401  (fills the registries)
@@ -83,6 +88,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "bursts": _entries("burst"),
     "loss_scales": _entries("loss_scale"),
     "responses": _entries("response"),
+    "ledgers": _ledgers,
     "detectors": _detectors,
     "probes": _entries("probe"),
     "trackers": _entries("tracker"),

@@ -43,6 +43,7 @@ RUN_COLUMNS = {
     "intervention": "string",  # names of the interventions, sorted, joined with "+"; or "none"
     "burst": "string",  # name of the burst, or "none"
     "response": "string",  # name of the response to loss spikes, or "none"
+    "ledger": "string",  # name of the ledger of restarts, or "none"
     "status": "string",  # finished | diverged | failed
     "diverged_at": "Int64",  # first step with a non-finite loss; null when there was none
     "reason": "string",  # why a run failed or counts as diverged
@@ -64,7 +65,7 @@ RUN_COLUMNS = {
     "data_fingerprint": "string",
     "data_notes": "string",  # properties of the data: files, Python version, entropy
 }
-SPIKE_LAB = ("burst", "response")  # columns that are part of an id unless they are "none"
+SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id unless they are "none"
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 # Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its
 # tokens, which follow from steps and batches.
@@ -73,7 +74,7 @@ EVENT_COLUMNS = {
     "id": "string",
     "step": "int64",  # updates made so far, those not counted from which the run went back
     "batch": "int64",  # index of the batch of the data that comes next
-    "kind": "string",  # burst | spike | recovered | stuck | diverged | stalled | rewind | skip_batches | ...
+    "kind": "string",  # burst | spike | recovered | stuck | diverged | stalled | rewind | skip_batches | restart | ...
     "value": "float64",
     "note": "string",  # what the value is
 }

@@ -14,6 +14,7 @@ from lab.optim.batch_schedule import Adaptive
 from lab.sweep.local_jobs import Slot
 from lab.training.building import pick_device
 from lab.training.config import RunConfig
+from lab.training.control import is_controlled
 from lab.training.fleet import PASS_TOKENS
 
 BYTES = 4  # per number
@@ -64,7 +65,8 @@ def bytes_asked(config: RunConfig) -> float:
     These are the schedule, weights, gradients, two moments, and the largest of three temporary parts: activations kept
     for the backward pass, with attention scores in full; a held-out pass; two more tensors per weight in the optimizer.
     Counted tensor by tensor, as if all gradients existed at once. A step of micro-batches keeps the activations of one
-    of them, the sum of the gradients, and the tokens of all.
+    of them, the sum of the gradients, and the tokens of all. A run with a response keeps weights and moments again in
+    each snapshot; one that is watched, also the state in which it ended.
     """
     vocabulary: int = config.data.entry.open().vocabulary
     depth, width, length = config.model.depth, config.model.width, config.seq_len
@@ -74,7 +76,9 @@ def bytes_asked(config: RunConfig) -> float:
     weights = 12 * depth * width**2 + 2 * vocabulary * width
     temporary = max(config.rows * length * kept, max(PASS_TOKENS, length) * passing, 2 * weights)
     summed = 0 if config.batch is None else BYTES * weights + TOKEN * config.batch_size * length
-    return float(BYTES * (4 * weights + temporary) + SCHEDULE * config.steps + summed)
+    snapshots = config.response.entry.snapshots if config.response else 0
+    copies = snapshots + is_controlled(config)
+    return float(BYTES * (4 * weights + 3 * weights * copies + temporary) + SCHEDULE * config.steps + summed)
 
 
 def bytes_per_run(config: RunConfig) -> float:

@@ -42,6 +42,7 @@ from lab.core.registry import (
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.batch_schedule import Adaptive, resolve
+from lab.optim.ledger import Ledger, build_ledger
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.training.checkpoint import CheckpointConfig
@@ -114,6 +115,7 @@ class RunConfig:
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
     burst: NamedEntry | None = None
     response: NamedEntry | None = None
+    ledger: Ledger | None = None
     loss_scale: NamedEntry | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
 
@@ -197,8 +199,8 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "loss_scale": partial(_named, LOSS_SCALES),
 }
 # Groups that may be empty; ids of runs without one do not depend on it.
-OPTIONAL = ("batch", "burst", "response", "loss_scale")
-SPIKE_LAB = ("burst", "response")
+OPTIONAL = ("batch", "burst", "response", "ledger", "loss_scale")
+SPIKE_LAB = ("burst", "response", "ledger")
 NAMELESS = ("intervention", "guest", "checkpoint")
 
 
@@ -241,8 +243,10 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
         if identity not in known:
             known[identity] = make(values, key)
         built[key] = known[identity]
-    scalars = {key: value for key, value in tree.items() if key not in built}
+    scalars = {key: value for key, value in tree.items() if key not in built and key != "ledger"}
     config = _in_steps(built, scalars)
+    if tree.get("ledger"):
+        config = replace(config, ledger=build_ledger(tree["ledger"], tree["optimizer"], config.steps))
     _check_consistent(config)
     return config
 
@@ -304,6 +308,8 @@ def _check_consistent(config: RunConfig) -> None:
         config.burst.entry.check(config.steps)
     if config.response is not None:
         _check_response(config)
+        if config.ledger is not None:
+            raise RequestError(f"ledger={config.ledger.name} and response={config.response.name} both act; choose one")
     _check_precision(config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.core.detectors import FLOOR_FOR, STALLED_FOR, WINDOW, SpikeWatch, window_statistics
+from lab.core.schema import stack
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.training.clock import Clock
 from lab.training.config import RunConfig
@@ -21,8 +22,18 @@ Event = tuple[int, int, str, float, str]  # step, batch, kind, value, note
 
 
 def is_controlled(config: RunConfig) -> bool:
-    """Whether runs of this config are read after every update: those with a burst, a response or a loss scale."""
-    return any(group is not None for group in (config.burst, config.response, config.loss_scale))
+    """Whether runs of this config are read after every update: with a burst, response, ledger or loss scale."""
+    return any(group is not None for group in (config.burst, config.response, config.ledger, config.loss_scale))
+
+
+def restarts(configs: Sequence[RunConfig], device: torch.device) -> list[tuple[int, RunConfig]]:
+    """The steps at which the ledger of a fleet restarts it, and its config from there on."""
+    ledgers = [config.ledger.optimizers for config in configs if config.ledger]
+    by_restart = [tuple(zip(configs, optimizers, strict=True)) for optimizers in zip(*ledgers, strict=True)]
+    return [
+        (pairs[0][1][0], stack([replace(config, optimizer=optimizer) for config, (_, optimizer) in pairs], device))
+        for pairs in by_restart
+    ]
 
 
 def begin_readings(runs: int, device: torch.device) -> dict[str, Tensor]:
@@ -104,6 +115,7 @@ class Control:
         self.steps, self.readings, self.tensors, self.fresh_state = configs[0].steps, readings, tensors, fresh_state
         self.responses: list[Response] = [c.response.entry if c.response else Response() for c in configs]
         self.bursts = [config.burst.entry if config.burst else None for config in configs]
+        self.restarts, self.restart = restarts(configs, readings["loss"].device), -1
         self.clock = Clock.begin(len(configs))
         self.snapshot_every = self.responses[0].snapshot_every
         self.snapshots = Snapshots(tensors, self.responses[0].snapshots)
@@ -130,6 +142,19 @@ class Control:
                 was_in_burst, log.in_burst = log.in_burst, burst.covers(batch, self.steps)
                 if log.in_burst and not was_in_burst:
                     self._note(run, "burst", burst.share(batch, self.steps), "share of the sequences")
+
+    def restarted(self) -> RunConfig | None:
+        """The config with which the fleet goes on if its ledger, or a checkpoint, brings another; notes restarts."""
+        step = int(self.clock.step_r.max())  # runs with a ledger keep pace
+        past = [index for index, (restart, _) in enumerate(self.restarts) if restart <= step]
+        if not past or past[-1] == self.restart:
+            return None
+        self.restart = past[-1]
+        restart, config = self.restarts[self.restart]
+        if config.ledger is not None and restart == step:
+            for run in range(len(self.logs)):
+                self._note(run, "restart", step, config.ledger.entries[self.restart])
+        return config
 
     def after_step(self) -> None:
         """Read what the update measured, count it, and carry out what the responses ask for."""

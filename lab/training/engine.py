@@ -48,6 +48,9 @@ class Eager:
         """Carry out a step; returns probe values ``[r]`` by (probe, hook point), none unless ``with_probes``."""
         return self._carry_out(self.training_state, inputs, with_probes=with_probes)
 
+    def forget(self) -> None:
+        """Take the numbers per run anew at the next step."""
+
     def _carry_out(self, training_state: Any, inputs: Sequence[Tensor], *, with_probes: bool) -> ProbeValues:
         listener = Listener(self.probes if with_probes else (), self.faults)
         with listening(listener):
@@ -75,6 +78,9 @@ class Compiled(Eager):
             self.graphs[with_probes] = Captured(graph, tensors, len(inputs)) if tensors[0].is_cuda else graph
         values = self.graphs[with_probes](*tensors)
         return {key: value.clone() for key, value in zip(self.keys, values, strict=True)} if with_probes else {}
+
+    def forget(self) -> None:
+        self.graphs.clear()  # traced anew, and compiled from the cache
 
     def _trace(self, tensors: Sequence[Tensor], *, with_probes: bool) -> Step:
         _, tree = trees.tree_flatten(self.training_state)

@@ -40,9 +40,8 @@ PASS_TOKENS = 2048  # held-out tokens of one pass through the model
 
 NO_READINGS: Mapping[str, Tensor] = {}
 Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits and hidden states
-TrainingState = tuple[
-    Any, ...
-]  # weights, state of the links, first step with a bad loss, and readings if there are any
+# Weights, state of the links, first step with a bad loss, and readings if there are any.
+TrainingState = tuple[Any, ...]
 
 
 class Fleet:
@@ -113,6 +112,12 @@ class Fleet:
         self.control: Control | None = None
         if self.readings:
             self.control = Control(configs, self.readings, self.tensors(), self._fresh_rule)
+
+    def restart(self, config: RunConfig) -> None:
+        """Go on with the optimizer of another config of the same shape; all else stays bit for bit."""
+        self.config = config
+        self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
+        self.engine.forget()
 
     def _fresh_rule(self) -> dict[str, Tensor]:
         """The state of the links that make the direction, Adam's for one, before the first update."""
@@ -270,15 +275,13 @@ class Fleet:
         gate = self._gate(weight_gradients, loss_r, *readings)
         if gate.lr_factor_r is not None:
             shape_r = shape_r * gate.lr_factor_r
-        update = partial(
-            self.config.optimizer.step, weight_gradients, state, Now(step, weights, shape_r, self.lr_factor)
-        )
+        now = Now(step, weights, shape_r, self.lr_factor)
+        update = partial(self.config.optimizer.step, weight_gradients, state, now)
         if gate.keep_r is None:
             update()
         else:
-            self._update_kept(
-                update, gate.keep_r, [*weights.values(), *(t for link in state.values() for t in link.values())]
-            )
+            links = (tensor for link in state.values() for tensor in link.values())
+            self._update_kept(update, gate.keep_r, [*weights.values(), *links])
         self._store(weights)
         if self.config.loss_scale:
             self._rescale(state["loss_scale"], readings[0])

@@ -27,6 +27,7 @@ def _rows(config: RunConfig) -> Rows:
             del rows[group]
     for group in SPIKE_LAB:  # a column of its own name says which it is
         rows.pop(f"{group}.name", None)
+    rows.pop("ledger.optimizers", None)  # they follow from its entries
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
     # absent, so that ids of runs from before these keys do not depend on them
     if config.validation == "whole":
@@ -55,7 +56,7 @@ def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
 
 
 def _spike_lab(config: RunConfig) -> dict[str, str]:
-    """Names of the burst and of the response, or ``none``."""
+    """Names of the burst, the response and the ledger, or ``none``."""
     entries = {group: getattr(config, group) for group in SPIKE_LAB}
     return {group: entry.name if entry else "none" for group, entry in entries.items()}
 

@@ -79,6 +79,8 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[Moment]:
         if listener.hears("val_loss"):
             listener("val_loss", "", fleet.evaluate(whole=False))
         control.before_step()
+        if restarted := control.restarted():
+            fleet.restart(restarted)
         listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
         control.after_step()
         yield Moment(control.moments, min(under_way), listener.probe_values, None, steps_now)

@@ -235,19 +235,19 @@ def _texts(curves: pd.DataFrame, part: str, runs: pd.DataFrame) -> list[str]:
 
 
 def draw_intervals(
-    axes: Axes, x: Any, intervals: list[Interval], texts: list[str], sideways: bool = False, **look: Any
+    axes: Axes, x: Any, values: list[Interval], texts: list[str], sideways: bool = False, **look: Any
 ) -> None:
     """Draw means joined by a line, each with its interval; below three seeds draw a dash per seed."""
-    means = [interval.mean for interval in intervals]
-    half = [interval.high - interval.mean for interval in intervals]
+    means = [interval.mean for interval in values]
+    half = [interval.high - interval.mean for interval in values]
     xy = (means, x) if sideways else (x, means)
     bars: dict[str, Any] = {"fmt": "none", "xerr" if sideways else "yerr": half}
     drawn = axes.errorbar(*xy, **bars, ecolor=look["color"], elinewidth=1, capsize=2.5)
     if np.isfinite(half).any():
-        marks.name(drawn.lines[2][0], marks.INTERVAL, max(interval.n for interval in intervals))
+        marks.name(drawn.lines[2][0], marks.INTERVAL, max(interval.n for interval in values))
     (line,) = axes.plot(*xy, markersize=5, **look)
     say(axes, line, texts)
-    for x_of_interval, interval in zip(x, intervals, strict=True):
+    for x_of_interval, interval in zip(x, values, strict=True):
         if 0 < interval.n < FEWEST_SEEDS:
             seeds = ([x_of_interval] * interval.n, interval.values)
             mark = "|" if sideways else "_"

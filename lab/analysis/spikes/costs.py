@@ -46,8 +46,8 @@ def spike_costs(records: Records) -> pd.DataFrame:
 def _by_run(table: pd.DataFrame, *columns: str) -> dict[str, Arrays]:
     """By run id, these columns in the order of the table."""
     arrays = [table[column].to_numpy() for column in columns]
-    indices = table.groupby("id").indices.items()
-    return {str(run): tuple(array[index] for array in arrays) for run, index in indices}
+    indices = table.groupby("id").indices
+    return {str(run): tuple(array[index] for array in arrays) for run, index in indices.items()}
 
 
 def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
@@ -56,13 +56,12 @@ def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
     bursts_n = step_n[kind_n == "burst"]
     onset = float(bursts_n[0]) if len(bursts_n) else math.inf  # events are in the order in which they happened
     alarms = int((step_n[kind_n == "spike"] < onset).sum())
-    held_out_n, value_n = losses
-    excess = _excess(held_out_n, value_n, onset, steps)
-    return *excess, final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
+    return *_excess(losses, onset, steps), final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
 
 
-def _excess(step_n: Any, value_n: Any, onset: float, steps: float) -> tuple[float, float]:
+def _excess(losses: Arrays, onset: float, steps: float) -> tuple[float, float]:
     """Peak and recovery; NaN without a held-out loss on both sides of the onset."""
+    step_n, value_n = losses
     on_slice_n = (step_n > 0) & (step_n < steps - 1)  # the first and the last are of the whole held-out text
     before_n = value_n[on_slice_n & (step_n <= onset)][-BEFORE:]
     after_n, at_n = value_n[on_slice_n & (step_n > onset)], step_n[on_slice_n & (step_n > onset)]

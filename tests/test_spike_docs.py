@@ -1,0 +1,38 @@
+"""The page "My run has spiked": its names exist, and its commands are accepted as they are written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.__main__ import main
+from lab.cli.hydra_app import data_folder
+
+PAGE = (Path(__file__).parents[1] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+LEDGER = re.findall(r"```yaml\n(restarts:.*?)```", PAGE, re.DOTALL)[0]
+
+
+def test_every_remedy_is_a_response() -> None:
+    remedies = re.findall(r"^\| `(\w+)` \|.*\|.*\|.*", PAGE.split("## 3.")[1], re.MULTILINE)
+    assert len(remedies) == 6
+    assert {*remedies, "rewind_only"} <= {path.stem for path in data_folder("conf").glob("response/*.yaml")}
+
+
+def test_a_log_is_watched_and_a_ledger_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    header = re.findall(r"```csv\n(.*?)\n```", PAGE)[0]
+    losses = [2.0 + 0.01 * (step % 3) for step in range(100)] + [6.0] * 5 + [2.0] * 50
+    rows = "\n".join(f"{step},{loss},1.0" for step, loss in enumerate(losses))
+    Path("log.csv").write_text(f"{header}\n{rows}\n")
+    Path("mine.yaml").write_text(LEDGER)
+    quick = [line.split()[1:] for line in COMMANDS if line.startswith(("lab watch log", "lab list", "lab train"))]
+    codes = {" ".join(words): main(words) for words in quick if words[0] != "train" or "--dry-run" in words}
+    assert codes == {line: int(line.startswith("watch")) for line in codes}
+    assert len(codes) == 6
+    assert "recovered" in capsys.readouterr().out
+    assert list(Path("log.csv.alarms").glob("*.svg"))
