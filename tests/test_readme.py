@@ -65,7 +65,7 @@ def test_the_tables_of_claims_are_those_of_the_committed_results(page: str) -> N
 def test_the_counts_by_subject_are_those_of_the_claims() -> None:
     """The verdicts of the long table, counted again."""
     rows = [line.split(" | ") for line in between(claims(), scoreboard.MARKS).splitlines() if line.startswith("| ")][1:]
-    rows = [(row[0].endswith("(ours)"), row[2]) for row in rows]
+    rows = [(figure.endswith("(ours)"), verdict) for _, figure, _, verdict, *_ in rows]
     paper, ours = ([verdict for is_ours, verdict in rows if is_ours == asked] for asked in (False, True))
     counts = [
         [int(cell) for cell in line.strip("| ").split(" | ")[1:]]

@@ -21,7 +21,12 @@ from pieces import CONF, recipe
 
 FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom models are users' own
 # Files that are an entry with other numbers.
-PRESETS = {"data/c4": "huggingface"}
+PRESETS = {
+    "data/c4": "huggingface",
+    "response/restart_from_newest": "restart_and_lower",
+    "response/rewind_only": "rewind_and_skip",
+    "response/rewind_skip_and_lower": "rewind_and_skip",
+}
 EVERY_ENTRY = [(each, name) for each in FILLED for name in each]
 # Groups of conf whose files are the entries of a registry.
 GROUPS = {
@@ -33,7 +38,8 @@ GROUPS = {
 EMPTY = ("burst/none", "response/none", "loss_scale/none")
 PATHS = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 FILES = [path for path in PATHS if path not in EMPTY]
-NAMED = [file for file in FILES if not file.startswith("arm/")]  # an arm is a bundle of keys without a name
+# An arm is a bundle of keys without a name, a ledger a list of changes; tests of their own compose them.
+NAMED = [file for file in FILES if not file.startswith(("arm/", "ledger/"))]
 
 
 def files(group: str) -> list[str]:
@@ -105,7 +111,7 @@ def test_a_group_has_one_file_per_entry(group: str) -> None:
 
 
 def test_no_group_is_forgotten() -> None:
-    assert {name.split("/")[0] for name in FILES} == {*GROUPS, "model", "optimizer", "probes", "scale", "arm"}
+    assert {name.split("/")[0] for name in FILES} == {*GROUPS, "model", "optimizer", "probes", "scale", "arm", "ledger"}
 
 
 @pytest.mark.parametrize("file", NAMED)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lab.analysis.spikes.stages import Trace, stages
+from lab.analysis.spikes.stages import Trace, first_steps
 
 HEALTHY, SILENT, BURST, AFTER = 700, 1200, 12, 600
 
@@ -47,7 +47,7 @@ def test_the_numbers_of_the_burst_are_those_of_adam() -> None:
 
 
 def test_five_stages_in_order() -> None:
-    begun = stages(trace(), beta2=0.95)
+    begun = first_steps(trace(), beta2=0.95)
     assert list(begun) == [1, 2, 3, 4, 5]
     assert list(begun.values()) == sorted(begun.values())
     assert begun[1] < 500
@@ -67,5 +67,5 @@ def test_without_epsilon_the_embedding_thaws_before_the_burst() -> None:
 
 
 def test_a_run_without_a_silence_or_a_burst_stops_at_its_stage() -> None:
-    assert list(stages(trace(silence=1e-4), beta2=0.95)) == [1]
-    assert list(stages(trace(burst=1e-10), beta2=0.95)) in ([1, 2, 3], [1, 2, 3, 4])
+    assert list(first_steps(trace(silence=1e-4), beta2=0.95)) == [1]
+    assert list(first_steps(trace(burst=1e-10), beta2=0.95)) in ([1, 2, 3], [1, 2, 3, 4])

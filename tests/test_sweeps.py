@@ -23,7 +23,9 @@ SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
 HEADINGS = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
 # Overrides that decide how large a run is.
-SIZING = ("model=", "model.width=", "steps=", "batch=", "batch_size=", "scale=", "sweeps=")
+SIZING = ("model=", "model.width=", "steps=", "batch=", "batch_size=", "optimizer=", "scale=", "scale.", "sweeps=")
+# They compare batches at one loss, or at one number of examples, and are as long as that takes.
+AS_LONG_AS_IT_TAKES = ("steps_to_target", "learning_rate_and_batch")
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -76,7 +78,7 @@ def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
     assert ends(widths) == ends(config.model.width for config in configs)
 
 
-@pytest.mark.parametrize("name", [name for name in SWEEPS if name not in ("smoke", "quickstart")])
+@pytest.mark.parametrize("name", [name for name in SWEEPS if name not in ("smoke", "quickstart", *AS_LONG_AS_IT_TAKES)])
 def test_a_sweep_is_as_long_as_the_papers_at_its_scale(name: str) -> None:
     with requested(name, "paper") as points:
         assert composed(points[-1]).steps >= 25_000

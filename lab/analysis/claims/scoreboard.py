@@ -35,9 +35,10 @@ SUBJECTS = {
     "recipe": "warm-up, weight decay, steps and batch size",
     "gradients": "gradients and Adam's epsilon",
     "size": "width, depth and muP",
-    "batches": "batch size",
-    "noise": "gradient noise scale",
-    "ramps": "batch ramps",
+    "batches": "batch size and gradient noise",
+    "noise": "batch size and gradient noise",
+    "ramps": "batch size and gradient noise",
+    "spikes": "loss spikes and what ends them",
 }
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")

@@ -36,7 +36,7 @@ class Trace(NamedTuple):
     large_n: Numbers
 
 
-def stages(trace: Trace, beta2: float) -> dict[int, int]:
+def first_steps(trace: Trace, beta2: float) -> dict[int, int]:
     """The training step at which each stage, 1 to 5, begins; a stage without the one before it does not count.
 
     1 healthy: the update's RMS is that of independent gradients.  2 learned: the embedding's gradient vanishes beside
