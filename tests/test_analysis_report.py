@@ -287,7 +287,7 @@ def test_lost_runs_are_marked():
 
 
 def test_a_figure_without_its_probe_says_so():
-    runs, metrics = planted.records(list(planted.cards(**LONE)))
+    runs, metrics, _ = planted.records(list(planted.cards(**LONE)))
     with pytest.raises(RequestError, match="no run recorded attention_logit_max"):
         FIGURES["max_attention_logit"](Records(runs, metrics[metrics["probe"] == "train_loss"]))
 

@@ -27,7 +27,7 @@ def verdict(name: str, reason: str = "", sweep: str = "qk_layernorm", steps: tup
 def row_of(text: str, sentence: str) -> dict[str, str]:
     """The cells of a claim's line in a table of Markdown, by the name of their column."""
     lines = [line.strip("| ").split(" | ") for line in text.replace("|  |", "| - |").splitlines()]
-    head = next(line for line in lines if line[0] == "figure")
+    head = next(line for line in lines if line[0] == "source")
     return dict(zip(head, next(line for line in lines if sentence in line), strict=True))
 
 
@@ -133,7 +133,7 @@ def test_earlier_verdicts_stand_beside_those_of_their_folder_and_dropped_claims_
         "gone": {"figure": "E.11", "claim": "all is lost", "verdict": "contradicted", "rule": "not claimed"} | common,
     }
     assert main(["claims", str(tmp_path), "--markdown"]) == 0
-    assert "before" not in capsys.readouterr().out
+    assert "| before |" not in capsys.readouterr().out
     (tmp_path / revision.FILE).write_text(json.dumps(earlier))
     assert main(["claims", str(tmp_path), "--markdown"]) == 0
     text = capsys.readouterr().out

@@ -16,6 +16,7 @@ from lab.interventions.fp16 import HalfGELU, HalfSoftmax
 from lab.model.layers import product
 from lab.optim.loss_scale import LossScale, MetaseqScale, TorchScale, fp16_mean, pre_divisor
 from lab.training.fleet import Fleet
+from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
 from pieces import CPU, intervention, model, tokens
@@ -274,8 +275,6 @@ def test_what_does_not_go_together_is_refused(message: str) -> None:
 
 
 def test_ids_of_other_runs_do_not_know_of_it() -> None:
-    from lab.training.config import columns
-
     assert not {key for key in columns(configs("")[0]) if "scale." in key and key != "scale.name"}
     kept: dict[str, Any] = columns(configs(FP16, shared=("master_weights=none", "loss_scale=torch"))[0])
     assert kept["master_weights"] == "none"

@@ -96,7 +96,7 @@ def test_a_random_request_is_carried_out_or_refused_in_one_line(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "run_sweep", lambda trees, *_, **__: points(trees))
+    monkeypatch.setattr(pipeline, "run_sweep", lambda trees, *_, **__: points(trees) and None)
     if count < 1000:
         remember(monkeypatch)
     chance, codes = random.Random(count), []

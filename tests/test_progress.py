@@ -29,7 +29,7 @@ from lab.sweep.planner import points
 from lab.sweep.progress import CampaignPart, FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
 from lab.sweep.terminal import Scene, cells, scene, sketch
 from lab.training.loop import Moment
-from lab.training.recorder import fleet_summary, ranges
+from lab.training.recorder import Run, fleet_summary, ranges
 from small import configs, tree
 
 NAN, INF = math.nan, math.inf
@@ -134,10 +134,10 @@ def test_time_left_counts_the_last_evaluation() -> None:
 def test_a_run_that_ends_worse_than_it_began_counts_as_diverged_everywhere(tmp_path: Path) -> None:
     """Its loss is finite; the line of its fleet, the header and the sketch still say the same."""
     ends = [{"status": "finished", "final_val_loss": 2.0}, {"status": "diverged", "final_val_loss": 9.0}]
-    verdict = fleet_summary([(end, []) for end in ends])
+    verdict = fleet_summary([Run(end, []) for end in ends])
     config, done = configs("")[0], ProgressWriter(tmp_path, "plan", 0, 100, 2)
     fleet = job._Job(tmp_path, {"a": config, "b": config}, done, None, lambda: False)  # type: ignore[arg-type]
-    assert fleet.finish([(end, []) for end in ends])
+    assert fleet.finish([Run(end, []) for end in ends])
     read = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
     lines = SCENE.lines({0: read}, 0.5, 20, 80)
     assert verdict == read.verdict == "val loss 2.000..2.000, 1 diverged"

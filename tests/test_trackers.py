@@ -110,7 +110,7 @@ def rows(metrics: pd.DataFrame) -> dict[str, set[tuple[int, str, str]]]:
 
 
 def test_a_tracker_hears_what_the_store_holds() -> None:
-    runs, metrics = trained("runs/two", "planted")
+    runs, metrics, _ = trained("runs/two", "planted")
     assert set(Heard.all) == set(runs["id"])
     assert "nan" in {value for found in rows(metrics).values() for *_, value in found}
     for row in runs.to_dict("records"):
@@ -169,7 +169,7 @@ def test_of_a_fleet_that_is_halved_all_is_told_in_order(monkeypatch: pytest.Monk
         return step(fleet, at)
 
     monkeypatch.setattr(Fleet, "step", short)
-    _, metrics = trained("runs/two", "planted")
+    _, metrics, _ = trained("runs/two", "planted")
     for name, run in Heard.all.items():
         steps = [step for step, _, _ in run.logged]
         assert steps == sorted(steps)
@@ -188,7 +188,7 @@ def test_a_tracker_hears_all_of_a_run_that_goes_on(tmp_path: Path, monkeypatch: 
         patch.setattr(Fleet, "step", cut)
         trained("runs/two", "planted", *keeping)
     Heard.all = {}
-    _, metrics = trained("runs/two", "planted", *keeping)
+    _, metrics, _ = trained("runs/two", "planted", *keeping)
     for name, run in Heard.all.items():
         assert rows(metrics)[name] <= {(step, tag, repr(value)) for step, tag, value in run.logged}
 

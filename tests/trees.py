@@ -87,7 +87,10 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     if "learned_positions" in on:
         made["intervention"]["learned_positions"]["positions"] = 2**62  # windows are not longer
     plain = [field for field in dataclasses.fields(RunConfig) if field.metadata or field.name == "out"]
-    return made | {field.name: draw(of_field(RunConfig, field)) for field in plain}
+    drawn = {field.name: draw(of_field(RunConfig, field)) for field in plain}
+    if drawn["precision"] == "fp32":  # weights without a master copy are kept in a narrower format
+        drawn["master_weights"] = "fp32"
+    return made | drawn
 
 
 @st.composite

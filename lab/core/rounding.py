@@ -12,10 +12,11 @@ SUBNORMAL_SHIFT = 0.75
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round fp32 numbers to the nearest of ``dtype``, halves to even; they stay fp32, and fp16 overflows to infinity.
+    """Round numbers to the nearest of ``dtype``, halves to even, in the format of ``x``; fp16 overflows to infinity.
 
     It works on bits, because a compiler may leave out a cast to a narrower format and back.
     """
+    given, x = x.dtype, x.float()
     dropped = DROPPED_BITS[dtype]
     bits = x.view(torch.int32)
     nearest = bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)
@@ -23,7 +24,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is torch.float16:
         kept = torch.where(x.abs() < SMALLEST_NORMAL_FP16, (x + SUBNORMAL_SHIFT) - SUBNORMAL_SHIFT, kept)
         kept = torch.where(kept.abs() > LARGEST_FP16, torch.copysign(torch.full_like(x, torch.inf), x), kept)
-    return torch.where(x.isfinite(), kept, x)
+    return torch.where(x.isfinite(), kept, x).to(given)
 
 
 class Rounded(torch.autograd.Function):

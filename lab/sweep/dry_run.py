@@ -288,4 +288,5 @@ def swept_values(points: Sequence[Point]) -> dict[str, list[Any]]:
     for key, by_text in values.items():
         if rows[key] < len(points):
             by_text.setdefault("None", None)
+    values.pop("tokens", None)  # they follow from steps and batches
     return {key: list(by_text.values()) for key, by_text in values.items() if len(by_text) > 1}
