@@ -111,7 +111,7 @@ def changed(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [value[:-1], ["val_loss"]]
     if isinstance(value, str):
-        return [f"{value}x", "bpe", "bf16", "fsdp", "cpu", "eager", "short"]
+        return [f"{value}x", "bpe", "bf16", "fsdp", "cpu", "eager", "short", "tokens", "sinusoidal"]
     return ["x"] if value is None else [2 * value, value / 2, value + 1, 0.5]
 
 
