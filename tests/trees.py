@@ -88,6 +88,8 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
         made["intervention"]["learned_positions"]["positions"] = 2**62  # windows are not longer
     plain = [field for field in dataclasses.fields(RunConfig) if field.metadata or field.name == "out"]
     drawn = {field.name: draw(of_field(RunConfig, field)) for field in plain}
+    for factor, most in {"steps": 2**19, "batch_size": 2**17, "seq_len": 2**17}.items():
+        drawn[factor] = min(drawn[factor], most)  # their product, the tokens, is MOST at most
     if drawn["precision"] == "fp32":  # weights without a master copy are kept in a narrower format
         drawn["master_weights"] = "fp32"
     return made | drawn
