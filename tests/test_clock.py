@@ -28,6 +28,7 @@ from lab.training.snapshots import Snapshots
 from small import brief, configs
 
 ARMED = ("steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
+NO_UPDATES = ("steps=12", "response=skip_update", "response.start=0")
 SNAPSHOTS = ("response.rewind=4", "response.snapshot_every=2", "response.snapshots=4")
 
 
@@ -156,7 +157,7 @@ def test_a_factor_of_the_learning_rate_and_a_reset() -> None:
 
 
 def test_an_update_left_out_changes_nothing_and_the_run_stalls() -> None:
-    stuck = brief(Fleet(configs("seed=0", "seed=1", shared=("steps=12", "response=skip_update", "response.norm=1e-9"))))
+    stuck = brief(Fleet(configs("seed=0", "seed=1", shared=(*NO_UPDATES, "response.norm=1e-9"))))
     before = {name: tensor.clone() for name, tensor in stuck.tensors().items()}
     (run, _) = records(stuck)
     assert all(torch.equal(tensor, before[name]) for name, tensor in stuck.tensors().items())
@@ -165,8 +166,13 @@ def test_an_update_left_out_changes_nothing_and_the_run_stalls() -> None:
     assert control(stuck).clock.age_r.tolist() == [0, 0]
 
 
+def test_no_update_is_left_out_before_the_start() -> None:
+    (run,) = records(brief(Fleet(configs("response.norm=1e-9", shared=(*NO_UPDATES, "response.start=9")))))
+    assert [(step, kind) for step, _, kind, *_ in run.events][:1] == [(9, "skip_update")]
+
+
 def test_one_run_leaves_out_its_updates_and_the_other_does_not() -> None:
-    shared = ("steps=12", "response=skip_update")
+    shared = NO_UPDATES
     pair = records(brief(Fleet(configs("response.norm=1e-9", "response.norm=1e9", shared=shared))))
     (alone,) = records(brief(Fleet(configs("response.norm=1e9", shared=shared))))
     assert pair[1] == alone
@@ -175,7 +181,7 @@ def test_one_run_leaves_out_its_updates_and_the_other_does_not() -> None:
 
 def test_the_soft_guard_divides_by_the_fourth_power_of_the_excess() -> None:
     guard, usual_r = SoftLRGuard(), torch.tensor([2.0, 2.0, torch.inf, 2.0], dtype=torch.float64)
-    factor_r = guard.gate(torch.tensor([3.0, 1.0, 5.0, torch.nan]), torch.ones(4), usual_r).lr_factor_r
+    factor_r = guard.gate(torch.tensor(0), torch.tensor([3.0, 1.0, 5.0, torch.nan]), torch.ones(4), usual_r).lr_factor_r
     assert factor_r is not None
     assert factor_r.tolist() == pytest.approx([0.19753086, 1, 1, 1])
     assert guard.usual_loss(2.0, 4.0) == pytest.approx(2.4)

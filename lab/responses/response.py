@@ -73,8 +73,8 @@ class Response:
         """Decide after an update of one run; ``memory`` is that run's, changed in place."""
         return None
 
-    def gate(self, loss_r: Tensor, norm_r: Tensor, usual_loss_r: Tensor) -> Gate:
-        """Decide within an update, as a function of tensors."""
+    def gate(self, step: Tensor, loss_r: Tensor, norm_r: Tensor, usual_loss_r: Tensor) -> Gate:
+        """Decide within an update, as a function of tensors; ``step`` is one number, or one of each run."""
         return Gate()
 
     def usual_loss(self, before: float, loss: float) -> float:

@@ -27,13 +27,15 @@ class SkipUpdate(Response):
 
     Attributes:
         norm: largest norm of a gradient, before clipping.
+        start: updates before any is left out, since norms are large at initialization.
     """
 
     norm: PerRun = bounded(1.0, above=0)
+    start: int = bounded(50, at_least=0)
 
-    def gate(self, loss_r: Tensor, norm_r: Tensor, usual_loss_r: Tensor) -> Gate:
+    def gate(self, step: Tensor, loss_r: Tensor, norm_r: Tensor, usual_loss_r: Tensor) -> Gate:
         """Keep updates up to the norm; a norm that is not a number is none of them."""
-        return Gate(keep_r=norm_r <= over(self.norm, norm_r))
+        return Gate(keep_r=(norm_r <= over(self.norm, norm_r)) | (step < self.start))
 
 
 @RESPONSES.register("soft_lr_guard")
@@ -44,7 +46,7 @@ class SoftLRGuard(Response):
     The usual loss is an exponential mean of those before it, with a span of 9.
     """
 
-    def gate(self, loss_r: Tensor, norm_r: Tensor, usual_loss_r: Tensor) -> Gate:
+    def gate(self, step: Tensor, loss_r: Tensor, norm_r: Tensor, usual_loss_r: Tensor) -> Gate:
         """Lower the rate of this update alone."""
         ratio_r = loss_r.to(usual_loss_r.dtype) / usual_loss_r
         return Gate(lr_factor_r=torch.where(ratio_r > 1, ratio_r**GUARD_POWER, 1.0))

@@ -272,7 +272,7 @@ class Fleet:
         weights, state, first_bad_r, *readings = training_state
         newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r).isfinite()
         first_bad_r.copy_(torch.where(newly_bad_r, step, first_bad_r))
-        gate = self._gate(weight_gradients, loss_r, *readings)
+        gate = self._gate(weight_gradients, loss_r, step, *readings)
         if gate.lr_factor_r is not None:
             shape_r = shape_r * gate.lr_factor_r
         now = Now(step, weights, shape_r, self.lr_factor)
@@ -302,7 +302,9 @@ class Fleet:
         readings["at_floor"].copy_(scale["at_floor"])
 
     @torch.no_grad()
-    def _gate(self, weight_gradients: Tensors, loss_r: Tensor, readings: Mapping[str, Tensor] = NO_READINGS) -> Gate:
+    def _gate(
+        self, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, readings: Mapping[str, Tensor] = NO_READINGS
+    ) -> Gate:
         """Write down what control reads, and ask the response how to change this update."""
         if not readings:
             return Gate()
@@ -311,7 +313,7 @@ class Fleet:
         readings["norm"].copy_(norm_r)
         gate = Gate()
         if self.config.response is not None:
-            gate = self.config.response.entry.gate(loss_r, norm_r, readings["usual_loss"])
+            gate = self.config.response.entry.gate(step, loss_r, norm_r, readings["usual_loss"])
         if self.config.loss_scale is not None:
             finite_r = norm_r.isfinite()
             gate = gate._replace(keep_r=finite_r if gate.keep_r is None else gate.keep_r & finite_r)
