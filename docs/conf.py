@@ -66,6 +66,8 @@ notebooks/04_optimizer_interventions
 notebooks/05_scaling_and_mup
 notebooks/06_predicting_instability
 notebooks/07_your_own_question
+notebooks/08_loss_spikes
+notebooks/09_batch_size
 ```
 
 ```{toctree}

@@ -147,7 +147,10 @@ def test_figures_can_be_read_in_a_column_of_a_paper(shape: str) -> None:
 def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
     runs = pd.read_parquet(folder / "runs.parquet")
     records = Records(runs, pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
-    assert not wrong(drawings(records, iter(["learning_rate_sensitivity"])))
+    if runs["optimizer.lr"].nunique() > 1:
+        assert not wrong(drawings(records, iter(["learning_rate_sensitivity"])))
+    else:
+        assert not wrong(drawings(load(folder), iter(["responses"])))
 
 
 @pytest.mark.slow
@@ -243,9 +246,9 @@ def test_figures_of_spikes_can_be_read(page: style.Page) -> None:
 
 def test_the_leaderboard_is_paired_and_ranked_by_the_peak() -> None:
     figure = FIGURES["responses"](spiked())
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
-        "rewind and skip, skip 75",
-        "rewind and skip, skip 0",
+    assert [label.get_text().replace("\n", " ") for label in figure.axes[0].get_yticklabels()] == [
+        "rewind and skip (skip 75)",
+        "rewind and skip (skip 0)",
         "none",
     ]
     change = [line for line in figure.axes[2].get_lines() if line.get_marker() == "o"]

@@ -30,6 +30,8 @@ TITLES = [
     "05_scaling_and_mup",
     "06_predicting_instability",
     "07_your_own_question",
+    "08_loss_spikes",
+    "09_batch_size",
 ]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.comprehension)
 MOST_LINES = 4

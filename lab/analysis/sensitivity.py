@@ -122,6 +122,11 @@ def by_curve(seeds: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def has_sensitivity(curves: pd.DataFrame) -> bool:
+    """Whether any row of ``by_curve`` has a sensitivity, which takes two learning rates."""
+    return any(interval.n for interval in curves["total"])
+
+
 def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
     """Sensitivity of arm ``first`` minus that of arm ``second``, one row per size that both have.
 

@@ -18,8 +18,10 @@ from lab.records.store import Records
 
 PALM, OPT, WELM, GLM = "PaLM-540B", "OPT-175B", "WeLM-10B", "GLM-130B"
 BURST, RESPONSE = "burst", "response"
-# A spike more or less is a whole number, so a half lies between none and one.
+# A spike more or less is a whole number, so a half lies between none and one, and counts are known to a half.
 HALF = 0.5
+# Held-out losses along training are those of a slice of the text, and peaks are known to a hundredth of a nat.
+PEAK_STEP = 0.01
 # The largest share of updates left out that still counts as training (Zhang et al. 2022, run 11.6).
 LARGEST_SHARE = 0.2
 
@@ -94,13 +96,13 @@ def _final(arm: ArmTables) -> pd.Series:
 
 
 def _change(arms: Sequence[ArmTables], effect: Callable[[ArmTables, ArmTables], pd.Series]) -> Qualified:
-    """An effect of two arms in each burst; the control is that the first, without a response, takes harm.
+    """An effect of two arms in each burst, nats/token; the control is that the first, without a response, takes harm.
 
     Harm is a held-out loss more than 0.1 nats above the usual.
     """
     bursts = _by_burst(arms, 2)
     control = exceeds(parts(**{name: _cost(none, "peak") for name, (none, _) in bursts.items()}), LEAST_RISE)
-    return Qualified(parts(**{name: effect(*pair) for name, pair in bursts.items()}), control=control)
+    return Qualified(parts(**{name: effect(*pair) for name, pair in bursts.items()}), PEAK_STEP, control=control)
 
 
 def _spared(bursts: Mapping[str, Sequence[ArmTables]]) -> Qualified:
@@ -123,7 +125,7 @@ def skipped_spikes_stay_away(*arms: ArmTables) -> Effects:
     """
     bursts = _by_burst(arms, 2)
     again = {name: _cost(skip, "spikes") - 1 for name, (_, skip) in bursts.items()}
-    return Qualified(parts(**again), control=_spared(bursts))
+    return Qualified(parts(**again), HALF, control=_spared(bursts))
 
 
 @planted(
@@ -137,7 +139,8 @@ def skipped_spikes_stay_away(*arms: ArmTables) -> Effects:
 def the_same_batches_spike_again(*arms: ArmTables) -> Effects:
     """Spikes in runs that went back to the same batches, minus those in runs that left them out."""
     bursts = _by_burst(arms, 2)
-    return parts(**{name: _cost(same, "spikes") - _cost(skip, "spikes") for name, (same, skip) in bursts.items()})
+    more = {name: _cost(same, "spikes") - _cost(skip, "spikes") for name, (same, skip) in bursts.items()}
+    return Qualified(parts(**more), HALF)
 
 
 @planted(
@@ -159,7 +162,7 @@ def the_whole_recipe_is_no_worse_than_its_parts(*arms: ArmTables) -> Effects:
         - _cost(whole, "spikes")
         for name, (_, whole, skip, lower) in bursts.items()
     }
-    return Qualified(parts(**effects), control=_spared(bursts))
+    return Qualified(parts(**effects), HALF, control=_spared(bursts))
 
 
 @planted(
@@ -175,22 +178,22 @@ def a_range_left_out_saves_the_run(*arms: ArmTables) -> Effects:
 
 @planted(
     "run 11.6",
-    "leaving out updates with a gradient norm above 1 helps little: no fewer spikes, or a fifth of the batches is lost",
+    "leaving out updates with a gradient norm above 1 helps little: half the peak stays, or a fifth of the batches go",
     *(NONE, LEAVE_OUT),
-    unit="spikes, or share of batches",
+    unit="share of the peak, or of batches",
     source=OPT,
 )
 def leaving_out_large_gradients_helps_little(*arms: ArmTables) -> Effects:
-    """The larger of two: spikes that leaving out updates adds, plus a half; and the share left out minus 0.2.
+    """The larger of two: the share of the peak that stays, minus a half; and the share of batches left out minus 0.2.
 
     The control: some updates are left out.
     """
     effects, lost = {}, {}
     for name, (none, leave_out) in _by_burst(arms, 2).items():
         lost[name] = _cost(leave_out, "skipped")
-        more = _cost(leave_out, "spikes") - _cost(none, "spikes") + HALF
+        stays = _cost(leave_out, "peak") / _cost(none, "peak") - HALF
         share = lost[name] / float(leave_out.setting(STEPS)) - LARGEST_SHARE
-        effects[name] = pd.concat([more, share], axis=1).max(axis=1, skipna=False)
+        effects[name] = pd.concat([stays, share], axis=1).max(axis=1, skipna=False)
     return Qualified(parts(**effects), control=Qualified(parts(**lost)))
 
 
@@ -227,7 +230,8 @@ def restarts_with_lower_rates_end_lower(*arms: ArmTables) -> Effects:
 def healthy_checkpoints_spike_less(*arms: ArmTables) -> Effects:
     """Spikes of runs that restart from the newest snapshot minus those of runs that go back further."""
     bursts = _by_burst(arms, 2)
-    return parts(**{name: _cost(newest, "spikes") - _cost(older, "spikes") for name, (newest, older) in bursts.items()})
+    fewer = {name: _cost(newest, "spikes") - _cost(older, "spikes") for name, (newest, older) in bursts.items()}
+    return Qualified(parts(**fewer), HALF)
 
 
 @planted("chronicles, 56 %", "clamping activations to ten times their RMS lowers the peak", *(NONE, CLAMP), source=OPT)

@@ -17,7 +17,7 @@ from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import FINAL_LOSS
-from lab.analysis.sensitivity import by_curve, per_seed
+from lab.analysis.sensitivity import by_curve, has_sensitivity, per_seed
 from lab.analysis.text import count
 from lab.records.store import Records
 
@@ -189,6 +189,8 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Sheet:
     columns = layout.columns_for(len(shown.panels))
     rows = -(-len(shown.panels) // columns)
     curves = by_curve(per_seed(runs))
+    if not has_sensitivity(curves):
+        raise NothingToDrawError("nothing to draw: no curve has two learning rates")
     height, gap = panels.height_of_sensitivities(curves)
     sheet = Sheet(columns, [*[15.0] * rows, height])
     for index, (label, panel_runs) in enumerate(shown.panels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,13 +16,11 @@ from lab.analysis.probe_values import places
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.spikes.costs import spike_costs
+from lab.analysis.spikes.costs import NONE, named_costs, spike_costs
 from lab.analysis.statistics import Interval, student_t
-from lab.analysis.text import spell
 from lab.records.store import Records
 
-NONE = "none"
-ROW_LABELS, ROW_HEIGHT = 7.0, 1.9  # room for names of responses, and height of a row, in multiples of the size of text
+ROW_LABELS, ROW_HEIGHT = 10.0, 2.2  # room for names of responses, and height of a row, in multiples of the size of text
 PANEL_HEIGHT = 8.5
 AROUND = 60  # steps shown before and after a spike
 BURST, SPIKE = "burst begins", "spike begins"
@@ -68,11 +67,11 @@ def responses(records: Records, runs: pd.DataFrame) -> Sheet:
         for position, burst in enumerate(bursts):
             offset = 0.3 * (position - (len(bursts) - 1) / 2)
             _leaderboard(axes, costs[costs["burst"] == burst], names, cost, position, offset)
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), [textwrap.fill(name, 24) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.tick_params(labelleft=column == 0)
         axes.set_xlabel(cost.label)
-        axes.locator_params(axis="x", nbins=4)
+        axes.locator_params(axis="x", nbins=3 if cost.is_difference else 4)
         if cost.is_difference:
             marks.name(axes.axvline(0.0, color=style.INK, linewidth=0.9, zorder=1), "no difference")
         else:
@@ -96,9 +95,7 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         NothingToDrawError: there are not two responses to a burst.
     """
-    costs = spike_costs(records)
-    cards = records.runs.set_index("id").loc[costs.index]
-    table = costs.assign(id=costs.index, burst=cards.get("burst", NONE), name=_names(cards)).merge(runs, on="id")
+    table = named_costs(records).merge(runs, on="id")
     planted = table[table["burst"] != NONE]
     table = planted.dropna(subset=["peak"])
     if table["name"].nunique() < 2:
@@ -111,19 +108,6 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     ranked = table.assign(burst_rank=table["name"].map(ranks).fillna(np.inf))
     ranked.attrs["ended_early"] = set(planted["name"]) - set(table["name"])
     return ranked
-
-
-def _names(cards: pd.DataFrame) -> pd.Series:
-    """The response of each run, with the keys in which runs of one response differ."""
-    names = cards["response"].astype(str)
-    keys = [key for key in cards if str(key).startswith("response.")]
-    labels = names.copy()
-    for name, group in cards.groupby(names):
-        for key in (key for key in keys if group[key].nunique() > 1):
-            labels.loc[group.index] += [f", {str(key).partition('.')[2]} {spell(value)}" for value in group[key]]
-        labels.loc[group.index] = labels.loc[group.index].str.replace("_", " ")
-        assert name
-    return labels
 
 
 def _leaderboard(

@@ -168,10 +168,6 @@ def sensitivities(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, colours:
         _rows(axes, curves, runs, looks)
     else:
         _against_size(axes, curves, runs, looks)
-    if not any(interval.n for interval in curves["total"]):
-        axes.text(
-            0.5, 0.5, "undefined: fewer than two learning rates", transform=axes.transAxes, ha="center", color=INK
-        )
     seeds = sorted({interval.n for interval in curves["total"]})
     name = f"n = {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))}"
     keys = [] if one_size else [arm_key(arm, look) for arm, look in looks.items()]

@@ -13,6 +13,7 @@ from lab.analysis.curves import arm_factors, significant
 from lab.analysis.report.batch_answers import batch_answer
 from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
+from lab.analysis.report.spike_answers import spike_answer
 from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
 from lab.analysis.text import count, listed, spell
@@ -58,7 +59,7 @@ def _question_of_shipped_sweep(command: str) -> str:
 
 
 def answer(study: Study) -> str:
-    """One sentence on what came out: on the batch where sizes of it are compared, else how arms differ."""
+    """One sentence on what came out: on batches or spikes where these are compared, else how arms differ."""
     points = study.points
     if (points["outcome"] == "diverged").all():
         runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
@@ -69,9 +70,14 @@ def answer(study: Study) -> str:
         return f"{runs} diverged, at {span}, so there is no final loss to compare."
     if len(points) == 1:
         return _one_run(points.iloc[0])
-    if sentence := batch_answer(study):
+    if sentence := special_answer(study):
         return sentence
     return _many_arms(study) if points["arm"].nunique() > 1 else _one_arm(study)
+
+
+def special_answer(study: Study) -> str:
+    """The answer where runs compare batches or responses to spikes, which sensitivity says little of; else empty."""
+    return batch_answer(study) or spike_answer(study)
 
 
 def _one_run(run: pd.Series) -> str:

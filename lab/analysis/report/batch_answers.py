@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,8 @@ from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count, listed, spell
 
+CONSTANT = "constant"
+
 
 def batch_answer(study: Study) -> str:
     """One sentence on the batch; empty where the runs do not compare batch sizes and no size's noise scale."""
@@ -21,7 +24,7 @@ def batch_answer(study: Study) -> str:
     if fitted:
         return _steps(fitted)
     at_budgets = budgets(study.records, study.points)
-    return _rates(at_budgets) if at_budgets else _noise(study)
+    return _rates(at_budgets) if at_budgets else _ramps(study) or _noise(study)
 
 
 def batch_cautions(study: Study) -> list[str]:
@@ -61,6 +64,34 @@ def _budget(budget: Budget) -> str:
 
 def _range(interval: Interval) -> str:
     return "" if math.isnan(interval.low) else f" (95 % interval {interval.low:.3g} to {interval.high:.3g})"
+
+
+def _ramps(study: Study) -> str:
+    """How each batch schedule ends against the constant batch, each at its best learning rate, paired by seed."""
+    cards = study.records.runs.set_index("id")
+    names = study.points["id"].map(cards.get("batch.name", pd.Series(dtype=str)))
+    best = study.points[study.points["size"] == study.points["size"].max()].groupby([names, "seed"])["capped"].min()
+    if CONSTANT not in set(names.dropna()) or names.nunique() < 2:
+        return ""
+    changes = {
+        str(name): student_t((losses.droplevel(0) - best[CONSTANT]).dropna())
+        for name, losses in best.groupby(level=0)
+        if name != CONSTANT
+    }
+    lower = {name: change for name, change in changes.items() if change.high < 0}
+    higher = {name: change for name, change in changes.items() if change.low > 0}
+    same = [name for name in changes if name not in {**lower, **higher}]
+    parts = [_most(word, side) for word, side in (("lower", lower), ("higher", higher)) if side]
+    parts += [f"not certainly otherwise with {listed(same)}"] if same else []
+    against = "Against the constant batch at as many tokens, each at its best learning rate"
+    return f"{against}, the loss ends {'; '.join(parts)}."
+
+
+def _most(word: str, changes: Mapping[str, Interval]) -> str:
+    """The schedules that end ``lower``, or ``higher``, and by how much the one that does most."""
+    most = max(changes, key=lambda name: abs(changes[name].mean))
+    size = -changes[most] if changes[most].mean < 0 else changes[most]
+    return f"{word} with {listed(changes)}, most with {most}, by {size.mean:.3f} nats/token{_range(size)}"
 
 
 def _noise(study: Study) -> str:

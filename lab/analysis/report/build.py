@@ -21,10 +21,10 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, layout
 from lab.analysis.report import stamp, tables
-from lab.analysis.report.answers import answer, compared, dates, questions
+from lab.analysis.report.answers import answer, compared, dates, questions, special_answer
 from lab.analysis.report.batch_answers import batch_cautions
 from lab.analysis.report.findings import brief_headline, notes
-from lab.analysis.sensitivity import Study, study
+from lab.analysis.sensitivity import Study, has_sensitivity, study
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
@@ -49,9 +49,9 @@ inconclusive."""
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 # Figures that come first on the page, in this order; the others follow by name.
-# Those of batch size apply to sweeps of batch sizes alone.
+# Those of batches and of responses apply to sweeps of these alone.
 FIRST = (
-    *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss"),
+    *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss", "batch_ramps", "responses"),
     *("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps"),
 )
 
@@ -75,8 +75,9 @@ class Report(NamedTuple):
 
 
 def summary(study: Study) -> str:
-    """The table of sensitivities as plain text, then the notes on it."""
-    return "\n".join([*plain_text(tables.sensitivities(study)), *notes(study)])
+    """The table of sensitivities as plain text, or of losses where none is defined, then the notes on it."""
+    table = tables.sensitivities(study) if has_sensitivity(study.curves) else tables.losses(study)
+    return "\n".join([*plain_text(table), *notes(study)])
 
 
 def make_report(folders: Sequence[Path]) -> tuple[Report, str]:
@@ -223,7 +224,7 @@ def _extent(study: Study) -> str:
 
 def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
     subjects, pairs = compared(study)
-    if len(pairs) and (study.points["outcome"] != "diverged").any():
+    if len(pairs) and (study.points["outcome"] != "diverged").any() and not special_answer(study):
         yield html.section(
             "Between the arms", html.bullets(brief_headline(pairs, subjects)), html.paragraph(PAIRED, "note")
         )
@@ -234,10 +235,11 @@ def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
 
 
 def _tables(study: Study) -> Iterator[str]:
-    sensitivities = html.table(tables.sensitivities(study))
-    by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
-    yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(SENSITIVITY, "note"))
-    if len(study.pairs):
+    if has_sensitivity(study.curves):
+        sensitivities = html.table(tables.sensitivities(study))
+        by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
+        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(SENSITIVITY, "note"))
+    if len(study.pairs) and has_sensitivity(study.curves):
         shown = html.table(tables.differences(study))
         about = html.paragraph(DIFFERENCES, "note")
         yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)

@@ -16,12 +16,14 @@ from lab.core.shipped import default_recipe
 MOST_PAIRS = 6
 
 Factors = Mapping[str, Mapping[str, Hashable]]
+# The values of groups that the default recipe leaves out.
+UNSET: Mapping[str, str] = {"batch.name": "constant", "burst": "none", "response": "none"}
 
 
 def recipe_of(study: Study) -> Mapping[str, str | float]:
     """The default recipe, in the numbers of the scale of these runs."""
     scales = set(study.records.runs.get("scale.name", pd.Series(dtype=str)).dropna())
-    return default_recipe(str(scales.pop())) if len(scales) == 1 else default_recipe()
+    return {**UNSET, **(default_recipe(str(scales.pop())) if len(scales) == 1 else default_recipe())}
 
 
 def reference_arm(factors: Factors, recipe: Mapping[str, str | float]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
-from lab.analysis.sensitivity import HIGH, LOW, Study
+from lab.analysis.sensitivity import HIGH, LOW, Study, has_sensitivity
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, listed, spell
 
@@ -123,7 +123,8 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable"
     edge = "The best learning rate is the lowest or highest tried, so the window may miss the optimum: {}. Shift it."
     other = "Learning rate means something else here, so compare these with other arms by their losses: {}."
-    yield curves[n == 0], f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}: {{}}."
+    without = f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}"
+    yield curves[n == 0], f"{without}: {{}}." if has_sensitivity(curves) else f"{without}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
     yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
     yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.analysis.text import spell
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 
+NONE = "none"
 HELD_OUT, BEFORE = "val_loss", 4  # the probe that is read, and how many of its values before a burst are the usual loss
 Arrays = tuple[Any, ...]
 NOTHING: Arrays = (np.empty(0), np.empty(0, dtype=object))
@@ -41,6 +43,28 @@ def spike_costs(records: Records) -> pd.DataFrame:
         for run, numbers in zip(watched["id"], table, strict=True)
     ]
     return pd.DataFrame(rows, watched["id"].to_list(), list(COSTS), dtype=float)
+
+
+def named_costs(records: Records) -> pd.DataFrame:
+    """``spike_costs`` with the columns ``id``, ``burst``, and ``name`` of the response.
+
+    Responses of one kind are told apart by the keys in which they differ.
+    """
+    costs = spike_costs(records)
+    cards = records.runs.set_index("id").loc[costs.index]
+    return costs.assign(id=costs.index, burst=cards.get("burst", NONE), name=_names(cards))
+
+
+def _names(cards: pd.DataFrame) -> pd.Series:
+    """The response of each run, in brackets the keys in which runs of one response differ."""
+    names = cards.get("response", pd.Series(NONE, cards.index)).astype(str)
+    labels = names.str.replace("_", " ")
+    for _, group in cards.groupby(names):
+        keys = [key for key in map(str, group) if key.startswith("response.") and group[key].nunique() > 1]
+        if keys:
+            settings = [[f"{key.partition('.')[2]} {spell(value)}" for value in group[key]] for key in keys]
+            labels.loc[group.index] += [f" ({', '.join(each)})" for each in zip(*settings, strict=True)]
+    return labels
 
 
 def _by_run(table: pd.DataFrame, *columns: str) -> dict[str, Arrays]:

@@ -23,6 +23,8 @@ NAME = "batch.name"
 FIRST_DOUBLING = 5 / 74
 # Nats per token within which two final losses count as equal.
 MARGIN = 0.01
+# Shares of tokens are read between recorded steps, to a hundredth.
+SHARE_STEP = 0.01
 
 Curves = Mapping[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
 growing = partial(claim, frees=("batch", STEPS), cause=[NAME], sweep="batch_ramps", shown_in="batch_ramps")
@@ -208,7 +210,8 @@ def following_the_noise_saves_tokens(adaptive: ArmTables, *constants: ArmTables)
     ways = _ways_to_bigram(adaptive)
     others = [_ways_to_bigram(constant) for constant in constants]
     foretold = _each_seed(_foretold, ways)
-    return Qualified(_each_seed(_saved_over_constants, ways, *others) - foretold / 2, control=exceeds(foretold, 0))
+    effect = _each_seed(_saved_over_constants, ways, *others) - foretold / 2
+    return Qualified(effect, SHARE_STEP, control=exceeds(foretold, 0))
 
 
 def _ways_to_bigram(arm: ArmTables) -> Curves:

@@ -1,0 +1,32 @@
+"""The answer of a sweep of responses to loss spikes, in a sentence that speaks of the spikes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.sensitivity import Study
+from lab.analysis.spikes.costs import NONE, named_costs
+from lab.analysis.statistics import student_t
+from lab.analysis.text import listed
+
+
+def spike_answer(study: Study) -> str:
+    """By burst, how high the loss peaks without a response, and which responses lower the peak; else empty."""
+    costs = named_costs(study.records).merge(study.points, on="id")
+    costs = costs[(costs["burst"] != NONE) & np.isfinite(costs["peak"])]
+    parts = [part for burst, of_burst in costs.groupby("burst") if (part := _burst(str(burst), of_burst))]
+    return f"Peaks of the held-out loss above the usual one, paired by seed: {'; '.join(parts)}." if parts else ""
+
+
+def _burst(burst: str, costs: pd.DataFrame) -> str:
+    pair = ["size", "lr", "seed"]
+    peaks = costs.drop_duplicates([*pair, "name"]).pivot(index=pair, columns="name", values="peak")
+    if NONE not in peaks or len(peaks.columns) < 2:
+        return ""
+    untreated = student_t(peaks[NONE].dropna())
+    changes = {name: student_t((peaks[name] - peaks[NONE]).dropna()) for name in peaks if name != NONE}
+    lower = [str(name) for name, change in changes.items() if change.high < 0]
+    with_each = f"certainly lower with {listed(lower)}" if lower else "certainly lower with none of those tried"
+    interval = f" (95 % interval {untreated.low:.2f} to {untreated.high:.2f})" if untreated.n > 2 else ""
+    return f"after {burst.replace('_', ' ')} {untreated.mean:.2f} nats/token without a response{interval}, {with_each}"
