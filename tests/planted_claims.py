@@ -420,9 +420,14 @@ def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
                 rows.append((run["id"], step, probe, where, exact * spread.normal(1, 1e-3)))
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     cards = [run for run, _ in runs]
-    bursts = [(run["id"], 240, 240, "burst", 1.0, "") for run in cards if run.get("burst", "none") != "none"]
-    events = pd.DataFrame(bursts, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
+    onsets = [(run["id"], 240, 240, _onset(run), 1.0, "") for run in cards if run.get("burst", "none") != "none"]
+    events = pd.DataFrame(onsets, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
     return Records(planted.table(cards), metrics, events)
+
+
+def _onset(run: Mapping[str, Any]) -> str:
+    """The event with which a burst begins, or its place among ordinary batches."""
+    return "burst" if run.get("burst.fraction", 1.0) else "rewind_weights"
 
 
 def noise(run: Mapping[str, Any]) -> np.random.Generator:

@@ -257,11 +257,11 @@ MEASURE_LABELS = {
 def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
     """What a loss spike belongs to: the batches, the weights, the optimizer's moments, or their combination.
 
-    A run is trained in the usual way until a burst of bad batches begins. There its weights, the moments of its
-    optimizer, or both are replaced by those that it had some updates earlier, and it goes on with the batches of the
-    burst or with ordinary ones. Each row is a state in which the batches are met. What the burst adds there is the
-    distance between its two marks. If the burst adds as much in every row, the spike belongs to the data alone; if it
-    adds less in a row, it belongs also to what that row replaced.
+    A run is trained in the usual way until a burst of bad batches begins. There its weights, its optimizer's moments
+    (running means of gradients and of their squares), or both are replaced by those that it had some updates earlier,
+    and it goes on with the batches of the burst or with ordinary ones. Each row is a state in which the batches are
+    met. What the burst adds there is the distance between its two marks. If the burst adds as much in every row, the
+    spike belongs to the data alone; if it adds less in a row, the spike belongs also to what that row replaced.
     """
     table = cells(records)
     table = table.assign(id=table.index).merge(runs, on="id")
@@ -278,7 +278,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
             _states(axes, table[table["burst"] == burst], measure)
             axes.tick_params(labelleft=column == 0)
             if index == 0:
-                panels.title(axes, str(burst).replace("_", " "))
+                panels.title(axes, f"burst of {burst}".replace("_", " "))
     looks = [panels.arm_key(label, panels.arm_look(n)) for n, label in enumerate(BATCHES.values())]
     sheet.keys(("batches", looks))
     for sentence in _factors(records):
@@ -312,12 +312,12 @@ def _states(axes: Axes, table: pd.DataFrame, measure: str) -> None:
 
 
 def _factors(records: Records) -> Iterator[str]:
-    """A sentence for each burst: what it adds to the peak, and how much less of that there is in other states."""
+    """Sentences for each burst: what it adds to the peak, and how much more that is than in the other states."""
     by_seed = factors_by_seed(records, "peak")
     for burst, seeds in by_seed.groupby(level=0):
         own, *others = (student_t(seeds[name]) for name in ("data", "weights", "moments", "state"))
         yield (
-            f"{str(burst).replace('_', ' ').capitalize()} raise the peak by {own.bare} nats/token in the state of the "
-            f"spike; by {others[0].bare} less with earlier weights, {others[1].bare} less with earlier moments, and "
-            f"{others[2].bare} less with both."
+            f"{str(burst).replace('_', ' ').capitalize()} add {own.bare} nats/token to the peak in the state of the "
+            f"spike. That is more than with earlier weights by {others[0].bare}, than with earlier moments by "
+            f"{others[1].bare}, and than with both by {others[2].bare}; a negative number means less."
         )
