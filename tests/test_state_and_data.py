@@ -72,7 +72,11 @@ def test_no_interaction_is_reproduced_where_the_burst_raises_no_loss(name: str) 
     assert "the control shows no effect" in verdict.reason
 
 
-@pytest.mark.parametrize("page", [style.SCREEN, style.Page(3.25, 8.0)], ids=["screen", "column"])
+@pytest.mark.parametrize(
+    "page",
+    [style.SCREEN, pytest.param(style.Page(3.25, 8.0), marks=pytest.mark.slow)],
+    ids=["screen", "column"],
+)
 def test_the_figure_of_the_eight_cells_can_be_read(page: style.Page) -> None:
     with style.drawn_for(page):
         figure = FIGURES["state_and_data"](planted_records())
