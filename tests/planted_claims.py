@@ -240,6 +240,17 @@ def spike_responses(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Re
     return {"floor": floor}, {("columns", ""): columns, ("val_loss", ""): usual}
 
 
+def state_and_data(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: data, weights and moments make the spike together. Not good: the earlier the state, the higher it is."""
+    back = (c[REWIND_WEIGHTS] > 0) + (c[REWIND_MOMENTS] > 0)
+    peak = 0.3 * (c[REWIND_WEIGHTS] > 0)  # a state with a higher loss of its own
+    if c["burst.fraction"]:
+        peak += (3.0, 1.0, 0.2)[back] if good else (0.0, 1.0, 2.0)[back]
+    columns = {"spikes": 1, "skipped_batches": 0, "rewound_steps": 0, "ending": "recovered"}
+    return {}, {("columns", ""): columns, ("val_loss", ""): (5.6, 2.0, 2.0, 2.0 + peak)}
+
+
+REWIND_WEIGHTS, REWIND_MOMENTS = "response.rewind_weights", "response.rewind_moments"
 RESPONSE_KEYS = ("response", "response.skip", "response.lr_factor", "response.rewind")
 RESPONSES: tuple[tuple[Any, ...], ...] = (
     ("none", None, None, None),
@@ -334,6 +345,12 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         spike_responses,
         NORMED | {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), RESPONSE_KEYS: RESPONSES},
     ),
+    "state_and_data": (
+        state_and_data,
+        NORMED
+        | {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), "burst.fraction": (0.0, 1.0)}
+        | {"response": ("earlier_state",), REWIND_WEIGHTS: (0.0, 100.0), REWIND_MOMENTS: (0.0, 100.0)},
+    ),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }
 
@@ -403,9 +420,14 @@ def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
                 rows.append((run["id"], step, probe, where, exact * spread.normal(1, 1e-3)))
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     cards = [run for run, _ in runs]
-    bursts = [(run["id"], 240, 240, "burst", 1.0, "") for run in cards if run.get("burst", "none") != "none"]
-    events = pd.DataFrame(bursts, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
+    onsets = [(run["id"], 240, 240, _onset(run), 1.0, "") for run in cards if run.get("burst", "none") != "none"]
+    events = pd.DataFrame(onsets, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
     return Records(planted.table(cards), metrics, events)
+
+
+def _onset(run: Mapping[str, Any]) -> str:
+    """The event with which a burst begins, or its place among ordinary batches."""
+    return "burst" if run.get("burst.fraction", 1.0) else "rewind_weights"
 
 
 def noise(run: Mapping[str, Any]) -> np.random.Generator:

@@ -1,12 +1,14 @@
-"""Responses that act between updates: rewinding, skipping batches, lowering the learning rate, resetting Adam."""
+"""Responses that act between updates: going back, skipping batches, lowering the learning rate, resetting Adam."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from lab.core.registry import RESPONSES
-from lab.core.schema import bounded
-from lab.responses.response import Action, Memory, Reading, Response, Rewinding, counted
+from lab.core.schema import PerRun, bounded
+from lab.responses.response import Action, Memory, Reading, Response, Rewinding, check_reach, counted
 
 
 @RESPONSES.register("rewind_and_skip")
@@ -115,3 +117,33 @@ class AdamResetWarmup(AdamReset):
             return None
         memory["warmed"] += 1
         return Action(lr_factor=memory["warmed"] / self.warmup)
+
+
+@RESPONSES.register("earlier_state")
+@dataclass(frozen=True)
+class EarlierState(Response):
+    """Where a burst begins, put weights, moments or both back; the steps and the data go on.
+
+    It is no remedy but an ablation of what a spike belongs to.  PaLM fed the batches around a spike to an earlier
+    checkpoint, which did not spike (Chowdhery et al. 2022, arXiv 2204.02311, sec. 5.1).
+
+    Attributes:
+        rewind_weights: updates by which the weights go back at least; 0 leaves them.
+        rewind_moments: the same of the optimizer's state and its age.
+    """
+
+    rewind_weights: PerRun = bounded(100.0, at_least=0)
+    rewind_moments: PerRun = bounded(100.0, at_least=0)
+    snapshot_every: int = bounded(20, above=0)
+    snapshots: int = bounded(6, above=0)
+
+    def __post_init__(self) -> None:
+        for key, updates in (("rewind_weights", self.rewind_weights), ("rewind_moments", self.rewind_moments)):
+            if not isinstance(updates, Tensor):  # those of a fleet were checked before they were stacked
+                check_reach(self, key, updates)
+
+    def act(self, reading: Reading, memory: Memory) -> Action | None:
+        """Go back before the first batch of the burst."""
+        if not reading.burst_follows:
+            return None
+        return Action(rewind_weights=float(self.rewind_weights), rewind_moments=float(self.rewind_moments))

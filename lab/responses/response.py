@@ -21,12 +21,14 @@ class Reading(NamedTuple):
         loss: loss of its batch before the update, nats per token.
         norm: global norm of its gradient before clipping.
         spike_begins: whether the detector reports that a loss spike begins here.
+        burst_follows: whether the next batch is the first of a burst.
     """
 
     step: int
     loss: float
     norm: float
     spike_begins: bool
+    burst_follows: bool = False
 
 
 class Action(NamedTuple):
@@ -37,12 +39,16 @@ class Action(NamedTuple):
         skip: leave out so many batches from there.
         reset: forget the optimizer's moments and their age.
         lr_factor: multiply the learning rate by this from now on, whatever it was multiplied by before; None leaves it.
+        rewind_weights: put the weights alone where they were at least so many updates ago; None and 0 leave them.
+        rewind_moments: the same of the optimizer's state and its age.
     """
 
     rewind: int = 0
     skip: int = 0
     reset: bool = False
     lr_factor: float | None = None
+    rewind_weights: float | None = None
+    rewind_moments: float | None = None
 
 
 class Gate(NamedTuple):
@@ -97,13 +103,22 @@ class Rewinding(Response):
     most: int = bounded(3, above=0)
 
     def __post_init__(self) -> None:
-        reach = self.snapshot_every * (self.snapshots - 1)
-        if self.rewind > reach:
-            raise ValueError(
-                f"rewind={self.rewind} reaches further back than the snapshots: snapshot_every={self.snapshot_every} "
-                f"snapshots={self.snapshots} keep {reach} steps; at least snapshots="
-                f"{-(-self.rewind // self.snapshot_every) + 1}"
-            )
+        check_reach(self, "rewind", self.rewind)
+
+
+def check_reach(response: Response, key: str, updates: float) -> None:
+    """Refuse to go back further than the snapshots of a response.
+
+    Raises:
+        ValueError: they do not keep so many updates.
+    """
+    every, count = response.snapshot_every, response.snapshots
+    reach = every * (count - 1)
+    if updates > reach:
+        raise ValueError(
+            f"{key}={updates:g} reaches further back than the snapshots: snapshot_every={every} "
+            f"snapshots={count} keep {reach} steps; at least snapshots={math.ceil(updates / every) + 1}"
+        )
 
 
 def counted(memory: Memory, most: int) -> bool:

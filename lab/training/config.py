@@ -45,6 +45,7 @@ from lab.optim.batch_schedule import Adaptive, resolve
 from lab.optim.ledger import Ledger, build_ledger
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
+from lab.responses.between_steps import EarlierState
 from lab.training.checkpoint import CheckpointConfig
 
 FEWEST_TARGETS = 1024  # of a short validation
@@ -336,8 +337,10 @@ def _check_precision(config: RunConfig) -> None:
 
 
 def _check_response(config: RunConfig) -> None:
-    """Refuse a response that cannot attach."""
+    """Refuse a response that cannot attach, or would wait for a burst that never comes."""
     assert config.response is not None
+    if isinstance(config.response.entry, EarlierState) and config.burst is None:
+        raise RequestError(f"response={config.response.name} acts where a burst begins; add burst=rare_tokens")
     if isinstance(config.response.entry, HookIntervention) and config.guest:
         raise RequestError(f"response={config.response.name} attaches to hook points that a custom model lacks")
 

@@ -168,6 +168,7 @@ class Control:
                 reading = self._read(run, losses[run], norms[run], medians[run], deviations[run])
             else:  # an overflow: the run is as it was
                 reading = Reading(int(self.clock.step_r[run]), losses[run], norms[run], spike_begins=False)
+            reading = reading._replace(burst_follows=self._burst_follows(run))
             log.usual_loss = response.usual_loss(log.usual_loss, reading.loss)
             self._count(run, reading, updated=bool(kept[run]))
             action = response.act(reading, log.memory)
@@ -176,6 +177,10 @@ class Control:
             self._end_if_done(run, at_floor[run])
         if any(math.isfinite(log.usual_loss) for log in self.logs):
             self._write_usual_losses()
+
+    def _burst_follows(self, run: int) -> bool:
+        burst = self.bursts[run]
+        return burst is not None and int(self.clock.batch_r[run]) + 1 == burst.batches(self.steps).start
 
     def _write_usual_losses(self) -> None:
         usual_losses = [log.usual_loss for log in self.logs]
@@ -240,6 +245,11 @@ class Control:
                 self.tensors[name][run].copy_(tensor[run])
             clock.age_r[run] = 0
             self._note(run, "reset", 0.0, "moments of the optimizer")
+        for part, updates in (("weights", action.rewind_weights), ("moments", action.rewind_moments)):
+            if updates is not None:
+                is_weights = part == "weights"
+                gone_back = self.snapshots.restore_part(run, clock, updates, weights=is_weights) if updates else 0
+                self._note(run, f"rewind_{part}", gone_back, "updates gone back; the data go on")
         if action.lr_factor is not None and action.lr_factor != clock.lr_factor_r[run]:
             clock.lr_factor_r[run] = action.lr_factor
             self._note(run, "lr_factor", action.lr_factor, "")

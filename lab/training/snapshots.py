@@ -39,11 +39,30 @@ class Snapshots:
     @torch.no_grad()
     def go_back(self, run: int, clock: Clock, updates: int) -> None:
         """Restore one run from its newest snapshot at least so many updates back, or else from its oldest."""
-        usable = [index for index, snapshot in enumerate(self.ring) if snapshot["usable_r"][run]]
-        limit = clock.step_r[run] - updates
-        index = max((i for i in usable if self.ring[i]["position"]["step_r"][run] <= limit), default=usable[0])
+        index = self._newest(run, clock, updates)
         for name, tensor in self.tensors.items():
             tensor[run].copy_(self.ring[index]["tensors"][name][run])
         clock.go_back(run, self.ring[index]["position"])
         for later in self.ring[index + 1 :]:
             later["usable_r"][run] = False
+
+    @torch.no_grad()
+    def restore_part(self, run: int, clock: Clock, updates: float, *, weights: bool) -> int:
+        """As ``go_back``, but of one run's weights alone, or of its optimizer's state and age alone; the rest goes on.
+
+        Returns:
+            Updates between that snapshot and now.
+        """
+        snapshot = self.ring[self._newest(run, clock, updates)]
+        for name, tensor in self.tensors.items():
+            if name.startswith("weight.") == weights:
+                tensor[run].copy_(snapshot["tensors"][name][run])
+        if not weights:
+            clock.age_r[run] = snapshot["position"]["age_r"][run]
+        return int(clock.step_r[run]) - int(snapshot["position"]["step_r"][run])
+
+    def _newest(self, run: int, clock: Clock, updates: float) -> int:
+        """Index of the newest snapshot of a run that is at least so many updates back, or else of its oldest."""
+        usable = [index for index, snapshot in enumerate(self.ring) if snapshot["usable_r"][run]]
+        limit = clock.step_r[run] - updates
+        return max((i for i in usable if self.ring[i]["position"]["step_r"][run] <= limit), default=usable[0])

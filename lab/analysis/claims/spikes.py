@@ -13,6 +13,7 @@ from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import STEPS, claim
 from lab.analysis.spikes.costs import spike_costs
+from lab.analysis.spikes.state_and_data import DATA, EARLIER, MOMENTS, WEIGHTS, Cell
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 
@@ -252,3 +253,82 @@ def the_soft_guard_lowers_the_peak(*arms: ArmTables) -> Effects:
     lower = {name: _cost(none, "peak") - _cost(guard, "peak") for name, (none, guard) in bursts.items()}
     price = {f"{name}, final": 1.02 * _final(none) - _final(guard) for name, (none, guard) in bursts.items()}
     return parts(**lower, **price)
+
+
+def _state(*, weights: bool, moments: bool) -> tuple[Responses, Responses]:
+    """The two cells of one state: with the batches of the burst, and with ordinary ones."""
+    return _in(Cell(weights, moments, data=True)), _in(Cell(weights, moments, data=False))
+
+
+def _in(cell: Cell) -> Responses:
+    return Responses(EARLIER, lambda curve: Cell.of(curve) == cell)
+
+
+OF_THE_SPIKE = _state(weights=True, moments=True)
+ablation = partial(
+    planted,
+    "sec. 5.1",
+    sweep="state_and_data",
+    shown_in="state_and_data",
+    side=(LEAST_RISE, math.inf),
+    source=PALM,
+)
+
+
+def _rise(with_burst: ArmTables, ordinary: ArmTables) -> pd.Series:
+    """What the batches of a burst add to the peak in one state."""
+    return _cost(with_burst, "peak") - _cost(ordinary, "peak")
+
+
+def _interaction(arms: Sequence[ArmTables]) -> Qualified:
+    """What the batches add in the state of the spike minus what they add in another, in each burst.
+
+    The control: in the state of the spike they add more than 0.1 nats.
+    """
+    bursts = _by_burst(arms, 4)
+    own = {burst: _rise(*cells[:2]) for burst, cells in bursts.items()}
+    less = {burst: own[burst] - _rise(*cells[2:]) for burst, cells in bursts.items()}
+    return Qualified(parts(**less), control=exceeds(parts(**own), LEAST_RISE))
+
+
+@ablation(
+    "a spike takes its data: in the same state ordinary batches bring a peak that is lower by over 0.1 nats",
+    *OF_THE_SPIKE,
+    cause=[DATA],
+)
+def a_spike_takes_its_data(*arms: ArmTables) -> Effects:
+    """Peak excess of the held-out loss with the burst's batches minus that with ordinary ones in the same state."""
+    return parts(**{burst: _rise(*cells) for burst, cells in _by_burst(arms, 2).items()})
+
+
+@ablation(
+    "a spike takes its state: in an earlier state of the run the same batches add less to the peak, by over 0.1 nats",
+    *OF_THE_SPIKE,
+    *_state(weights=False, moments=False),
+    cause=[WEIGHTS, MOMENTS],
+)
+def a_spike_takes_its_state(*arms: ArmTables) -> Effects:
+    """What the batches add to the peak in the state of the spike, minus what they add in the earlier state."""
+    return _interaction(arms)
+
+
+@ablation(
+    "its weights are part of that state: with earlier weights alone the batches add less, by over 0.1 nats",
+    *OF_THE_SPIKE,
+    *_state(weights=False, moments=True),
+    cause=[WEIGHTS],
+)
+def a_spike_takes_its_weights(*arms: ArmTables) -> Effects:
+    """What the batches add to the peak in the state of the spike, minus what they add with earlier weights."""
+    return _interaction(arms)
+
+
+@ablation(
+    "Adam's moments are part of that state: with earlier moments alone the batches add less, by over 0.1 nats",
+    *OF_THE_SPIKE,
+    *_state(weights=True, moments=False),
+    cause=[MOMENTS],
+)
+def a_spike_takes_its_moments(*arms: ArmTables) -> Effects:
+    """What the batches add to the peak in the state of the spike, minus what they add with earlier moments."""
+    return _interaction(arms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.spikes.costs import NONE, named_costs, spike_costs
+from lab.analysis.spikes.state_and_data import EARLIER, MEASURES, cells, factors_by_seed
 from lab.analysis.statistics import Interval, student_t
 from lab.records.store import Records
 
@@ -95,7 +96,9 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     Raises:
         NothingToDrawError: there are not two responses to a burst.
     """
-    table = named_costs(records).merge(runs, on="id")
+    table = named_costs(records)
+    responses = records.runs.set_index("id").reindex(columns=["response"])["response"]
+    table = table[table["id"].map(responses) != EARLIER].merge(runs, on="id")
     planted = table[table["burst"] != NONE]
     table = planted.dropna(subset=["peak"])
     if table["name"].nunique() < 2:
@@ -218,3 +221,87 @@ def _events(axes: Axes, records: Records, run: str, shown: tuple[float, float]) 
             (line,) = axes.plot([step, step], view, color=style.INK, linewidth=1.2, linestyle=dashes, zorder=1)
             marks.name(line, name)
     axes.set_ylim(view)
+
+
+STATES = {
+    (True, True): "weights and moments\nof the spike",
+    (False, True): "earlier weights",
+    (True, False): "earlier moments",
+    (False, False): "earlier weights\nand moments",
+}
+BATCHES = {True: "those of the burst", False: "ordinary ones"}
+STATE_LABELS, STATE_HEIGHT = 8.5, 3.2  # room for names of states, and height of a row, in multiples of the size of text
+MEASURE_LABELS = {
+    "peak": ("peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token")),
+    "final": ("final held-out loss\n(nats/token)", Quantity("final held-out loss", "nats/token")),
+}
+
+
+@figure("state_and_data")
+def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
+    """What a loss spike belongs to: the batches, the weights, the optimizer's moments, or their combination.
+
+    A run is trained in the usual way until a burst of bad batches begins. There its weights, its optimizer's moments
+    (running means of gradients and of their squares), or both are replaced by those that it had some updates earlier,
+    and it goes on with the batches of the burst or with ordinary ones. Each row is a state in which the batches are
+    met. What the burst adds there is the distance between its two marks. If the burst adds as much in every row, the
+    spike belongs to the data alone; if it adds less in a row, the spike belongs also to what that row replaced.
+    """
+    table = cells(records)
+    table = table.assign(id=table.index).merge(runs, on="id")
+    bursts = sorted(table["burst"].unique())
+    if not bursts:
+        raise NothingToDrawError("nothing to draw: no run went back to an earlier state at a burst")
+    columns = layout.columns_for(len(bursts), gap=STATE_LABELS)
+    bands = -(-len(bursts) // columns)
+    sheet = Sheet(columns, [STATE_HEIGHT * len(STATES)] * (len(MEASURES) * bands))
+    for number, burst in enumerate(bursts):
+        band, column = divmod(number, columns)
+        for index, measure in enumerate(MEASURES):
+            axes = sheet.panel(band * len(MEASURES) + index, column, gap=0.0 if column else STATE_LABELS)
+            _states(axes, table[table["burst"] == burst], measure)
+            axes.tick_params(labelleft=column == 0)
+            if index == 0:
+                panels.title(axes, f"burst of {burst}".replace("_", " "))
+    looks = [panels.arm_key(label, panels.arm_look(n)) for n, label in enumerate(BATCHES.values())]
+    sheet.keys(("batches", looks))
+    for sentence in _factors(records):
+        sheet.note(sentence)
+    if lost := int(np.isinf(table["peak"]).sum()):
+        sheet.note(f"{lost} of {len(table)} runs had a held-out loss that is no number, and are left out of the peaks.")
+    return sheet
+
+
+def _states(axes: Axes, table: pd.DataFrame, measure: str) -> None:
+    """A row for each state, with a mark and an interval for each kind of batches."""
+    label, quantity = MEASURE_LABELS[measure]
+    for position, (data, batches) in enumerate(BATCHES.items()):
+        values, rows, texts = list[Interval](), list[float](), list[str]()
+        for row, (weights, moments) in enumerate(STATES):
+            is_cell = (table["weights"] == weights) & (table["moments"] == moments) & (table["data"] == data)
+            of_cell = table[is_cell]
+            numbers = of_cell[measure].replace([np.inf, -np.inf], np.nan).dropna().to_numpy(dtype=float)
+            if len(numbers):
+                state = STATES[weights, moments].replace("\n", " ")
+                values.append(student_t(numbers))
+                rows.append(row + 0.3 * (position - 0.5))
+                everywhere = np.ones(len(of_cell), dtype=bool)
+                texts.append(hover.Told(of_cell).point(everywhere, quantity, numbers, state, f"batches: {batches}"))
+        if values:
+            panels.draw_intervals(axes, rows, values, texts, sideways=True, linestyle="", **panels.arm_look(position))
+    axes.set_yticks(range(len(STATES)), list(STATES.values()))
+    axes.set_ylim(len(STATES) - 0.5, -0.5)
+    axes.set_xlabel(label)
+    axes.locator_params(axis="x", nbins=4)
+
+
+def _factors(records: Records) -> Iterator[str]:
+    """Sentences for each burst: what it adds to the peak, and how much more that is than in the other states."""
+    by_seed = factors_by_seed(records, "peak")
+    for burst, seeds in by_seed.groupby(level=0):
+        own, *others = (student_t(seeds[name]) for name in ("data", "weights", "moments", "state"))
+        yield (
+            f"{str(burst).replace('_', ' ').capitalize()} add {own.bare} nats/token to the peak in the state of the "
+            f"spike. That is more than with earlier weights by {others[0].bare}, than with earlier moments by "
+            f"{others[1].bare}, and than with both by {others[2].bare}; a negative number means less."
+        )

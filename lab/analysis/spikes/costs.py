@@ -13,6 +13,7 @@ from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 
 NONE = "none"
+ONSETS = ("burst", "rewind_weights")  # events with which a burst begins, or would, if its batches were ordinary
 HELD_OUT, BEFORE = "val_loss", 4  # the probe that is read, and how many of its values before a burst are the usual loss
 Arrays = tuple[Any, ...]
 NOTHING: Arrays = (np.empty(0), np.empty(0, dtype=object))
@@ -77,8 +78,8 @@ def _by_run(table: pd.DataFrame, *columns: str) -> dict[str, Arrays]:
 def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
     final, rewound, skipped, spikes, steps = numbers
     step_n, kind_n = events
-    bursts_n = step_n[kind_n == "burst"]
-    onset = float(bursts_n[0]) if len(bursts_n) else math.inf  # events are in the order in which they happened
+    onsets_n = step_n[np.isin(kind_n, ONSETS)]
+    onset = float(onsets_n[0]) if len(onsets_n) else math.inf  # events are in the order in which they happened
     alarms = int((step_n[kind_n == "spike"] < onset).sum())
     return *_excess(losses, onset, steps), final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
 

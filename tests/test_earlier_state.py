@@ -1,0 +1,139 @@
+"""An earlier state at a burst: weights, moments or both go back, while steps, data and neighbours go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.core import machine
+from lab.core.errors import RequestError
+from lab.sweep.job import train_resumably
+from lab.training.checkpoint import Checkpointer
+from lab.training.engine import can_compile
+from lab.training.fleet import Fleet
+from lab.training.loop import train
+from lab.training.recorder import Recorder, Run
+from small import brief, configs
+from test_clock import control, plain, records
+
+BURST, STEPS = 10, 16
+SHARED = (f"steps={STEPS}", "schedule.warmup=2", "probes.every=4", "burst=rare_tokens", f"burst.start={BURST}")
+ARMED = (*SHARED, "burst.length=2", "response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")
+CELLS = {
+    f"response.rewind_weights={weights} response.rewind_moments={moments}": (weights, moments)
+    for weights in (0, 4)
+    for moments in (0, 4)
+}
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_in_training() -> Iterator[None]:
+    machine.configure_torch()
+    yield
+    torch.set_flush_denormal(False)
+
+
+def fleet(*per_run: str, shared: tuple[str, ...] = ()) -> Fleet:
+    return brief(Fleet(configs(*per_run, shared=(*ARMED, *shared))))
+
+
+@pytest.fixture(scope="module")
+def states() -> list[dict[str, Tensor]]:
+    """What the four cells hold before each update, each in a row of every tensor."""
+    machine.configure_torch()
+    made = fleet(*CELLS)
+    kept = list[dict[str, Tensor]]()
+    for _ in train(made):  # the first moment comes before the first update
+        ages_r = torch.tensor(control(made).clock.age_r)
+        kept.append({name: tensor.clone() for name, tensor in made.tensors().items()} | {"age": ages_r})
+    return kept
+
+
+def test_each_cell_has_the_weights_and_moments_that_it_names_and_none_else(states: list[dict[str, Tensor]]) -> None:
+    at_burst, untouched = states[BURST], 0
+    for run, (weights, moments) in enumerate(CELLS.values()):
+        for name in states[0]:
+            back = weights if name.startswith("weight.") else moments
+            assert torch.equal(at_burst[name][run], states[BURST - back][name][untouched]), (name, weights, moments)
+    assert at_burst["age"].tolist() == [BURST, BURST - 4, BURST, BURST - 4]
+    assert not torch.equal(at_burst["weight.embedding"][0], at_burst["weight.embedding"][3])
+
+
+def ended(made: Fleet) -> list[Run]:
+    runs = records(made)
+    assert control(made).clock.step_r.tolist() == control(made).clock.batch_r.tolist() == [STEPS] * len(runs)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def together() -> list[Run]:
+    """The records of the four cells, trained as one fleet."""
+    machine.configure_torch()
+    return ended(fleet(*CELLS))
+
+
+@pytest.mark.parametrize("cell", [1, 2])
+def test_a_cell_has_the_same_bits_alone(cell: int, together: list[Run]) -> None:
+    assert ended(fleet(list(CELLS)[cell])) == [together[cell]]
+
+
+def test_the_cells_differ_from_the_burst_on_and_not_before(together: list[Run]) -> None:
+    losses = [{step: value for step, probe, _, value in run.metrics if probe == "train_loss"} for run in together]
+    assert len({tuple(one[step] for step in (0, 4, 8)) for one in losses}) == 1
+    assert len({one[12] for one in losses}) == 4
+
+
+def test_what_went_back_is_an_event_also_where_it_is_nothing(together: list[Run]) -> None:
+    gone_back = [[event[:4] for event in run.events if event[2].startswith("rewind")] for run in together]
+    assert gone_back == [
+        [(BURST, BURST, "rewind_weights", weights), (BURST, BURST, "rewind_moments", moments)]
+        for weights, moments in CELLS.values()
+    ]
+    (calm,) = ended(fleet(next(iter(CELLS)), shared=("burst.fraction=0",)))
+    assert [event[2] for event in calm.events] == ["rewind_weights", "rewind_moments"]
+
+
+def test_nothing_gone_back_is_a_run_without_a_response(together: list[Run]) -> None:
+    (free,) = records(brief(Fleet(configs("", shared=(*SHARED, "burst.length=2")))))
+    assert together[0].metrics == free.metrics
+    assert together[0].outcome["final_val_loss"] == free.outcome["final_val_loss"]
+
+
+def test_a_kill_on_either_side_of_the_burst_changes_no_record(together: list[Run], tmp_path: Path) -> None:
+    for killed_after in (BURST - 1, BURST):
+        moments, resumed = list[int](), fleet(*CELLS)
+        first, second = Recorder(fleet(*CELLS)), Recorder(resumed)
+        checkpointer = Checkpointer(tmp_path / str(killed_after), list("abcd"), resumed.config.checkpoint)
+        is_killed = lambda at=killed_after, moments=moments: moments[-1:] == [at]  # noqa: E731
+        note = lambda moment, moments=moments: moments.append(moment.done)  # noqa: E731
+        assert not train_resumably(first, checkpointer, note, print, is_killed)
+        assert train_resumably(second, checkpointer, lambda moment: None, print, lambda: False)
+        assert plain(second) == together
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
+def test_compiled_cells_agree_with_eager_ones_to_rounding(together: list[Run]) -> None:
+    for one, other in zip(together, ended(fleet(*CELLS, shared=("engine=compiled",))), strict=True):
+        assert [event[:3] for event in one.events] == [event[:3] for event in other.events]
+        assert other.outcome["final_val_loss"] == pytest.approx(one.outcome["final_val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("override", "refusal"),
+    [
+        ("burst=none", "response=earlier_state acts where a burst begins; add burst=rare_tokens"),
+        ("response.rewind_weights=9", r"rewind_weights=9 reaches further back .* at least snapshots=6"),
+        ("response.rewind_moments=7", r"rewind_moments=7 reaches further back .* at least snapshots=5"),
+    ],
+)
+def test_an_earlier_state_that_never_comes_is_refused(override: str, refusal: str) -> None:
+    shared = ("response=earlier_state", "response.snapshot_every=2", "response.snapshots=4", "steps=16")
+    both = ("response.rewind_weights=4", "response.rewind_moments=4")
+    with pytest.raises(RequestError, match=refusal):
+        configs(override, shared=(*shared, *both, *(["burst=rare_tokens"] * ("burst" not in override))))
