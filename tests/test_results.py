@@ -17,7 +17,7 @@ from lab.analysis.claims.scoreboard import MARKS, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
 
-NOT_YET_TRAINED = {"steps_to_target", "learning_rate_and_batch", "batch_ramps", "spike_responses"}
+NOT_YET_TRAINED = {"steps_to_target", "learning_rate_and_batch", "batch_ramps", "spike_responses", "labelled_spikes"}
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 
 
