@@ -16,9 +16,10 @@ from lab.analysis.spikes.alarms import LABELS
 from lab.analysis.spikes.scores import NONE, Score, score_runs, summarize
 from lab.records.store import Records
 
-ROW_LABELS, ROW_HEIGHT = 7.0, 1.9  # room for names of alarms and bursts, and height of a row, in multiples of the text
-ALARM_ROOM = 0.8  # of a row of the last panel, the part that the alarms share
-EXACT, MIDDLE_HALF = "exact interval", "quartiles"
+# Room for names of alarms and bursts, and heights of their rows, in multiples of the size of text.
+ROW_LABELS, ROW_HEIGHT, BURST_HEIGHT = 7.0, 1.9, 2.6
+ALARM_ROOM = 0.8  # of the row of a burst, the part that the alarms share
+SHARES = (-0.03, 1.03)
 Bar = tuple[float, float, float, str]  # value, low end, high end, and what the mark says
 
 
@@ -33,29 +34,32 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
     scores = score_runs(records)
     scores = scores[scores["id"].isin(runs["id"])]
     planted = scores[scores["burst"] != NONE]
-    if planted.empty or not (scores.groupby("id")["burst"].first() == NONE).any():
+    if planted.empty:
         raise NothingToDrawError("nothing to draw: not both runs with a burst and runs without one")
     summary = summarize(scores)
     bursts = sorted(planted["burst"].unique())
     columns = layout.columns_for(2, gap=ROW_LABELS)
-    heights = [ROW_HEIGHT * (len(summary) + 0.5)] * (3 if columns == 1 else 2)
-    sheet = Sheet(columns, [*heights, ROW_HEIGHT * (len(bursts) + 0.5)] if columns == 1 else heights)
-    cells = [(index // columns, index % columns) for index in range(4)]
-    shares, leads, alarms, by_burst = (sheet.panel(row, column, gap=ROW_LABELS) for row, column in cells)
+    heights = [ROW_HEIGHT * (len(summary) + 0.5)] * (4 - columns)
+    sheet = Sheet(columns, [*heights, BURST_HEIGHT * len(bursts)])
+    shares = sheet.panel(0, 0, gap=ROW_LABELS)
+    leads = sheet.panel(*((0, 1) if columns == 2 else (1, 0)), gap=0 if columns == 2 else ROW_LABELS)
+    leads.tick_params(labelleft=columns == 1)
+    alarms, of_bursts = (sheet.panel(len(heights) - back, 0, columns=columns, gap=ROW_LABELS) for back in (1, 0))
     names = [LABELS[score.kind][0] for score in summary]
-    _rows(shares, names, "share of bursts found", map(_found, summary), EXACT)
-    _rows(leads, names, "lead before the loss spike (steps)", map(_lead, summary), MIDDLE_HALF)
-    _rows(alarms, names, "false alarms in 1000 steps", map(_false_alarms, summary), EXACT)
+    _rows(shares, names, "share of bursts\nfound", map(_found, summary))
+    _rows(leads, names, "lead over the loss\n(steps)", map(_lead, summary))
+    _rows(alarms, names, "false alarms in 1000 steps", map(_false_alarms, summary))
     marks.name(leads.axvline(0.0, color=style.INK, linewidth=0.9, zorder=1), "as early as the loss")
-    shares.set_xlim(0, 1.03)
-    alarms.set_xlim(left=0)
-    _by_burst(by_burst, planted, [score.kind for score in summary], bursts)
-    keys = [panels.arm_key(name, panels.arm_look(position)) for position, name in enumerate(names)]
-    sheet.keys(("alarm", keys))
-    sheet.explain(EXACT, "Bars of shares and rates are exact 95 % intervals, as if runs and alarms were independent.")
-    sheet.explain(MIDDLE_HALF, "A dot of the lead is the median, and its bar reaches from quartile to quartile.")
-    clean, labelled = int(summary[0].clean_steps), planted["id"].nunique()
-    sheet.note(f"There are {labelled} runs with a burst, and {clean:,} steps without one behind them.")
+    shares.set_xlim(*SHARES)
+    alarms.set_xlim(left=-0.03 * alarms.get_xlim()[1])
+    _by_burst(of_bursts, planted, [score.kind for score in summary], bursts)
+    looks = [panels.arm_look(position) | {"linestyle": ""} for position in range(len(names))]
+    sheet.keys(("alarm", [panels.arm_key(name, look) for name, look in zip(names, looks, strict=True)]))
+    sheet.note("Bars of shares and rates are exact 95 % intervals, as if runs and alarms were independent.")
+    sheet.note("The mark of a lead is the median of the bursts with both alarms, and its bar joins the quartiles.")
+    sheet.note(
+        f"{planted['id'].nunique()} runs have a burst; {summary[0].clean_steps:,} steps are before one or without."
+    )
     return sheet
 
 
@@ -77,16 +81,13 @@ def _false_alarms(score: Score) -> Bar:
     return rate.mean, rate.low, rate.high, text
 
 
-def _rows(axes: Axes, names: Sequence[str], label: str, bars: Iterable[Bar], kind: str) -> None:
+def _rows(axes: Axes, names: Sequence[str], label: str, bars: Iterable[Bar]) -> None:
     """A row per alarm: a mark with a bar, and none where there is no value."""
     for row, (value, low, high, text) in enumerate(bars):
         if np.isfinite(value):
             look = panels.arm_look(row)
             ends = [[value - low], [high - value]]
-            drawn = axes.errorbar(
-                [value], [row], xerr=ends, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5
-            )
-            marks.name(drawn.lines[2][0], kind)
+            axes.errorbar([value], [row], xerr=ends, fmt="none", ecolor=look["color"], elinewidth=1, capsize=2.5)
             (line,) = axes.plot([value], [row], markersize=5, linestyle="", **look)
             panels.say(axes, line, [f"{names[row]}\n{text}"])
     _label_rows(axes, names)
@@ -110,7 +111,7 @@ def _by_burst(axes: Axes, planted: pd.DataFrame, kinds: Sequence[str], bursts: S
         ]
         panels.say(axes, line, texts)
     _label_rows(axes, [burst.replace("_", " ") for burst in bursts])
-    axes.set_xlim(-0.03, 1.03)
+    axes.set_xlim(*SHARES)
     axes.set_xlabel("share of runs found")
     axes.locator_params(axis="x", nbins=4)
 

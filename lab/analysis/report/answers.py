@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, significant
+from lab.analysis.report.alarm_answers import alarm_answer
 from lab.analysis.report.batch_answers import batch_answer
 from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
@@ -58,7 +59,7 @@ def _question_of_shipped_sweep(command: str) -> str:
 
 
 def answer(study: Study) -> str:
-    """One sentence on what came out: on the batch where sizes of it are compared, else how arms differ."""
+    """One sentence on what came out: on alarms or the batch where these are compared, else how arms differ."""
     points = study.points
     if (points["outcome"] == "diverged").all():
         runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
@@ -69,7 +70,7 @@ def answer(study: Study) -> str:
         return f"{runs} diverged, at {span}, so there is no final loss to compare."
     if len(points) == 1:
         return _one_run(points.iloc[0])
-    if sentence := batch_answer(study):
+    if sentence := alarm_answer(study) or batch_answer(study):
         return sentence
     return _many_arms(study) if points["arm"].nunique() > 1 else _one_arm(study)
 

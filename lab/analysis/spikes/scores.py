@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from lab.records.store import Records
 
 NONE, SPIKE = "none", "spike"
 COLUMNS = ("id", "kind", "burst", "hit", "delay", "lead", "false_alarms", "clean_steps")
+Card = Mapping[Hashable, Any]
 PER_STEPS = 1000  # rates of false alarms are in so many steps
 QUARTILES = (0.25, 0.5, 0.75)
 
@@ -33,19 +34,20 @@ def score_runs(records: Records) -> pd.DataFrame:
         A row per run and kind of alarm that its measurements allow: ``id``, ``kind``; ``burst``, its name, or ``none``
         where the run has none or diverged before it; ``hit``; ``delay`` of the hit after the first step of the burst;
         ``lead``, steps from the hit to the loss spike of the burst, below 0 after it, NaN unless there are both;
-        ``false_alarms``; and ``clean_steps``, in which these could occur.
+        ``false_alarms``; and ``clean_steps``, in which these could occur.  No rows without runs of both sorts.
     """
-    cards = records.runs.set_index("id")
-    rows = [
-        row
-        for log in logs_of(records)
-        if all(cards.loc[log.name].get(column, NONE) == NONE for column in ("response", "ledger"))
-        for row in _score(log, cards.loc[log.name])
-    ]
+    cards = {
+        card["id"]: card
+        for card in records.runs.to_dict("records")
+        if all(card.get(column, NONE) == NONE for column in ("response", "ledger"))
+    }
+    if len({_label(card) is None for card in cards.values()}) < 2:
+        return pd.DataFrame(columns=list(COLUMNS))
+    rows = [row for log in logs_of(records) if log.name in cards for row in _score(log, cards[log.name])]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _score(log: Log, card: pd.Series) -> Iterator[tuple[Any, ...]]:
+def _score(log: Log, card: Card) -> Iterator[tuple[Any, ...]]:
     """The rows of one run."""
     events, ends = detect(log), _last_finite_step(log) + 1
     label = _label(card)
@@ -61,7 +63,7 @@ def _score(log: Log, card: pd.Series) -> Iterator[tuple[Any, ...]]:
             yield log.name, kind, burst, kind in hits, step - start, onset - step, false_alarms, start
 
 
-def _label(card: pd.Series) -> range | None:
+def _label(card: Card) -> range | None:
     """The steps of a run's burst; None for a run without one."""
     if card.get("burst", NONE) == NONE or not card["burst.fraction"]:
         return None
@@ -108,7 +110,7 @@ class Score(NamedTuple):
 
 
 def summarize(scores: pd.DataFrame) -> list[Score]:
-    """The score of each kind of alarm over all runs of ``score_runs``."""
+    """The score of each kind of alarm over all rows of ``score_runs``, the loss first."""
     return [_summary(str(kind), rows) for kind, rows in scores.groupby("kind", sort=False)]
 
 
