@@ -38,7 +38,10 @@ NAMES = {
     "attention_logit_max": ("attention_logit_max", "max_attention_logit"),
     "update_rms": ("update_rms",),
     "eps_ratio": ("eps_ratio",),
+    "parts_error": ("parts_error",),
 }
+# Columns of this name and a number are gradient norms of the micro-batches of a step.
+MICRO_BATCH = "micro_batch_norm_"
 # Probes of the lab by the column they fill; of several places the largest value counts.
 PROBES = {
     "train_loss": "loss",
@@ -84,6 +87,7 @@ def _log(path: Path) -> Log:
     rows = _json_rows(text)
     table = pd.DataFrame(rows) if rows else _csv(path, text)
     found = {name: column for name, aliases in NAMES.items() if (column := _named(aliases, list(table))) is not None}
+    found |= {str(column): column for column in table if re.fullmatch(rf"{MICRO_BATCH}\d+", str(column))}
     for name, plural in ((STEP, "steps"), ("loss", "losses")):
         if name not in found:
             raise RequestError(f"{path} has no column of {plural} among {', '.join(map(str, table)) or 'none'}")
