@@ -43,6 +43,7 @@ def micro_norms(**broken: float) -> dict[str, np.ndarray]:
 
 
 BROKEN = np.where(np.arange(STEPS) >= 500, math.nan, QUIET)
+LATER = np.arange(STEPS) >= 505
 LAST_BITS = QUIET * np.where(np.arange(STEPS) >= 400, 1 + 1e-7, 1.0)
 RERUN = SPIKED * np.random.default_rng(9).normal(1, 1e-3, STEPS)  # the same spike on a machine that rounds otherwise
 ONE_BROKEN, ALL_BROKEN = {"micro_batch_norm_2": math.nan}, dict.fromkeys(micro_norms(), math.nan)
@@ -50,6 +51,7 @@ DOUBLES: dict[str, tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], tuple[in
     "a spike": (SPIKED, SPIKED, {}, (500, "spike")),
     "a spike on another machine": (SPIKED, RERUN, {}, (500, "spike")),
     "a loss that is no number twice": (BROKEN, BROKEN, micro_norms(**ONE_BROKEN), (500, "spike")),
+    "a spike that diverges only once": (np.where(LATER, math.nan, SPIKED), SPIKED, {}, (500, "spike")),
     "one broken micro-batch": (BROKEN, QUIET, micro_norms(**ONE_BROKEN), (500, "faulty_micro_batch")),
     "all micro-batches broken": (BROKEN, QUIET, micro_norms(**ALL_BROKEN), (500, "corrupted_state")),
     "a flipped bit": (SPIKED, QUIET, {}, (500, "corrupted_state")),

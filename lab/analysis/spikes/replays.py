@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lab.analysis.spikes.detectors import Event, Log
 from lab.analysis.spikes.doubles import Evidence, diagnose
 from lab.analysis.spikes.logs import MICRO_BATCH
-from lab.core.detectors import Numbers
+from lab.core.detectors import LEAST_RISE, Numbers
 
 # What each cause means; those that ``diagnose`` names, and two that need no evidence.
 CAUSES = {
@@ -70,8 +70,13 @@ def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:
         return "not_replayed"
     until = log.step_n[-1] if spike.end is None else spike.end
     in_spike_n = (pair.step_n >= spike.step) & (pair.step_n <= until)
-    rises = [_rise(columns["loss"][in_spike_n], spike.usual) for columns in (pair.log, pair.replay)]
-    returns = not _departs(pair, int(until)).any() or rises[1] > min(rises[0], np.finfo(float).max) / 2
+    losses = [columns["loss"][in_spike_n] for columns in (pair.log, pair.replay)]
+    first, again = (float(np.max(loss_n, where=np.isfinite(loss_n), initial=-math.inf)) for loss_n in losses)
+    returns = (
+        not _departs(pair, int(until)).any()
+        or not np.isfinite(losses[1]).all()
+        or (first - spike.usual > LEAST_RISE and again - spike.usual > (first - spike.usual) / 2)
+    )
     return diagnose(_evidence(log, pair, spike.step, int(until), returns))
 
 
@@ -85,11 +90,6 @@ def departure(log: Log, replay: Log | None, events: Sequence[Event]) -> Cause | 
         step = int(pair.step_n[differs[0]])
         return Cause(log.name, step, diagnose(_evidence(log, pair, step, last, returns=False)))
     return Cause(log.name, last, "stopped") if last < replay.step_n[-1] else None
-
-
-def _rise(loss_n: Numbers, usual: float) -> float:
-    """How far a loss rises above the usual one, nats per token; infinity where it is no number."""
-    return float((loss_n - usual).max()) if np.isfinite(loss_n).all() else math.inf
 
 
 def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
