@@ -225,6 +225,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> store.Records:
     return records
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_in_mid_run_goes_on_to_the_same_records(tmp_path: Path, whole: store.Records) -> None:
     sweep = begin(tmp_path, "hydra/launcher=basic")
     wait_for_checkpoint(tmp_path, sweep)

@@ -69,7 +69,7 @@ def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     assert "tried: " in verdict.reason
 
 
-@pytest.mark.parametrize("like", [0, -1], ids=["as untreated", "as treated"])
+@pytest.mark.parametrize("like", [0, pytest.param(-1, marks=pytest.mark.slow)], ids=["as untreated", "as treated"])
 @pytest.mark.parametrize("name", NAMES)
 def test_without_an_effect_of_its_cause_no_claim_is_reproduced(name: str, like: int) -> None:
     """Of the world in which every claim holds, with all runs ending and recording as the untreated, or treated, do."""

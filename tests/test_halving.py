@@ -66,7 +66,10 @@ def plant(
     return sizes
 
 
-@pytest.mark.parametrize("fault", FULL.values(), ids=FULL)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, id=name, marks=() if name == "cpu" else pytest.mark.slow) for name, fault in FULL.items()],
+)
 def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
     fault: Callable[[], Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def survive(kills: int, start: Start, top: Path, alone: tuple[store.Records, flo
     assert_whole(folder, alone[0])
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_three_times_is_the_sweep(tmp_path: Path, alone: tuple[store.Records, float]) -> None:
     survive(3, Forked, tmp_path, alone)
 

@@ -102,6 +102,15 @@ def test_each_leads_to_the_next(path: Path, following: Path) -> None:
 
 
 @each
+def test_its_code_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    names: dict[str, object] = {}
+    for source in sources(read(path), "code"):
+        exec(source, names)  # what a cell defines is there in the next
+
+
+@pytest.mark.slow
+@each
 def test_it_runs_from_top_to_bottom(path: Path) -> None:
     """In its own folder, as ``jupyter execute`` does it."""
     notebook = read(path)

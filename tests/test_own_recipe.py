@@ -139,6 +139,7 @@ def test_the_pages_check_passes_against_itself() -> None:
     assert lab_(*words) == 0
 
 
+@pytest.mark.slow
 def test_a_script_needs_no_installation(tmp_path: Path) -> None:
     """As the page starts it, in a process of its own: its children, too, must know what it registers."""
     shutil.copy(THEIRS / "recipe.py", tmp_path)

@@ -65,6 +65,7 @@ def run(outside: pytest.Pytester, *words: str | Path) -> pytest.RunResult:
     return outside.runpytest_inprocess("-p", "no:cacheprovider", *words)
 
 
+@pytest.mark.slow
 def test_a_test_trains_its_sweep_and_compares(outside: pytest.Pytester) -> None:
     (outside.path / "tiny.yaml").write_text(TINY)
     finished(outside.path / "before", "sweep", "tiny.yaml", "hydra/launcher=basic")

@@ -44,6 +44,7 @@ def test_an_interrupt_ends_with_130_and_leaves_no_process_behind(tmp_path: Path)
 
 
 @needs_proc
+@pytest.mark.slow
 def test_a_job_that_is_killed_loses_only_itself(tmp_path: Path) -> None:
     sweep = begin(tmp_path, "local")
     seen: set[int] = set()
