@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.analysis.sensitivity import Study
 from lab.analysis.spikes.alarms import LABELS
-from lab.analysis.spikes.scores import SPIKE, Score, score_runs, summarize
+from lab.analysis.spikes.scores import Score, score_runs, summarize
 from lab.analysis.text import listed
 
 
@@ -13,17 +13,14 @@ def alarm_answer(study: Study) -> str:
     scores = summarize(score_runs(study.records))
     if not scores or not scores[0].found.n:
         return ""
-    parts = [_found(score) for score in scores]
-    worst = max(scores, key=lambda score: score.false_alarms.n)
-    rate = worst.false_alarms
+    rate = max((score.false_alarms for score in scores), key=lambda rate: rate.n)
+    often = f"up to {rate.n} of a kind are false" if rate.n else "none is false"
     return (
-        f"Of {scores[0].found.n} bursts, {listed(parts)}; no alarm is false more than {rate.n} times in "
-        f"{worst.clean_steps:,} steps (95 % interval {rate.low:.2g} to {rate.high:.2g} in 1000)."
+        f"Of {scores[0].found.n} bursts, alarms find {listed([_found(score) for score in scores])}; {often} in "
+        f"{scores[0].clean_steps:,} steps (95 % interval {rate.low:.2g} to {rate.high:.2g} in 1000)."
     )
 
 
 def _found(score: Score) -> str:
-    hits = round(score.found.mean * score.found.n)
-    _, median, _ = score.lead
-    lead = f", leading by {median:g} steps in the median" if score.leads and score.kind != SPIKE else ""
-    return f"{hits} raise the alarm {LABELS[score.kind][0]!r}{lead}"
+    lead = f" (median lead {score.lead[1]:g} steps)" if score.leads else ""
+    return f"{round(score.found.mean * score.found.n)} by {LABELS[score.kind][0]}{lead}"
