@@ -297,8 +297,6 @@ def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Ef
     """Median lead of the gradient norm's alarm minus 4.5; and 1 minus its false alarms in 1000 clean steps.
 
     Where the loss spikes without an alarm of the gradient norm, the lead counts as 0.
-
-    The control: the loss spikes in more bursts than in runs without one.
     """
     warned = _alarm(bursts, GRADIENT, "lead").where(_alarm(bursts, GRADIENT, "hit") > 0, 0.0)
     lead = _where_the_loss_spikes(bursts, warned).median(axis=1)
@@ -306,8 +304,7 @@ def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Ef
         _alarm([clean, *bursts], GRADIENT, column).sum(axis=1, skipna=False)
         for column in ("false_alarms", "clean_steps")
     )
-    effects = parts(lead=lead - LEAST_LEAD + HALF, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps)
-    return Qualified(effects, control=_spikes_of_bursts(clean, bursts))
+    return parts(lead=lead - LEAST_LEAD + HALF, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps)
 
 
 @labelled(
