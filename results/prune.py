@@ -1,12 +1,14 @@
 """Leave out of results folders the probe values that no claim and no figure reads: ``python results/prune.py DIR ...``.
 
 A probe of every tensor has most of the values.  Read are those of the first MLP layer and of the key projection of each
-block; ``eps_ratio`` follows from ``grad_rms`` and the config.
+block; ``eps_ratio`` follows from ``grad_rms`` and the config.  Alarms are scored on the largest value of a step, so a
+folder of labelled spikes keeps that as well.
 """
 
 import sys
 from pathlib import Path
 
+from lab.analysis.spikes.scores import score_runs
 from lab.records import store
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
@@ -14,9 +16,14 @@ OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], ("
 
 def prune(folder: Path) -> None:
     """Gather the runs of a folder, and write its metrics without the values that nobody reads."""
-    metrics = store.gather(folder).metrics
+    records = store.gather(folder)
+    metrics = records.metrics
     is_read = ~metrics["probe"].isin(OF_EVERY_TENSOR) | metrics["where"].str.endswith(READ)
-    store.write_metrics(folder / "metrics.parquet", metrics[is_read & (metrics["probe"] != "eps_ratio")])
+    is_read &= metrics["probe"] != "eps_ratio"
+    if len(score_runs(records)):
+        ordered = metrics.sort_values("value", kind="stable", na_position="last")
+        is_read |= ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
+    store.write_metrics(folder / "metrics.parquet", metrics[is_read])
 
 
 if __name__ == "__main__":

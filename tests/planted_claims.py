@@ -274,6 +274,20 @@ HARMS = (
     *(REMEDIES[0], (3, 5, 2.6, 75), (3, 5, 2.6, 0), (4, 5, 2.6, 50), (1, 5, 2.6, 0), (4, 5, 2.6, 0)),
     *((4, 5, 2.6, 0), (1, 5, 2.6, 0), (1, 1, 2.6, 10), (1, 5, 2.6, 0), (1, 5, 2.6, 0)),
 )
+
+
+def labelled_spikes(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: in a burst the gradient norm rises three measurements before the loss. Not good: it never does."""
+    loss_n, norm_n = np.full(101, 2.0), np.full(101, 1.0)
+    if c["burst"] != "none":
+        onset = round(c["burst.start"] * 100) + 1  # a measurement at the burst's second step or later
+        loss_n[onset + 3 : onset + 6] = 4.0
+        norm_n[onset : onset + 6] = 20.0 if good else 1.0
+    return {}, {("train_loss", ""): loss_n.tolist(), ("grad_norm", ""): norm_n.tolist()}
+
+
+BURSTS = (("none", None, None, None), ("rare_tokens", 0.6, 0.03, 1.0), ("shift", 0.6, 0.12, 0.3))
+BURST_KEYS = ("burst", "burst.start", "burst.length", "burst.fraction")
 SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
 DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
 TRANSPLANTS = (
@@ -351,6 +365,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         | {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), "burst.fraction": (0.0, 1.0)}
         | {"response": ("earlier_state",), REWIND_WEIGHTS: (0.0, 100.0), REWIND_MOMENTS: (0.0, 100.0)},
     ),
+    "labelled_spikes": (labelled_spikes, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }
 
@@ -414,8 +429,12 @@ def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
     for run, recorded in runs:
         spread = noise(run)
         for (probe, where), value in recorded.items():
-            values = (*value, value[-1]) if isinstance(value, tuple) else [value] * 5
-            for part, exact in zip((0.0, 0.1, 0.5, 0.95, 1.0), values, strict=True):
+            if isinstance(value, list):  # a number per measurement, from the first step to the last
+                parts, values = np.linspace(0, 1, len(value)), value
+            else:
+                parts = np.array([0.0, 0.1, 0.5, 0.95, 1.0])
+                values = (*value, value[-1]) if isinstance(value, tuple) else [value] * 5
+            for part, exact in zip(parts.tolist(), values, strict=True):
                 step = round(part * (run["steps"] - 1))
                 rows.append((run["id"], step, probe, where, exact * spread.normal(1, 1e-3)))
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)

@@ -42,8 +42,8 @@ def ending(change: Callable[[Tensor], None] | None) -> Ending:
 
 
 def diagnosed(run: Ending, replay: Ending) -> str:
-    same_bits = all(torch.equal(weight, replay[1][name]) for name, weight in run[1].items())
-    return diagnose(Evidence(run[0], replay[0], same_bits, 1e-7, (1.0, 1.1), 1.0))
+    returns = all(torch.equal(weight, replay[1][name]) for name, weight in run[1].items())
+    return diagnose(Evidence(run[0], replay[0], returns, 1e-7, (1.0, 1.1), 1.0))
 
 
 @pytest.fixture(scope="module")

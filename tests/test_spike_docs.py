@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
+from lab.analysis.spikes.replays import CAUSES
 from lab.cli.hydra_app import data_folder
 
 PAGE = (Path(__file__).parents[1] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")
@@ -21,6 +22,11 @@ def test_every_remedy_is_a_response() -> None:
     assert {*remedies, "rewind_only"} <= {path.stem for path in data_folder("conf").glob("response/*.yaml")}
 
 
+def test_every_cause_is_on_the_page() -> None:
+    table = PAGE.split("| cause |")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(CAUSES)
+
+
 def test_a_log_is_watched_and_a_ledger_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -28,11 +34,14 @@ def test_a_log_is_watched_and_a_ledger_accepted(
     header = re.findall(r"```csv\n(.*?)\n```", PAGE)[0]
     losses = [2.0 + 0.01 * (step % 3) for step in range(100)] + [6.0] * 5 + [2.0] * 50
     rows = "\n".join(f"{step},{loss},1.0" for step, loss in enumerate(losses))
-    Path("log.csv").write_text(f"{header}\n{rows}\n")
+    for name in ("log.csv", "replay.csv"):
+        Path(name).write_text(f"{header}\n{rows}\n")
     Path("mine.yaml").write_text(LEDGER)
     quick = [line.split()[1:] for line in COMMANDS if line.startswith(("lab watch log", "lab list", "lab train"))]
     codes = {" ".join(words): main(words) for words in quick if words[0] != "train" or "--dry-run" in words}
     assert codes == {line: int(line.startswith("watch")) for line in codes}
-    assert len(codes) == 6
-    assert "recovered" in capsys.readouterr().out
+    assert len(codes) == 8
+    output = capsys.readouterr().out
+    assert "recovered" in output
+    assert "likely cause: spike" in output
     assert list(Path("log.csv.alarms").glob("*.svg"))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr, stdtrit
+from scipy.special import betaincinv, gammaincinv, stdtr, stdtrit
 
 # Fewer seeds get no interval.
 FEWEST_SEEDS = 3
@@ -72,6 +72,33 @@ def student_t(values: Iterable[float], level: float = 0.95, grain: float = 0.0) 
     spread = math.sqrt(float(known.var(ddof=1)) + grain**2 / 12)
     half = float(stdtrit(n - 1, (1 + level) / 2)) * spread / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n, shown)
+
+
+def share_interval(hits: int, trials: int, level: float = 0.95) -> Interval:
+    """Exact interval of a share of independent trials; all NaN without a trial.
+
+    References:
+        Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
+    """
+    if not trials:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    tail = (1 - level) / 2
+    low = float(betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
+    return Interval(hits / trials, low, high, trials)
+
+
+def rate_interval(count: int, exposure: float, level: float = 0.95) -> Interval:
+    """Exact interval of a Poisson rate: independent events per unit of exposure; all NaN without exposure.
+
+    References:
+        Garwood 1936, Fiducial limits for the Poisson distribution, https://doi.org/10.1093/biomet/28.3-4.437.
+    """
+    if not exposure:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    tail = (1 - level) / 2
+    low = float(gammaincinv(count, tail)) if count else 0.0
+    return Interval(count / exposure, low / exposure, float(gammaincinv(count + 1, 1 - tail)) / exposure, count)
 
 
 class Difference(NamedTuple):

@@ -27,6 +27,7 @@ lab predict DIR                                  say at which larger size or lea
 lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
 lab scan DIR [--run ID] [--json]                 from a checkpoint, the best single step at each batch size
 lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
+    [--replay DIR|LOG]                           a log of the same steps trained again: what made the loss rise
 lab claims [DIR ...] [--json|--markdown]         which claims of the paper the records bear out (default: results)
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
@@ -222,10 +223,11 @@ def _scan(arguments: list[str]) -> None:
 def _watch(arguments: list[str]) -> None:
     from lab.analysis.spikes.alarms import watch
 
-    given = _OptionParser(switches=["--json"]).read(arguments)
+    given = _OptionParser("--replay", switches=["--json"]).read(arguments)
     if len(given.folders) != 1:
-        raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--json]")
-    lines, alarmed = watch(given.folders[0], as_json=given.json)
+        raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--replay DIR|LOG] [--json]")
+    replay = Path(given.replay) if given.replay else None
+    lines, alarmed = watch(given.folders[0], replay=replay, as_json=given.json)
     for line in lines:
         print(printable(line))
     raise SystemExit(int(alarmed))

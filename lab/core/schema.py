@@ -49,6 +49,12 @@ def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"choices": choices})
 
 
+def batches_of_burst(start: float, length: float, steps: int) -> range:
+    """The batches of a burst, in a run of so many steps; a start or a length below 1 is a share of the steps."""
+    first = round(start * steps) if start < 1 else int(start)
+    return range(first, first + (math.ceil(length * steps) if length < 1 else int(length)))
+
+
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from lab.core.errors import RequestError
 from lab.core.registry import BURSTS
-from lab.core.schema import PerRun, bounded
+from lab.core.schema import PerRun, batches_of_burst, bounded
 from lab.data.corpus import BURST, Corpus, Tokens, draw
 
 BACKSLASH = 92  # of a byte corpus
@@ -37,9 +36,7 @@ class Burst(ABC):
 
     def batches(self, steps: int) -> range:
         """The batches of the burst, in a run of so many steps."""
-        start, length = float(self.start), float(self.length)
-        first = round(start * steps) if start < 1 else int(start)
-        return range(first, first + (math.ceil(length * steps) if length < 1 else int(length)))
+        return batches_of_burst(float(self.start), float(self.length), steps)
 
     def check(self, steps: int) -> None:
         """Refuse a burst beyond the last step.

@@ -14,6 +14,7 @@ import pandas as pd
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, points
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
+from lab.analysis.spikes.scores import score_runs
 from lab.analysis.text import count
 from lab.records.store import Records
 
@@ -133,6 +134,11 @@ class Evidence:
     def summaries(self) -> list[CurveSummary]:
         """One for each curve and seed."""
         return curve_summaries(self.runs)
+
+    @cached_property
+    def alarm_scores(self) -> pd.DataFrame:
+        """Those of ``spikes.scores.score_runs``, indexed by kind of alarm and run id."""
+        return score_runs(self.records).set_index(["kind", "id"])
 
     def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
         """Group the curves that agree in everything but the keys ``frees`` and those below them."""
@@ -257,6 +263,18 @@ class ArmTables:
         """What a probe recorded at a learning rate; ``reduce`` as in ``Evidence.probe_values``."""
         values = self.evidence.probe_values(reduce, probe, where, **options)
         return self._tabulate(lambda summary: values.get(summary.runs[lr].id, math.nan))
+
+    def alarm(self, lr: float, kind: str, column: str) -> pd.DataFrame:
+        """What ``spikes.scores.score_runs`` says of an alarm at a learning rate.
+
+        Raises:
+            MissingRunsError: no run recorded what the alarm reads.
+        """
+        scores = self.evidence.alarm_scores
+        if kind not in scores.index:
+            raise MissingRunsError(f"no run recorded what the alarm {kind} reads")
+        values: dict[Any, Any] = scores[column].xs(kind).to_dict()
+        return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
 
     @property
     def top(self) -> float:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, significant
+from lab.analysis.report.alarm_answers import alarm_answer
 from lab.analysis.report.batch_answers import batch_answer
 from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
@@ -59,7 +60,7 @@ def _question_of_shipped_sweep(command: str) -> str:
 
 
 def answer(study: Study) -> str:
-    """One sentence on what came out: on batches or spikes where these are compared, else how arms differ."""
+    """One sentence on what came out: on batches, spikes or alarms where these are compared, else how arms differ."""
     points = study.points
     if (points["outcome"] == "diverged").all():
         runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
@@ -76,8 +77,8 @@ def answer(study: Study) -> str:
 
 
 def special_answer(study: Study) -> str:
-    """The answer where runs compare batches or responses to spikes, which sensitivity says little of; else empty."""
-    return batch_answer(study) or spike_answer(study)
+    """The answer where runs compare batches, responses to spikes or alarms, which sensitivity says little of; else empty."""
+    return alarm_answer(study) or batch_answer(study) or spike_answer(study)
 
 
 def _one_run(run: pd.Series) -> str:

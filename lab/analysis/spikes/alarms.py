@@ -14,6 +14,7 @@ from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.spikes.detectors import KINDS, Event, Log, detect
 from lab.analysis.spikes.logs import read_logs
+from lab.analysis.spikes.replays import CAUSES, departure, find_replay, spike_cause
 from lab.core import files
 
 # What the events are called, and the unit of their values.
@@ -31,10 +32,16 @@ MARGIN = 100
 MOST_FIGURES = 50
 
 
-def watch(path: Path, *, as_json: bool = False) -> tuple[list[str], bool]:
+def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> tuple[list[str], bool]:
     """Find the alarms of a results folder or a log, and draw those that are not asked for as JSON.
 
     Figures go into ``alarms/`` in the folder, or in ``NAME.alarms/`` beside the log.
+
+    Args:
+        path: the folder or the log.
+        replay: a folder or a log of the same steps, trained again; loss spikes then have a likely cause, and runs
+            without one may have a step at which they depart from their replay.
+        as_json: whether to return the alarms as JSON and draw nothing.
 
     Returns:
         What to print, and whether there was any alarm.
@@ -42,20 +49,34 @@ def watch(path: Path, *, as_json: bool = False) -> tuple[list[str], bool]:
     Raises:
         RequestError: it cannot be read.
     """
-    logs = read_logs(path)
-    found = [(log, event) for log in logs for event in detect(log)]
+    logs, replays = read_logs(path), read_logs(replay) if replay else []
+    events = {log.name: detect(log) for log in logs}
+    alarms = [(log, event) for log in logs for event in events[log.name]]
+    replay_of = {log.name: find_replay(log, logs, replays) for log in logs} if replay else {}
+    causes = {
+        event: spike_cause(log, replay_of[log.name], event) for log, event in alarms if replay and event.kind == "spike"
+    }
+    departures = [departure(log, replay_of[log.name], events[log.name]) for log in logs if replay]
+    departed = [each for each in departures if each]
     if as_json:
-        events = [_plain(event) for _, event in found]
-        return [json.dumps({"events": events}, indent=1, allow_nan=False)], bool(found)
+        plain = [_plain(event) | ({"cause": causes.get(event)} if replay else {}) for _, event in alarms]
+        output = {"events": plain} | ({"departures": [each._asdict() for each in departed]} if replay else {})
+        return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     lines = []
-    for number, (log, event) in enumerate(found):
+    for number, (log, event) in enumerate(alarms):
         drawn = folder / f"{log.name}_{event.step}_{event.kind}.svg"
         if number < MOST_FIGURES:
             files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"))
-        lines.append(f"{sentence(event)}{f'  {drawn}' if number < MOST_FIGURES else ''}")
+        cause = _because(causes[event]) if event in causes else ""
+        lines.append(f"{sentence(event)}{cause}{f'  {drawn}' if number < MOST_FIGURES else ''}")
+    lines += [f"{each.run} step {each.step}: departs from its replay{_because(each.cause)}" for each in departed]
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
-    return [*lines, f"{len(found)} alarm{'s' * (len(found) != 1)} in {runs}"], bool(found)
+    return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
+
+
+def _because(cause: str) -> str:
+    return f", likely cause: {cause} ({CAUSES[cause]})"
 
 
 def sentence(event: Event) -> str:

@@ -19,8 +19,9 @@ class Evidence(NamedTuple):
 
     Attributes:
         loss: of the step, nats per token.
-        replayed: the loss of the same step, trained again from the last checkpoint with the same data.
-        same_bits: whether the replay ends in the same weights, bit for bit.
+        replayed: the loss of the same step, trained again from the last checkpoint with the same data.  Of several
+            steps both are those of the first at which they differ, since rounding grows.
+        returns: whether the replay is the same to the bit, or its loss rises at least half as far.
         parts_error: relative difference between the gradient of a batch and that of its micro-batches or shards.
         norms: gradient norm of each micro-batch of the step.
         usual_norm: gradient norm of the steps before.
@@ -28,7 +29,7 @@ class Evidence(NamedTuple):
 
     loss: float
     replayed: float
-    same_bits: bool
+    returns: bool
     parts_error: float
     norms: Sequence[float]
     usual_norm: float
@@ -40,11 +41,11 @@ def diagnose(evidence: Evidence) -> str:
     ``scaling_bug``: the parts of a batch do not add up to the batch, which shows before the first update.
     ``faulty_micro_batch``: single micro-batches are not finite while the others are calm, and the fault does not return
     in the replay.  ``rounding``: weights differ, the loss hardly.  ``corrupted_state``: the loss differs by more, as
-    after a flipped bit in a weight.  ``spike``: the replay is the same to the bit, so data and state explain it.
+    after a flipped bit in a weight.  ``spike``: the rise returns in the replay, so data and state explain it.
     """
     if not evidence.parts_error <= PARTS_DIFFER:
         return "scaling_bug"
-    if evidence.same_bits:
+    if evidence.returns:
         return "spike"
     broken = [norm for norm in evidence.norms if not math.isfinite(norm)]
     calm = [norm for norm in evidence.norms if norm <= CALM * evidence.usual_norm]

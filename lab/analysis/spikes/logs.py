@@ -38,7 +38,10 @@ NAMES = {
     "attention_logit_max": ("attention_logit_max", "max_attention_logit"),
     "update_rms": ("update_rms",),
     "eps_ratio": ("eps_ratio",),
+    "parts_error": ("parts_error",),
 }
+# Columns of this name and a number are gradient norms of the micro-batches of a step.
+MICRO_BATCH = "micro_batch_norm_"
 # Probes of the lab by the column they fill; of several places the largest value counts.
 PROBES = {
     "train_loss": "loss",
@@ -54,24 +57,22 @@ def read_logs(path: Path) -> list[Log]:
             column of steps or of losses.
     """
     if path.is_dir():
-        return list(_runs(store.read(path)))
+        return list(logs_of(store.read(path)))
     if not path.is_file():
         raise RequestError(f"no results folder or log {path}")
     return [_log(path)]
 
 
-def _runs(records: store.Records) -> Iterator[Log]:
+def logs_of(records: store.Records) -> Iterator[Log]:
+    """The runs of records that recorded a training loss, as logs."""
     wanted = records.metrics[records.metrics["probe"].isin(PROBES)]
-    table = wanted.assign(column=wanted["probe"].map(PROBES))
-    for name, rows in table.groupby("id"):
-        values = rows.groupby(["step", "column"])["value"].agg(_largest).unstack("column").sort_index()
+    table = wanted.assign(column=wanted["probe"].map(PROBES)).sort_values("value", kind="stable", na_position="last")
+    # the largest value, NaN where one is: a part of the model that broke is not hidden by another
+    largest = table.drop_duplicates(["id", "step", "column"], keep="last")
+    for name, rows in largest.groupby("id"):
+        values = rows.pivot(index="step", columns="column", values="value").sort_index()
         if "loss" in values:
             yield Log(str(name), values.index.to_numpy(dtype=np.int64), _columns(values))
-
-
-def _largest(values: pd.Series) -> float:
-    """The largest value, NaN where one is: a part of the model that broke is not hidden by another."""
-    return float(values.to_numpy(dtype=float).max())
 
 
 def _columns(values: pd.DataFrame) -> dict[str, Any]:
@@ -86,6 +87,7 @@ def _log(path: Path) -> Log:
     rows = _json_rows(text)
     table = pd.DataFrame(rows) if rows else _csv(path, text)
     found = {name: column for name, aliases in NAMES.items() if (column := _named(aliases, list(table))) is not None}
+    found |= {str(column): column for column in table if re.fullmatch(rf"{MICRO_BATCH}\d+", str(column))}
     for name, plural in ((STEP, "steps"), ("loss", "losses")):
         if name not in found:
             raise RequestError(f"{path} has no column of {plural} among {', '.join(map(str, table)) or 'none'}")

@@ -1,0 +1,130 @@
+"""Scores of alarms on labelled runs: their bursts say in which steps an alarm is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.spikes.detectors import KINDS, Event, Log, detect
+from lab.analysis.spikes.logs import logs_of
+from lab.analysis.statistics import Interval, rate_interval, share_interval
+from lab.core.detectors import MERGE
+from lab.core.schema import batches_of_burst
+from lab.records.store import Records
+
+NONE, SPIKE = "none", "spike"
+COLUMNS = ("id", "kind", "burst", "hit", "delay", "lead", "false_alarms", "clean_steps")
+Card = Mapping[Hashable, Any]
+PER_STEPS = 1000  # rates of false alarms are in so many steps
+QUARTILES = (0.25, 0.5, 0.75)
+
+
+def score_runs(records: Records) -> pd.DataFrame:
+    """Score each alarm on each labelled run: one that no response and no ledger changes, with or without a burst.
+
+    The label is the config. An alarm that begins between the first step of the burst and 20 measurements after its last
+    is a hit. One that begins before the burst, or anywhere in a run without one, is false. Later ones count as neither,
+    for the burst may still be behind them.
+
+    Returns:
+        A row per run and kind of alarm that its measurements allow: ``id``, ``kind``; ``burst``, its name, or ``none``
+        where the run has none or diverged before it; ``hit``; ``delay`` of the hit after the first step of the burst;
+        ``lead``, steps from the hit to the loss spike of the burst, below 0 after it, NaN unless there are both;
+        ``false_alarms``; and ``clean_steps``, in which these could occur.  No rows without runs of both sorts.
+    """
+    cards = {
+        card["id"]: card
+        for card in records.runs.to_dict("records")
+        if all(card.get(column, NONE) == NONE for column in ("response", "ledger"))
+    }
+    if len({_label(card) is None for card in cards.values()}) < 2:
+        return pd.DataFrame(columns=list(COLUMNS))
+    rows = [row for log in logs_of(records) if log.name in cards for row in _score(log, cards[log.name])]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _score(log: Log, card: Card) -> Iterator[tuple[Any, ...]]:
+    """The rows of one run."""
+    events, ends = detect(log), _last_finite_step(log) + 1
+    label = _label(card)
+    planted = label is not None and label.start < ends
+    start = label.start if label is not None and planted else ends
+    hits = _hits(log, events, label) if label is not None and planted else {}
+    onset = hits.get(SPIKE, math.nan)
+    for kind, (column, _) in KINDS.items():
+        if column in log.columns:
+            false_alarms = sum(event.kind == kind and event.step < start for event in events)
+            step = hits.get(kind, math.nan)
+            burst = str(card["burst"]) if planted else NONE
+            yield log.name, kind, burst, kind in hits, step - start, onset - step, false_alarms, start
+
+
+def _label(card: Card) -> range | None:
+    """The steps of a run's burst; None for a run without one."""
+    if card.get("burst", NONE) == NONE or not card["burst.fraction"]:
+        return None
+    steps = batches_of_burst(float(card["burst.start"]), float(card["burst.length"]), int(card["steps"]))
+    return steps if len(steps) else None
+
+
+def _last_finite_step(log: Log) -> int:
+    """The last step before the loss was no number; -1 without one."""
+    broken = np.flatnonzero(~np.isfinite(log.columns["loss"]))
+    rows = int(broken[0]) if len(broken) else len(log.step_n)
+    return int(log.step_n[rows - 1]) if rows else -1
+
+
+def _hits(log: Log, events: list[Event], label: range) -> dict[str, float]:
+    """The step at which each alarm first found the burst."""
+    row = int(np.searchsorted(log.step_n, label.stop)) + MERGE
+    stop = int(log.step_n[row]) if row < len(log.step_n) else math.inf
+    steps: dict[str, float] = {}
+    for event in events:  # in the order of their steps
+        if label.start <= event.step < stop:
+            steps.setdefault(event.kind, event.step)
+    return steps
+
+
+class Score(NamedTuple):
+    """How well one kind of alarm does on labelled runs.
+
+    Attributes:
+        kind: of the alarm.
+        found: share of the bursts that it found.
+        lead: quartiles of its lead, steps; NaN for the loss itself, and where no burst has both alarms.
+        leads: bursts that have both alarms.
+        false_alarms: per 1000 clean steps, with the exact interval of independent alarms; ``n`` is their number.
+        clean_steps: of all runs.
+    """
+
+    kind: str
+    found: Interval
+    lead: tuple[float, ...]
+    leads: int
+    false_alarms: Interval
+    clean_steps: int
+
+
+def summarize(scores: pd.DataFrame) -> list[Score]:
+    """The score of each kind of alarm over all rows of ``score_runs``, the loss first."""
+    return [_summary(str(kind), rows) for kind, rows in scores.groupby("kind", sort=False)]
+
+
+def _summary(kind: str, rows: pd.DataFrame) -> Score:
+    planted = rows[rows["burst"] != NONE]
+    leads = planted["lead"].dropna().to_numpy(dtype=float)
+    known = kind != SPIKE and len(leads) > 0
+    quartiles = tuple(map(float, np.quantile(leads, QUARTILES))) if known else (math.nan,) * len(QUARTILES)
+    clean_steps = int(rows["clean_steps"].sum())
+    return Score(
+        kind,
+        share_interval(int(planted["hit"].sum()), len(planted)),
+        quartiles,
+        len(leads) if known else 0,
+        rate_interval(int(rows["false_alarms"].sum()), clean_steps / PER_STEPS),
+        clean_steps,
+    )

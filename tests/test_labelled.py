@@ -1,0 +1,161 @@
+"""Alarms scored on labelled runs: hits, misses, leads and false alarms, their intervals, and the figure of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import planted
+import planted_claims
+from drawn_texts import complaints
+from lab.analysis import Records
+from lab.analysis.figures import FIGURES
+from lab.analysis.rendering import style
+from lab.analysis.report.answers import answer
+from lab.analysis.sensitivity import study
+from lab.analysis.spikes.scores import score_runs, summarize
+from lab.analysis.statistics import rate_interval, share_interval
+from lab.records import store
+from test_figure_contract import COLUMN
+
+BURST = {"burst": "shift", "burst.start": 0.6, "burst.length": 10.0, "burst.fraction": 0.3}  # steps 240 to 249
+FLAT = np.ones(400)
+
+
+def high(*steps: int) -> np.ndarray:
+    """A flat measurement that is fifty times as high at these steps."""
+    return np.where(np.isin(np.arange(400), steps), 50.0, 1.0)
+
+
+def records(*runs: tuple[dict[str, object], np.ndarray, np.ndarray]) -> Records:
+    """Runs of 400 steps from their settings, losses and gradient norms, measured at every step."""
+    cards = [planted.card(**settings, seed=seed) for seed, (settings, _, _) in enumerate(runs)]
+    rows = [
+        (card["id"], step, probe, "", value)
+        for card, (_, *columns) in zip(cards, runs, strict=True)
+        for probe, column in zip(("train_loss", "grad_norm"), columns, strict=True)
+        for step, value in enumerate(column)
+    ]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    return Records(planted.table(cards), metrics)
+
+
+CLEAN = ({}, FLAT, FLAT)
+
+
+def scored(loss: np.ndarray, norm: np.ndarray) -> dict[str, tuple[object, ...]]:
+    """By kind of alarm: hit, delay, lead, false alarms and clean steps of a run with a burst."""
+    scores = score_runs(records((BURST, loss, norm), CLEAN))
+    rows = scores[scores["burst"] == "shift"].set_index("kind").drop(columns=["id", "burst"])
+    return {str(kind): tuple(row) for kind, row in rows.iterrows()}
+
+
+def test_an_alarm_in_the_burst_is_a_hit_with_a_lead() -> None:
+    both = scored(high(245, 246), high(240, 241))
+    assert both == {"spike": (True, 5, 0, 0, 240), "gradient_spike": (True, 0, 5, 0, 240)}
+    assert scored(high(240), high(246))["gradient_spike"][:3] == (True, 6, -6)
+
+
+def test_the_edges_of_the_label() -> None:
+    """The step before the burst is clean; 20 measurements after its last belong to it, and then nothing is known."""
+    assert scored(FLAT, high(239))["gradient_spike"][::3] == (False, 1)
+    assert scored(FLAT, high(240))["gradient_spike"][::3] == (True, 0)
+    assert scored(FLAT, high(269))["gradient_spike"][::3] == (True, 0)
+    assert scored(FLAT, high(270))["gradient_spike"][::3] == (False, 0)
+
+
+def test_a_run_without_a_burst_is_clean_to_its_end() -> None:
+    scores = score_runs(records((BURST, FLAT, FLAT), ({}, high(100, 300), FLAT)))
+    clean = scores[scores["burst"] == "none"].set_index("kind")
+    assert clean.loc["spike", ["false_alarms", "clean_steps"]].tolist() == [2, 400]
+    of_loss, of_norm = summarize(scores)
+    assert (of_loss.false_alarms.n, of_loss.clean_steps, of_loss.found.mean) == (2, 640, 0)
+    assert of_norm.false_alarms.high == pytest.approx(3.689 / 0.64, rel=1e-3)
+
+
+def test_a_run_that_diverges_first_has_met_no_burst() -> None:
+    broken = np.where(np.arange(400) >= 200, np.nan, 1.0)
+    scores = score_runs(records((BURST, broken, FLAT), (BURST, FLAT, FLAT), CLEAN))
+    assert sorted(set(zip(scores["burst"], scores["clean_steps"], strict=True))) == [
+        ("none", 200),
+        ("none", 400),
+        ("shift", 240),
+    ]
+
+
+@pytest.mark.parametrize("treated", [{"response": "lower_lr"}, {"ledger": "mine"}, {"burst.fraction": 0.0}])
+def test_only_runs_that_are_left_to_their_burst_count(treated: dict[str, object]) -> None:
+    assert score_runs(records((BURST | treated, high(240), FLAT), CLEAN)).empty
+    assert score_runs(records((BURST, high(240), FLAT))).empty, "without a clean run nothing can be false"
+
+
+def test_the_intervals_are_exact() -> None:
+    """Tables of Garwood 1936, and of Clopper and Pearson 1934."""
+    assert rate_interval(5, 1.0)[:3] == pytest.approx((5, 1.6235, 11.6683), abs=1e-4)
+    assert rate_interval(0, 2.0)[:3] == pytest.approx((0, 0, 1.8444), abs=1e-4)
+    assert share_interval(3, 10)[:3] == pytest.approx((0.3, 0.06674, 0.65245), abs=1e-4)
+    assert share_interval(10, 10)[:3] == pytest.approx((1, 0.69150, 1), abs=1e-4)
+    assert np.isnan([rate_interval(0, 0.0).mean, share_interval(0, 0).mean]).all()
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Records:
+    """The sweep of labelled spikes in which the gradient norm warns; one run has a false alarm."""
+    made = planted_claims.records(planted_claims.cards("labelled_spikes", dict.fromkeys(range(3), True)))
+    metrics = made.metrics.copy()
+    clean = made.runs.loc[made.runs["burst"] == "none", "id"].iloc[0]
+    metrics.loc[(metrics["id"] == clean) & (metrics["probe"] == "grad_norm") & (metrics["step"] == 200), "value"] = 90.0
+    return made._replace(metrics=metrics)
+
+
+@pytest.mark.parametrize("page", [style.SCREEN, COLUMN], ids=["screen", "column"])
+def test_the_figure_can_be_read_and_says_what_was_scored(sweep: Records, page: style.Page) -> None:
+    with style.drawn_for(page):
+        figure = FIGURES["detector_scores"](sweep)
+        assert not complaints(figure)
+    texts = [text for points in figure.points for text in points.texts]
+    assert "gradient spike\nfound 12 of 12 bursts\n95 % interval 0.74 to 1.00" in texts
+    assert "gradient spike\n1 false alarms in 5,280 steps\n95 % interval 0.0048 to 1.06" in texts
+    assert "12 runs have a burst; 5,280 steps are before one or without." in figure.caption
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sweep in a folder, in which the embedding alone has large updates, after its bursts began."""
+    folder = tmp_path_factory.mktemp("results") / "labelled_spikes"
+    store.open_folder(folder, "eager")
+    for card, recorded in planted_claims.cards("labelled_spikes", dict.fromkeys(range(3), True)):
+        rows = planted_claims.records([(card, recorded)]).metrics[["step", "probe", "where", "value"]]
+        values = list(rows.itertuples(index=False, name=None))
+        for step in sorted(set(rows["step"])):
+            values += [
+                (step, "update_rms", "embedding", 1.0 if 244 <= step < 260 and card["burst"] != "none" else 0.2),
+                (step, "update_rms", "block0.mlp_up", 0.1),
+                (step, "update_rms", "block0.attention.value", 0.1),
+            ]
+        store.write_run(folder, card, values)
+    store.gather(folder)
+    return folder
+
+
+def test_the_answer_speaks_of_alarms(folder: Path) -> None:
+    sentence = answer(study([folder]))
+    assert sentence == (
+        "Of 12 bursts, alarms find 12 by loss spike, 12 by gradient spike (median lead 12 steps) and 12 by large "
+        "update (median lead 8 steps); none is false in 5,280 steps (95 % interval 0 to 0.7 in 1000)."
+    )
+
+
+def test_a_pruned_folder_has_the_same_scores(folder: Path) -> None:
+    whole = score_runs(store.read(folder))
+    assert whole.loc[whole["kind"] == "update_rms", "hit"].sum() == 12
+    subprocess.run([sys.executable, Path(__file__).parents[1] / "results/prune.py", folder], check=True)
+    pruned = store.read(folder)
+    pd.testing.assert_frame_equal(score_runs(pruned), whole)
+    updates = pruned.metrics[pruned.metrics["probe"] == "update_rms"]
+    assert set(updates["where"]) == {"embedding", "block0.mlp_up"}

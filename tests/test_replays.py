@@ -1,0 +1,105 @@
+"""`lab watch LOG --replay LOG`: faults that look like a loss spike are told apart from one, from two logs alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab.__main__ import main
+from planted import cards, heard, write
+from test_watch import bump, calm
+
+STEPS = 1000
+QUIET = calm()
+SPIKED = QUIET + bump(3.0)
+
+
+def log(path: Path, loss: np.ndarray, **columns: np.ndarray) -> Path:
+    """A log of all digits, as long as its losses."""
+    columns = {name: values[: len(loss)] for name, values in columns.items()}
+    pd.DataFrame({"step": range(len(loss)), "loss": loss, **columns}).to_csv(path, index=False, na_rep="nan")
+    return path
+
+
+def cause(path: Path, run: Path, replay: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[int, str]]:
+    """Steps and causes of loss spikes and departures."""
+    code = main(["watch", str(run), "--replay", str(replay), "--json"])
+    output = json.loads(capsys.readouterr().out)
+    assert code == int(bool(output["events"]))
+    return [(each["step"], each["cause"]) for each in [*output["events"], *output["departures"]]]
+
+
+def micro_norms(**broken: float) -> dict[str, np.ndarray]:
+    """Gradient norms of four micro-batches, some of which break at step 500."""
+    norms = {f"micro_batch_norm_{n}": np.random.default_rng(n).lognormal(0, 0.1, STEPS) for n in range(4)}
+    for name, value in broken.items():
+        norms[name][500] = value
+    return norms
+
+
+BROKEN = np.where(np.arange(STEPS) >= 500, math.nan, QUIET)
+LATER = np.arange(STEPS) >= 505
+LAST_BITS = QUIET * np.where(np.arange(STEPS) >= 400, 1 + 1e-7, 1.0)
+RERUN = SPIKED * np.random.default_rng(9).normal(1, 1e-3, STEPS)  # the same spike on a machine that rounds otherwise
+ONE_BROKEN, ALL_BROKEN = {"micro_batch_norm_2": math.nan}, dict.fromkeys(micro_norms(), math.nan)
+DOUBLES: dict[str, tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], tuple[int, str]]] = {
+    "a spike": (SPIKED, SPIKED, {}, (500, "spike")),
+    "a spike on another machine": (SPIKED, RERUN, {}, (500, "spike")),
+    "a loss that is no number twice": (BROKEN, BROKEN, micro_norms(**ONE_BROKEN), (500, "spike")),
+    "a spike that diverges only once": (np.where(LATER, math.nan, SPIKED), SPIKED, {}, (500, "spike")),
+    "one broken micro-batch": (BROKEN, QUIET, micro_norms(**ONE_BROKEN), (500, "faulty_micro_batch")),
+    "all micro-batches broken": (BROKEN, QUIET, micro_norms(**ALL_BROKEN), (500, "corrupted_state")),
+    "a flipped bit": (SPIKED, QUIET, {}, (500, "corrupted_state")),
+    "a flipped bit without a spike": (QUIET + 0.09 * (np.arange(STEPS) > 600), QUIET, {}, (601, "corrupted_state")),
+    "a change of the last bits": (LAST_BITS, QUIET, {}, (400, "rounding")),
+    "a spike that hangs on the last bits": (LAST_BITS + bump(3.0), QUIET, {}, (500, "rounding")),
+    "parts that do not add up": (SPIKED, SPIKED, {"parts_error": np.full(STEPS, 0.5)}, (500, "scaling_bug")),
+    "a killed or hanging process": (QUIET[:700], QUIET, {}, (699, "stopped")),
+    "a spike without a replay": (SPIKED, QUIET[:500], {}, (500, "not_replayed")),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_each_double_has_its_cause(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loss, replayed, columns, expected = DOUBLES[name]
+    run, replay = log(tmp_path / "log.csv", loss, **columns), log(tmp_path / "replay.csv", replayed)
+    assert cause(tmp_path, run, replay, capsys) == [expected]
+
+
+def test_a_log_that_its_replay_repeats_has_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = np.where(np.arange(STEPS) % 5, math.nan, 1.0)
+    run, replay = (log(tmp_path / name, QUIET, lr=rates) for name in ("log.csv", "replay.csv"))
+    assert cause(tmp_path, run, replay, capsys) == []
+
+
+def test_the_line_names_the_cause_and_what_it_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, replay = log(tmp_path / "log.csv", SPIKED), log(tmp_path / "replay.csv", QUIET)
+    assert main(["watch", str(run), "--replay", str(replay)]) == 1
+    line, *_ = capsys.readouterr().out.splitlines()
+    assert ", likely cause: corrupted_state (a fault of memory or checkpoint, since it does not return" in line
+    assert main(["watch", str(log(tmp_path / "cut.csv", QUIET[:700])), "--replay", str(replay)]) == 0
+    assert capsys.readouterr().out.startswith("cut.csv step 699: departs from its replay, likely cause: stopped")
+    assert main(["watch", str(run), "--json"]) == 1
+    assert list(json.loads(capsys.readouterr().out)) == ["events"]
+
+
+def test_runs_of_folders_are_paired_by_their_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = list(cards(arms=("z_loss",), widths=(32,), lrs=(1e-3,), seeds=(0, 1)))
+    once = write(tmp_path / "once", runs, every=4)
+    changed = lambda run, **kept: [  # noqa: E731
+        (step, probe, where, value + (run["seed"] == 1 and probe == "train_loss" and step == 200))
+        for step, probe, where, value in heard(run, **kept)
+    ]
+    monkeypatch.setattr("planted.heard", changed)
+    again = write(tmp_path / "again", runs, every=4)
+    (departed,) = cause(tmp_path, again, once, capsys)
+    assert departed == (200, "corrupted_state")
+    assert main(["watch", str(once), "--replay", str(tmp_path / "none.csv")]) == 2
+    assert "no results folder or log" in capsys.readouterr().err
