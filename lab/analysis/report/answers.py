@@ -77,7 +77,7 @@ def answer(study: Study) -> str:
 
 
 def special_answer(study: Study) -> str:
-    """The answer where runs compare batches, responses to spikes or alarms, which sensitivity says little of; else empty."""
+    """The answer of sweeps of batches, responses to spikes or alarms, of which sensitivity says little; else empty."""
     return alarm_answer(study) or batch_answer(study) or spike_answer(study)
 
 

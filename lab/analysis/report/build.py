@@ -49,9 +49,10 @@ inconclusive."""
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 # Figures that come first on the page, in this order; the others follow by name.
-# Those of batches and of responses apply to sweeps of these alone.
+# Those of batches and of spikes apply to sweeps of these alone.
 FIRST = (
-    *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss", "batch_ramps", "responses"),
+    *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss", "batch_ramps"),
+    *("responses", "state_and_data", "detector_scores"),
     *("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps"),
 )
 

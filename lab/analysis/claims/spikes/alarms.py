@@ -1,0 +1,88 @@
+"""Claims on alarms: which of them sound before the loss spikes, how often, and how often in vain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+
+from lab.analysis.claims.effects import Effects, Qualified, parts
+from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
+from lab.analysis.claims.judging import claim
+from lab.analysis.claims.spikes.responses import BURST, HALF, OPT
+from lab.analysis.spikes.costs import NONE
+from lab.analysis.spikes.scores import PER_STEPS
+
+# An indicator leads by so many steps, with so many false alarms in 1000 steps; it goes with the loss in so many bursts.
+LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE = 5, 1.0, 0.9
+LOSS, GRADIENT = "spike", "gradient_spike"
+
+
+def _labelled(group: ComparisonGroup) -> list[ArmTables]:
+    """An arm without a burst, then one for each burst."""
+    bursts = [burst for burst in group.values(BURST) if burst != NONE]
+    if not bursts:
+        raise MissingRunsError("no run has a burst", arms_exist=False)
+    return group.arms(*({BURST: burst} for burst in (NONE, *bursts)))
+
+
+labelled: Callable[..., Callable[..., object]] = partial(
+    claim, arms=_labelled, frees=(BURST,), cause=[BURST], sweep="labelled_spikes", shown_in="detector_scores"
+)
+
+
+def _alarm(arms: Sequence[ArmTables], kind: str, column: str) -> pd.DataFrame:
+    """A score of an alarm per seed (row), for each arm and learning rate (column)."""
+    return pd.concat([arm.alarm(lr, kind, column).iloc[:, -1] for arm in arms for lr in arm.lrs], axis=1)
+
+
+def _spikes_of_bursts(clean: ArmTables, bursts: Sequence[ArmTables]) -> Qualified:
+    """The control that more bursts than runs without one have a loss spike."""
+    share = _alarm(bursts, LOSS, "hit").mean(axis=1, skipna=False)
+    return Qualified(share - _alarm([clean], LOSS, "false_alarms").mean(axis=1, skipna=False))
+
+
+def _where_the_loss_spikes(bursts: Sequence[ArmTables], value: pd.DataFrame) -> pd.DataFrame:
+    """A value of each burst at which the loss spikes, NaN for the others; of a seed without one, 0 throughout."""
+    spikes = _alarm(bursts, LOSS, "hit")
+    kept = value.where(spikes > 0)
+    kept.loc[~(spikes > 0).any(axis=1)] = 0.0
+    kept.loc[spikes.isna().any(axis=1)] = math.nan
+    return kept
+
+
+@labelled(
+    "run 12.43",
+    "gradient norms rise at least five steps before the loss, with at most one false alarm in 1000 steps",
+    unit="steps, or false alarms in 1000 steps",
+    source=OPT,
+)
+def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Effects:
+    """Median lead of the gradient norm's alarm minus 4.5; and 1 minus its false alarms in 1000 clean steps.
+
+    Where the loss spikes without an alarm of the gradient norm, the lead counts as 0.
+    """
+    warned = _alarm(bursts, GRADIENT, "lead").where(_alarm(bursts, GRADIENT, "hit") > 0, 0.0)
+    lead = _where_the_loss_spikes(bursts, warned).median(axis=1)
+    alarms, steps = (
+        _alarm([clean, *bursts], GRADIENT, column).sum(axis=1, skipna=False)
+        for column in ("false_alarms", "clean_steps")
+    )
+    return Qualified(parts(lead=lead - LEAST_LEAD + HALF, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps), HALF)
+
+
+@labelled(
+    "sec. 2.3",
+    "data that make the loss spike show in the gradient norm, in nine of ten bursts",
+    unit="share of bursts",
+    source=OPT,
+)
+def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Effects:
+    """Share of the bursts with a loss spike in which the gradient norm's alarm sounds as well, minus 0.9.
+
+    The control: the loss spikes in more bursts than in runs without one.
+    """
+    share = _where_the_loss_spikes(bursts, _alarm(bursts, GRADIENT, "hit")).mean(axis=1)
+    return Qualified(share - LEAST_SHARE, control=_spikes_of_bursts(clean, bursts))
