@@ -38,7 +38,8 @@ SUBJECTS = {
     "batches": "batch size and gradient noise",
     "noise": "batch size and gradient noise",
     "ramps": "batch size and gradient noise",
-    "spikes": "loss spikes and what ends them",
+    "alarms": "loss spikes and what ends them",
+    "responses": "loss spikes and what ends them",
 }
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")

@@ -7,12 +7,20 @@ import pandas as pd
 
 from lab.analysis.sensitivity import Study
 from lab.analysis.spikes.costs import NONE, named_costs
+from lab.analysis.spikes.state_and_data import factors_by_seed
 from lab.analysis.statistics import student_t
 from lab.analysis.text import listed
 
 
 def spike_answer(study: Study) -> str:
-    """By burst, how high the loss peaks without a response, and which responses lower the peak; else empty."""
+    """By burst, how high the loss peaks without a response, and which responses or earlier states lower that.
+
+    Empty where runs compare neither.
+    """
+    return _responses(study) or _states(study)
+
+
+def _responses(study: Study) -> str:
     costs = named_costs(study.records).merge(study.points, on="id")
     costs = costs[(costs["burst"] != NONE) & np.isfinite(costs["peak"])]
     parts = [part for burst, of_burst in costs.groupby("burst") if (part := _burst(str(burst), of_burst))]
@@ -30,3 +38,18 @@ def _burst(burst: str, costs: pd.DataFrame) -> str:
     with_each = f"certainly lower with {listed(lower)}" if lower else "certainly lower with none of those tried"
     interval = f" (95 % interval {untreated.low:.2f} to {untreated.high:.2f})" if untreated.n > 2 else ""
     return f"after {burst.replace('_', ' ')} {untreated.mean:.2f} nats/token without a response{interval}, {with_each}"
+
+
+def _states(study: Study) -> str:
+    by_seed = factors_by_seed(study.records, "peak")
+    parts = [_added(str(burst), seeds) for burst, seeds in by_seed.groupby(level=0)]
+    return f"To the peak of the held-out loss {'; '.join(parts)}." if parts else ""
+
+
+def _added(burst: str, seeds: pd.DataFrame) -> str:
+    """What a burst adds to the peak, and in which earlier states it certainly adds less."""
+    own = student_t(seeds["data"])
+    states = {"weights": "earlier weights", "moments": "earlier moments", "state": "both"}
+    less = [text for name, text in states.items() if student_t(seeds[name]).low > 0]
+    added = f"{burst.replace('_', ' ')} add {own.mean:.2f} nats/token (95 % interval {own.low:.2f} to {own.high:.2f})"
+    return f"{added}, certainly less with {listed(less)}" if less else f"{added}, certainly less in no earlier state"
