@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
 LEVEL = 0.95
@@ -116,6 +115,8 @@ def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers, fl
         return fitted
 
     starts = [np.array([log_y[log_b.argmax()], log_scale]) for log_scale in (log_b.min(), log_b.mean(), log_b.max())]
+    from scipy.optimize import least_squares  # here, since it is slow to import and few reports fit curves
+
     best = min((least_squares(residuals, start) for start in starts), key=lambda fit: float(fit.cost))
     freedom = len(batch_n) - 2
     variance = 2 * float(best.cost) / freedom
