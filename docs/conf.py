@@ -79,6 +79,8 @@ docs/api
 docs/architecture
 benchmarks/RESULTS
 benchmarks/FALSE_ALARMS
+benchmarks/PLANTED_FAULTS
+benchmarks/SCALE
 CONTRIBUTING
 CHANGELOG
 ```
