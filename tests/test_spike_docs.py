@@ -31,7 +31,7 @@ def test_a_log_is_watched_and_a_ledger_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    header = re.findall(r"```csv\n(.*?)\n```", PAGE)[0]
+    header = re.findall(r"```text\n(step,.*?)\n```", PAGE)[0]
     losses = [2.0 + 0.01 * (step % 3) for step in range(100)] + [6.0] * 5 + [2.0] * 50
     rows = "\n".join(f"{step},{loss},1.0" for step, loss in enumerate(losses))
     for name in ("log.csv", "replay.csv"):
