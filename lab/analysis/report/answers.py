@@ -59,8 +59,13 @@ def _question_of_shipped_sweep(command: str) -> str:
     return shipped.question(sweeps[name].read_text(encoding="utf-8")) if name in sweeps else ""
 
 
-def answer(study: Study) -> str:
-    """One sentence on what came out: on batches, spikes or alarms where these are compared, else how arms differ."""
+def answer(study: Study, special: str | None = None) -> str:
+    """One sentence on what came out: on batches, spikes or alarms where these are compared, else how arms differ.
+
+    Args:
+        study: of at least one run that ended.
+        special: its ``special_answer``, where a caller has it already.
+    """
     points = study.points
     if (points["outcome"] == "diverged").all():
         runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
@@ -71,13 +76,18 @@ def answer(study: Study) -> str:
         return f"{runs} diverged, at {span}, so there is no final loss to compare."
     if len(points) == 1:
         return _one_run(points.iloc[0])
-    if sentence := special_answer(study):
+    if sentence := special_answer(study) if special is None else special:
         return sentence
     return _many_arms(study) if points["arm"].nunique() > 1 else _one_arm(study)
 
 
 def special_answer(study: Study) -> str:
-    """The answer of sweeps of batches, responses to spikes or alarms, of which sensitivity says little; else empty."""
+    """The answer of sweeps of batches, responses to spikes or alarms, of which sensitivity says little; else empty.
+
+    Empty, too, where all runs diverged.
+    """
+    if (study.points["outcome"] == "diverged").all():
+        return ""
     return alarm_answer(study) or batch_answer(study) or spike_answer(study)
 
 

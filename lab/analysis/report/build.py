@@ -108,11 +108,19 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
         csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         files.write_text(out / "tables" / f"{name}.csv", csv)
     title = " and ".join(path.resolve().name for path in paths)
-    question, sentence, claims = " ".join(questions(paths)), answer(study), _claims(study, paths)
+    special = special_answer(study)
+    question, sentence, claims = " ".join(questions(paths)), answer(study, special), _claims(study, paths)
     first, *others = [*_figures(study, out), ""]
     counts = _counts(claims)
     head = [html.paragraph(sentence, "lead"), *_partial(study), *_verdicts(counts), first, *_facts(study, paths)]
-    body = [*head, *_findings(study, claims), *_tables(study), *others, *_cautions(study), *_provenance(study, paths)]
+    body = [
+        *head,
+        *_findings(study, claims, between_arms=not special),
+        *_tables(study),
+        *others,
+        *_cautions(study),
+        *_provenance(study, paths),
+    ]
     files.write_text(out / "report.html", html.document(title, body, question))
     thumbnail = next((path for name in FIRST if (path := out / "figures" / f"{name}.svg").is_file()), None)
     return Report(out / "report.html", question, sentence, counts, thumbnail)
@@ -223,9 +231,9 @@ def _extent(study: Study) -> str:
     )
 
 
-def _findings(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[str]:
+def _findings(study: Study, claims: Sequence[ScoreboardRow], *, between_arms: bool) -> Iterator[str]:
     subjects, pairs = compared(study)
-    if len(pairs) and (study.points["outcome"] != "diverged").any() and not special_answer(study):
+    if between_arms and len(pairs) and (study.points["outcome"] != "diverged").any():
         yield html.section(
             "Between the arms", html.bullets(brief_headline(pairs, subjects)), html.paragraph(PAIRED, "note")
         )
@@ -240,10 +248,10 @@ def _tables(study: Study) -> Iterator[str]:
         sensitivities = html.table(tables.sensitivities(study))
         by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
         yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(SENSITIVITY, "note"))
-    if len(study.pairs) and has_sensitivity(study.curves):
-        shown = html.table(tables.differences(study))
-        about = html.paragraph(DIFFERENCES, "note")
-        yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)
+        if len(study.pairs):
+            shown = html.table(tables.differences(study))
+            about = html.paragraph(DIFFERENCES, "note")
+            yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)
     losses = html.table(tables.losses(study))
     yield html.section("Final loss by learning rate", losses, _csv("losses"), html.paragraph(LOSSES, "note"))
     lost = tables.lost(study)
