@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,11 +12,14 @@ from torch import Tensor
 
 import planted
 import planted_claims
+from lab.analysis import curves
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import CLAIMS, judge_claim
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.probe_values import embedding_share
+from lab.analysis.report.update_answers import embedding_answer
+from lab.analysis.sensitivity import judge
 from lab.core.axes import per_run_norm, per_run_rms
 from lab.core.schema import stack
 from lab.optim.links import Now
@@ -104,6 +108,22 @@ def test_the_figure_of_the_embeddings_gradient_shows_its_share() -> None:
 def test_runs_whose_embedding_begins_as_usual_get_no_figure_of_its_gradient() -> None:
     with pytest.raises(NothingToDrawError, match="no run has embedding_scale or embedding_init"):
         FIGURES["embedding_gradient"](shown("z_loss", "qk_layernorm"))
+
+
+def test_the_answer_names_the_arms_between_which_the_share_begins() -> None:
+    records = shown("embedding_init", "embedding_scale")
+    scaled = records.runs.loc[records.runs["intervention"] == "embedding_scale", "id"]
+    small = (
+        records.metrics["id"].isin(scaled) & (records.metrics["probe"] == "grad_rms") & (records.metrics["step"] == 0)
+    )
+    records.metrics.loc[small, "value"] /= 2  # 5 of 29 parts, and 20 from then on
+    points = judge(curves.points(records.runs))
+    assert embedding_answer(SimpleNamespace(records=records, points=points)) == (  # type: ignore[arg-type]
+        "The norm of the embedding's gradient over that of all other weights begins between 0.46 with embedding-scale "
+        "and 1.5 with embedding-init, and ends between 1.5 and 1.5."
+    )
+    usual = shown("z_loss", "qk_layernorm")
+    assert embedding_answer(SimpleNamespace(records=usual, points=judge(curves.points(usual.runs)))) == ""  # type: ignore[arg-type]
 
 
 def test_a_curve_that_moves_as_a_whole_raises_the_lost_rate_and_widens_no_range() -> None:

@@ -266,12 +266,16 @@ def embedding_gradient(records: Records, runs: pd.DataFrame) -> Sheet:
     A geometric mean over seeds, after clipping, which changes both alike. Of a tied embedding the gradient is that of
     both its uses.
     """
-    interventions = records.runs["intervention"].str.split("+").explode()
-    if not interventions.isin(EMBEDDINGS).any():
+    if not begins_unusually(records):
         raise NothingToDrawError(f"nothing to draw: no run has {' or '.join(EMBEDDINGS)}")
     shares = embedding_share(records).assign(probe="embedding_share", where="")
     row = ProbeSeries("embedding_share", "", "embedding's gradient\nover that of the rest")
     return over_steps(records._replace(metrics=shares), runs, [row])
+
+
+def begins_unusually(records: Records) -> bool:
+    """Whether some run's embedding begins larger or smaller than usual."""
+    return bool(records.runs["intervention"].str.split("+").explode().isin(EMBEDDINGS).any())
 
 
 @figure("queries_and_keys_over_steps")

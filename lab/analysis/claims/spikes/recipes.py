@@ -130,7 +130,7 @@ def _share(arm: ArmTables, start: float, end: float) -> pd.Series:
 
 
 embedding = partial(
-    claim, frees=["intervention"], unit="log10 times", sweep="embedding_gradients", shown_in="embedding_gradient"
+    claim, frees=["intervention"], unit="decades", sweep="embedding_gradients", shown_in="embedding_gradient"
 )
 
 
