@@ -63,8 +63,14 @@ def embedding_gradients(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape
 
 
 def recipe_arms(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
-    """Good: the recipe that is left falls fast and ends high. Not good: it is slow, and ends low."""
-    fast = (c["intervention"] == LEFT and c["optimizer.lr"] > 2e-2) == good
-    final = 2.2 if fast else 1.9
-    loss_n = final + (0.5 if fast else 1.5) * np.exp(-np.arange(MEASUREMENTS) / 10)
+    """Good: at its own rate the recipe that is left falls fast and ends high. Not good: it is slow, and ends low.
+
+    At the rate of the other each begins higher, and ends further from it.
+    """
+    is_left, is_high = c["intervention"] == LEFT, c["optimizer.lr"] > 2e-2
+    fast = is_left == good
+    own_rate = is_left == is_high
+    final = (2.2 if own_rate else 1.7) if fast else (1.9 if own_rate else 2.6)
+    height = 2.5 if not own_rate else 0.5 if fast else 1.5
+    loss_n = final + height * np.exp(-np.arange(MEASUREMENTS) / 10)
     return {"floor": final, "low": 0.0, "high": 0.0}, {("val_loss", ""): loss_n.tolist()}
