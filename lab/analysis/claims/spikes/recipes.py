@@ -136,7 +136,6 @@ embedding = partial(
 
 def _without_scaling(positions: str, positions_of: Config) -> None:
     """File that an embedding without scaling has a larger share of the gradient, beside positions of one kind."""
-
     filed = embedding(
         "run 12.00",
         "without scaling, at standard deviation 0.006, the embedding's gradient over that of all other weights begins "
