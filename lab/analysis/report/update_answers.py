@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from lab.analysis.curves import EPSILON
 from lab.analysis.figures.steps import begins_unusually
+from lab.analysis.figures.updates import BATCH
 from lab.analysis.probe_values import embedding_share
 from lab.analysis.report.findings import of_arm
 from lab.analysis.sensitivity import Study
@@ -13,8 +15,6 @@ from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.spikes.updates import update_traits
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import listed, spell
-
-BATCH, EPSILON = "batch_size", "optimizer.eps"
 
 
 def update_answer(study: Study) -> str:
