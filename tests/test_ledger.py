@@ -81,6 +81,7 @@ def test_a_restart_that_changes_something_changes_bits() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, while it compiles
 @pytest.mark.parametrize("overrides", [(), ("batch=constant", "batch.micro_batch=2")], ids=["", "batch=constant"])
 def test_a_compiled_restart_that_changes_nothing_changes_no_bits(overrides: tuple[str, ...]) -> None:
     assert same_bits({"optimizer.chain": ADAM, "intervention.relu": True}, "engine=compiled", *overrides)
