@@ -458,6 +458,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         {"intervention": ("z_loss", *(f"{name}+z_loss" for name in ARCHITECTURES))},
     ),
     "ledgers": (planted_ledgers.ledgers, {"intervention": ("z_loss",)} | planted_ledgers.AXES),
+    "hot_swaps": (planted_ledgers.hot_swaps, NORMED | planted_ledgers.HOT_SWAPS_AXES),
     "new_data": (planted_ledgers.new_data, NORMED | planted_ledgers.NEW_DATA_AXES),
     "labelled_spikes": (labelled_spikes, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "curvature_alarm": (curvature_alarm, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),

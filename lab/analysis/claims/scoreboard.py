@@ -44,6 +44,7 @@ SUBJECTS = {
     "arms": "loss spikes and what ends them",
     "ledgers": "loss spikes and what ends them",
     "responses": "loss spikes and what ends them",
+    "swaps": "loss spikes and what ends them",
 }
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
