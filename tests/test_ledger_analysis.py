@@ -60,8 +60,10 @@ def test_a_restart_says_what_changed_and_by_how_much() -> None:
     swaps = [f"optimizer.chain={chain}" for chain in chains] + ["intervention.relu=on schedule.floor=0"]
     entries = "+".join(f"{step}: {swap}" for step, swap in enumerate(swaps, 1))
     assert [restart.changes for restart in restarts_of({**card, "ledger.entries": entries})] == [
-        *("sgd for adam", "without decay", "links of the start", "relu on, floor 0")
+        *("sgd for adam", "without decay", "same links", "relu on, floor 0")
     ]
+    thousandfold = {**card, "ledger.entries": "9: optimizer.lr=300"}
+    assert restarts_of(thousandfold)[0].changes.endswith("1000")
     from_none = {**card, "optimizer.weight_decay": 0.0, "ledger.entries": "9: optimizer.weight_decay=0.1"}
     assert restarts_of(from_none) == [(9, "decay 0.1")]
     assert restarts_of(card) == []

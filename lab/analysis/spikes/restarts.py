@@ -12,7 +12,7 @@ LEDGER, ENTRIES, NONE, CHAIN = "ledger", "ledger.entries", "none", "optimizer.ch
 # Numbers of the optimizer that are told as multiples of those at the start, and what readers know keys by.
 RELATIVE = ("lr", "weight_decay")
 TIMES = "\N{MULTIPLICATION SIGN}"
-SAME = "links of the start"
+SAME = "same links"
 NAMES = {"lr": "LR", "weight_decay": "decay"}
 
 
@@ -43,7 +43,11 @@ def _change(change: str, card: Mapping[Hashable, Any]) -> str:
     end = key.removeprefix("optimizer.")
     name = NAMES.get(end, setting_name(end, ()))
     first = card.get(key)
-    return f"{name} {TIMES}{float(value) / float(first):.3g}" if end in RELATIVE and first else f"{name} {value}"
+    return (
+        f"{name} {TIMES}{float(f'{float(value) / float(first):.3g}'):g}"
+        if end in RELATIVE and first
+        else f"{name} {value}"
+    )
 
 
 def _links(first: Sequence[str], links: Sequence[str]) -> str:
