@@ -459,6 +459,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         {"intervention": ("z_loss", *(f"{name}+z_loss" for name in ARCHITECTURES))},
     ),
     "ledgers": (planted_ledgers.ledgers, {"intervention": ("z_loss",)} | planted_ledgers.AXES),
+    "hot_swaps": (planted_ledgers.hot_swaps, NORMED | planted_ledgers.HOT_SWAPS_AXES),
     "new_data": (planted_ledgers.new_data, NORMED | planted_ledgers.NEW_DATA_AXES),
     "decay_and_epsilon": (planted_recipes.first_runs, planted_recipes.FIRST_RUNS),
     "embedding_gradients": (planted_recipes.embedding_gradients, planted_recipes.EMBEDDINGS),

@@ -25,7 +25,7 @@ import lab.probes.updates
 import lab.records.trackers
 import lab.responses  # noqa: F401  (these thirteen fill the registries)
 from lab.core.errors import RequestError, nearest
-from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
+from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, changes_weights
 from lab.core.registry import (
     BATCHES,
     BURSTS,
@@ -42,7 +42,7 @@ from lab.core.registry import (
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.batch_schedule import Adaptive, resolve
-from lab.optim.ledger import Ledger, build_ledger
+from lab.optim.ledger import Groups, Ledger, build_ledger
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.responses.between_steps import EarlierState
@@ -147,6 +147,12 @@ class RunConfig:
         return counts
 
     @property
+    def phases(self) -> Sequence[RunConfig]:
+        """The config before the first restart of the ledger, and after each."""
+        restarts = self.ledger.restarts if self.ledger else ()
+        return [self, *(replace(self, **restart.groups) for restart in restarts)]
+
+    @property
     def duration(self) -> int:
         """The length of the run as its learning-rate schedule counts: steps, or tokens."""
         return self.trained_tokens if self.schedule.over == "tokens" else self.steps
@@ -247,9 +253,28 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     scalars = {key: value for key, value in tree.items() if key not in built and key != "ledger"}
     config = _in_steps(built, scalars)
     if tree.get("ledger"):
-        config = replace(config, ledger=build_ledger(tree["ledger"], tree["optimizer"], config.steps))
+        ledger = build_ledger(tree["ledger"], tree, config.steps, partial(_restarted_groups, config))
+        config = replace(config, ledger=ledger)
     _check_consistent(config)
     return config
+
+
+def _restarted_groups(config: RunConfig, values: Groups) -> dict[str, Any]:
+    """Groups that a restart changes, from their plain values.
+
+    Raises:
+        RequestError: they do not go with the rest of the run, or would change its weights.
+    """
+    groups = {key: GROUPS[key](own, key) for key, own in values.items()}
+    after = replace(config, **groups)
+    _check_consistent(after)
+    for name in sorted({*config.intervention, *after.intervention}):
+        entries = [each.intervention.get(name) for each in (config, after)]
+        entry = next(filter(None, entries))
+        is_other = entries[0] != entries[1]
+        if is_other and isinstance(entry, HookIntervention) and changes_weights(entry, config.model):
+            raise RequestError(f"intervention {name} changes which weights there are, and a restart keeps all of them")
+    return groups
 
 
 def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfig:

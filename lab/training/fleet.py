@@ -15,7 +15,7 @@ from torch.func import functional_call
 from lab.core import distributed
 from lab.core.axes import over, per_run_norm
 from lab.core.distributed import distribute, gradients, initial_device
-from lab.core.hooks import LossTerm, announce
+from lab.core.hooks import announce, attach
 from lab.core.registry import PROBES
 from lab.core.rounding import rounded
 from lab.core.schema import leaves, stack
@@ -28,7 +28,7 @@ from lab.training import accumulation
 from lab.training.accumulation import Accumulation
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
-from lab.training.building import OPERANDS, build_model, hook_interventions, pick_device
+from lab.training.building import OPERANDS, build_model, hook_interventions, loss_terms, pick_device
 from lab.training.clock import Clock
 from lab.training.config import RunConfig
 from lab.training.control import Control, begin_readings, is_controlled
@@ -70,7 +70,7 @@ class Fleet:
             draws=burst_draws(configs, self.corpus),
         )
         self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
-        self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
+        self.terms = loss_terms(config)
         with initial_device(config.ranks):
             self.model = build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
@@ -88,6 +88,8 @@ class Fleet:
         self.counts_s = config.micro_batches
         self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
         self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
+        # of all links that a restart brings, so that the tensors of a fleet are the same throughout
+        self.links = {name: link for phase in configs[0].phases for name, link in phase.optimizer.links.items()}
         self.state = self._begin_state()
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.step_sr = torch.arange(config.steps, device=self.device).unsqueeze(1).repeat(1, self.runs)
@@ -97,7 +99,7 @@ class Fleet:
         training_state = (self.weights, self.state, self.first_bad_r, self.readings)
         self.sums: Accumulation | None = None
         if config.batch is None:
-            self.engine = engine(self._update, training_state, config.probes.names)
+            self.engine = self.summing = engine(self._update, training_state, config.probes.names)
         else:
             self.sums = accumulation.begin(
                 self.weights,
@@ -111,12 +113,12 @@ class Fleet:
         self.held_out_nt = self.held_out_nt.to(self.device)
         self.control: Control | None = None
         if self.readings:
-            self.control = Control(configs, self.readings, self.tensors(), self._fresh_rule, self._fresh_loss_scale)
+            self.control = Control(configs, self.readings, self.tensors(), self._fresh)
 
     def _begin_state(self) -> dict[str, Tensors]:
         """State of the links, and what else a step remembers: the gradient before it, and the loss scale."""
         config = self.config
-        state: dict[str, Tensors] = config.optimizer.begin(self.weights)
+        state: dict[str, Tensors] = {name: link.begin(self.weights) for name, link in self.links.items()}
         if any(PROBES[name].hears == "successive_gradients" for name in config.probes.names):
             state["previous"] = begin_previous(self.weights)
         if config.loss_scale:
@@ -124,21 +126,17 @@ class Fleet:
         return state
 
     def restart(self, config: RunConfig) -> None:
-        """Go on with the optimizer of another config of the same shape; all else stays bit for bit."""
+        """Go on with the optimizer, schedule and interventions of another config; all else stays bit for bit."""
         self.config = config
+        attach(self.model, hook_interventions(config), self.runs, config.model)
+        self.terms = loss_terms(config)
         self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
         self.engine.forget()
+        self.summing.forget()
 
-    def _fresh_rule(self) -> dict[str, Tensor]:
-        """The state of the links that make the direction, Adam's for one, before the first update."""
-        links = {name: link for name, link in self.config.optimizer.links.items() if link.makes == "direction"}
-        fresh = {name: link.begin(self.weights) for name, link in links.items()}
-        return {f"{link}.{name}": tensor for link, tensors in fresh.items() for name, tensor in tensors.items()}
-
-    def _fresh_loss_scale(self) -> dict[str, Tensor]:
-        """The state of the loss scale before the first update."""
-        fresh = self.config.loss_scale.entry.begin(self.runs, self.device)
-        return {f"loss_scale.{name}": tensor for name, tensor in fresh.items()}
+    def _fresh(self, name: str) -> dict[str, Tensor]:
+        """The state of a link, or of the loss scale, before the first update, named as in ``tensors``."""
+        return {f"{name}.{tensor}": value for tensor, value in self._begin_state()[name].items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
