@@ -36,6 +36,8 @@ def _rows(config: RunConfig) -> Rows:
         del rows["validation"]
     if config.master_weights == "fp32":
         del rows["master_weights"]
+    if config.gradient_sum == "fp32":
+        del rows["gradient_sum"]
     if config.schedule.over == "steps":
         del rows["schedule.over"]
     return rows
