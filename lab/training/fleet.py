@@ -59,14 +59,13 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
-        resident = self.device.type != "cpu"
         self.loader = BatchLoader(
             self.corpus,
             config.data.entry.seed,
             config.batch_size,
             config.seq_len,
             self.device,
-            resident=resident,
+            resident=self.device.type != "cpu",
             draws=burst_draws(configs, self.corpus),
         )
         self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
