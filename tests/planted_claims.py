@@ -14,6 +14,7 @@ import pandas as pd
 import planted
 import planted_ledgers
 import planted_ramps
+import planted_recipes
 from lab.records import store
 from lab.records.store import Records
 
@@ -472,6 +473,9 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     ),
     "hot_swaps": (planted_ledgers.hot_swaps, NORMED | planted_ledgers.HOT_SWAPS_AXES),
     "new_data": (planted_ledgers.new_data, NORMED | planted_ledgers.NEW_DATA_AXES),
+    "decay_and_epsilon": (planted_recipes.first_runs, planted_recipes.FIRST_RUNS),
+    "embedding_gradients": (planted_recipes.embedding_gradients, planted_recipes.EMBEDDINGS),
+    "recipe_arms": (planted_recipes.recipe_arms, planted_recipes.RECIPES),
     "labelled_spikes": (labelled_spikes, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "curvature_alarm": (curvature_alarm, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "adam_theory": (

@@ -76,7 +76,7 @@ SIZES |= {"attention_logit_with_size"}
 SETTINGS = {"loss_against_setting", "updates_by_epsilon"}
 SPIKES = {"responses", "spike_arms", "anatomy_of_a_spike", "state_and_data", "ledger", "detector_scores"}
 SPIKES |= {"updates_and_descent"}
-DEEP = {"gradient_with_depth"}
+DEEP = {"gradient_with_depth", "embedding_gradient"}
 BATCHES = {"batch_ramps", "noise_scale_with_loss", "best_lr_with_batch", "steps_with_batch"}
 WARMUP = "schedule.warmup"
 

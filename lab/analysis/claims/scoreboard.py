@@ -44,6 +44,7 @@ SUBJECTS = {
     "arms": "loss spikes and what ends them",
     "ledgers": "loss spikes and what ends them",
     "precision": "loss spikes and what ends them",
+    "recipes": "warm-up, weight decay, steps and batch size",
     "responses": "loss spikes and what ends them",
     "swaps": "loss spikes and what ends them",
 }

@@ -1,16 +1,20 @@
-"""The answer of a sweep on Adam's updates around loss spikes: the descent, the batch size and epsilon."""
+"""Answers of sweeps on updates around loss spikes, and on the embedding's gradient."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
+from lab.analysis.curves import EPSILON
+from lab.analysis.figures.steps import begins_unusually
+from lab.analysis.figures.updates import BATCH
+from lab.analysis.probe_values import embedding_share
+from lab.analysis.report.findings import of_arm
 from lab.analysis.sensitivity import Study
 from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.spikes.updates import update_traits
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import listed, spell
-
-BATCH, EPSILON = "batch_size", "optimizer.eps"
 
 
 def update_answer(study: Study) -> str:
@@ -31,6 +35,24 @@ def update_answer(study: Study) -> str:
         _between(table, EPSILON, "epsilon {}", "embedding_rms", "the RMS of the embedding's update"),
     ]
     return "; ".join(filter(None, parts)) + "."
+
+
+def embedding_answer(study: Study) -> str:
+    """Between which arms the embedding's share of the gradient lies at the first step and at the last.
+
+    Geometric means over seeds and learning rates. Empty where every embedding begins as usual, or the gradient is not
+    on record.
+    """
+    shares = embedding_share(study.records).merge(study.points[["id", "arm"]], on="id")
+    if shares.empty or not begins_unusually(study.records):
+        return ""
+    by_step = np.exp(np.log(shares["value"]).groupby([shares["step"], shares["arm"]]).mean())
+    first, last = (by_step.loc[step] for step in (shares["step"].min(), shares["step"].max()))
+    low, high = first.idxmin(), first.idxmax()
+    return (
+        f"The norm of the embedding's gradient over that of all other weights begins between {first[low]:.2g} "
+        f"{of_arm(low)} and {first[high]:.2g} {of_arm(high)}, and ends between {last.min():.2g} and {last.max():.2g}."
+    )
 
 
 def _descent(table: pd.DataFrame) -> str:

@@ -80,6 +80,7 @@ def sgd_makes_progress_at_a_thousandfold_rate(adam: ArmTables, sgd: ArmTables, f
     "ReLU in place of GELU, in flight, raises the loss at once by more than 0.05 nats",
     arms=({LEDGER: NONE}, {LEDGER: "relu"}, {LEDGER: "same"}),
     side=(AT_ONCE, math.inf),
+    restates="the_loss_is_back_after_relu_in_flight",
 )
 def relu_in_flight_raises_the_loss_at_once(gelu: ArmTables, relu: ArmTables, same: ArmTables) -> Effects:
     """Held-out loss with ReLU minus that with GELU, of the same weights, at each learning rate.
