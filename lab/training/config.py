@@ -119,6 +119,7 @@ class RunConfig:
     ledger: Ledger | None = None
     loss_scale: NamedEntry | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
+    gradient_sum: str = one_of("fp32", "fp16", "fp16_divided", default="fp32")
 
     @property
     def validation_targets(self) -> float:
@@ -324,7 +325,7 @@ def _check_consistent(config: RunConfig) -> None:
             raise RequestError("batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens")
     elif "noise_scale" in config.probes.names:
         raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
-    for group in SPIKE_LAB:
+    for group in (*SPIKE_LAB, "loss_scale"):
         if getattr(config, group) is not None and config.batch is not None and config.batch.name != "constant":
             raise RequestError(
                 f"{group}={getattr(config, group).name} takes batches of one size, not batch={config.batch.name}; "
@@ -358,8 +359,12 @@ def _check_precision(config: RunConfig) -> None:
         if config.loss_scale is None and entry is not None and entry.resets_loss_scale:
             name = getattr(config, key).name
             raise RequestError(f"{key}={name} resets the loss scale, and the run has none; add loss_scale=metaseq")
-    if config.loss_scale is not None and config.batch is not None:
-        raise RequestError(f"loss_scale={config.loss_scale.name} takes one pass per update; leave batch= out")
+    is_scaled_fp16 = config.loss_scale is not None and config.precision == "fp16_emulated"
+    if config.gradient_sum != "fp32" and (config.batch is None or not is_scaled_fp16):
+        raise RequestError(
+            f"gradient_sum={config.gradient_sum} sums scaled gradients of micro-batches in fp16; "
+            "say batch=constant loss_scale=torch precision=fp16_emulated, too"
+        )
     if config.master_weights == "none" and config.precision == "fp32":
         raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
     if config.guest and config.precision == "fp16_emulated":

@@ -25,7 +25,7 @@ from lab.optim.links import Now, Tensors
 from lab.probes.gradients import HeldOutLoss, begin_previous, follow
 from lab.responses.response import Gate
 from lab.training import accumulation
-from lab.training.accumulation import Accumulation
+from lab.training.accumulation import Accumulation, sum_in_fp16
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
 from lab.training.building import OPERANDS, build_model, hook_interventions, loss_terms, pick_device
@@ -59,14 +59,13 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
-        resident = self.device.type != "cpu"
         self.loader = BatchLoader(
             self.corpus,
             config.data.entry.seed,
             config.batch_size,
             config.seq_len,
             self.device,
-            resident=resident,
+            resident=self.device.type != "cpu",
             draws=burst_draws(configs, self.corpus),
         )
         self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
@@ -107,7 +106,8 @@ class Fleet:
                 adaptive=self.adaptive is not None,
             )
             self.engine = engine(self._apply, (*training_state, self.sums), config.probes.names)
-            self.summing = engine(self._accumulate, (self.weights, self.sums), config.probes.names)
+            loss_scale = self.state.get("loss_scale", {})
+            self.summing = engine(self._accumulate, (self.weights, self.sums, loss_scale), config.probes.names)
             self.summing.faults = self.engine.faults
         self.held_out_nt = torch.from_numpy(self.corpus.validation(config.seq_len, config.validation_targets))
         self.held_out_nt = self.held_out_nt.to(self.device)
@@ -244,17 +244,18 @@ class Fleet:
         weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt, state.get("loss_scale", {}).get("scale"))
         self._change(training_state, weight_gradients, loss_r, step, shape_r)
 
-    def _accumulate(self, training_state: tuple[dict[str, Tensor], Accumulation], tokens_rbt: Tensor) -> None:
+    def _accumulate(self, training_state: tuple[Tensors, Accumulation, Tensors], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums, as a function of tensors."""
-        weights, sums = training_state
-        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt)
+        weights, sums, loss_scale = training_state
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt, loss_scale.get("scale"))
         targets_r = (tokens_rbt[..., 1:] != IGNORED).flatten(1).sum(1).to(loss_r.dtype)
-        accumulation.add(sums, weight_gradients, loss_r, targets_r)
+        accumulation.add(sums, weight_gradients, loss_r, targets_r, sum_in_fp16(self.config, loss_scale))
 
     def _apply(self, training_state: Any, step: Tensor, shape_r: Tensor, count: Tensor) -> None:
         """Update with the summed gradients, as a function of tensors."""
         *rest, sums = training_state
-        weight_gradients, loss_r = accumulation.mean(sums)
+        loss_scale = rest[1].get("loss_scale", {})
+        weight_gradients, loss_r = accumulation.mean(sums, sum_in_fp16(self.config, loss_scale))
         memory = self.adaptive.memory if self.adaptive else 1.0
         accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)

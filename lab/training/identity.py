@@ -31,14 +31,7 @@ def _rows(config: RunConfig) -> Rows:
         del rows["ledger.restarts"]  # they follow from its entries
         rows["ledger.entries"] = (config.ledger.entries, True)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
-    # absent, so that ids of runs from before these keys do not depend on them
-    if config.validation == "whole":
-        del rows["validation"]
-    if config.master_weights == "fp32":
-        del rows["master_weights"]
-    if config.schedule.over == "steps":
-        del rows["schedule.over"]
-    return rows
+    return {column: row for column, row in rows.items() if store.DEFAULTS.get(column) != row[0]}
 
 
 @cache

@@ -43,6 +43,7 @@ SUBJECTS = {
     "alarms": "loss spikes and what ends them",
     "arms": "loss spikes and what ends them",
     "ledgers": "loss spikes and what ends them",
+    "precision": "loss spikes and what ends them",
     "recipes": "warm-up, weight decay, steps and batch size",
     "responses": "loss spikes and what ends them",
     "swaps": "loss spikes and what ends them",

@@ -5,6 +5,7 @@ import lab.analysis.claims.spikes.alarms
 import lab.analysis.claims.spikes.architecture
 import lab.analysis.claims.spikes.arms
 import lab.analysis.claims.spikes.ledgers
+import lab.analysis.claims.spikes.precision
 import lab.analysis.claims.spikes.recipes
 import lab.analysis.claims.spikes.responses
 import lab.analysis.claims.spikes.swaps  # noqa: F401
