@@ -31,7 +31,7 @@ def _rows(config: RunConfig) -> Rows:
         del rows["ledger.restarts"]  # they follow from its entries
         rows["ledger.entries"] = (config.ledger.entries, True)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
-    return {column: row for column, row in rows.items() if store.DEFAULTS.get(column) != row[0]}
+    return {column: row for column, row in rows.items() if (column, row[0]) not in store.DEFAULTS.items()}
 
 
 @cache
