@@ -36,6 +36,8 @@ def _rows(config: RunConfig) -> Rows:
         del rows["master_weights"]
     if config.schedule.over == "steps":
         del rows["schedule.over"]
+    if "burst.repeats" in rows and rows["burst.repeats"][0] == 1:
+        del rows["burst.repeats"]
     return rows
 
 
