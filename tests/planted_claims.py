@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 import planted
+import planted_damage
 import planted_ledgers
 import planted_ramps
 from lab.records import store
@@ -459,6 +460,8 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     ),
     "ledgers": (planted_ledgers.ledgers, {"intervention": ("z_loss",)} | planted_ledgers.AXES),
     "new_data": (planted_ledgers.new_data, NORMED | planted_ledgers.NEW_DATA_AXES),
+    "repeated_bursts": (planted_damage.repeated_bursts, NORMED | planted_damage.AXES),
+    "learned_positions": (planted_damage.learned_positions, planted_damage.POSITION_AXES),
     "labelled_spikes": (labelled_spikes, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "curvature_alarm": (curvature_alarm, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "adam_theory": (

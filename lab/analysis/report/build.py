@@ -53,7 +53,8 @@ NAMED_ARMS = 12  # of more the tables have the names
 # Those of batches and of spikes apply to sweeps of these alone.
 FIRST = (
     *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss", "batch_ramps"),
-    *("updates_and_descent", "responses", "spike_arms", "state_and_data", "ledger", "detector_scores"),
+    *("updates_and_descent", "responses", "repeated_bursts", "spike_arms", "state_and_data", "ledger"),
+    *("detector_scores", "distance_from_init"),
     *("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps"),
 )
 

@@ -4,5 +4,7 @@ import lab.analysis.claims.spikes.adam
 import lab.analysis.claims.spikes.alarms
 import lab.analysis.claims.spikes.architecture
 import lab.analysis.claims.spikes.arms
+import lab.analysis.claims.spikes.damage
 import lab.analysis.claims.spikes.ledgers
+import lab.analysis.claims.spikes.positions
 import lab.analysis.claims.spikes.responses  # noqa: F401
