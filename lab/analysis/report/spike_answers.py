@@ -34,7 +34,7 @@ def _repeats(study: Study) -> str:
         changes = {str(name): student_t(rows["change"]) for name, rows in of_rate.groupby("name", sort=False)}
         higher = [_by(name, change) for name, change in changes.items() if change.low > 0]
         parts.append(f"at learning rate {lr:g} with {listed(higher) if higher else 'none of those tried'}")
-    return f"The final loss is certainly higher than without a burst {'; '.join(parts)}." if parts else ""
+    return f"The final loss (nats/token) is certainly higher than without a burst {'; '.join(parts)}." if parts else ""
 
 
 def _responses(study: Study) -> str:

@@ -54,5 +54,5 @@ def _name(card: Mapping[Hashable, Any], is_first: bool, longest: int) -> str:
     name = f"{number} burst{'s' * (number > 1)}" if number else CLEAN
     if number and not is_first:
         start = batches_of_bursts(float(card[START]), 0, int(card[STEPS]))[0].start
-        name += f", from step {start}"
-    return name + (f", {fewer} batches fewer" if fewer else "")
+        name += f" from step {start}"
+    return name + (f" and {fewer} batches fewer" if fewer else "")
