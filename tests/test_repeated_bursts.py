@@ -16,6 +16,7 @@ from drawn_texts import complaints
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.report.spike_answers import spike_answer
+from lab.analysis.report.update_answers import distance_answer
 from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.spikes.repeats import repeated_costs
 from lab.records import store
@@ -108,3 +109,7 @@ def test_the_figure_of_distances_has_a_panel_for_each_table_and_beginning() -> N
     assert [float(np.median(axes.get_lines()[0].get_ydata())) for axes in (gaussian, sinusoidal)] == pytest.approx(
         [5, 0.05], rel=0.01
     )
+    assert "initial values: 5 to 5 for init gaussian and 0.05 to 0.05 for init sinusoidal." in distance_answer(
+        study(records)
+    )
+    assert distance_answer(study(planted_records())) == ""
