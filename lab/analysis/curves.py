@@ -268,8 +268,17 @@ def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     columns = ["intervention", *planted, *config, "data_fingerprint"]
     if ENTRIES in runs:
         runs = runs.assign(**{ENTRIES: list(map(_relative, runs[ENTRIES], runs[LR]))})
-    keys: list[Hashable] = [tuple(map(plain, row)) for row in runs[columns].itertuples(index=False, name=None)]
+    keys: list[Hashable] = list(zip(*(_plain_values(runs[column]) for column in columns), strict=True))
     return keys, {key: dict(zip(columns, key, strict=True)) for key in keys}  # type: ignore[call-overload]
+
+
+def _plain_values(column: pd.Series[Any]) -> list[Hashable]:
+    """``plain`` of each value, taken once of those that are equal."""
+    if column.dtype == object:  # where True equals 1, and lists equal nothing
+        return list(map(plain, column))
+    code_of_run, distinct = pd.factorize(column, use_na_sentinel=False)
+    values = list(map(plain, distinct))
+    return [values[code] for code in code_of_run]
 
 
 def _relative(entries: Any, lr: float) -> Any:
