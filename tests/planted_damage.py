@@ -20,7 +20,7 @@ AXES: dict[Any, Any] = {
     ARM_KEYS: ARMS,
 }
 # The final loss of each arm.
-DAMAGED, UNHARMED = (1.9, 1.95, 2.0, 2.3, 2.0, 1.92), (1.9, 2.2, 2.1, 1.95, 2.0, 1.95)
+DAMAGED, UNHARMED = (1.9, 1.95, 2.0, 2.3, 2.0, 1.92), (1.9, 2.2, 2.1, 2.05, 2.0, 2.05)
 INIT = "intervention.learned_positions.init"
 POSITION_AXES: dict[Any, Any] = {
     "intervention": ("learned_positions+qk_layernorm+z_loss",),
@@ -29,7 +29,7 @@ POSITION_AXES: dict[Any, Any] = {
 
 
 def repeated_bursts(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
-    """Good: the more bursts, the higher the final loss. Not good: the more bursts, the lower it is."""
+    """Good: the more bursts, the higher the final loss. Not good: the lower, and missing batches cost more."""
     arm = ARMS.index(tuple(c[key] for key in ARM_KEYS))
     columns = {"spikes": 1, "skipped_batches": 0, "rewound_steps": 0, "ending": "recovered"}
     usual = (5.6, 2.0, 2.0, 3.0 if c["burst.fraction"] else 2.0)

@@ -45,7 +45,7 @@ def distance_answer(study: Study) -> str:
     moves = []
     for arm, runs in points.groupby("arm", sort=False):
         by_rate = runs.groupby("lr")["distance"].mean()
-        moves.append(f"{by_rate.min():.2g} to {by_rate.max():.2g} {of_arm(arm)}")
+        moves.append(f"{by_rate.min():.2g} to {by_rate.max():.2g} {of_arm(str(arm))}")
     if len(moves) < 2:
         return ""
     return (
