@@ -45,7 +45,7 @@ def test_a_burst_changes_its_own_sequences_in_its_own_batches(name: str) -> None
 
 @pytest.mark.parametrize("name", sorted(BURSTS))
 def test_a_burst_of_no_sequences_or_no_batches_changes_nothing(name: str) -> None:
-    for made in (burst(name, fraction=0), burst(name, length=0)):
+    for made in (burst(name, fraction=0), burst(name, length=0), burst(name, length=0, repeats=10**15)):
         assert np.array_equal(drawn(made, 41), CORPUS.batch(0, 41, ROWS, LENGTH))
         assert not made.covers(41, STEPS)
 
