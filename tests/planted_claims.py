@@ -15,6 +15,7 @@ import planted
 import planted_damage
 import planted_ledgers
 import planted_ramps
+import planted_recipes
 from lab.records import store
 from lab.records.store import Records
 
@@ -462,6 +463,9 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "new_data": (planted_ledgers.new_data, NORMED | planted_ledgers.NEW_DATA_AXES),
     "repeated_bursts": (planted_damage.repeated_bursts, NORMED | planted_damage.AXES),
     "learned_positions": (planted_damage.learned_positions, planted_damage.POSITION_AXES),
+    "decay_and_epsilon": (planted_recipes.first_runs, planted_recipes.FIRST_RUNS),
+    "embedding_gradients": (planted_recipes.embedding_gradients, planted_recipes.EMBEDDINGS),
+    "recipe_arms": (planted_recipes.recipe_arms, planted_recipes.RECIPES),
     "labelled_spikes": (labelled_spikes, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "curvature_alarm": (curvature_alarm, NORMED | {"optimizer.lr": (3e-3, 1e-2), BURST_KEYS: BURSTS}),
     "adam_theory": (

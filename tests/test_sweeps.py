@@ -23,18 +23,8 @@ SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
 HEADINGS = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
 # Overrides that decide how large a run is.
-SIZING = (
-    "model=",
-    "model.width=",
-    "steps=",
-    "arm=",
-    "batch=",
-    "batch_size=",
-    "optimizer=",
-    "scale=",
-    "scale.b",
-    "sweeps=",
-)
+SIZING = ("model=", "model.width=", "steps=", "batch=", "batch_size=", "optimizer=", "scale=", "scale.b")
+SIZING += ("sweeps=", "arm=")
 # They compare batches at one loss, or at one number of examples, and are as long as that takes.
 AS_LONG_AS_IT_TAKES = ("steps_to_target", "learning_rate_and_batch")
 # Twenty bursts take more steps than a toy has.

@@ -80,6 +80,22 @@ def log_last(records: Records, probe: str) -> pd.Series:
     return pd.Series(np.log10(last.set_index("id")["value"]).groupby("id").mean())
 
 
+def embedding_share(records: Records) -> pd.DataFrame:
+    """Norm of the embedding's gradient over that of all other weights together; columns ``id``, ``step``, ``value``.
+
+    Of a tied embedding it is the gradient of both its uses. NaN where either norm is, or there is no other gradient.
+    """
+    runs = records.runs.set_index("id")
+    tables = 2 - runs["intervention"].str.contains("tied_head", regex=False).astype(int)
+    entries = (runs["parameters"] - runs["parameters_without_embeddings"]) / tables
+    squares = _recorded(records, "grad_rms", "embedding")
+    squares["value"] = squares["value"] ** 2 * squares["id"].map(entries)
+    whole = _recorded(records, "grad_norm_clipped", "")
+    both = squares.merge(whole, on=["id", "step"], suffixes=("", "_whole"))
+    rest = both["value_whole"] ** 2 - both["value"]
+    return both[["id", "step"]].assign(value=np.sqrt(both["value"] / rest.where(rest > 0)))
+
+
 def _positive(records: Records, probe: str) -> pd.DataFrame:
     values = records.metrics[(records.metrics["probe"] == probe) & (records.metrics["value"] > 0)]
     return values.assign(value=values["value"].clip(upper=float(np.finfo(np.float32).max)))

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from lab.analysis.curves import EPSILON, epsilons
 from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.grouping import swept_setting
-from lab.analysis.probe_values import places
+from lab.analysis.probe_values import embedding_share, places
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
@@ -22,6 +22,7 @@ from lab.records.store import Records
 FEWEST_STEPS, MOST_STEPS = 20, 150  # drawn per line
 MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
 MOST_STACKS = 8  # of panels, one per arm and size; beyond that only the largest size of each arm is shown
+EMBEDDINGS = ("embedding_scale", "embedding_init")  # interventions that change how large the embedding begins
 LOSS_ROUNDING = 1e-6  # nats/token, roughly to which a loss of 32 bits is known
 DISTANCE, POSITIONS = "distance_from_init", "learned_positions"
 ROW_HEIGHT = 8.5  # in multiples of the size of text
@@ -257,6 +258,25 @@ def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     sheet = over_steps(records, runs, [gradient, ProbeSeries("update_rms", "block0.mlp_up", "update RMS")])
     sheet.explain(marks.EPSILON, "The dashed line is Adam's epsilon.")
     return sheet
+
+
+@figure("embedding_gradient")
+def embedding_gradient(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient of the embedding against step: its norm over that of all other weights together.
+
+    A geometric mean over seeds, after clipping, which changes both alike. Of a tied embedding the gradient is that of
+    both its uses.
+    """
+    if not begins_unusually(records):
+        raise NothingToDrawError(f"nothing to draw: no run has {' or '.join(EMBEDDINGS)}")
+    shares = embedding_share(records).assign(probe="embedding_share", where="")
+    row = ProbeSeries("embedding_share", "", "embedding's gradient\nover that of the rest")
+    return over_steps(records._replace(metrics=shares), runs, [row])
+
+
+def begins_unusually(records: Records) -> bool:
+    """Whether some run's embedding begins larger or smaller than usual."""
+    return bool(records.runs["intervention"].str.split("+").explode().isin(EMBEDDINGS).any())
 
 
 @figure("queries_and_keys_over_steps")

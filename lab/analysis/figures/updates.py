@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import FixedLocator
 
+from lab.analysis.curves import EPSILON
 from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.figures.spikes import BURST
 from lab.analysis.figures.steps import ProbeSeries, over_steps
@@ -19,7 +20,7 @@ from lab.records.store import Records
 # Steps shown before the burst begins, and after it.
 BEFORE, AFTER = 30, 60
 LARGE_SHARE, MEAN = "update_large", "mean over tensors"
-BATCH, EPSILON = "batch_size", "optimizer.eps"
+BATCH = "batch_size"
 UNCORRELATED = "uncorrelated"
 ROWS = (
     ProbeSeries(HELD_OUT, "", "held-out loss\n(nats/token)"),

@@ -15,7 +15,7 @@ from lab.analysis.report.batch_answers import batch_answer
 from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
 from lab.analysis.report.spike_answers import spike_answer
-from lab.analysis.report.update_answers import distance_answer, update_answer
+from lab.analysis.report.update_answers import distance_answer, embedding_answer, update_answer
 from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
 from lab.analysis.text import count, listed, spell
@@ -83,19 +83,14 @@ def answer(study: Study, special: str | None = None) -> str:
 
 
 def special_answer(study: Study) -> str:
-    """The answer of sweeps of batches, loss spikes, alarms or distances, of which sensitivity says little; else empty.
+    """The answer of sweeps of which sensitivity says little: batches, spikes, alarms, embeddings; else empty.
 
     Empty, too, where all runs diverged.
     """
     if (study.points["outcome"] == "diverged").all():
         return ""
-    return (
-        update_answer(study)
-        or distance_answer(study)
-        or alarm_answer(study)
-        or batch_answer(study)
-        or spike_answer(study)
-    )
+    answers = (update_answer, alarm_answer, batch_answer, spike_answer, distance_answer, embedding_answer)
+    return next(filter(None, (one(study) for one in answers)), "")
 
 
 def _one_run(run: pd.Series) -> str:

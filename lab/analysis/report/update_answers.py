@@ -1,10 +1,14 @@
-"""Answers of sweeps on updates: Adam's around loss spikes, and how far learned positions move."""
+"""Answers of sweeps on updates around loss spikes, on the embedding's gradient, and on learned positions."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
-from lab.analysis.probe_values import near
+from lab.analysis.curves import EPSILON
+from lab.analysis.figures.steps import begins_unusually
+from lab.analysis.figures.updates import BATCH
+from lab.analysis.probe_values import embedding_share, near
 from lab.analysis.report.findings import of_arm
 from lab.analysis.sensitivity import Study
 from lab.analysis.spikes.costs import spike_costs
@@ -13,7 +17,6 @@ from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import listed, spell
 
 DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
-BATCH, EPSILON = "batch_size", "optimizer.eps"
 
 
 def update_answer(study: Study) -> str:
@@ -51,6 +54,24 @@ def distance_answer(study: Study) -> str:
     return (
         "From the lowest to the highest learning rate the table of positions moves by so many times the norm of its "
         f"initial values: {listed(moves)}."
+    )
+
+
+def embedding_answer(study: Study) -> str:
+    """Between which arms the embedding's share of the gradient lies at the first step and at the last.
+
+    Geometric means over seeds and learning rates. Empty where every embedding begins as usual, or the gradient is not
+    on record.
+    """
+    shares = embedding_share(study.records).merge(study.points[["id", "arm"]], on="id")
+    if shares.empty or not begins_unusually(study.records):
+        return ""
+    by_step = np.exp(np.log(shares["value"]).groupby([shares["step"], shares["arm"]]).mean())
+    first, last = (by_step.loc[step] for step in (shares["step"].min(), shares["step"].max()))
+    low, high = first.idxmin(), first.idxmax()
+    return (
+        f"The norm of the embedding's gradient over that of all other weights begins between {first[low]:.2g} "
+        f"{of_arm(low)} and {first[high]:.2g} {of_arm(high)}, and ends between {last.min():.2g} and {last.max():.2g}."
     )
 
 

@@ -7,4 +7,5 @@ import lab.analysis.claims.spikes.arms
 import lab.analysis.claims.spikes.damage
 import lab.analysis.claims.spikes.ledgers
 import lab.analysis.claims.spikes.positions
+import lab.analysis.claims.spikes.recipes
 import lab.analysis.claims.spikes.responses  # noqa: F401

@@ -12,13 +12,14 @@ from lab.analysis.claims.effects import Effects, Qualified, exceeds, log10, mean
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.judging import BATCH, claim
 from lab.analysis.claims.spikes.responses import BURST, HALF, PEAK_STEP, cost
+from lab.analysis.curves import EPSILON
 from lab.analysis.spikes.costs import NONE
 from lab.analysis.spikes.stages import FROZEN
 from lab.analysis.spikes.updates import update_traits
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 
-ADAM, EPSILON = "Adam instability", "optimizer.eps"
+ADAM = "Adam instability"
 # That of the default recipe, far below the gradients.
 USUAL_EPSILON = 1e-8
 # Updates grow with the batch if a tenfold batch makes them larger by more than a tenth.
