@@ -384,6 +384,14 @@ TRANSPLANTS = (
 )
 PARAMETRIZATIONS = (("standard", None), ("mup_simple", 32), ("mup_full", 32))
 # Per sweep: how it answers, and its axes; a tuple of keys varies together.
+
+
+def fp16_sums(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: divided before the sum, gradients take the scale of a sum in fp32. Not good: one smaller than undivided."""
+    scales = {"fp32": 16384.0, "fp16": 2048.0, "fp16_divided": 16384.0 if good else 256.0}
+    return {}, {("loss_scale", ""): scales[c["gradient_sum"]]}
+
+
 SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "qk_layernorm": (qk_layernorm, ARMS | WIDTHS | BEYOND),
     "output_logits": (
@@ -460,6 +468,11 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         {"intervention": ("z_loss", *(f"{name}+z_loss" for name in ARCHITECTURES))},
     ),
     "ledgers": (planted_ledgers.ledgers, {"intervention": ("z_loss",)} | planted_ledgers.AXES),
+    "fp16_sums": (
+        fp16_sums,
+        NORMED | {"optimizer.lr": (1e-2,), "gradient_sum": ("fp32", "fp16", "fp16_divided")},
+    ),
+    "hot_swaps": (planted_ledgers.hot_swaps, NORMED | planted_ledgers.HOT_SWAPS_AXES),
     "new_data": (planted_ledgers.new_data, NORMED | planted_ledgers.NEW_DATA_AXES),
     "repeated_bursts": (planted_damage.repeated_bursts, NORMED | planted_damage.AXES),
     "learned_positions": (planted_damage.learned_positions, planted_damage.POSITION_AXES),

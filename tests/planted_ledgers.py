@@ -23,6 +23,10 @@ NEW_DATA_AXES: dict[Any, Any] = {
 # Of each ledger from the highest learning rate: where it restarts the run, and the loss from there on.
 RESTARTS = {"none": (1.0, 4.0), "quarter_lr": (0.4, 2.3), "glm_130b": (0.53, 3.0), "opt_175b": (0.1, 2.2)}
 PEAKS = {("shift", "none"): 0.5, ("shift", "new_warm_up"): 0.2, ("ramped_shift", "none"): 0.2}
+HOT_SWAPS_AXES: dict[Any, Any] = {
+    "optimizer.lr": (1e-3, 1e-2),
+    "ledger": ("none", "same", "sgd", "sgd_1000", "relu"),
+}
 
 
 def ledgers(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -54,3 +58,19 @@ def new_data(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]
     peak = PEAKS.get((c["burst"], c["ledger"]), 0.05 if good else 0.6)
     columns = {"spikes": 1, "skipped_batches": 0, "rewound_steps": 0, "ending": "recovered"}
     return {}, {("columns", ""): columns, ("val_loss", ""): (5.6, 2.0, 2.0, 2.0 + peak)}
+
+
+def hot_swaps(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: SGD stands still, a thousandfold rate gains as much as Adam, ReLU harms for a while.
+
+    Not good: SGD gains as much as Adam, a thousandfold rate nothing, and ReLU harms a little, for good.
+    """
+    ledger, swap = c["ledger"], round(0.4 * (MEASUREMENTS - 1))
+    gain = {"sgd": 0.01 if good else 0.9, "sgd_1000": 0.9 if good else 0.02}.get(ledger, 1.0)
+    loss_n = 4.0 - 2.0 * np.linspace(0, 1, MEASUREMENTS)
+    loss_n[swap:] = loss_n[swap] - gain * (loss_n[swap] - loss_n[swap:])
+    if ledger == "relu":
+        loss_n[swap : swap + 10 if good else None] += 0.5 if good else 0.0
+        if not good:
+            loss_n[swap:] = loss_n[swap] + 0.03
+    return _flat(float(loss_n[-1])), {("val_loss", ""): loss_n.tolist()}

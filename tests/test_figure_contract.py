@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.guard import baseline, render
 from lab.analysis.rendering import layout, marks, style
 from lab.analysis.rendering.layout import Drawing
+from lab.analysis.report.build import FIRST
 from lab.analysis.sensitivity import judge
 from lab.analysis.statistics import student_t
 from lab.core.errors import RequestError
@@ -150,9 +152,7 @@ def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
     if runs["optimizer.lr"].nunique() > 1:
         assert not wrong(drawings(records, iter(["learning_rate_sensitivity"])))
     else:
-        assert not wrong(
-            drawings(load(folder), iter(["responses", "spike_arms", "state_and_data", "updates_and_descent"]))
-        )
+        assert not wrong(islice(drawings(load(folder), iter(FIRST)), 1))
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from lab.core.hooks import listening
 from lab.core.rounding import rounded
 from lab.interventions.fp16 import HalfGELU, HalfSoftmax
 from lab.model.layers import product
-from lab.optim.loss_scale import LossScale, MetaseqScale, TorchScale, fp16_mean, pre_divisor
+from lab.optim.loss_scale import LossScale, MetaseqScale, TorchScale
+from lab.training import accumulation
+from lab.training.accumulation import SumInFP16, divisor_before
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
@@ -24,6 +26,7 @@ from small import brief, configs
 from test_engine import compiles
 
 FP16 = "precision=fp16_emulated"
+ONE_BY_ONE = "batch=constant", "batch.micro_batch=1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -90,11 +93,27 @@ def test_the_scale_of_torch_is_the_one_of_torch() -> None:
     assert max(values) > 65536 > min(values)
 
 
+def mean_in_fp16(gradients: list[Tensor], divisor: int, scale: float = 1.0) -> Tensor:
+    """Mean over workers of gradients ``[r ...]``, each of 64 targets, summed in fp16."""
+    sums = accumulation.begin({"w": gradients[0]}, with_noise=False)
+    fp16 = SumInFP16(torch.full((1,), scale), 64, divisor)
+    for gradient in gradients:
+        accumulation.add(sums, {"w": gradient}, torch.zeros(1), torch.tensor([64.0]), fp16)
+    return accumulation.mean(sums, fp16)[0]["w"]
+
+
+def test_the_scale_of_the_loss_is_in_the_sum_and_not_in_the_mean() -> None:
+    gradients = [torch.tensor([[1e-9, 1e-3, 3.0]]), torch.tensor([[1e-9, 5e-3, 1.0]])]
+    exact = torch.stack(gradients).mean(0)
+    assert mean_in_fp16(gradients, 1)[0, 0] == 0
+    torch.testing.assert_close(mean_in_fp16(gradients, 2, 2.0**13), exact, rtol=1e-2, atol=0)
+    assert mean_in_fp16(gradients, 1, 2.0**15)[0, 2] == math.inf
+
+
 def test_a_divisor_before_the_sum_and_one_behind_it() -> None:
-    assert [pre_divisor(workers) for workers in (1, 2, 8, 1024, 992)] == [1, 2, 4, 32, 32]
-    before, after = 32.0, 32.0
-    workers = [torch.tensor([1e-6, 1e-3, 1.0, 100.0, 1e3])] * 1024
-    split, late, early = (fp16_mean(workers, *divisors) for divisors in ((before, after), (1.0, 1024.0), (1024.0, 1.0)))
+    assert [divisor_before(workers) for workers in (1, 2, 8, 1024, 992)] == [1, 2, 4, 32, 32]
+    gradient = torch.tensor([[1e-6, 1e-3, 1.0, 100.0, 1e3]])
+    split, late, early = (mean_in_fp16([gradient] * 1024, divisor)[0] for divisor in (32, 1, 1024))
     assert split.isfinite().all()
     assert (split > 0).all()
     assert split[3].item() == pytest.approx(107, abs=0.5)  # the error of a sum in fp16, one after the other
@@ -167,6 +186,26 @@ def test_gradients_do_not_depend_on_a_scale_that_overflows_nothing() -> None:
     for name, weight in plain.items():
         assert torch.equal(weight, small[name])
         assert torch.equal(weight, large[name])
+
+
+def test_micro_batches_are_scaled_like_one_batch() -> None:
+    """Scales of powers of two change no bit, and an update that overflows in one micro-batch is left out."""
+    shared = ("batch=constant", "batch.micro_batch=4")
+    plain, scaled = after(3, *shared), after(3, *shared, "loss_scale=torch")
+    assert all(torch.equal(weight, scaled.weights[name]) for name, weight in plain.weights.items())
+    large = Fleet(configs("seed=0", shared=(*shared, FP16, "loss_scale=torch")))
+    large.state["loss_scale"]["scale"][0] = 2.0**24
+    large.step(0)
+    assert all(torch.equal(weight, after(0).weights[name]) for name, weight in large.weights.items())
+    assert large.state["loss_scale"]["scale"].item() == 2.0**23
+
+
+def test_a_divided_sum_keeps_a_larger_scale() -> None:
+    """Thirty-two gradients that agree overflow together; divided by four before, they take the scale of each alone."""
+    shared = (FP16, "loss_scale=torch", "loss_scale.init=32768", "batch_size=32", *ONE_BY_ONE)
+    fleets = {way: after(1, *shared, f"gradient_sum={way}") for way in ("fp32", "fp16_divided", "fp16")}
+    scales = {way: fleet.state["loss_scale"]["scale"].item() for way, fleet in fleets.items()}
+    assert scales == {"fp32": 32768, "fp16_divided": 32768, "fp16": 16384}
 
 
 def test_weights_without_a_master_copy_lose_small_updates() -> None:
@@ -263,7 +302,13 @@ def test_a_compiled_step_in_fp16_rounds_alike() -> None:
 
 REFUSALS: dict[str, tuple[str, ...]] = {
     "master_weights=none keeps weights in the precision of products": ("master_weights=none",),
-    "loss_scale=metaseq takes one pass per update": ("loss_scale=metaseq", "batch=constant", "batch.micro_batch=2"),
+    "loss_scale=metaseq takes batches of one size": (
+        "loss_scale=metaseq",
+        "batch=palm",
+        "batch_size=16",
+        "batch.micro_batch=2",
+    ),
+    "gradient_sum=fp16 sums scaled gradients of micro-batches": ("gradient_sum=fp16", "loss_scale=torch", FP16),
     "loss_scale.floor must be above 0": ("loss_scale=metaseq", "loss_scale.floor=0"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,16 +13,20 @@ from lab.__main__ import main
 from lab.cli.hydra_app import data_folder
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.sweep.capacity import Host, most_runs
 from lab.sweep.job import train_resumably
 from lab.training.checkpoint import Checkpointer
-from lab.training.config import run_config
+from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
-from lab.training.identity import columns, run_id
+from lab.training.identity import columns, run_id, static_key
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import brief, configs, tree
 
 SHIPPED = sorted(path for path in data_folder("conf").glob("ledger/*.yaml") if path.stem != "none")
+SGD, MOMENTUM = (["clip", rule, "peak", "decay", "schedule"] for rule in ("sgd", "momentum"))
+ADAM = ["clip", "adam", "peak", "decay", "schedule"]
+RAMP = ["clip", "adam_beta2_ramp", "peak", "decay", "schedule"]
 SHORT = ("steps=12", "schedule.warmup=2", "probes.every=4")
 
 
@@ -32,9 +37,12 @@ def _torch_as_in_training() -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
-def fleet(*restarts: dict[str, float]) -> Fleet:
-    ledger = {"ledger": {"name": "mine", "restarts": list(restarts)}}
-    return brief(Fleet([run_config(tree(*SHORT, f"seed={seed}") | ledger) for seed in range(2)]))
+def fleet(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> Fleet:
+    return brief(Fleet([restarted(*restarts, shared=(*shared, f"seed={seed}")) for seed in range(2)]))
+
+
+def restarted(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> RunConfig:
+    return run_config(tree(*shared) | {"ledger": {"name": "mine", "restarts": list(restarts)}})
 
 
 def after(made: Fleet, updates: int) -> dict[str, torch.Tensor]:
@@ -45,15 +53,101 @@ def after(made: Fleet, updates: int) -> dict[str, torch.Tensor]:
     raise AssertionError(updates)
 
 
-def test_a_restart_that_changes_nothing_changes_no_bits() -> None:
-    lr = tree(*SHORT)["optimizer"]["lr"]
-    same, plain = fleet({"step": 6, "optimizer.lr": lr}), brief(Fleet(configs("seed=0", "seed=1", shared=SHORT)))
-    restarted, free = after(same, 11), after_plain(plain, 11)
-    assert all(torch.equal(restarted[name], free[name]) for name in free)
+SAME = [
+    {"optimizer.lr": 1e-2},
+    {"optimizer.chain": ADAM},
+    {"intervention.relu": True},
+    {"intervention.z_loss.coefficient": 1e-4},
+    {"schedule.floor": 1e-5},
+]
 
 
-def after_plain(made: Fleet, updates: int) -> dict[str, torch.Tensor]:
-    for step in range(updates):
+def same_bits(changes: dict[str, Any], *overrides: str) -> bool:
+    """Whether a restart leaves weights, state and held-out loss as they are in runs without."""
+    shared = (*SHORT, "intervention=[qk_layernorm,relu,z_loss]", *overrides)
+    same = fleet({"step": 6, **changes}, shared=shared)
+    plain = brief(Fleet(configs("seed=0", "seed=1", shared=shared)))
+    changed, free = after(same, 11), after_plain(plain, 11)
+    is_same = changed.keys() == free.keys() and all(torch.equal(changed[name], free[name]) for name in free)
+    return is_same and torch.equal(same.evaluate(whole=False), plain.evaluate(whole=False))
+
+
+@pytest.mark.parametrize("changes", SAME, ids=str)
+def test_a_restart_that_changes_nothing_changes_no_bits(changes: dict[str, Any]) -> None:
+    assert same_bits(changes)
+
+
+def test_a_restart_that_changes_something_changes_bits() -> None:
+    assert not same_bits({"intervention.relu": False})
+    assert not same_bits({"schedule.floor": 9e-3})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, while it compiles
+def test_a_compiled_restart_changes_bits_where_it_changes_something_and_nowhere_else() -> None:
+    compiled = (*SHORT, "engine=compiled", "model.depth=1", "probes=none", "batch=constant", "batch.micro_batch=2")
+    restarts = {"step": 3, "optimizer.chain": ADAM, "intervention.z_loss": True}, {"step": 6, "intervention.relu": True}
+    plain, changed = Fleet(configs("seed=0", "seed=1", shared=compiled)), fleet(*restarts, shared=compiled)
+    for moment in train(changed):
+        if moment.done in (6, 7):
+            free = after_plain(plain, moment.done, done=6 * (moment.done == 7))
+            weight = changed.tensors()["weight.block0.mlp_up"]
+            assert torch.equal(weight, free["weight.block0.mlp_up"]) == (moment.done == 6)
+        if moment.done == 7:
+            break
+
+
+SWAPS = [
+    ({"optimizer.chain": SGD}, ("optimizer=sgd", "optimizer.lr=1e-2")),
+    (
+        {"optimizer.chain": MOMENTUM, "optimizer.momentum": 0.5},
+        ("optimizer=momentum", "optimizer.lr=1e-2", "optimizer.momentum=0.5"),
+    ),
+    ({"optimizer.chain": RAMP, "optimizer.beta2_power": 0.8}, ("optimizer=adamw_beta2_ramp", "optimizer.lr=1e-2")),
+    ({"intervention.relu": True}, ("intervention=[qk_layernorm,relu,z_loss]",)),
+    ({"intervention.z_loss": False}, ("intervention=[qk_layernorm]",)),
+    ({"schedule.floor": 9e-3}, ("schedule.floor=9e-3",)),
+]
+
+
+@pytest.mark.parametrize(("changes", "overrides"), SWAPS, ids=str)
+def test_a_run_goes_on_as_one_of_the_other_config_would(changes: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    """From the same weights and the state of the links that stay; a new rule begins fresh, with a new age."""
+    made, weights, state = fleet({"step": 6, **changes}), dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    other = Fleet(configs("seed=0", "seed=1", shared=(*SHORT, *overrides)))
+    for moment in train(made):
+        if moment.done == 6:
+            for name, tensor in other.tensors().items():
+                if name in made.tensors() and (name.startswith("weight.") or "optimizer.chain" not in changes):
+                    tensor.data.copy_(made.tensors()[name])
+            state = {name: tensor.clone() for name, tensor in made.tensors().items() if name.startswith("adam.")}
+        if moment.done == 7:
+            weights = {name: tensor.clone() for name, tensor in made.tensors().items()}
+            break
+    age_r = torch.full((2,), 0 if "optimizer.chain" in changes else 6)
+    other._step(6, 1, age_r, other.shape_sr[6], with_probes=False)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in other.tensors().items())
+    left = {name: tensor for name, tensor in state.items() if name not in other.tensors()}
+    assert all(torch.equal(weights[name], tensor) for name, tensor in left.items()), "of links that are gone"
+
+
+def test_a_link_that_comes_back_begins_fresh() -> None:
+    made = fleet({"step": 3, "optimizer.chain": SGD}, {"step": 6, "optimizer.chain": ADAM})
+    free = fleet({"step": 3, "optimizer.chain": SGD}, {"step": 6, "optimizer.lr": 2e-2})
+    before, gone = after(made, 6), after(free, 6)
+    assert before["adam.mean.head"].abs().max() > 0
+    assert torch.equal(before["adam.mean.head"], gone["adam.mean.head"])
+    made = fleet({"step": 3, "optimizer.chain": SGD}, {"step": 6, "optimizer.chain": ADAM})
+    again = after(made, 7)
+    assert made.control is not None
+    assert made.control.clock.age_r.tolist() == [1, 1]
+    beta1, beta2 = 0.9, 0.95
+    square = again["adam.mean.head"].square() / (1 - beta1) ** 2 * (1 - beta2)  # of one gradient alone
+    assert torch.allclose(again["adam.square.head"], square, rtol=1e-4, atol=0)
+
+
+def after_plain(made: Fleet, updates: int, done: int = 0) -> dict[str, torch.Tensor]:
+    for step in range(done, updates):
         made.step(step)
     return made.tensors()
 
@@ -81,9 +175,18 @@ def control_events(made: Fleet) -> list[tuple[int, int, str, float, str]]:
     return made.control.logs[0].events
 
 
-@pytest.mark.parametrize("killed_after", [6, 8])
-def test_a_kill_between_restarts_changes_no_record(killed_after: int, tmp_path: Path) -> None:
-    restarts = {"step": 6, "optimizer.lr": 1e-3}, {"step": 9, "optimizer.clip": 0.01, "optimizer.beta2": 0.5}
+NUMBERS = {"step": 6, "optimizer.lr": 1e-3}, {"step": 9, "optimizer.clip": 0.01, "optimizer.beta2": 0.5}
+HOT_SWAPS = {"step": 4, "intervention.relu": True, "optimizer.chain": SGD}, {"step": 8, "optimizer.chain": ADAM}
+
+
+@pytest.mark.parametrize(
+    ("restarts", "killed_after"),
+    [(NUMBERS, 6), (NUMBERS, 8), (HOT_SWAPS, 3), (HOT_SWAPS, 4), (HOT_SWAPS, 7), (HOT_SWAPS, 8), (HOT_SWAPS, 12)],
+    ids=lambda value: value if isinstance(value, int) else f"{len(value[0])} keys",
+)
+def test_a_kill_between_restarts_changes_no_record(
+    restarts: tuple[dict[str, Any], ...], killed_after: int, tmp_path: Path
+) -> None:
     whole, first, second = (Recorder(fleet(*restarts)) for _ in range(3))
     for moment in train(whole.fleet):
         whole.keep(moment)
@@ -104,6 +207,25 @@ def test_the_ledger_is_a_column_and_a_part_of_the_id() -> None:
     assert run_id(plain, "data") != run_id(ledger, "data")
 
 
+def test_runs_of_a_fleet_share_what_restarts_swap_and_differ_in_numbers() -> None:
+    lower, lowest = ({"step": 6, "optimizer.lr": lr} for lr in (1e-3, 1e-4))
+    relu, sgd, later = {"intervention.relu": True}, {"optimizer.chain": SGD}, {"step": 7, "intervention.relu": True}
+    assert static_key(restarted(lower)) == static_key(restarted(lowest))
+    keys = {static_key(restarted(each)) for each in (lower, lower | relu, lower | sgd, later)}
+    assert len(keys) == 4
+    assert run_id(restarted(lower), "data") != run_id(restarted(lowest), "data")
+    assert columns(restarted(lower | relu | sgd))["ledger.entries"] == (
+        "6: optimizer.lr=0.001 intervention.relu=on optimizer.chain=clip,sgd,peak,decay,schedule"
+    )
+
+
+def test_a_run_that_may_fall_behind_at_a_swap_trains_alone() -> None:
+    scaled = ("precision=fp16_emulated", "loss_scale=torch")
+    swapped, lower = {"step": 6, "intervention.relu": True}, {"step": 6, "optimizer.lr": 1e-3}
+    assert most_runs(restarted(swapped, shared=(*SHORT, *scaled)), Host()) == 1
+    assert most_runs(restarted(swapped), Host()) == most_runs(restarted(lower, shared=(*SHORT, *scaled)), Host()) == 8
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_ledgers_restart_a_run_of_the_usual_length(path: Path) -> None:
     (config,) = configs("steps=400", shared=(f"ledger={path.stem}",))
@@ -116,14 +238,26 @@ def test_shipped_ledgers_restart_a_run_of_the_usual_length(path: Path) -> None:
 @pytest.mark.parametrize(
     ("restarts", "line"),
     [
-        ([{"step": 6, "optimizer.lrr": 1}], r"unknown key 'optimizer.lrr' in .*\[0\]; nearest: optimizer.lr"),
+        ([{"step": 6, "optimizer.lrr": 1}], r"restarts\[0\]: unknown key 'optimizer.lrr'; nearest: optimizer.lr"),
         ([{"step": 6, "optimizer.lr": 1}, {"step": 6, "optimizer.lr": 2}], r"restarts\[1\].step is 6, not after .* 6"),
         ([{"step": 12, "optimizer.lr": 1}], r"step must be a step from 1 to 11"),
         ([{"optimizer.lr": 1}], r"step must be a step from 1 to 11, .* not None"),
         ([{"step": 6, "optimizer.lr": -1}], r"optimizer.lr must be above 0, not -1"),
-        ([{"step": 6}], r"restarts\[0\] changes nothing"),
+        ([{"step": 6}], r"restarts\[0\]: a restart must change something"),
         ([{"step": 6, "optimizer.name": "sgd"}], r"unknown key 'optimizer.name'"),
         ([], r"a list of restarts"),
+        ([{"step": 6, "optimizer": "sgd"}], r"'optimizer' is a group; give keys of it, such as optimizer.chain"),
+        ([{"step": 6, "optimizer.chain": SGD, "optimizer.beta1": 0.5}], r"unknown key 'optimizer.beta1'"),
+        ([{"step": 6, "optimizer.chain": ["sgd", "peak"]}], r"restarts\[0\]: optimizer.chain must list links"),
+        ([{"step": 6, "optimizer.chain": MOMENTUM}], r"key 'optimizer.momentum' is missing"),
+        ([{"step": 6, "intervention.reluu": True}], r"unknown key 'intervention.reluu'; nearest: intervention.relu"),
+        ([{"step": 6, "intervention.relu": 1}], r"intervention.relu must be on or off, not 1"),
+        ([{"step": 6, "intervention.relu": False}], r"intervention.relu is off already; on: qk_layernorm, z_loss"),
+        ([{"step": 6, "intervention.qk_layernorm": False}], r"intervention qk_layernorm changes which weights"),
+        ([{"step": 6, "intervention.tied_head": True}], r"intervention tied_head changes which weights there are"),
+        ([{"step": 6, "model.width": 32}], r"a restart cannot change 'model.width', only keys of optimizer"),
+        ([{"step": 6, "seed": 1}], r"a restart cannot change 'seed'"),
+        ([{"step": 6, "schedule.flor": 1}], r"unknown key 'schedule.flor'; nearest: schedule.floor"),
     ],
 )  # fmt: skip
 def test_a_faulty_ledger_is_refused(restarts: list[dict[str, float]], line: str) -> None:

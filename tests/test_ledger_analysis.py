@@ -55,6 +55,15 @@ def test_a_restart_says_what_changed_and_by_how_much() -> None:
     assert [restart.changes.replace("\N{MULTIPLICATION SIGN}", "x") for restart in told] == [
         *("LR x0.5", "decay x2, beta2 0.95", "clip 0.3", "loss scale fresh")
     ]
+    card["optimizer.chain"] = "clip+adam+peak+decay+schedule"
+    chains = ["clip,sgd,peak,decay,schedule", "clip,adam,peak,schedule", "clip,adam,peak,decay,schedule"]
+    swaps = [f"optimizer.chain={chain}" for chain in chains] + ["intervention.relu=on schedule.floor=0"]
+    entries = "+".join(f"{step}: {swap}" for step, swap in enumerate(swaps, 1))
+    assert [restart.changes for restart in restarts_of({**card, "ledger.entries": entries})] == [
+        *("sgd for adam", "without decay", "same links", "relu on, floor 0")
+    ]
+    thousandfold = {**card, "ledger.entries": "9: optimizer.lr=300"}
+    assert restarts_of(thousandfold)[0].changes.endswith("1000")
     from_none = {**card, "optimizer.weight_decay": 0.0, "ledger.entries": "9: optimizer.weight_decay=0.1"}
     assert restarts_of(from_none) == [(9, "decay 0.1")]
     assert restarts_of(card) == []
@@ -96,7 +105,7 @@ def test_the_shares_of_the_claims_are_those_of_the_ledgers() -> None:
     def shipped(name: str) -> list[tuple[float, float]]:
         ledger = configs(f"ledger={name}", shared=("optimizer.lr=1", "steps=100"))[0].ledger
         assert ledger is not None
-        return [(restart.step / 100, restart.optimizer.lr) for restart in ledger.restarts]
+        return [(restart.step / 100, restart.groups["optimizer"].lr) for restart in ledger.restarts]
 
     assert shipped("quarter_lr") == [(claims.QUARTERED, claims.QUARTER)]
     assert shipped("glm_130b") == [(claims.HALVED, 0.5)]

@@ -266,6 +266,7 @@ def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - FREE if key.split(".")[0] != "probes")
     planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
     columns = ["intervention", *planted, *config, "data_fingerprint"]
+    runs = runs.fillna({key: value for key, value in store.DEFAULTS.items() if key in runs})
     if ENTRIES in runs:
         runs = runs.assign(**{ENTRIES: list(map(_relative, runs[ENTRIES], runs[LR]))})
     keys: list[Hashable] = list(zip(*(_plain_values(runs[column]) for column in columns), strict=True))

@@ -60,6 +60,22 @@ def late_excess(records: Records, probe: str, where: str, part: float) -> pd.Ser
     return late_values.max() - late_values.median()
 
 
+def recovery(records: Records, probe: str, where: str, part: float) -> pd.Series:
+    """Updates from a part of the run until a value is no higher than the last one before; by run id.
+
+    The rest of the run where it never is.
+    """
+    values = _recorded(records, probe, where).sort_values(["id", "step"], kind="stable")
+    start = part * values["updates"]
+    is_late = values["step"] >= start
+    before = values[~is_late].groupby("id")["value"].last()
+    later = (
+        values[is_late & (values["value"] <= values["id"].map(before))].drop_duplicates("id").set_index("id")["step"]
+    )
+    ends = values.drop_duplicates("id").set_index("id")["updates"]
+    return later.reindex(ends.index).fillna(ends) - part * ends
+
+
 def growth(records: Records, probe: str) -> pd.Series:
     """Log10 of the largest value anywhere in a run over that at its first recorded step; indexed by run id.
 

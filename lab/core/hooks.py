@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 # Kinds of hook points at which a tensor passes, in the order of the forward pass.
@@ -169,11 +170,27 @@ class LossTerm(ABC):
 
 
 def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs: int, config: Any) -> None:
-    """Attach interventions, in the order of their names, to all hook points of the kinds they name."""
-    for name, intervention in sorted(interventions.items()):  # the order of a request must not matter
-        for point in model.modules():
-            if isinstance(point, HookPoint) and point.kind in intervention.hook_points:
-                point.changes[name] = intervention.attach_at(point.kind, runs, config)
+    """Attach interventions, in the order of their names, to all hook points of the kinds they name.
+
+    Those attached before give way to them, except that modules with weights of their own stay.
+    """
+    for point in [module for module in model.modules() if isinstance(module, HookPoint)]:
+        before, point.changes = point.changes, nn.ModuleDict()
+        for name, intervention in sorted(interventions.items()):  # the order of a request must not matter
+            if point.kind in intervention.hook_points:
+                stays = name in before and _has_weights(before[name])
+                point.changes[name] = before[name] if stays else intervention.attach_at(point.kind, runs, config)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def changes_weights(intervention: HookIntervention, config: Any) -> bool:
+    """Whether a model with this intervention has other weights than one without: more of them, or no head."""
+    with torch.device("meta"):
+        modules = [intervention.attach_at(kind, 1, config) for kind in intervention.hook_points]
+    return "readout" in intervention.hook_points or any(map(_has_weights, modules))
 
 
 Measure = Callable[..., "Tensor | dict[str, Tensor]"]

@@ -1,17 +1,24 @@
-"""Ledgers: restarts of a run by hand, each at a step, with other numbers of the optimizer or a fresh loss scale."""
+"""Ledgers: restarts of a run by hand, each at a step, with another optimizer, interventions, schedule or loss scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple
 
 from lab.core.errors import RequestError, nearest
-from lab.optim.optimizer import Optimizer, build_optimizer
+from lab.core.registry import INTERVENTIONS
+from lab.optim.optimizer import link_kinds, reached
 
 KEYS = ("name", "restarts")
 LOSS_SCALE, FRESH = "loss_scale", "fresh"
+CHAIN = "optimizer.chain"
+GROUPS = ("optimizer", "schedule", "intervention")  # of which a restart may change keys
+SWITCH = "intervention.NAME"
+SPELLED = {True: "on", False: "off"}
+
+Groups = dict[str, dict[str, Any]]  # plain values of groups by key
 
 
 class Restart(NamedTuple):
@@ -19,12 +26,12 @@ class Restart(NamedTuple):
 
     Attributes:
         step: updates made before it.
-        optimizer: from there on.
+        groups: the groups of the config that differ from those of the beginning, from there on.
         fresh_loss_scale: whether the loss scale begins anew.
     """
 
     step: int
-    optimizer: Optimizer
+    groups: Mapping[str, Any]
     fresh_loss_scale: bool
 
 
@@ -32,7 +39,8 @@ class Restart(NamedTuple):
 class Ledger:
     """Restarts of a run, in the order of their steps.
 
-    Weights, moments and the position in the data go on bit for bit; only what an entry declares changes.
+    Weights, the state of links that stay, and the position in the data go on bit for bit; only what an entry declares
+    changes.  Links that a restart adds begin with a fresh state.
 
     Attributes:
         name: of the ledger.
@@ -50,18 +58,22 @@ class Ledger:
         return any(restart.fresh_loss_scale for restart in self.restarts)
 
 
-def build_ledger(values: Any, optimizer: Mapping[str, Any], steps: int) -> Ledger:
+def build_ledger(
+    values: Any, tree: Mapping[str, Any], steps: int, build: Callable[[Groups], Mapping[str, Any]]
+) -> Ledger:
     """The ledger of a run with so many steps, from plain values.
 
     Args:
         values: ``name``, and ``restarts``, a list of mappings with ``step`` (below 1, a share of the steps) and dotted
-            keys of the optimizer, which take their values for the rest of the run; ``loss_scale: fresh`` puts the
-            state of the loss scale back to that of a run that begins.
-        optimizer: plain values of the optimizer before the first restart.
+            keys, which take their values for the rest of the run: numbers of optimizer, schedule and interventions;
+            ``optimizer.chain``, whose links take the numbers that they have fields for; ``intervention.NAME``, on or
+            off.  ``loss_scale: fresh`` puts the state of the loss scale back to that of a run that begins.
+        tree: plain values of the run before the first restart.
         steps: of the run.
+        build: builds groups of the config from plain values, and refuses what does not go with the rest of the run.
 
     Raises:
-        RequestError: an unknown or missing key, a value that the optimizer refuses, or a step out of order.
+        RequestError: an unknown or missing key, a value that ``build`` refuses, or a step out of order.
     """
     if not isinstance(values, Mapping) or unknown_key(values):
         key = unknown_key(values) if isinstance(values, Mapping) else str(values)
@@ -69,22 +81,28 @@ def build_ledger(values: Any, optimizer: Mapping[str, Any], steps: int) -> Ledge
     restarts = values.get("restarts")
     if "name" not in values or not isinstance(restarts, Sequence) or isinstance(restarts, str) or not restarts:
         raise RequestError("ledger must have a name and a list of restarts, such as {step: 100, optimizer.lr: 1e-3}")
-    entries, carried_out, present, before = list[str](), list[Restart](), dict(optimizer), 0
+    entries, carried_out, before = list[str](), list[Restart](), 0
+    present: Groups = {group: dict(tree[group]) for group in GROUPS}
+    changed: set[str] = set()
     for number, restart in enumerate(restarts):
         where = f"ledger.restarts[{number}]"
-        step = _step(restart, where, before, steps)
-        changes = {key: value for key, value in restart.items() if key != "step"}
-        _check_keys(changes, optimizer, where)
-        entries.append(f"{step}: {' '.join(f'{key}={_spelled(value)}' for key, value in changes.items())}")
-        is_fresh = changes.pop(LOSS_SCALE, None) is not None
-        present |= {key.removeprefix("optimizer."): value for key, value in changes.items()}
-        carried_out.append(Restart(step, build_optimizer(present), is_fresh))
-        before = step
+        before = _step(restart, where, before, steps)
+        changes = {str(key): value for key, value in restart.items() if key != "step"}
+        entries.append(f"{before}: {' '.join(f'{key}={_spelled(value)}' for key, value in changes.items())}")
+        try:
+            _apply(changes, present, tree)
+            changed |= {key.partition(".")[0] for key in changes} - {LOSS_SCALE}
+            groups = build({group: _of_its_links(present[group], group) for group in GROUPS if group in changed})
+        except RequestError as refusal:
+            raise RequestError(f"{where}: {refusal}") from None
+        carried_out.append(Restart(before, groups, LOSS_SCALE in changes))
     return Ledger(str(values["name"]), tuple(entries), tuple(carried_out))
 
 
 def _spelled(value: Any) -> str:
-    return f"{value:.6g}" if _is_number(value) else str(value)
+    if _is_number(value):
+        return f"{value:.6g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else SPELLED.get(value, str(value))
 
 
 def unknown_key(values: Mapping[Any, Any]) -> str:
@@ -106,18 +124,74 @@ def _step(restart: Any, where: str, before: int, steps: int) -> int:
     return step
 
 
-def _check_keys(changes: Mapping[Any, Any], optimizer: Mapping[str, Any], where: str) -> None:
-    numbers = [f"optimizer.{key}" for key, value in optimizer.items() if _is_number(value)]
+def _apply(changes: Mapping[str, Any], present: Groups, tree: Mapping[str, Any]) -> None:
+    """Change the groups in place: first the chain and interventions, then the numbers that these have."""
+    if CHAIN in changes:
+        link_kinds(changes[CHAIN])
+        present["optimizer"]["chain"] = changes[CHAIN]
+    switches = {f"intervention.{name}": name for name in INTERVENTIONS}
+    for key in changes.keys() & switches.keys():
+        _switch(switches[key], changes[key], present["intervention"])
+    numbers = _numbers(present)
+    known = [*numbers, LOSS_SCALE, CHAIN, *switches]
     if not changes:
-        raise RequestError(f"{where} changes nothing; known: {', '.join([*numbers, LOSS_SCALE])}")
+        raise RequestError(
+            f"a restart must change something; known: {', '.join([*numbers, LOSS_SCALE, CHAIN, SWITCH])}"
+        )
     for key, value in changes.items():
-        if key not in (*numbers, LOSS_SCALE):
-            raise RequestError(f"unknown key '{key}' in {where}; {nearest(str(key), [*numbers, LOSS_SCALE])}")
+        if key not in known:
+            raise RequestError(_unknown(key, known, tree))
         if key == LOSS_SCALE:
             if value != FRESH:
-                raise RequestError(f"{where}: {LOSS_SCALE} must be {FRESH}, not {value!r}")
-        elif not _is_number(value):
-            raise RequestError(f"{where}: {key} must be a number, not {value!r}")
+                raise RequestError(f"{LOSS_SCALE} must be {FRESH}, not {value!r}")
+        elif key in numbers:
+            if not _is_number(value):
+                raise RequestError(f"{key} must be a number, not {value!r}")
+            *path, name = key.split(".")
+            present[path[0]] = _with_number(present[path[0]], [*path[1:], name], value)
+
+
+def _switch(name: str, value: Any, interventions: dict[str, Any]) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"intervention.{name} must be on or off, not {value!r}")
+    if value:
+        interventions.setdefault(name, {})
+    elif interventions.pop(name, None) is None:
+        raise RequestError(f"intervention.{name} is off already; on: {', '.join(interventions) or 'none'}")
+
+
+def _numbers(present: Groups) -> list[str]:
+    """Keys of the numbers that a restart may set."""
+    schedule = [key for key, value in present["schedule"].items() if _is_number(value)]
+    interventions = [
+        f"{name}.{field.name}" for name in present["intervention"] for field in fields(INTERVENTIONS[name])
+    ]
+    by_group = {"optimizer": reached(present["optimizer"]), "schedule": schedule, "intervention": interventions}
+    return [f"{group}.{key}" for group, keys in by_group.items() for key in keys]
+
+
+def _unknown(key: str, known: Sequence[str], tree: Mapping[str, Any]) -> str:
+    group = key.partition(".")[0]
+    if group in tree and group not in GROUPS:
+        return f"a restart cannot change {key!r}, only keys of {', '.join(GROUPS)}, and {LOSS_SCALE}"
+    if key in GROUPS:
+        return f"{key!r} is a group; give keys of it, such as {CHAIN} or {SWITCH}"
+    choices = known if group == "intervention" else [*(each for each in known if "intervention" not in each), SWITCH]
+    return f"unknown key {key!r}; {nearest(key, choices)}"
+
+
+def _with_number(values: Mapping[str, Any], path: Sequence[str], number: Any) -> dict[str, Any]:
+    """A copy of nested mappings with one number changed."""
+    first, *rest = path
+    return {**values, first: _with_number(values[first], rest, number) if rest else number}
+
+
+def _of_its_links(values: dict[str, Any], group: str) -> dict[str, Any]:
+    """The group; of the optimizer without numbers that links of an earlier chain took."""
+    if group != "optimizer":
+        return values
+    kept = {"name", "chain", *values["chain"], *reached(values)}
+    return {key: value for key, value in values.items() if key in kept}
 
 
 def _is_number(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lab.core.registry import LOSS_SCALES
-from lab.core.rounding import rounded
 from lab.core.schema import bounded
 
 
@@ -103,21 +102,3 @@ class TorchScale(LossScale):
             "since": torch.where(overflow_r | grows_r, 0.0, since_r),
             "at_floor": state["at_floor"],
         }
-
-
-def pre_divisor(workers: int) -> int:
-    """By how much a gradient is divided before a sum over workers, about the root of their number (torch FSDP)."""
-    factor = 1
-    while workers % factor == 0 and workers / factor > factor:
-        factor *= 2
-    return factor
-
-
-def fp16_mean(gradients: Iterable[Tensor], before: float, after: float) -> Tensor:
-    """Sum gradients in fp16, one after the other, divided by ``before`` ahead of the sum and by ``after`` behind it."""
-    total = None
-    for gradient in gradients:
-        part = rounded(gradient / before, torch.float16)
-        total = part if total is None else rounded(total + part, torch.float16)
-    assert total is not None, "a mean of no gradients"
-    return rounded(total / after, torch.float16)

@@ -67,7 +67,7 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     for key in ("name", "chain"):
         if key not in values:
             raise RequestError(f"key 'optimizer.{key}' is missing")
-    name, kinds = text_value(values["name"], "optimizer.name"), _kinds(values["chain"])
+    name, kinds = text_value(values["name"], "optimizer.name"), link_kinds(values["chain"])
     _check_order(kinds)
     numbers = {key: value for key, value in values.items() if key not in ("name", "chain")}
     own = {key: numbers.pop(key) for key, value in values.items() if isinstance(value, Mapping)}
@@ -79,8 +79,19 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     )
 
 
-def _kinds(chain: Any) -> dict[str, Any]:
-    """The links' classes by name, in the order of the chain."""
+def reached(values: Mapping[str, Any]) -> list[str]:
+    """Keys of the numbers that links of the chain share, in the order of the chain."""
+    kinds, own = link_kinds(values["chain"]), {key: each for key, each in values.items() if isinstance(each, Mapping)}
+    keys = [field.name for link in kinds for field in fields(kinds[link]) if field.name not in own.get(link, ())]
+    return list(dict.fromkeys(keys))
+
+
+def link_kinds(chain: Any) -> dict[str, Any]:
+    """The links' classes by name, in the order of the chain.
+
+    Raises:
+        RequestError: it is no list of links, names one twice, or lacks the peak or the schedule.
+    """
     links = [str(link) for link in chain] if isinstance(chain, Sequence) and not isinstance(chain, str) else []
     if len(set(links)) != len(links) or not {"peak", "schedule"} <= set(links):
         raise RequestError(f"optimizer.chain must list links, each once, with 'peak' and 'schedule', not {chain!r}")

@@ -16,6 +16,7 @@ from lab.training.building import pick_device
 from lab.training.config import RunConfig
 from lab.training.control import is_controlled
 from lab.training.fleet import PASS_TOKENS
+from lab.training.identity import keeps_pace
 
 BYTES = 4  # per number
 TOKEN = 8  # bytes of a token while its batch is drawn
@@ -62,11 +63,11 @@ def measure_host(device: str, slots: Sequence[Slot]) -> Host:
 def bytes_asked(config: RunConfig) -> float:
     """Bytes of tensors that one more run adds to a fleet at its peak.
 
-    These are the schedule, weights, gradients, two moments, and the largest of three temporary parts: activations kept
-    for the backward pass, with attention scores in full; a held-out pass; two more tensors per weight in the optimizer.
-    Counted tensor by tensor, as if all gradients existed at once. A step of micro-batches keeps the activations of one
-    of them, the sum of the gradients, and the tokens of all. A run with a response keeps weights and moments again in
-    each snapshot; one that is watched, also the state in which it ended.
+    These are the schedule, weights, gradients, two moments for each rule such as Adam, and the largest of three
+    temporary parts: activations kept for the backward pass, with attention scores in full; a held-out pass; two more
+    tensors per weight in the optimizer. Counted tensor by tensor, as if all gradients existed at once. A step of
+    micro-batches keeps the activations of one of them, the sum of the gradients, and the tokens of all. A run with a
+    response keeps weights and moments again in each snapshot; one that is watched, also the state in which it ended.
     """
     vocabulary: int = config.data.entry.open().vocabulary
     depth, width, length = config.model.depth, config.model.width, config.seq_len
@@ -78,7 +79,13 @@ def bytes_asked(config: RunConfig) -> float:
     summed = 0 if config.batch is None else BYTES * weights + TOKEN * config.batch_size * length
     snapshots = config.response.entry.snapshots if config.response else 0
     copies = snapshots + is_controlled(config)
-    return float(BYTES * (4 * weights + 3 * weights * copies + temporary) + SCHEDULE * config.steps + summed)
+    rules = {
+        name for phase in config.phases for name, link in phase.optimizer.links.items() if link.makes == "direction"
+    }
+    moments = 2 * len(rules) * weights
+    return float(
+        BYTES * (2 * weights + moments + (weights + moments) * copies + temporary) + SCHEDULE * config.steps + summed
+    )
 
 
 def bytes_per_run(config: RunConfig) -> float:
@@ -90,9 +97,9 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
     """How many runs of this shape share a fleet: as many as fit, on a CPU at most eight, and at least one.
 
     ``max_runs`` replaces the limit of eight, or sets one on other devices; memory still limits the fleet.
-    A run that chooses its own batches trains alone.
+    A run that chooses its own batches trains alone, as does one that may fall behind the others at a restart.
     """
-    if config.batch is not None and isinstance(config.batch.entry, Adaptive):
+    if (config.batch is not None and isinstance(config.batch.entry, Adaptive)) or not keeps_pace(config):
         return 1
     limit = max_runs or (ENOUGH_ON_CPU if host.kind == "cpu" else math.inf)
     return max(1, int(min(limit, (ROOM * host.memory - PROCESS) / bytes_per_run(config))))

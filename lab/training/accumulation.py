@@ -13,6 +13,8 @@ from torch import Tensor
 from lab.core.axes import over, whole
 from lab.core.hooks import announce
 from lab.core.registry import PROBES
+from lab.core.rounding import rounded
+from lab.training.config import RunConfig
 
 
 class Accumulation(NamedTuple):
@@ -35,6 +37,41 @@ class Accumulation(NamedTuple):
     squares: dict[str, Tensor]
     noise: dict[str, Tensor]
     smoothed: dict[str, Tensor]
+
+
+class SumInFP16(NamedTuple):
+    """How gradients are summed in emulated fp16, each micro-batch in the place of a worker that sends its own.
+
+    Attributes:
+        scale_r: the loss scale, with which they are summed.
+        targets: of a micro-batch in which every target counts.
+        divisor: number by which each gradient is divided before the sum; the rest of their number follows after it
+            (Zhang et al. 2022, arXiv 2205.01068, sec. 2.2).
+    """
+
+    scale_r: Tensor
+    targets: int
+    divisor: int
+
+    def workers(self, targets_r: Tensor) -> Tensor:
+        """How many gradients ``[r]`` of full micro-batches a sum over so many targets has, over the divisor."""
+        return targets_r / (self.targets * self.divisor)
+
+
+def sum_in_fp16(config: RunConfig, loss_scale: Mapping[str, Tensor]) -> SumInFP16 | None:
+    """How the gradients of a fleet's micro-batches are summed, with the state of its loss scale; None is in fp32."""
+    if config.gradient_sum == "fp32":
+        return None
+    divisor = divisor_before(int(config.micro_batches[0])) if config.gradient_sum == "fp16_divided" else 1
+    return SumInFP16(loss_scale["scale"], config.rows * config.seq_len, divisor)
+
+
+def divisor_before(workers: int) -> int:
+    """The divisor of gradients ahead of a sum over workers: a power of two, about the root of their number (FSDP)."""
+    factor = 1
+    while workers % factor == 0 and workers / factor > factor:
+        factor *= 2
+    return factor
 
 
 def group_of(weight: str) -> str:
@@ -65,20 +102,35 @@ def clear(sums: Accumulation) -> None:
 
 
 @torch.no_grad()
-def add(sums: Accumulation, gradients: Mapping[str, Tensor], loss_r: Tensor, targets_r: Tensor) -> None:
+def add(
+    sums: Accumulation,
+    gradients: Mapping[str, Tensor],
+    loss_r: Tensor,
+    targets_r: Tensor,
+    fp16: SumInFP16 | None = None,
+) -> None:
     """Add a micro-batch: gradients and loss are means over its ``targets_r`` targets, and nothing if it has none."""
+    weight_r = targets_r if fp16 is None else fp16.workers(targets_r) * fp16.scale_r
     for name, gradient in gradients.items():
-        weighed = torch.where(_counts(targets_r, gradient), gradient * over(targets_r, gradient), 0.0)
-        sums.gradients[name].add_(weighed)
+        total = sums.gradients[name]
+        weighed = torch.where(_counts(targets_r, gradient), gradient * over(weight_r, gradient), 0.0)
+        if fp16 is None:
+            total.add_(weighed)
+        else:
+            total.copy_(rounded(total + rounded(weighed, torch.float16), torch.float16))
     sums.loss_r.add_(torch.where(targets_r > 0, loss_r * targets_r, 0.0))
     sums.targets_r.add_(targets_r)
     for group, square_r in _squares(gradients, sums.squares).items():
         sums.squares[group].add_(square_r)
 
 
-def mean(sums: Accumulation) -> tuple[dict[str, Tensor], Tensor]:
+def mean(sums: Accumulation, fp16: SumInFP16 | None = None) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients and loss ``[r]`` of the whole batch: means over its targets, whichever micro-batch they stood in."""
-    gradients = {name: total / over(sums.targets_r, total) for name, total in sums.gradients.items()}
+    weight_r = sums.targets_r if fp16 is None else fp16.workers(sums.targets_r)
+    gradients = {name: total / over(weight_r, total) for name, total in sums.gradients.items()}
+    if fp16 is not None:
+        scaled = {name: rounded(gradient, torch.float16) for name, gradient in gradients.items()}
+        gradients = {name: gradient / over(fp16.scale_r, gradient) for name, gradient in scaled.items()}
     return gradients, sums.loss_r / sums.targets_r
 
 

@@ -9,7 +9,7 @@ import torch
 from lab.core import distributed
 from lab.core.distributed import check_divisible
 from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention
+from lab.core.hooks import HookIntervention, LossTerm
 from lab.core.registry import PROBES
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.transformer import Transformer
@@ -69,6 +69,11 @@ def hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
     """Interventions that attach to the model, by name, and the response if it does."""
     entries = {**config.intervention, **({config.response.name: config.response.entry} if config.response else {})}
     return {name: entry for name, entry in entries.items() if isinstance(entry, HookIntervention)}
+
+
+def loss_terms(config: RunConfig) -> dict[str, LossTerm]:
+    """Interventions that add to the loss, by name."""
+    return {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
 
 
 def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:

@@ -25,7 +25,7 @@ import lab.probes.updates
 import lab.records.trackers
 import lab.responses  # noqa: F401  (these thirteen fill the registries)
 from lab.core.errors import RequestError, nearest
-from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions
+from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, changes_weights
 from lab.core.registry import (
     BATCHES,
     BURSTS,
@@ -42,7 +42,7 @@ from lab.core.registry import (
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.batch_schedule import Adaptive, resolve
-from lab.optim.ledger import Ledger, build_ledger
+from lab.optim.ledger import Groups, Ledger, build_ledger
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.responses.between_steps import EarlierState
@@ -119,6 +119,7 @@ class RunConfig:
     ledger: Ledger | None = None
     loss_scale: NamedEntry | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
+    gradient_sum: str = one_of("fp32", "fp16", "fp16_divided", default="fp32")
 
     @property
     def validation_targets(self) -> float:
@@ -145,6 +146,12 @@ class RunConfig:
             return np.ones(self.steps, dtype=np.int64)
         counts: NDArray[np.int64] = self.batch.entry.micro_batches(self.batch_size, self.steps)
         return counts
+
+    @property
+    def phases(self) -> Sequence[RunConfig]:
+        """The config before the first restart of the ledger, and after each."""
+        restarts = self.ledger.restarts if self.ledger else ()
+        return [self, *(replace(self, **restart.groups) for restart in restarts)]
 
     @property
     def duration(self) -> int:
@@ -247,9 +254,28 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     scalars = {key: value for key, value in tree.items() if key not in built and key != "ledger"}
     config = _in_steps(built, scalars)
     if tree.get("ledger"):
-        config = replace(config, ledger=build_ledger(tree["ledger"], tree["optimizer"], config.steps))
+        ledger = build_ledger(tree["ledger"], tree, config.steps, partial(_restarted_groups, config))
+        config = replace(config, ledger=ledger)
     _check_consistent(config)
     return config
+
+
+def _restarted_groups(config: RunConfig, values: Groups) -> dict[str, Any]:
+    """Groups that a restart changes, from their plain values.
+
+    Raises:
+        RequestError: they do not go with the rest of the run, or would change its weights.
+    """
+    groups = {key: GROUPS[key](own, key) for key, own in values.items()}
+    after = replace(config, **groups)
+    _check_consistent(after)
+    for name in sorted({*config.intervention, *after.intervention}):
+        entries = [each.intervention.get(name) for each in (config, after)]
+        entry = next(filter(None, entries))
+        is_other = entries[0] != entries[1]
+        if is_other and isinstance(entry, HookIntervention) and changes_weights(entry, config.model):
+            raise RequestError(f"intervention {name} changes which weights there are, and a restart keeps all of them")
+    return groups
 
 
 def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfig:
@@ -299,7 +325,7 @@ def _check_consistent(config: RunConfig) -> None:
             raise RequestError("batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens")
     elif "noise_scale" in config.probes.names:
         raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
-    for group in SPIKE_LAB:
+    for group in (*SPIKE_LAB, "loss_scale"):
         if getattr(config, group) is not None and config.batch is not None and config.batch.name != "constant":
             raise RequestError(
                 f"{group}={getattr(config, group).name} takes batches of one size, not batch={config.batch.name}; "
@@ -333,8 +359,12 @@ def _check_precision(config: RunConfig) -> None:
         if config.loss_scale is None and entry is not None and entry.resets_loss_scale:
             name = getattr(config, key).name
             raise RequestError(f"{key}={name} resets the loss scale, and the run has none; add loss_scale=metaseq")
-    if config.loss_scale is not None and config.batch is not None:
-        raise RequestError(f"loss_scale={config.loss_scale.name} takes one pass per update; leave batch= out")
+    is_scaled_fp16 = config.loss_scale is not None and config.precision == "fp16_emulated"
+    if config.gradient_sum != "fp32" and (config.batch is None or not is_scaled_fp16):
+        raise RequestError(
+            f"gradient_sum={config.gradient_sum} sums scaled gradients of micro-batches in fp16; "
+            "say batch=constant loss_scale=torch precision=fp16_emulated, too"
+        )
     if config.master_weights == "none" and config.precision == "fp32":
         raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
     if config.guest and config.precision == "fp16_emulated":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from lab.training.clock import Clock
 from lab.training.config import RunConfig
 from lab.training.snapshots import Snapshots
 
-FreshState = Callable[[], Mapping[str, Tensor]]
+FreshState = Callable[[str], Mapping[str, Tensor]]
 Event = tuple[int, int, str, float, str]  # step, batch, kind, value, note
 
 
@@ -83,12 +83,6 @@ class RunLog:
         return next((step for step, loss in zip(self.steps, self.losses, strict=True) if not math.isfinite(loss)), -1)
 
 
-def _restarted(config: RunConfig, restarts: int) -> RunConfig:
-    """The config of a run after so many restarts."""
-    carried_out = config.ledger.restarts[:restarts] if config.ledger else ()
-    return replace(config, optimizer=carried_out[-1].optimizer) if carried_out else config
-
-
 class Control:
     """Watches every run of a fleet and moves each at its own pace.
 
@@ -101,8 +95,7 @@ class Control:
         configs: of each run.
         readings: as from ``begin_readings``; a step writes them.
         tensors: everything that a step changes, by name ``[r ...]``.
-        fresh_rule: the state of the optimizer's rule before the first update, by names of ``tensors``.
-        fresh_loss_scale: the same of the loss scale.
+        fresh: the state of a link, or of the loss scale, before the first update, by names of ``tensors``.
     """
 
     def __init__(
@@ -110,11 +103,10 @@ class Control:
         configs: Sequence[RunConfig],
         readings: Mapping[str, Tensor],
         tensors: Mapping[str, Tensor],
-        fresh_rule: FreshState,
-        fresh_loss_scale: FreshState,
+        fresh: FreshState,
     ) -> None:
         self.configs, self.steps, self.readings, self.tensors = configs, configs[0].steps, readings, tensors
-        self.fresh_rule, self.fresh_loss_scale = fresh_rule, fresh_loss_scale
+        self.fresh = fresh
         self.responses: list[Response] = [c.response.entry if c.response else Response() for c in configs]
         self.bursts = [config.burst.entry if config.burst else None for config in configs]
         self.restarts_in_force = [0] * len(configs)  # of each run, in the config of the fleet
@@ -156,21 +148,38 @@ class Control:
         if carried_out == self.restarts_in_force:
             return None
         self.restarts_in_force = carried_out
-        config: RunConfig = stack(list(map(_restarted, self.configs, carried_out)), self.readings["loss"].device)
+        config: RunConfig = stack([self._in_force(run) for run in range(len(self.logs))], self.readings["loss"].device)
         return config
+
+    def _in_force(self, run: int) -> RunConfig:
+        """The config of a run after the restarts carried out."""
+        return self.configs[run].phases[self.logs[run].restarts]
 
     def _carry_out_restarts(self, run: int) -> None:
         ledger, log, step = self.configs[run].ledger, self.logs[run], int(self.clock.step_r[run])
         while ledger and log.restarts < len(ledger.restarts) and ledger.restarts[log.restarts].step <= step:
             self._note(run, "restart", step, ledger.entries[log.restarts])
             if ledger.restarts[log.restarts].fresh_loss_scale:
-                self._begin_anew(run, self.fresh_loss_scale)
+                self._begin_anew(run, "loss_scale")
+            before = self._in_force(run).optimizer.links
             log.restarts += 1
+            self._begin_links(run, [name for name in self._in_force(run).optimizer.links if name not in before])
+
+    def _begin_links(self, run: int, names: Sequence[str]) -> None:
+        """Give links their fresh state, and the optimizer another age if one of them makes the direction."""
+        for name in names:
+            self._begin_anew(run, name)
+        if set(names) & set(self._rules(run)):
+            self.clock.age_r[run] = 0
+
+    def _rules(self, run: int) -> list[str]:
+        """The links that make the direction, such as Adam."""
+        return [name for name, link in self._in_force(run).optimizer.links.items() if link.makes == "direction"]
 
     @torch.no_grad()
-    def _begin_anew(self, run: int, fresh: FreshState) -> None:
-        for name, tensor in fresh().items():
-            self.tensors[name][run].copy_(tensor[run])
+    def _begin_anew(self, run: int, name: str) -> None:
+        for key, tensor in self.fresh(name).items():
+            self.tensors[key][run].copy_(tensor[run])
 
     def after_step(self) -> None:
         """Read what the update measured, count it, and carry out what the responses ask for."""
@@ -257,12 +266,11 @@ class Control:
             clock.batch_r[run] += action.skip
             log.skipped_batches += action.skip
         if action.reset:
-            self._begin_anew(run, self.fresh_rule)
-            clock.age_r[run] = 0
+            self._begin_links(run, self._rules(run))
             self._note(run, "reset", 0.0, "moments of the optimizer")
         if action.fresh_loss_scale:
             self._note(run, "fresh_loss_scale", float(self.tensors["loss_scale.scale"][run]), "scale before")
-            self._begin_anew(run, self.fresh_loss_scale)
+            self._begin_anew(run, "loss_scale")
         for part, updates in (("weights", action.rewind_weights), ("moments", action.rewind_moments)):
             if updates is not None:
                 is_weights = part == "weights"

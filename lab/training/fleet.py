@@ -15,7 +15,7 @@ from torch.func import functional_call
 from lab.core import distributed
 from lab.core.axes import over, per_run_norm
 from lab.core.distributed import distribute, gradients, initial_device
-from lab.core.hooks import LossTerm, announce
+from lab.core.hooks import announce, attach
 from lab.core.registry import PROBES
 from lab.core.rounding import rounded
 from lab.core.schema import leaves, stack
@@ -26,10 +26,10 @@ from lab.probes.earlier import begin_earlier, compare_with_earlier
 from lab.probes.gradients import HeldOutLoss
 from lab.responses.response import Gate
 from lab.training import accumulation
-from lab.training.accumulation import Accumulation
+from lab.training.accumulation import Accumulation, sum_in_fp16
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
-from lab.training.building import OPERANDS, build_model, hook_interventions, pick_device
+from lab.training.building import OPERANDS, build_model, hook_interventions, loss_terms, pick_device
 from lab.training.clock import Clock
 from lab.training.config import RunConfig
 from lab.training.control import Control, begin_readings, is_controlled
@@ -60,18 +60,17 @@ class Fleet:
         self.runs, self.device = len(configs), pick_device(configs[0].device)
         self.config = config = stack(configs, self.device)
         self.corpus = config.data.entry.open()
-        resident = self.device.type != "cpu"
         self.loader = BatchLoader(
             self.corpus,
             config.data.entry.seed,
             config.batch_size,
             config.seq_len,
             self.device,
-            resident=resident,
+            resident=self.device.type != "cpu",
             draws=burst_draws(configs, self.corpus),
         )
         self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
-        self.terms = {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
+        self.terms = loss_terms(config)
         with initial_device(config.ranks):
             self.model = build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
@@ -89,6 +88,8 @@ class Fleet:
         self.counts_s = config.micro_batches
         self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
         self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
+        # of all links that a restart brings, so that the tensors of a fleet are the same throughout
+        self.links = {name: link for phase in configs[0].phases for name, link in phase.optimizer.links.items()}
         self.state = self._begin_state()
         self.first_bad_r = torch.full((self.runs,), -1, device=self.device)
         self.step_sr = torch.arange(config.steps, device=self.device).unsqueeze(1).repeat(1, self.runs)
@@ -98,7 +99,7 @@ class Fleet:
         training_state = (self.weights, self.state, self.first_bad_r, self.readings)
         self.sums: Accumulation | None = None
         if config.batch is None:
-            self.engine = engine(self._update, training_state, config.probes.names)
+            self.engine = self.summing = engine(self._update, training_state, config.probes.names)
         else:
             self.sums = accumulation.begin(
                 self.weights,
@@ -106,39 +107,36 @@ class Fleet:
                 adaptive=self.adaptive is not None,
             )
             self.engine = engine(self._apply, (*training_state, self.sums), config.probes.names)
-            self.summing = engine(self._accumulate, (self.weights, self.sums), config.probes.names)
+            loss_scale = self.state.get("loss_scale", {})
+            self.summing = engine(self._accumulate, (self.weights, self.sums, loss_scale), config.probes.names)
             self.summing.faults = self.engine.faults
         self.held_out_nt = torch.from_numpy(self.corpus.validation(config.seq_len, config.validation_targets))
         self.held_out_nt = self.held_out_nt.to(self.device)
         self.control: Control | None = None
         if self.readings:
-            self.control = Control(configs, self.readings, self.tensors(), self._fresh_rule, self._fresh_loss_scale)
+            self.control = Control(configs, self.readings, self.tensors(), self._fresh)
 
     def _begin_state(self) -> dict[str, Tensors]:
         """State of the links, and what else a step keeps: what probes compare it with, and the loss scale."""
         config = self.config
-        state: dict[str, Tensors] = config.optimizer.begin(self.weights)
+        state: dict[str, Tensors] = {name: link.begin(self.weights) for name, link in self.links.items()}
         state |= begin_earlier({PROBES[name].hears for name in config.probes.names}, self.weights)
         if config.loss_scale:
             state["loss_scale"] = config.loss_scale.entry.begin(self.runs, self.device)
         return state
 
     def restart(self, config: RunConfig) -> None:
-        """Go on with the optimizer of another config of the same shape; all else stays bit for bit."""
+        """Go on with the optimizer, schedule and interventions of another config; all else stays bit for bit."""
         self.config = config
+        attach(self.model, hook_interventions(config), self.runs, config.model)
+        self.terms = loss_terms(config)
         self.shape_sr = self._shape(np.insert(self.counts_s[:-1].cumsum(), 0, 0) * config.rows)
         self.engine.forget()
+        self.summing.forget()
 
-    def _fresh_rule(self) -> dict[str, Tensor]:
-        """The state of the links that make the direction, Adam's for one, before the first update."""
-        links = {name: link for name, link in self.config.optimizer.links.items() if link.makes == "direction"}
-        fresh = {name: link.begin(self.weights) for name, link in links.items()}
-        return {f"{link}.{name}": tensor for link, tensors in fresh.items() for name, tensor in tensors.items()}
-
-    def _fresh_loss_scale(self) -> dict[str, Tensor]:
-        """The state of the loss scale before the first update."""
-        fresh = self.config.loss_scale.entry.begin(self.runs, self.device)
-        return {f"loss_scale.{name}": tensor for name, tensor in fresh.items()}
+    def _fresh(self, name: str) -> dict[str, Tensor]:
+        """The state of a link, or of the loss scale, before the first update, named as in ``tensors``."""
+        return {f"{name}.{tensor}": value for tensor, value in self._begin_state()[name].items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""
@@ -246,17 +244,18 @@ class Fleet:
         weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt, state.get("loss_scale", {}).get("scale"))
         self._change(training_state, weight_gradients, loss_r, step, shape_r)
 
-    def _accumulate(self, training_state: tuple[dict[str, Tensor], Accumulation], tokens_rbt: Tensor) -> None:
+    def _accumulate(self, training_state: tuple[Tensors, Accumulation, Tensors], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums, as a function of tensors."""
-        weights, sums = training_state
-        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt)
+        weights, sums, loss_scale = training_state
+        weight_gradients, loss_r = self.gradients_of(weights, tokens_rbt, loss_scale.get("scale"))
         targets_r = (tokens_rbt[..., 1:] != IGNORED).flatten(1).sum(1).to(loss_r.dtype)
-        accumulation.add(sums, weight_gradients, loss_r, targets_r)
+        accumulation.add(sums, weight_gradients, loss_r, targets_r, sum_in_fp16(self.config, loss_scale))
 
     def _apply(self, training_state: Any, step: Tensor, shape_r: Tensor, count: Tensor) -> None:
         """Update with the summed gradients, as a function of tensors."""
         *rest, sums = training_state
-        weight_gradients, loss_r = accumulation.mean(sums)
+        loss_scale = rest[1].get("loss_scale", {})
+        weight_gradients, loss_r = accumulation.mean(sums, sum_in_fp16(self.config, loss_scale))
         memory = self.adaptive.memory if self.adaptive else 1.0
         accumulation.add_noise(sums, weight_gradients, self.config.rows, count, memory)
         self._change(tuple(rest), weight_gradients, loss_r, step, shape_r)

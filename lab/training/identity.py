@@ -27,18 +27,13 @@ def _rows(config: RunConfig) -> Rows:
             del rows[group]
     for group in SPIKE_LAB:  # a column of its own name says which it is
         rows.pop(f"{group}.name", None)
-    rows.pop("ledger.restarts", None)  # they follow from its entries
+    if config.ledger is not None:  # what runs of a fleet share of it is in the static key
+        del rows["ledger.restarts"]  # they follow from its entries
+        rows["ledger.entries"] = (config.ledger.entries, True)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
-    # absent, so that ids of runs from before these keys do not depend on them
-    if config.validation == "whole":
-        del rows["validation"]
-    if config.master_weights == "fp32":
-        del rows["master_weights"]
-    if config.schedule.over == "steps":
-        del rows["schedule.over"]
     if "burst.repeats" in rows and rows["burst.repeats"][0] == 1:
         del rows["burst.repeats"]
-    return rows
+    return {column: row for column, row in rows.items() if store.DEFAULTS.get(column) != row[0]}
 
 
 @cache
@@ -74,10 +69,25 @@ def _custom_model(config: RunConfig) -> dict[str, str]:
 
 
 def _static_key(config: RunConfig, rows: Rows) -> str:
+    restarts = config.ledger.restarts if config.ledger else ()
+    after = [
+        (restart.step, _shared(phase, _rows(phase))) for restart, phase in zip(restarts, config.phases[1:], strict=True)
+    ]
+    return files.digest({**_shared(config, rows), **({"restarts": after} if after else {})})
+
+
+def _shared(config: RunConfig, rows: Rows) -> dict[str, Any]:
+    """Settings that may not differ inside a fleet, between two restarts."""
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, varies) in rows.items() if not varies and key not in labels}
     present = {group: name for group, name in _spike_lab(config).items() if name != "none"}
-    return files.digest({**shared, "intervention": sorted(config.intervention), **present, **_custom_model(config)})
+    return {**shared, "intervention": sorted(config.intervention), **present, **_custom_model(config)}
+
+
+def keeps_pace(config: RunConfig) -> bool:
+    """Whether all runs of a fleet make one step: none leaves out updates while a restart changes what they share."""
+    shared = [_shared(phase, _rows(phase)) for phase in config.phases]
+    return config.loss_scale is None or all(each == shared[0] for each in shared)
 
 
 def static_key(config: RunConfig) -> str:

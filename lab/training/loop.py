@@ -76,18 +76,23 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[Moment]:
         under_way = [step for step in steps_now if step >= 0]
         fires = any(probes.fires(step, steps) for step in under_way)
         listener = Listener(probes.names if fires else (), fleet.engine.faults)
+        control.before_step()
+        _restart(fleet, control)
         if listener.hears("val_loss"):
             listener("val_loss", "", fleet.evaluate(whole=False))
-        control.before_step()
-        if restarted := control.restarted():
-            fleet.restart(restarted)
         listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
         control.after_step()
         yield Moment(control.moments, min(under_way), listener.probe_values, None, steps_now)
+    _restart(fleet, control)  # of a fleet resumed after its last update
     control.restore_final()
     yield _evaluated(
         control.moments, steps - 1, Listener(probes.names, fleet.engine.faults), fleet.evaluate(whole=True)
     )
+
+
+def _restart(fleet: Fleet, control: Control) -> None:
+    if restarted := control.restarted():
+        fleet.restart(restarted)
 
 
 def _evaluated(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> Moment:

@@ -45,8 +45,10 @@ SUBJECTS = {
     "arms": "loss spikes and what ends them",
     "damage": "loss spikes and what ends them",
     "ledgers": "loss spikes and what ends them",
+    "precision": "loss spikes and what ends them",
     "recipes": "warm-up, weight decay, steps and batch size",
     "responses": "loss spikes and what ends them",
+    "swaps": "loss spikes and what ends them",
 }
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")

@@ -290,6 +290,17 @@ def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     return over_steps(records, runs, [*norms, ProbeSeries("query_key_cosine", "block0", "|cosine|", "linear")])
 
 
+@figure("loss_scale_over_steps")
+def loss_scale_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Loss scale against step, with the training loss below it.
+
+    The scale falls at each gradient that overflows, whose update is left out, and rises after many that do not. One
+    line per learning rate, a mean over seeds (of scales a geometric one).
+    """
+    loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
+    return over_steps(records, runs, [ProbeSeries("loss_scale", "", "loss scale"), loss])
+
+
 @figure("updates_by_epsilon")
 def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest learning rates.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lab.analysis.curves import setting_name
 
-LEDGER, ENTRIES, NONE = "ledger", "ledger.entries", "none"
+LEDGER, ENTRIES, NONE, CHAIN = "ledger", "ledger.entries", "none", "optimizer.chain"
 # Numbers of the optimizer that are told as multiples of those at the start, and what readers know keys by.
 RELATIVE = ("lr", "weight_decay")
 TIMES = "\N{MULTIPLICATION SIGN}"
+SAME = "same links"
 NAMES = {"lr": "LR", "weight_decay": "decay"}
 
 
@@ -37,7 +38,20 @@ def _restart(entry: str, card: Mapping[Hashable, Any]) -> Restart:
 
 def _change(change: str, card: Mapping[Hashable, Any]) -> str:
     key, _, value = change.partition("=")
+    if key == CHAIN:
+        return _links(str(card.get(CHAIN, "")).split("+"), value.split(","))
     end = key.removeprefix("optimizer.")
     name = NAMES.get(end, setting_name(end, ()))
     first = card.get(key)
-    return f"{name} {TIMES}{float(value) / float(first):.3g}" if end in RELATIVE and first else f"{name} {value}"
+    return (
+        f"{name} {TIMES}{float(f'{float(value) / float(first):.3g}'):g}"
+        if end in RELATIVE and first
+        else f"{name} {value}"
+    )
+
+
+def _links(first: Sequence[str], links: Sequence[str]) -> str:
+    """Links that a chain has and the first one of the run has not, and the other way round: ``sgd for adam``."""
+    new, gone = ([name for name in one if name not in other] for one, other in ((links, first), (first, links)))
+    words = [" and ".join(setting_name(name, ()) for name in names) for names in (new, gone)]
+    return " for ".join(words) if all(words) else f"with {words[0]}" if new else f"without {words[1]}" if gone else SAME

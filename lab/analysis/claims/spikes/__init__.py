@@ -7,5 +7,7 @@ import lab.analysis.claims.spikes.arms
 import lab.analysis.claims.spikes.damage
 import lab.analysis.claims.spikes.ledgers
 import lab.analysis.claims.spikes.positions
+import lab.analysis.claims.spikes.precision
 import lab.analysis.claims.spikes.recipes
-import lab.analysis.claims.spikes.responses  # noqa: F401
+import lab.analysis.claims.spikes.responses
+import lab.analysis.claims.spikes.swaps  # noqa: F401
