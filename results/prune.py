@@ -3,7 +3,8 @@
 A probe of every tensor has most of the values.  Read are those of the first MLP layer and of the key projection of each
 block, and the embedding's gradient; ``eps_ratio`` follows from ``grad_rms`` and the config.  Alarms are scored on the
 largest value of a step, so a folder of labelled spikes keeps that as well.  Of cosines those of all weights are read,
-and where there are any, the updates of every tensor.
+and where there are any, the updates of every tensor.  Of distances from the initial values those of the embedding's
+tables are read.
 """
 
 import sys
@@ -13,6 +14,7 @@ from lab.analysis.spikes.scores import score_runs
 from lab.records import store
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
+DISTANCE = "distance_from_init"
 COSINES, OF_UPDATES = ["update_descent_cosine", "grad_lag_cosine"], ["update_rms", "update_large"]
 
 
@@ -23,6 +25,7 @@ def prune(folder: Path) -> None:
     is_read = ~metrics["probe"].isin(OF_EVERY_TENSOR) | metrics["where"].str.endswith(READ)
     is_read |= (metrics["probe"] == "grad_rms") & (metrics["where"] == "embedding")
     is_read &= metrics["probe"] != "eps_ratio"
+    is_read &= (metrics["probe"] != DISTANCE) | metrics["where"].str.startswith("embedding")
     if metrics["probe"].isin(COSINES).any():
         is_read |= metrics["probe"].isin(OF_UPDATES)
         is_read &= ~metrics["probe"].isin(COSINES) | (metrics["where"] == "")

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from lab.core import axes, distributed, machine
 from lab.optim import links
-from lab.probes import activations
+from lab.probes import activations, updates
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder
+from pieces import recipe
 from small import brief, configs
 
 RATES = ("optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0")
-SHARED = ("optimizer.clip=0.1", "probes.every=3", "steps=7", "device=cpu")
-HALF = 4
+STEPS, HALF = 7, 4
+NAMES = ",".join([*recipe("probes", "all")["names"], "grad_lag_cosine", "distance_from_init"])
+SHARED = ("optimizer.clip=0.1", "probes.every=3", f"steps={STEPS}", "device=cpu", f"probes.names=[{NAMES}]")
 IN_PARTS = ("batch=steps", "batch.micro_batch=2", "batch_size=8", "batch.half=6", "batch.full=14")
 IN_PARTS = (*IN_PARTS, "probes.names=[train_loss,grad_norm,noise_scale]")
 
@@ -84,6 +86,11 @@ def local_norm(tensors_r: Iterable[Any]) -> Tensor:
     return axes.per_run_norm(tensor_r.to_local() for tensor_r in tensors_r)
 
 
+def local_cosine(firsts_r: Iterable[Any], seconds_r: Iterable[Any]) -> Tensor:
+    pairs = ([tensor_r.to_local() for tensor_r in tensors_r] for tensors_r in (firsts_r, seconds_r))
+    return axes.per_run_cosine(*pairs)
+
+
 def mine(number_r: Tensor) -> Tensor:
     return number_r
 
@@ -105,6 +112,7 @@ def main(folder: Path) -> None:
         "local mean": planted(folder, "ddp", axes, "mean_over_ranks", mine),
         "local maximum": planted(folder, "ddp", axes, "max_over_ranks", mine),
         "local loss": planted(folder, "ddp", activations, "mean_over_ranks", mine),
+        "local cosine": planted(folder, "fsdp", updates, "per_run_cosine", local_cosine),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "SHARDED_AXIS", 0)

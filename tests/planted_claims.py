@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 import planted
+import planted_damage
 import planted_ledgers
 import planted_ramps
 import planted_recipes
@@ -473,6 +474,8 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     ),
     "hot_swaps": (planted_ledgers.hot_swaps, NORMED | planted_ledgers.HOT_SWAPS_AXES),
     "new_data": (planted_ledgers.new_data, NORMED | planted_ledgers.NEW_DATA_AXES),
+    "repeated_bursts": (planted_damage.repeated_bursts, NORMED | planted_damage.AXES),
+    "learned_positions": (planted_damage.learned_positions, planted_damage.POSITION_AXES),
     "decay_and_epsilon": (planted_recipes.first_runs, planted_recipes.FIRST_RUNS),
     "embedding_gradients": (planted_recipes.embedding_gradients, planted_recipes.EMBEDDINGS),
     "recipe_arms": (planted_recipes.recipe_arms, planted_recipes.RECIPES),

@@ -9,14 +9,17 @@ from lab.core.errors import RequestError
 from lab.core.registry import BURSTS
 from lab.data.bursts import Burst
 from lab.data.synthetic import Synthetic
-from small import configs, trained
+from lab.training.fleet import Fleet
+from lab.training.identity import columns, identify
+from lab.training.loop import train
+from small import brief, configs, trained
 
 STEPS, ROWS, LENGTH = 100, 10, 12
 CORPUS = Synthetic().open()
 
 
-def burst(name: str, start: float = 40, length: float = 4, fraction: float = 0.3) -> Burst:
-    made: Burst = BURSTS[name](start=start, length=length, fraction=fraction)
+def burst(name: str, start: float = 40, length: float = 4, fraction: float = 0.3, repeats: float = 1) -> Burst:
+    made: Burst = BURSTS[name](start=start, length=length, fraction=fraction, repeats=repeats)
     return made
 
 
@@ -42,14 +45,33 @@ def test_a_burst_changes_its_own_sequences_in_its_own_batches(name: str) -> None
 
 @pytest.mark.parametrize("name", sorted(BURSTS))
 def test_a_burst_of_no_sequences_or_no_batches_changes_nothing(name: str) -> None:
-    for made in (burst(name, fraction=0), burst(name, length=0)):
+    for made in (burst(name, fraction=0), burst(name, length=0), burst(name, length=0, repeats=10**15)):
         assert np.array_equal(drawn(made, 41), CORPUS.batch(0, 41, ROWS, LENGTH))
         assert not made.covers(41, STEPS)
 
 
 def test_a_start_below_one_is_a_share_of_the_steps() -> None:
-    assert burst("shift", start=0.6).batches(STEPS) == range(60, 64)
-    assert burst("shift", start=0.29, length=0.031).batches(STEPS) == range(29, 33)  # 0.29 * 100 is below 29
+    assert burst("shift", start=0.6).batches(STEPS) == (range(60, 64),)
+    assert burst("shift", start=0.29, length=0.031).batches(STEPS) == (range(29, 33),)  # 0.29 * 100 is below 29
+
+
+@pytest.mark.parametrize("name", sorted(BURSTS))
+def test_a_burst_that_repeats_changes_the_batches_of_each_and_no_others(name: str) -> None:
+    made, once = burst(name, fraction=1, repeats=3), burst(name, fraction=1)
+    assert made.batches(STEPS) == (range(40, 44), range(60, 64), range(80, 84))
+    for batch in range(36, STEPS):
+        plain = CORPUS.batch(0, batch, ROWS, LENGTH)
+        is_changed = not np.array_equal(drawn(made, batch), plain)
+        assert is_changed == made.covers(batch, STEPS) == (batch % 20 < 4 and batch >= 40), batch
+    assert np.array_equal(drawn(made, 42), drawn(once, 42))
+    assert not np.array_equal(drawn(made, 62), drawn(made, 42))  # drawn by its own batch
+    assert [made.share(batch, STEPS) for batch in (40, 43)] == [made.share(batch, STEPS) for batch in (80, 83)]
+
+
+def test_bursts_that_do_not_divide_the_rest_of_the_run_are_spread_over_it() -> None:
+    batches = burst("shift", start=0.1, length=2, repeats=7).batches(STEPS)
+    assert [each.start for each in batches] == [10, 22, 35, 48, 61, 74, 87]
+    assert burst("shift", start=40, length=0.03, repeats=20).batches(STEPS)[-1] == range(97, 100)
 
 
 @pytest.mark.parametrize("where", [{"burst.start": "10"}, {"burst.start": "0.9"}, {"burst.length": "9"}])
@@ -59,6 +81,30 @@ def test_a_burst_beyond_the_last_batch_is_refused(where: dict[str, str]) -> None
         configs(" ".join(f"{key}={value}" for key, value in keys.items()), shared=("burst=rare_tokens",))
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            "burst.length=3 burst.repeats=3",
+            r"burst.start=4 burst.length=3 burst.repeats=3 overlap: .* 8 batches .* say burst.repeats=2 at most",
+        ),
+        ("burst.length=2 burst.repeats=1.5", r"burst.repeats must be a whole number, not 1.5"),
+        ("burst.length=2 burst.repeats=0", r"burst.repeats must be at least 1, not 0"),
+    ],
+)
+def test_bursts_that_overlap_or_come_a_fraction_of_a_time_are_refused(keys: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        configs(keys, shared=("burst=rare_tokens", "burst.start=4"))
+
+
+def test_a_burst_that_comes_once_has_the_id_from_before_it_could_repeat() -> None:
+    once, said, thrice = configs("", "burst.repeats=1", "burst.repeats=3", shared=("burst=shift", "burst.start=3"))
+    assert "burst.repeats" not in columns(once)
+    assert columns(once) == columns(said)
+    assert columns(thrice) == columns(once) | {"burst.repeats": 3}
+    assert identify(once, "")[1] == identify(thrice, "")[1]  # they may share a fleet
+
+
 def test_runs_of_one_fleet_have_bursts_of_their_own() -> None:
     shared = ("burst=rare_tokens", "burst.start=4", "burst.length=3")
     planted, clean = trained(configs("burst.fraction=1", "burst.fraction=0", shared=shared))
@@ -66,3 +112,24 @@ def test_runs_of_one_fleet_have_bursts_of_their_own() -> None:
     assert clean[1] == without[1]
     assert planted[1] != clean[1]
     assert trained(configs("burst.fraction=1", shared=shared)) == [planted]
+
+
+def test_a_run_meets_each_of_its_bursts_and_an_earlier_state_only_the_first() -> None:
+    repeats = ("burst=huge_loss", "burst.start=6", "burst.repeats=3")
+    armed = ("response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")
+    spans = ("response.rewind_weights=2", "response.rewind_moments=2")
+    once, thrice = events("burst.repeats=1", "", shared=repeats)
+    assert once == [(6, "burst")]
+    assert thrice == [(6, "burst"), (8, "burst"), (10, "burst")]
+    (answered,) = events("", shared=(*repeats, *armed, *spans))
+    assert [step for step, kind in answered if kind == "rewind_weights"] == [6]
+
+
+def events(*per_run: str, shared: tuple[str, ...]) -> list[list[tuple[int, str]]]:
+    """Step and kind of the bursts of each run, and of the changes of its state."""
+    made = brief(Fleet(configs(*per_run, shared=shared)))
+    for _ in train(made):
+        pass
+    assert made.control
+    kinds = ("burst", "rewind_weights")
+    return [[(event[0], event[2]) for event in log.events if event[2] in kinds] for log in made.control.logs]

@@ -1,16 +1,17 @@
-"""Probes of a fleet that compare gradients: successive ones, and the update with the descent of the held-out loss."""
+"""Probes of a fleet that compare a step with the one before, with the first, and with held-out descent."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lab.probes.gradients import HeldOutLoss
-from lab.probes.updates import update_curvature
+from lab.probes.updates import distance_from_init, update_curvature
 from lab.training.accumulation import example_noise
 from lab.training.fleet import Fleet
 from lab.training.loop import train
@@ -21,9 +22,10 @@ from test_probes import cosines
 from tests import reference
 
 RUNS = ("optimizer.lr=0.03 seed=0", "optimizer.lr=0.3 seed=1")
-PROBES = "probes.names=[grad_lag_cosine,update_descent_cosine,update_curvature]"
+PROBES = "probes.names=[grad_lag_cosine,update_descent_cosine,update_curvature,distance_from_init]"
 SHORT = ("steps=4", "probes.every=1", "optimizer.weight_decay=0", "schedule=constant", "schedule.warmup=0")
 LAG, DESCENT, CURVATURE = "grad_lag_cosine", "update_descent_cosine", "update_curvature"
+DISTANCE = "distance_from_init"
 
 
 def copies(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -66,12 +68,12 @@ def test_both_cosines_are_those_of_gradients_and_updates_of_the_run() -> None:
 def test_these_probes_change_no_bit_of_the_training(more: tuple[str, ...]) -> None:
     plain, probed = (
         trained(configs(*RUNS, shared=("steps=6", "probes.every=2", f"probes.names=[train_loss{names}]", *more)))
-        for names in ("", f",{LAG},{DESCENT},{CURVATURE}")
+        for names in ("", f",{LAG},{DESCENT},{CURVATURE},{DISTANCE}")
     )
     for (outcome, rows), (outcome_probed, rows_probed) in zip(plain, probed, strict=True):
         assert outcome == outcome_probed
         assert repr(rows) == repr([row for row in rows_probed if row[1] == "train_loss"])
-        assert {row[1] for row in rows_probed} == {"train_loss", LAG, DESCENT, CURVATURE}
+        assert {row[1] for row in rows_probed} == {"train_loss", LAG, DESCENT, CURVATURE, DISTANCE}
 
 
 def test_a_run_alone_has_the_values_that_it_has_in_company() -> None:
@@ -81,7 +83,7 @@ def test_a_run_alone_has_the_values_that_it_has_in_company() -> None:
 
 
 def test_what_is_off_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the probes no gradient is kept, and between the steps at which they fire none is computed for them."""
+    """Without the probes nothing of earlier steps is kept, and no gradient is computed where they do not fire."""
     batches: list[int] = []
     gradients_of = Fleet.gradients_of
 
@@ -90,7 +92,12 @@ def test_what_is_off_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return gradients_of(self, weights, windows_rbt, *scale)
 
     monkeypatch.setattr(Fleet, "gradients_of", counted)
-    passes = {f"[grad_norm,{LAG}]": 0, f"[{DESCENT}]": 2, f"[{DESCENT},{CURVATURE}]": 4}  # at two steps
+    passes = {
+        f"[grad_norm,{LAG}]": 0,
+        f"[{DISTANCE}]": 0,
+        f"[{DESCENT}]": 2,
+        f"[{DESCENT},{CURVATURE}]": 4,
+    }  # at two steps
     for names, held_out_passes in passes.items():
         batches.clear()
         fleet = brief(Fleet(configs(*RUNS, shared=("steps=4", "probes.every=3", f"probes.names={names}"))))
@@ -99,20 +106,41 @@ def test_what_is_off_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert batches.count(4) == 4
         assert len(batches) - 4 == held_out_passes
         assert ("previous" in fleet.state) == (LAG in names)
+        assert ("initial" in fleet.state) == (DISTANCE in names)
 
 
-def test_a_resumed_run_knows_the_gradient_before(tmp_path: Any) -> None:
-    """The gradient of the last step is part of what a checkpoint holds."""
+def test_a_resumed_run_knows_the_gradient_before_and_its_initial_weights() -> None:
+    """Both are part of what a checkpoint holds."""
     wanted = configs(*RUNS, shared=(*SHORT, PROBES))
     whole, resumed = Fleet(wanted), Fleet(wanted)
     for step in range(2):
         whole.step(step)
+    for weight in resumed.state["initial"].values():
+        weight.zero_()  # not drawn again
     with torch.no_grad():
         for name, tensor in resumed.tensors().items():
             tensor.copy_(whole.tensors()[name])
     values, values_resumed = whole.step(2), resumed.step(2)
     assert all(torch.equal(values[key], value) for key, value in values_resumed.items())
     assert values[LAG, ""].isfinite().all()
+
+
+def test_the_distance_from_init_is_that_of_the_weights_after_the_update() -> None:
+    fleet = Fleet(configs(*RUNS, shared=(*SHORT, PROBES)), torch.float64)
+    initial = {name: weight.detach().numpy() for name, weight in copies(fleet.weights).items()}
+    for step in range(3):
+        values = fleet.step(step)
+        for name, weight in fleet.weights.items():
+            for run in range(len(RUNS)):
+                moved = np.linalg.norm(weight[run].detach().numpy() - initial[name][run])
+                expected = float(moved / np.linalg.norm(initial[name][run]))
+                assert expected > 1e-3
+                assert float(values[DISTANCE, name][run]) == pytest.approx(expected, rel=1e-12), name
+
+
+def test_a_tensor_that_began_at_zero_is_infinitely_far_once_it_moves() -> None:
+    zero_rd, one_rd = torch.zeros(2, 3), torch.tensor([[0.0] * 3, [1.0] * 3])
+    assert str(distance_from_init({"w": one_rd}, {"w": zero_rd})["w"].tolist()) == "[nan, inf]"
 
 
 def test_at_fixed_weights_the_cosine_is_that_of_the_noise_scale() -> None:

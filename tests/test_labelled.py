@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,24 @@ def test_the_edges_of_the_label() -> None:
     assert scored(FLAT, high(240))["gradient_spike"][::3] == (True, 0)
     assert scored(FLAT, high(269))["gradient_spike"][::3] == (True, 0)
     assert scored(FLAT, high(270))["gradient_spike"][::3] == (False, 0)
+
+
+def hits(repeats: float, norm: np.ndarray) -> list[list[object]]:
+    """Hit, delay, false alarms and clean steps of each burst of a run whose burst comes several times."""
+    scores = score_runs(records((BURST | {"burst.repeats": repeats}, FLAT, norm), CLEAN))
+    rows = scores[(scores["burst"] == "shift") & (scores["kind"] == "gradient_spike")]
+    columns: list[list[object]] = rows[["hit", "delay", "false_alarms", "clean_steps"]].values.tolist()
+    return columns
+
+
+def test_each_of_several_bursts_has_its_own_hits_and_the_clean_steps_count_once() -> None:
+    """Bursts of 10 steps at 240, 293 and 346; an alarm behind the label of the second counts as nothing."""
+    first, second, third = hits(3.0, high(100, 245, 325, 350))
+    assert first == [True, 5, 1, 240]
+    assert second == [False, pytest.approx(math.nan, nan_ok=True), 0, 0]
+    assert third == [True, 4, 0, 0]
+    assert hits(math.nan, high(100, 245, 325, 350)) == [first]
+    assert [hit for hit, *_ in hits(16.0, high(252))][:3] == [False, True, False]  # bursts at 240, 250, 260
 
 
 def test_a_run_without_a_burst_is_clean_to_its_end() -> None:

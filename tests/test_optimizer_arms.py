@@ -204,3 +204,49 @@ def test_fake_sgdw_errs_by_the_root_of_v_over_epsilon(eps: float, size: float) -
 def test_fake_sgdw_with_a_small_gradient_is_sgdw() -> None:
     fake = path("fake_sgdw", eps=1e6, lr=1e6 * 1e-3, weight_decay=0.0, clip=math.inf)
     torch.testing.assert_close(fake, path("sgd", lr=1e-3, weight_decay=0.0, clip=math.inf), rtol=1e-5, atol=0)
+
+
+def roots_of_squares(link: Link, gradients_sn: Tensor) -> Tensor:
+    """Root of Adam's unbiased second moment ``[s n]`` of one row per column, after each of its steps."""
+    weights = {"w": torch.ones(1, gradients_sn.shape[1], dtype=torch.float64)}
+    state, squares = link.begin(weights), []
+    for step, gradient_n in enumerate(gradients_sn):
+        now = Now(torch.tensor(step), weights, numbers(1.0), {"w": 1.0})
+        link({"w": gradient_n[None].clone()}, state, now)
+        squares.append(state["square.w"][0] / (1 - link.beta2 ** (step + 1) if isinstance(link, Adam) else 1.0))
+    return torch.stack(squares).sqrt()
+
+
+RAMP, CONSTANT = AdamBeta2Ramp(numbers(0.9), numbers(0.8), numbers(0.0)), adam(0.99)
+
+
+def test_a_memory_that_grows_with_the_steps_serves_rare_tokens() -> None:
+    """Once it is the longer one, the roots of their second moments vary less over time than with beta2 0.99.
+
+    Each row has a gradient of 1 where its token occurs, with probability p in each step.
+    """
+    rare, steps, rows = numbers(1 / 128, 1 / 512, 1 / 2048), 4000, 100
+    draws_spn = torch.rand(steps, 3, rows, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients_sn = (draws_spn < rare[:, None]).double().flatten(1)
+    ramp_spn, constant_spn = (roots_of_squares(link, gradients_sn).view_as(draws_spn) for link in (RAMP, CONSTANT))
+    late, early = slice(steps // 4, None), slice(20, 120)
+    assert (variation(ramp_spn[late]) < 0.6 * variation(constant_spn[late])).all()
+    assert variation(ramp_spn[early])[0] > variation(constant_spn[early])[0]
+
+
+def variation(roots_spn: Tensor) -> Tensor:
+    """Coefficient of variation over time ``[p]``, the mean over rows that ever had a gradient."""
+    return (roots_spn.std(0) / roots_spn.mean(0)).nanmean(1)
+
+
+def test_from_step_348_on_the_growing_memory_makes_the_better_estimate_at_any_probability() -> None:
+    """The squared coefficient of variation of v is (1 - p) / p times the sum of the squared weights of its average.
+
+    At step 317 the growing memory becomes longer than 100 steps; the shorter ones before still have weights.
+    """
+    impulses_sn = torch.eye(1000, dtype=torch.float64)  # the second moments after a step are the weights of all steps
+    ramp_sn, constant_sn = (roots_of_squares(link, impulses_sn).square() for link in (RAMP, CONSTANT))
+    for weights_sn in (ramp_sn, constant_sn):
+        torch.testing.assert_close(weights_sn.sum(1), torch.ones(1000, dtype=torch.float64), rtol=1e-12, atol=0)
+    is_better_s = ramp_sn.square().sum(1) < constant_sn.square().sum(1)
+    assert is_better_s.nonzero()[:, 0].tolist() == list(range(348 - 1, 1000))

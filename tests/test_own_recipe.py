@@ -322,7 +322,13 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
         fleet._update(
             (fleet.weights, fleet.state, fleet.first_bad_r), fleet.loader.batch(0), fleet.step_sr[0], fleet.shape_sr[0]
         )
-    elsewhere = {"noise", "batch", "loss_scale", "successive_gradients"}  # told by other steps, and by the loop
+    elsewhere = {
+        "noise",
+        "batch",
+        "loss_scale",
+        "successive_gradients",
+        "initial_parameters",
+    }  # told by other steps, and by the loop
     assert heard == set(hooks.ANNOUNCEMENTS) - elsewhere
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}
     assert points == set(hooks.HOOK_POINTS)

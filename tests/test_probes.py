@@ -30,7 +30,7 @@ DEPTH, HEADS, SEEDS = 2, 2, (0, 5, 9)
 EPS, CLIPS, DECAY, LR, BETA1, BETA2 = (1e-8, 1e-2, 1e-4), (0.1, 1.0, math.inf), 0.1, 0.05, 0.9, 0.95
 BLOCKS = ["block0", "block1"]
 # These compare micro-batches or steps, or hear of what such a step does not have; other tests have them.
-OF_OTHERS = ("noise_scale", "batch", "loss_scale", "grad_lag_cosine")
+OF_OTHERS = ("noise_scale", "batch", "loss_scale", "grad_lag_cosine", "distance_from_init")
 OF_ANY_STEP = tuple(name for name in PROBES if name not in OF_OTHERS)
 HELD_OUT = 10**4  # seed of the held-out tokens
 

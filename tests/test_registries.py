@@ -141,7 +141,10 @@ def test_a_group_that_may_be_empty_has_a_file_for_that(file: str) -> None:
 
 
 # Of use to whoever studies loss spikes
-OF_UPDATES = ("update_large", "update_bimodality", "update_descent_cosine", "update_curvature", "grad_lag_cosine")
+OF_UPDATES = (
+    *("update_large", "update_bimodality", "update_descent_cosine", "update_curvature", "grad_lag_cosine"),
+    "distance_from_init",
+)
 
 
 def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:

@@ -23,9 +23,12 @@ SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
 HEADINGS = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
 # Overrides that decide how large a run is.
-SIZING = ("model=", "model.width=", "steps=", "batch=", "batch_size=", "optimizer=", "scale=", "scale.b", "sweeps=")
+SIZING = ("model=", "model.width=", "steps=", "batch=", "batch_size=", "optimizer=", "scale=", "scale.b")
+SIZING += ("sweeps=", "arm=")
 # They compare batches at one loss, or at one number of examples, and are as long as that takes.
 AS_LONG_AS_IT_TAKES = ("steps_to_target", "learning_rate_and_batch")
+# Twenty bursts take more steps than a toy has.
+LONGER = {"repeated_bursts": ("steps=40",)}
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -95,5 +98,5 @@ def test_a_sweep_composes_at_every_scale(name: str, scale: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_trains_as_a_toy(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", name, "scale=toy", f"out={tmp_path / name}"]) == 0
+    assert main(["sweep", name, "scale=toy", *LONGER.get(name, ()), f"out={tmp_path / name}"]) == 0
     assert re.search(r"^\d+ trained, 0 already there, \d+ diverged, 0 failed;", capsys.readouterr().out, re.MULTILINE)

@@ -27,7 +27,7 @@ ANNOUNCEMENTS = (
     *TENSOR_POINTS,
     *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
     *("gradients", "successive_gradients", "parameters", "clipped_gradients", "adam", "adam_direction", "direction"),
-    *("descent", "noise", "batch", "loss_scale"),
+    *("descent", "noise", "batch", "loss_scale", "initial_parameters"),
 )
 Callback = Callable[..., None]
 _callback: ContextVar[Callback | None] = ContextVar("callback", default=None)

@@ -49,10 +49,16 @@ def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"choices": choices})
 
 
-def batches_of_burst(start: float, length: float, steps: int) -> range:
-    """The batches of a burst, in a run of so many steps; a start or a length below 1 is a share of the steps."""
+@cache
+def batches_of_bursts(start: float, length: float, steps: int, repeats: int = 1) -> tuple[range, ...]:
+    """The batches of each burst of a run of so many steps; a start or a length below 1 is a share of the steps.
+
+    The first begins at ``start``, and the bursts divide the rest of the run evenly.
+    """
     first = round(start * steps) if start < 1 else int(start)
-    return range(first, first + (math.ceil(length * steps) if length < 1 else int(length)))
+    count = math.ceil(length * steps) if length < 1 else int(length)
+    starts = (first + index * (steps - first) // repeats for index in range(repeats if count else 1))
+    return tuple(range(each, each + count) for each in starts)
 
 
 @cache

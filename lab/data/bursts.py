@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lab.core.errors import RequestError
 from lab.core.registry import BURSTS
-from lab.core.schema import PerRun, batches_of_burst, bounded
+from lab.core.schema import PerRun, batches_of_bursts, bounded
 from lab.data.corpus import BURST, Corpus, Tokens, draw
 
 BACKSLASH = 92  # of a byte corpus
@@ -20,7 +20,7 @@ SELECTED, CONTENT = 0, 1  # streams of random numbers of a batch
 
 @dataclass(frozen=True)
 class Burst(ABC):
-    """A range of batches in which some sequences come from another source; a pure function of (seed, batch).
+    """Ranges of batches in which some sequences come from another source; a pure function of (seed, batch).
 
     Training that skips these batches never sees the burst, and training that goes back sees it again.
 
@@ -28,32 +28,45 @@ class Burst(ABC):
         start: index of the first batch; below 1, a share of the steps.
         length: number of batches; below 1, a share of the steps, rounded up; 0 is a run without a burst.
         fraction: share of a batch's sequences that come from the burst.
+        repeats: how often the burst comes, spread evenly from the start to the end of the run.
     """
 
     start: PerRun = bounded(at_least=0)
     length: PerRun = bounded(at_least=0)
     fraction: PerRun = bounded(at_least=0, at_most=1)
+    _: KW_ONLY
+    repeats: PerRun = bounded(1.0, at_least=1)
 
-    def batches(self, steps: int) -> range:
-        """The batches of the burst, in a run of so many steps."""
-        return batches_of_burst(float(self.start), float(self.length), steps)
+    def batches(self, steps: int) -> tuple[range, ...]:
+        """The batches of the burst each time it comes, in a run of so many steps."""
+        return batches_of_bursts(float(self.start), float(self.length), steps, int(self.repeats))
 
     def check(self, steps: int) -> None:
-        """Refuse a burst beyond the last step.
+        """Refuse a burst beyond the last step, and bursts that overlap.
 
         Raises:
-            RequestError: it begins or ends there.
+            RequestError: one begins or ends there, begins before another has ended, or comes a fraction of a time.
         """
-        covered = self.batches(steps)
-        if len(covered) and covered.stop > steps:
+        start, length, repeats = (float(number) for number in (self.start, self.length, self.repeats))
+        keys = f"burst.start={start:g} burst.length={length:g}"
+        if not repeats.is_integer():
+            raise RequestError(f"burst.repeats must be a whole number, not {repeats:g}")
+        first = batches_of_bursts(start, length, steps)[0]
+        if len(first) and first.stop > steps:
             raise RequestError(
-                f"burst.start={float(self.start):g} burst.length={float(self.length):g} ends with batch "
-                f"{covered.stop - 1}, and the run has batches 0 to {steps - 1}; end it by steps={steps}"
+                f"{keys} ends with batch {first.stop - 1}, and the run has batches 0 to {steps - 1}; "
+                f"end it by steps={steps}"
+            )
+        if len(first) and len(first) * repeats > steps - first.start:
+            most = (steps - first.start) // len(first)
+            raise RequestError(
+                f"{keys} burst.repeats={repeats:g} overlap: {repeats:g} bursts of {len(first)} batches do not fit into "
+                f"the {steps - first.start} batches from the first on; say burst.repeats={most} at most"
             )
 
     def covers(self, batch: int, steps: int) -> bool:
         """Whether any sequence of this batch comes from the burst."""
-        return batch in self.batches(steps) and self.share(batch, steps) > 0
+        return any(batch in each for each in self.batches(steps)) and self.share(batch, steps) > 0
 
     def share(self, batch: int, steps: int) -> float:
         """Share of the sequences of a batch of the burst that come from it."""
@@ -127,7 +140,7 @@ class RampedShift(Shift):
 
     def share(self, batch: int, steps: int) -> float:
         """The share on the line; the last batch of the burst has ``fraction``."""
-        covered = self.batches(steps)
+        (covered,) = (each for each in self.batches(steps) if batch in each)
         return float(self.fraction) * (batch - covered.start + 1) / len(covered)
 
 

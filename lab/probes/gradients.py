@@ -1,4 +1,4 @@
-"""Gradients to which probes compare those of a step: of held-out text, and of the step before."""
+"""Gradients of held-out text, to which probes compare those of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lab.core.axes import over
-from lab.core.hooks import announce, listening
+from lab.core.hooks import listening
 
 Tensors = dict[str, Tensor]
 
@@ -46,17 +46,3 @@ class HeldOutLoss:
         # what the passes announce is not of the step
         with torch.enable_grad(), listening(None):
             return self.gradients_of(weights, self.windows_rbt)[0]
-
-
-def begin_previous(weights: Mapping[str, Tensor]) -> Tensors:
-    """Where the gradient of a step is kept for the next one, by name ``gradient.WEIGHT``."""
-    return {f"gradient.{name}": torch.zeros_like(weight) for name, weight in weights.items()}
-
-
-@torch.no_grad()
-def follow(previous: Tensors, gradients: Mapping[str, Tensor]) -> None:
-    """Announce the gradient of a step with the one before it, and keep it, also if its update was left out."""
-    before = {name: previous[f"gradient.{name}"] for name in gradients}
-    announce("successive_gradients", "", gradients, before)
-    for name, gradient in gradients.items():
-        before[name].copy_(gradient)

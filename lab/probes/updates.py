@@ -140,6 +140,16 @@ def grad_lag_cosine(gradients: Mapping[str, Tensor], previous: Mapping[str, Tens
     return _cosines(gradients, previous)
 
 
+@probe(hears="initial_parameters")
+def distance_from_init(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Distance of each tensor from its initial value, over the norm of that value, after the update.
+
+    Infinite for a tensor that began at zero and has moved, NaN while it has not.
+    """
+    distances = {name: per_run_norm([weight - initial[name]]) for name, weight in weights.items()}
+    return {name: distance_r / per_run_norm([initial[name]]) for name, distance_r in distances.items()}
+
+
 def _cosines(firsts: Mapping[str, Tensor], seconds: Mapping[str, Tensor]) -> dict[str, Tensor]:
     each = {name: per_run_cosine([first], [seconds[name]]) for name, first in firsts.items()}
     return {**each, "": per_run_cosine(list(firsts.values()), [seconds[name] for name in firsts])}

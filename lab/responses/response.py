@@ -21,7 +21,7 @@ class Reading(NamedTuple):
         loss: loss of its batch before the update, nats per token.
         norm: global norm of its gradient before clipping.
         spike_begins: whether the detector reports that a loss spike begins here.
-        burst_follows: whether the next batch is the first of a burst.
+        burst_follows: whether the next batch is the first of the first burst.
     """
 
     step: int

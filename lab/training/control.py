@@ -205,7 +205,7 @@ class Control:
 
     def _burst_follows(self, run: int) -> bool:
         burst = self.bursts[run]
-        return burst is not None and int(self.clock.batch_r[run]) + 1 == burst.batches(self.steps).start
+        return burst is not None and int(self.clock.batch_r[run]) + 1 == burst.batches(self.steps)[0].start
 
     def _write_usual_losses(self) -> None:
         usual_losses = [log.usual_loss for log in self.logs]

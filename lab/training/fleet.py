@@ -22,7 +22,8 @@ from lab.core.schema import leaves, stack
 from lab.model.loss import IGNORED, losses
 from lab.optim.batch_schedule import Adaptive
 from lab.optim.links import Now, Tensors
-from lab.probes.gradients import HeldOutLoss, begin_previous, follow
+from lab.probes.earlier import begin_earlier, compare_with_earlier
+from lab.probes.gradients import HeldOutLoss
 from lab.responses.response import Gate
 from lab.training import accumulation
 from lab.training.accumulation import Accumulation, sum_in_fp16
@@ -116,11 +117,10 @@ class Fleet:
             self.control = Control(configs, self.readings, self.tensors(), self._fresh)
 
     def _begin_state(self) -> dict[str, Tensors]:
-        """State of the links, and what else a step remembers: the gradient before it, and the loss scale."""
+        """State of the links, and what else a step keeps: what probes compare it with, and the loss scale."""
         config = self.config
         state: dict[str, Tensors] = {name: link.begin(self.weights) for name, link in self.links.items()}
-        if any(PROBES[name].hears == "successive_gradients" for name in config.probes.names):
-            state["previous"] = begin_previous(self.weights)
+        state |= begin_earlier({PROBES[name].hears for name in config.probes.names}, self.weights)
         if config.loss_scale:
             state["loss_scale"] = config.loss_scale.entry.begin(self.runs, self.device)
         return state
@@ -301,8 +301,7 @@ class Fleet:
             links = (tensor for link in state.values() for tensor in link.values())
             self._update_kept(update, gate.keep_r, [*weights.values(), *links])
         self._store(weights)
-        if "previous" in state:
-            follow(state["previous"], weight_gradients)
+        compare_with_earlier(state, weights, weight_gradients)
         if self.config.loss_scale:
             self._rescale(state["loss_scale"], readings[0])
 

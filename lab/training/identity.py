@@ -31,6 +31,8 @@ def _rows(config: RunConfig) -> Rows:
         del rows["ledger.restarts"]  # they follow from its entries
         rows["ledger.entries"] = (config.ledger.entries, True)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
+    if "burst.repeats" in rows and rows["burst.repeats"][0] == 1:
+        del rows["burst.repeats"]
     return {column: row for column, row in rows.items() if (column, row[0]) not in store.DEFAULTS.items()}
 
 

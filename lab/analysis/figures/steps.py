@@ -24,6 +24,7 @@ MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
 MOST_STACKS = 8  # of panels, one per arm and size; beyond that only the largest size of each arm is shown
 EMBEDDINGS = ("embedding_scale", "embedding_init")  # interventions that change how large the embedding begins
 LOSS_ROUNDING = 1e-6  # nats/token, roughly to which a loss of 32 bits is known
+DISTANCE, POSITIONS = "distance_from_init", "learned_positions"
 ROW_HEIGHT = 8.5  # in multiples of the size of text
 
 
@@ -325,3 +326,16 @@ def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
     sheet = over_steps(records, shown.assign(panel=labels, line=shown["setting"]), rows, EPSILON)
     sheet.explain(marks.EPSILON, "Dashed lines are the epsilons.")
     return sheet
+
+
+@figure("distance_from_init")
+def distance_from_init(records: Records, runs: pd.DataFrame) -> Sheet:
+    """How far tables of the embedding move from their initial values, against step.
+
+    A distance is the norm of the change over the norm of the initial values, a geometric mean over seeds, one line per
+    learning rate. A table far below 1 is still much as it began.
+    """
+    named = {f"embedding.{POSITIONS}": "positions", "embedding": "tokens"}
+    return over_steps(
+        records, runs, [ProbeSeries(DISTANCE, where, f"distance of\n{table}") for where, table in named.items()]
+    )

@@ -15,7 +15,7 @@ from lab.analysis.report.batch_answers import batch_answer
 from lab.analysis.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.analysis.report.findings import PART_SUBJECTS, of_arm, with_scaled_steps
 from lab.analysis.report.spike_answers import spike_answer
-from lab.analysis.report.update_answers import embedding_answer, update_answer
+from lab.analysis.report.update_answers import distance_answer, embedding_answer, update_answer
 from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
 from lab.analysis.text import count, listed, spell
@@ -89,7 +89,7 @@ def special_answer(study: Study) -> str:
     """
     if (study.points["outcome"] == "diverged").all():
         return ""
-    answers = (update_answer, alarm_answer, batch_answer, spike_answer, embedding_answer)
+    answers = (update_answer, alarm_answer, batch_answer, spike_answer, distance_answer, embedding_answer)
     return next(filter(None, (one(study) for one in answers)), "")
 
 

@@ -53,8 +53,8 @@ NAMED_ARMS = 12  # of more the tables have the names
 # Those of batches, of spikes and of embeddings apply to sweeps of these alone.
 FIRST = (
     *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss", "batch_ramps"),
-    *("updates_and_descent", "responses", "spike_arms", "state_and_data", "ledger", "detector_scores"),
-    *("embedding_gradient", "loss_scale_over_steps"),
+    *("updates_and_descent", "responses", "repeated_bursts", "spike_arms", "state_and_data", "ledger"),
+    *("detector_scores", "embedding_gradient", "distance_from_init", "loss_scale_over_steps"),
     *("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps"),
 )
 

@@ -10,6 +10,7 @@ import pandas as pd
 from lab.analysis.sensitivity import Study
 from lab.analysis.spikes.arms import RECIPE, arm_costs
 from lab.analysis.spikes.costs import NONE, named_costs
+from lab.analysis.spikes.repeats import CLEAN, repeated_costs, with_changes
 from lab.analysis.spikes.restarts import LEDGER
 from lab.analysis.spikes.state_and_data import factors_by_seed
 from lab.analysis.statistics import Interval, student_t
@@ -19,9 +20,21 @@ from lab.analysis.text import listed
 def spike_answer(study: Study) -> str:
     """By burst, how high the loss peaks without a response, and which responses, arms or earlier states change that.
 
-    Of restarts by hand, which of them lower the final loss.  Empty where runs compare none of these.
+    Of restarts by hand, which of them lower the final loss, and of bursts that come several times, which raise it.
+    Empty where runs compare none of these.
     """
-    return _responses(study) or _arms(study) or _states(study) or _ledgers(study)
+    return _repeats(study) or _responses(study) or _arms(study) or _states(study) or _ledgers(study)
+
+
+def _repeats(study: Study) -> str:
+    """At each learning rate, with which numbers of bursts the final loss is certainly higher than without one."""
+    costs = with_changes(repeated_costs(study.records).merge(study.points, on="id")).dropna(subset=["change"])
+    parts = []
+    for lr, of_rate in costs[costs["name"] != CLEAN].groupby("lr"):
+        changes = {str(name): student_t(rows["change"]) for name, rows in of_rate.groupby("name", sort=False)}
+        higher = [_by(name, change) for name, change in changes.items() if change.low > 0]
+        parts.append(f"at learning rate {lr:g} with {listed(higher) if higher else 'none of those tried'}")
+    return f"The final loss (nats/token) is certainly higher than without a burst {'; '.join(parts)}." if parts else ""
 
 
 def _responses(study: Study) -> str:

@@ -1,4 +1,4 @@
-"""Answers of sweeps on updates around loss spikes, and on the embedding's gradient."""
+"""Answers of sweeps on updates around loss spikes, on the embedding's gradient, and on learned positions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pandas as pd
 from lab.analysis.curves import EPSILON
 from lab.analysis.figures.steps import begins_unusually
 from lab.analysis.figures.updates import BATCH
-from lab.analysis.probe_values import embedding_share
+from lab.analysis.probe_values import embedding_share, near
 from lab.analysis.report.findings import of_arm
 from lab.analysis.sensitivity import Study
 from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.spikes.updates import update_traits
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import listed, spell
+
+DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
 
 
 def update_answer(study: Study) -> str:
@@ -35,6 +37,24 @@ def update_answer(study: Study) -> str:
         _between(table, EPSILON, "epsilon {}", "embedding_rms", "the RMS of the embedding's update"),
     ]
     return "; ".join(filter(None, parts)) + "."
+
+
+def distance_answer(study: Study) -> str:
+    """How far learned positions end from their initial values, by arm; empty where there is one arm, or no distance."""
+    metrics = study.records.metrics
+    if not ((metrics["probe"] == DISTANCE) & (metrics["where"] == POSITIONS)).any():
+        return ""
+    points = study.points.assign(distance=study.points["id"].map(near(study.records, DISTANCE, POSITIONS, 1.0)))
+    moves = []
+    for arm, runs in points.groupby("arm", sort=False):
+        by_rate = runs.groupby("lr")["distance"].mean()
+        moves.append(f"{by_rate.min():.2g} to {by_rate.max():.2g} {of_arm(str(arm))}")
+    if len(moves) < 2:
+        return ""
+    return (
+        "From the lowest to the highest learning rate the table of positions moves by so many times the norm of its "
+        f"initial values: {listed(moves)}."
+    )
 
 
 def embedding_answer(study: Study) -> str:

@@ -1,0 +1,44 @@
+"""Claims on learned positions: how far the table moves from its beginning."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from lab.analysis.claims.effects import Effects, Qualified, exceeds, log10, parts
+from lab.analysis.claims.evidence import ArmTables
+from lab.analysis.claims.judging import LOG10, claim
+from lab.analysis.claims.spikes.responses import OPT
+from lab.analysis.probe_values import near
+
+INIT = "intervention.learned_positions.init"
+DISTANCE, TABLE = "distance_from_init", "embedding.learned_positions"
+# By this factor the distances differ where a table does not train.
+LEAST_RATIO = 20
+
+
+@claim(
+    "run 11.0",
+    "learned positions that begin as sines do not train: they move less than a twentieth as far as small random ones, "
+    "relative to their beginning",
+    arms=({INIT: "gaussian"}, {INIT: "sinusoidal"}),
+    frees=("intervention.learned_positions",),
+    cause=[INIT],
+    side=(math.log10(LEAST_RATIO), math.inf),
+    unit=f"{LOG10}ratio",
+    sweep="learned_positions",
+    shown_in="distance_from_init",
+    source=OPT,
+)
+def sinusoidal_positions_do_not_train(gaussian: ArmTables, sinusoidal: ArmTables) -> Effects:
+    """Log10 of the final distance from the initial values over their norm, Gaussian minus sinusoidal, at each rate.
+
+    The control: the Gaussian table ends further from its beginning than its own norm.
+    """
+    return Qualified(_distance(gaussian) - _distance(sinusoidal), control=exceeds(_distance(gaussian), 0.0))
+
+
+def _distance(arm: ArmTables) -> pd.DataFrame:
+    """Log10 of the last distance of the table, per seed (row) and learning rate (column)."""
+    return log10(parts(**{f"{lr:g}": arm.probe(lr, DISTANCE, TABLE, near, part=1.0).iloc[:, -1] for lr in arm.lrs}))

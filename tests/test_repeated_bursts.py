@@ -1,0 +1,115 @@
+"""Bursts that come several times: their costs, the figure and the answer; and the figure of distances from init."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import planted
+import planted_claims
+import planted_damage
+from drawn_texts import complaints
+from lab.analysis.figures import FIGURES
+from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.report.spike_answers import spike_answer
+from lab.analysis.report.update_answers import distance_answer
+from lab.analysis.spikes.costs import spike_costs
+from lab.analysis.spikes.repeats import repeated_costs
+from lab.records import store
+from lab.records.store import Records
+from test_spike_arms import study
+
+SEEDS = dict.fromkeys(range(3), True)
+ONSETS = (200, 250, 300)
+
+
+@cache
+def planted_records() -> Records:
+    """Three seeds of a world in which the final loss rises with the number of bursts."""
+    return planted_claims.records(planted_claims.cards("repeated_bursts", SEEDS))
+
+
+def costs(repeats: float, onsets: tuple[int, ...], loss_n: np.ndarray) -> tuple[float, float]:
+    """Peak and recovery of a run of 400 steps whose held-out loss was measured at every second step."""
+    watched = {"spikes": 0, "rewound_steps": 0, "skipped_batches": 0}
+    card = planted.card(burst="shift", **{"burst.repeats": repeats}) | watched
+    rows = [(card["id"], 2 * step, "val_loss", "", value) for step, value in enumerate(loss_n)]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    met = [(card["id"], step, step, "burst", 1.0, "") for step in onsets]
+    events = pd.DataFrame(met, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
+    (row,) = spike_costs(Records(planted.table([card]), metrics, events)).to_dict("records")
+    return row["peak"], row["recovery"]
+
+
+def spiking(*spans: tuple[int, int, float]) -> np.ndarray:
+    """Losses of 2.0 but for those from one step to before another."""
+    loss_n = np.full(200, 2.0)
+    for start, stop, value in spans:
+        loss_n[start // 2 : stop // 2] = value
+    return loss_n
+
+
+def test_of_several_bursts_the_largest_peak_counts_and_recoveries_add_up() -> None:
+    both = spiking((202, 210, 2.5), (302, 340, 3.0))
+    assert costs(3.0, ONSETS, both) == pytest.approx((1.0, 10 + 0 + 40))
+    assert costs(math.nan, ONSETS[:1], both) == pytest.approx((1.0, 140))  # of one, until the loss is back for good
+    # back neither before the second burst nor after it; the second raises the loss no more above the usual one
+    lasting = spiking((202, 300, 2.5))
+    assert costs(3.0, ONSETS, lasting) == pytest.approx((0.5, 50 + 50 + 0))
+    assert costs(3.0, ONSETS, spiking((302, 400, 3.0))) == pytest.approx((1.0, 100))
+
+
+def test_a_burst_that_a_run_meets_again_after_going_back_is_no_other_burst() -> None:
+    both = spiking((202, 210, 2.5), (302, 340, 3.0))
+    assert costs(3.0, (*ONSETS[:2], ONSETS[1], ONSETS[2]), both) == costs(3.0, ONSETS, both)
+    assert costs(math.nan, (ONSETS[0], ONSETS[0]), both) == costs(math.nan, ONSETS[:1], both)
+
+
+def test_runs_are_named_by_their_bursts_and_by_what_they_lack() -> None:
+    table = repeated_costs(planted_records())
+    names = {"no burst": 0, "1 burst": 1, "5 bursts": 5, "20 bursts": 20, "1 burst from step 764": 1}
+    assert dict(zip(table["name"], table["number"], strict=True)) == {**names, "no burst and 160 batches fewer": 0}
+    assert repeated_costs(planted_claims.records(planted_claims.cards("optimizer_arms", SEEDS))).empty
+
+
+def test_the_figure_shows_final_losses_above_those_without_a_burst() -> None:
+    figure = FIGURES["repeated_bursts"](planted_records())
+    assert not complaints(figure)
+    axes = figure.axes[0]
+    rows = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
+    assert rows == ["no burst and 160 batches fewer", "1 burst", "1 burst from step 764", "5 bursts", "20 bursts"]
+    clean, once, five, twenty, last, shorter = planted_damage.DAMAGED
+    for marks in (line for line in axes.get_lines() if line.get_marker() == "o"):
+        shown = [float(x) for x in marks.get_xdata()]
+        assert shown == pytest.approx([each - clean for each in (shorter, once, last, five, twenty)], abs=0.01)
+    with pytest.raises(NothingToDrawError, match="no burst comes several times"):
+        FIGURES["repeated_bursts"](planted_claims.records(planted_claims.cards("optimizer_arms", SEEDS)))
+
+
+def test_the_answer_says_which_numbers_of_bursts_certainly_raise_the_final_loss() -> None:
+    sentence = spike_answer(study(planted_records()))
+    assert (
+        "certainly higher than without a burst at learning rate 0.01 with no burst and 160 batches fewer (by "
+        in sentence
+    )
+    assert all(name in sentence for name in ("20 bursts", "5 bursts", "1 burst from step 764"))
+    lower = planted_claims.records(planted_claims.cards("repeated_bursts", SEEDS, ("burst.repeats",)))
+    assert "at learning rate 0.01 with none of those tried" in spike_answer(study(lower))
+
+
+def test_the_figure_of_distances_has_a_panel_for_each_table_and_beginning() -> None:
+    records = planted_claims.records(planted_claims.cards("learned_positions", SEEDS))
+    figure = FIGURES["distance_from_init"](records)
+    assert not complaints(figure)
+    gaussian, sinusoidal = figure.axes
+    assert [float(np.median(axes.get_lines()[0].get_ydata())) for axes in (gaussian, sinusoidal)] == pytest.approx(
+        [5, 0.05], rel=0.01
+    )
+    assert "initial values: 5 to 5 for init gaussian and 0.05 to 0.05 for init sinusoidal." in distance_answer(
+        study(records)
+    )
+    assert distance_answer(study(planted_records())) == ""
