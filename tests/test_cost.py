@@ -116,6 +116,7 @@ def take(folder: Path, plan: str, answer: Connection) -> None:
     answer.send(machine.peak_memory())
 
 
+@pytest.mark.slow
 def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     fleet = points([tree("model.width=64", "batch_size=64", "steps=3", f"seed={seed}") for seed in range(4)])
     plan = plans.freeze(tmp_path, [[{"id": point.id, "tree": point.tree} for point in fleet]])

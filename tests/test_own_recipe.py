@@ -109,6 +109,7 @@ def test_what_the_page_links_to_is_there() -> None:
     assert all((HOME / "docs" / link).exists() for link in links)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "briefly", "folder")
 def test_the_pages_commands_work_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     ran = [words[1:] for words in COMMANDS if words[0] == "lab" and words[1] != "check"]
@@ -131,6 +132,7 @@ def test_the_pages_commands_work_in_their_order(capsys: pytest.CaptureFixture[st
     assert {*transformers.runs["status"], *windows.runs["status"]} == {"finished"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "briefly", "folder")
 def test_the_pages_check_passes_against_itself() -> None:
     (words,) = [words[1:] for words in COMMANDS if words[:2] == ["lab", "check"]]
