@@ -9,6 +9,8 @@ import pandas as pd
 
 from lab.records.store import Records
 
+# A probe of distances, and where it measures that of learned positions.
+DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
 FEW = 20  # measurements of which ``rise`` takes the mean
 
 

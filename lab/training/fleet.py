@@ -118,12 +118,14 @@ class Fleet:
 
     def _begin_state(self) -> dict[str, Tensors]:
         """State of the links, and what else a step keeps: what probes compare it with, and the loss scale."""
-        config = self.config
-        state: dict[str, Tensors] = {name: link.begin(self.weights) for name, link in self.links.items()}
-        state |= begin_earlier({PROBES[name].hears for name in config.probes.names}, self.weights)
-        if config.loss_scale:
-            state["loss_scale"] = config.loss_scale.entry.begin(self.runs, self.device)
-        return state
+        earlier = begin_earlier({PROBES[name].hears for name in self.config.probes.names}, self.weights)
+        names = [*self.links, "loss_scale"] if self.config.loss_scale else self.links
+        return {name: self._begin(name) for name in names} | earlier
+
+    def _begin(self, name: str) -> Tensors:
+        if name == "loss_scale":
+            return dict(self.config.loss_scale.entry.begin(self.runs, self.device))
+        return self.links[name].begin(self.weights)
 
     def restart(self, config: RunConfig) -> None:
         """Go on with the optimizer, schedule and interventions of another config; all else stays bit for bit."""
@@ -136,7 +138,7 @@ class Fleet:
 
     def _fresh(self, name: str) -> dict[str, Tensor]:
         """The state of a link, or of the loss scale, before the first update, named as in ``tensors``."""
-        return {f"{name}.{tensor}": value for tensor, value in self._begin_state()[name].items()}
+        return {f"{name}.{tensor}": value for tensor, value in self._begin(name).items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a step changes in place, by name: the weights and the state of the optimizer."""

@@ -14,6 +14,9 @@ from lab.training.config import OPTIONAL, SPIKE_LAB, RunConfig
 # Keys without a column: names of other columns, and how a run was saved and split among ranks, which its id ignores.
 NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
+# Settings without a column where they have these values; runs without a burst have no repeats to fill in, either.
+ABSENT = {**store.DEFAULTS, "burst.repeats": 1}
+
 Rows = Mapping[str, tuple[Any, bool]]  # by dotted config key: a value, and whether it may differ inside a fleet
 
 
@@ -31,9 +34,7 @@ def _rows(config: RunConfig) -> Rows:
         del rows["ledger.restarts"]  # they follow from its entries
         rows["ledger.entries"] = (config.ledger.entries, True)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
-    if "burst.repeats" in rows and rows["burst.repeats"][0] == 1:
-        del rows["burst.repeats"]
-    return {column: row for column, row in rows.items() if (column, row[0]) not in store.DEFAULTS.items()}
+    return {column: row for column, row in rows.items() if (column, row[0]) not in ABSENT.items()}
 
 
 @cache
@@ -86,8 +87,10 @@ def _shared(config: RunConfig, rows: Rows) -> dict[str, Any]:
 
 def keeps_pace(config: RunConfig) -> bool:
     """Whether all runs of a fleet make one step: none leaves out updates while a restart changes what they share."""
-    shared = [_shared(phase, _rows(phase)) for phase in config.phases]
-    return config.loss_scale is None or all(each == shared[0] for each in shared)
+    if config.loss_scale is None or config.ledger is None:
+        return True
+    first, *others = [_shared(phase, _rows(phase)) for phase in config.phases]
+    return all(each == first for each in others)
 
 
 def static_key(config: RunConfig) -> str:

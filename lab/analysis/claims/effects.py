@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import NamedTuple, TypeVar
@@ -81,6 +81,11 @@ def mean(tables: Sequence[Table]) -> Table:
 def parts(**tables: pd.DataFrame | pd.Series) -> pd.DataFrame:
     """Effects of several parts of a claim side by side; each must lie on its side."""
     return pd.concat(tables, axis=1)
+
+
+def by_rate(lrs: Iterable[float], value: Callable[[float], pd.Series]) -> pd.DataFrame:
+    """``parts``, one for each learning rate."""
+    return parts(**{f"{lr:g}": value(lr) for lr in lrs})
 
 
 def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:

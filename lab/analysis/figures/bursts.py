@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.analysis.figures.registry import NothingToDrawError, figure
+from lab.analysis.figures.spikes import Cost
 from lab.analysis.rendering import hover, layout, marks, panels, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
@@ -22,21 +22,13 @@ ROW_LABELS, ROW_HEIGHT = 11.0, 2.4
 ROOM = 0.5  # of a row, the part that the learning rates share
 
 
-class Column(NamedTuple):
-    """A panel: a column of the table, its label, and what its marks tell."""
-
-    name: str
-    label: str
-    quantity: Quantity
-
-
 COLUMNS = (
-    Column(
+    Cost(
         "change",
         "final loss above that\nwithout a burst (nats/token)",
         Quantity("final loss minus that without a burst", "nats/token"),
     ),
-    Column(
+    Cost(
         "peak", "largest peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token")
     ),
 )
@@ -70,14 +62,14 @@ def repeated_bursts(records: Records, runs: pd.DataFrame) -> Sheet:
     return sheet
 
 
-def _panel(axes: Axes, costs: pd.DataFrame, names: Sequence[str], column: Column, shades: dict[float, str]) -> None:
+def _panel(axes: Axes, costs: pd.DataFrame, names: Sequence[str], column: Cost, shades: dict[float, str]) -> None:
     """A dot and an interval for each row and learning rate."""
     for position, (lr, shade) in enumerate(shades.items()):
         offset = ROOM * ((position + 0.5) / len(shades) - 0.5)
         values, rows, texts = list[Interval](), list[float](), list[str]()
         for row, name in enumerate(names):
             shown = costs[(costs["name"] == name) & (costs["lr"] == lr)]
-            numbers = shown[column.name].replace([np.inf, -np.inf], np.nan).dropna().to_numpy(dtype=float)
+            numbers = shown[column.column].replace([np.inf, -np.inf], np.nan).dropna().to_numpy(dtype=float)
             if len(numbers):
                 values.append(student_t(numbers))
                 rows.append(row + offset)

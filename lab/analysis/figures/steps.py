@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from lab.analysis.curves import EPSILON, epsilons
 from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.grouping import swept_setting
-from lab.analysis.probe_values import embedding_share, places
+from lab.analysis.probe_values import DISTANCE, POSITIONS, embedding_share, places
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
@@ -24,7 +24,6 @@ MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
 MOST_STACKS = 8  # of panels, one per arm and size; beyond that only the largest size of each arm is shown
 EMBEDDINGS = ("embedding_scale", "embedding_init")  # interventions that change how large the embedding begins
 LOSS_ROUNDING = 1e-6  # nats/token, roughly to which a loss of 32 bits is known
-DISTANCE, POSITIONS = "distance_from_init", "learned_positions"
 ROW_HEIGHT = 8.5  # in multiples of the size of text
 
 
@@ -335,7 +334,7 @@ def distance_from_init(records: Records, runs: pd.DataFrame) -> Sheet:
     A distance is the norm of the change over the norm of the initial values, a geometric mean over seeds, one line per
     learning rate. A table far below 1 is still much as it began.
     """
-    named = {f"embedding.{POSITIONS}": "positions", "embedding": "tokens"}
+    named = {POSITIONS: "positions", "embedding": "tokens"}
     return over_steps(
         records, runs, [ProbeSeries(DISTANCE, where, f"distance of\n{table}") for where, table in named.items()]
     )

@@ -8,15 +8,13 @@ import pandas as pd
 from lab.analysis.curves import EPSILON
 from lab.analysis.figures.steps import begins_unusually
 from lab.analysis.figures.updates import BATCH
-from lab.analysis.probe_values import embedding_share, near
+from lab.analysis.probe_values import DISTANCE, POSITIONS, embedding_share, near
 from lab.analysis.report.findings import of_arm
 from lab.analysis.sensitivity import Study
 from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.spikes.updates import update_traits
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import listed, spell
-
-DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
 
 
 def update_answer(study: Study) -> str:

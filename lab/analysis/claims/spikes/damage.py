@@ -7,15 +7,16 @@ from functools import partial
 
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
+from lab.analysis.claims.effects import Effects, Qualified, by_rate, exceeds
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import STEPS, claim
 from lab.analysis.claims.spikes.responses import BURST, WELM, cost
 from lab.analysis.spikes.costs import REPEATS
+from lab.analysis.spikes.repeats import FRACTION, START
 from lab.core.detectors import LEAST_RISE
 from lab.core.schema import batches_of_bursts
 
-START, LENGTH, FRACTION = "burst.start", "burst.length", "burst.fraction"
+LENGTH = "burst.length"
 
 damage: Callable[..., Callable[..., object]] = partial(
     claim, frees=(BURST, STEPS), sweep="repeated_bursts", shown_in="repeated_bursts", source=WELM
@@ -58,12 +59,12 @@ def _beside_the_last(group: ComparisonGroup) -> list[ArmTables]:
 
 def _final(arm: ArmTables) -> pd.DataFrame:
     """Final loss of the largest model per seed (row) and learning rate (column)."""
-    return parts(**{f"{lr:g}": arm.loss(lr).iloc[:, -1] for lr in arm.lrs})
+    return by_rate(arm.lrs, lambda lr: arm.loss(lr).iloc[:, -1])
 
 
 def _spikes(arm: ArmTables) -> Qualified:
     """The control that bursts make the held-out loss peak more than 0.1 nats above the usual, at each rate."""
-    return exceeds(parts(**{f"{lr:g}": arm.probe(lr, "peak", "", cost).iloc[:, -1] for lr in arm.lrs}), LEAST_RISE)
+    return exceeds(by_rate(arm.lrs, lambda lr: arm.probe(lr, "peak", "", cost).iloc[:, -1]), LEAST_RISE)
 
 
 @damage(

@@ -6,14 +6,13 @@ import math
 
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, Qualified, exceeds, log10, parts
+from lab.analysis.claims.effects import Effects, Qualified, by_rate, exceeds, log10
 from lab.analysis.claims.evidence import ArmTables
 from lab.analysis.claims.judging import LOG10, claim
 from lab.analysis.claims.spikes.responses import OPT
-from lab.analysis.probe_values import near
+from lab.analysis.probe_values import DISTANCE, POSITIONS, near
 
 INIT = "intervention.learned_positions.init"
-DISTANCE, TABLE = "distance_from_init", "embedding.learned_positions"
 # By this factor the distances differ where a table does not train.
 LEAST_RATIO = 20
 
@@ -41,4 +40,4 @@ def sinusoidal_positions_do_not_train(gaussian: ArmTables, sinusoidal: ArmTables
 
 def _distance(arm: ArmTables) -> pd.DataFrame:
     """Log10 of the last distance of the table, per seed (row) and learning rate (column)."""
-    return log10(parts(**{f"{lr:g}": arm.probe(lr, DISTANCE, TABLE, near, part=1.0).iloc[:, -1] for lr in arm.lrs}))
+    return log10(by_rate(arm.lrs, lambda lr: arm.probe(lr, DISTANCE, POSITIONS, near, part=1.0).iloc[:, -1]))

@@ -8,16 +8,16 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
+from lab.analysis.claims.effects import Effects, Qualified, by_rate, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config
 from lab.analysis.claims.gradients import MLP, late_log
 from lab.analysis.claims.judging import DECAY, ON, QK, STEPS, TENFOLD, claim
 from lab.analysis.claims.spikes.architecture import DEEP, NORMFORMER
-from lab.analysis.claims.spikes.responses import GLM, OPT
-from lab.analysis.probe_values import embedding_share, near
+from lab.analysis.claims.spikes.responses import GLM, OPT, held_out
+from lab.analysis.curves import EPSILON
+from lab.analysis.probe_values import embedding_share
 from lab.records.store import Records
 
-EPS, VAL = "optimizer.eps", "val_loss"
 SCALED, SMALL, POSITIONS, TIED = (
     f"intervention.{name}" for name in ("embedding_scale", "embedding_init", "learned_positions", "tied_head")
 )
@@ -36,7 +36,7 @@ def _first_runs(*choices: tuple[float, float]) -> partial[list[ArmTables]]:
     def arms(choices: tuple[tuple[float, float], ...], group: ComparisonGroup) -> list[ArmTables]:
         conditions = [
             lambda curve, chosen=chosen: (
-                math.isclose(curve[DECAY] * curve[STEPS], chosen[0], rel_tol=1e-3) and curve[EPS] == chosen[1]
+                math.isclose(curve[DECAY] * curve[STEPS], chosen[0], rel_tol=1e-3) and curve[EPSILON] == chosen[1]
             )
             for chosen in choices
         ]
@@ -45,15 +45,10 @@ def _first_runs(*choices: tuple[float, float]) -> partial[list[ArmTables]]:
     return partial(arms, choices)
 
 
-first_runs = partial(claim, frees=[DECAY, EPS], holds={QK: None}, sweep="decay_and_epsilon", source=OPT)
+first_runs = partial(claim, frees=[DECAY, EPSILON], holds={QK: None}, sweep="decay_and_epsilon", source=OPT)
 decayed = partial(
     first_runs, arms=_first_runs((WEAK, SMALL_EPS), (STRONG, SMALL_EPS)), cause=[DECAY], shown_in="loss_over_steps"
 )
-
-
-def _at(arm: ArmTables, lr: float, part: float) -> pd.Series:
-    """Held-out loss at a part of the run, of the largest model."""
-    return arm.probe(lr, VAL, "", near, part=part).iloc[:, -1]
 
 
 def _up_to_theirs(arm: ArmTables) -> list[float]:
@@ -68,7 +63,7 @@ def _up_to_theirs(arm: ArmTables) -> list[float]:
 )
 def more_decay_raises_the_loss_at_a_fifth(weak: ArmTables, strong: ArmTables) -> Effects:
     """Held-out loss with the stronger decay minus that with the weaker, at each learning rate up to theirs."""
-    return parts(**{f"{lr:g}": _at(strong, lr, FIFTH) - _at(weak, lr, FIFTH) for lr in _up_to_theirs(weak)})
+    return by_rate(_up_to_theirs(weak), lambda lr: held_out(strong, lr, FIFTH) - held_out(weak, lr, FIFTH))
 
 
 @decayed(
@@ -80,13 +75,16 @@ def more_decay_makes_the_loss_level_off_early(weak: ArmTables, strong: ArmTables
 
     At each learning rate up to theirs.
     """
-    falls = [
-        {f"{lr:g}": _at(arm, lr, FIFTH) - _at(arm, lr, 1.0) for lr in _up_to_theirs(weak)} for arm in (weak, strong)
-    ]
-    return parts(**{lr: fall - falls[1][lr] for lr, fall in falls[0].items()})
+
+    def fall(arm: ArmTables) -> pd.DataFrame:
+        return by_rate(_up_to_theirs(weak), lambda lr: held_out(arm, lr, FIFTH) - held_out(arm, lr, 1.0))
+
+    return fall(weak) - fall(strong)
 
 
-epsilon = partial(first_runs, arms=_first_runs((STRONG, SMALL_EPS), (STRONG, LARGE_EPS)), cause=[EPS], unit="decades")
+epsilon = partial(
+    first_runs, arms=_first_runs((STRONG, SMALL_EPS), (STRONG, LARGE_EPS)), cause=[EPSILON], unit="decades"
+)
 
 
 def _between(small: ArmTables) -> Qualified:
@@ -190,5 +188,5 @@ def the_embeddings_gradient_is_larger_early_in_training(*arms: ArmTables) -> Eff
 def a_known_recipe_begins_higher_and_ends_lower(left: ArmTables, taken: ArmTables) -> Effects:
     """Held-out loss of 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus that of 12."""
     left_rate, taken_rate = left.nearest(LEFT_RATE), taken.nearest(TAKEN_RATE)
-    higher = _at(taken, taken_rate, TWENTIETH) - _at(left, left_rate, TWENTIETH)
+    higher = held_out(taken, taken_rate, TWENTIETH) - held_out(left, left_rate, TWENTIETH)
     return parts(early=higher, late=(left.loss(left_rate) - taken.loss(taken_rate)).iloc[:, -1])

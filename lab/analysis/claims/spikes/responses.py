@@ -12,7 +12,8 @@ import pandas as pd
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import STEPS, claim
-from lab.analysis.spikes.costs import spike_costs
+from lab.analysis.probe_values import near
+from lab.analysis.spikes.costs import HELD_OUT, spike_costs
 from lab.analysis.spikes.state_and_data import DATA, EARLIER, MOMENTS, WEIGHTS, Cell
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
@@ -36,6 +37,11 @@ class Responses(NamedTuple):
     def of(self, burst: object) -> Callable[[Config], bool]:
         """Whether a curve has this response, and this burst."""
         return lambda curve: curve.get(BURST) == burst and curve.get(RESPONSE) == self.name and self.also(curve)
+
+
+def held_out(arm: ArmTables, lr: float, part: float) -> pd.Series:
+    """Held-out loss of the largest model at a part of the run; at a restart, with what it brings."""
+    return arm.probe(lr, HELD_OUT, "", near, part=part).iloc[:, -1]
 
 
 def _number(curve: Config, key: str) -> float:

@@ -8,16 +8,17 @@ from functools import partial
 
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
+from lab.analysis.claims.effects import Effects, Qualified, by_rate, exceeds
 from lab.analysis.claims.evidence import ArmTables
 from lab.analysis.claims.judging import claim
 from lab.analysis.claims.spikes.ledgers import LEDGER, NONE
-from lab.analysis.claims.spikes.responses import HALF, OPT
-from lab.analysis.probe_values import near, recovery
+from lab.analysis.claims.spikes.responses import HALF, OPT, held_out
+from lab.analysis.probe_values import recovery
+from lab.analysis.spikes.costs import HELD_OUT
 
 # Shares of the run at which the ledgers restart it, and of the last measurement on the slice of the held-out text.
 SWAP, END = 0.4, 0.99
-HELD_OUT, EVERY = "val_loss", 4.0  # steps between measurements
+EVERY = 4.0  # steps between measurements
 LITTLE, AT_ONCE, SOON = 0.05, 0.05, 200.0  # share of a gain; nats/token; updates
 
 swapped: Callable[..., Callable[..., object]] = partial(
@@ -25,20 +26,15 @@ swapped: Callable[..., Callable[..., object]] = partial(
 )
 
 
-def _loss(arm: ArmTables, lr: float, part: float) -> pd.Series:
-    """Held-out loss of the largest model at a part of the run; at a restart, with what it brings."""
-    return arm.probe(lr, HELD_OUT, "", near, part=part).iloc[:, -1]
-
-
 def _gain(arm: ArmTables) -> pd.Series:
     """By how much the held-out loss falls from the restart to the end, at the lowest learning rate."""
     lr = min(arm.lrs)
-    return _loss(arm, lr, SWAP) - _loss(arm, lr, END)
+    return held_out(arm, lr, SWAP) - held_out(arm, lr, END)
 
 
 def _jump(arm: ArmTables, unchanged: ArmTables) -> pd.DataFrame:
     """By how much a restart changes the held-out loss before the next update, at each learning rate."""
-    return parts(**{f"{lr:g}": _loss(arm, lr, SWAP) - _loss(unchanged, lr, SWAP) for lr in arm.lrs})
+    return by_rate(arm.lrs, lambda lr: held_out(arm, lr, SWAP) - held_out(unchanged, lr, SWAP))
 
 
 @swapped(
@@ -102,5 +98,5 @@ def the_loss_is_back_after_relu_in_flight(gelu: ArmTables, relu: ArmTables) -> E
 
     The control: the restart raises the loss at once.
     """
-    back = parts(**{f"{lr:g}": relu.probe(lr, HELD_OUT, "", recovery, part=SWAP).iloc[:, -1] for lr in relu.lrs})
+    back = by_rate(relu.lrs, lambda lr: relu.probe(lr, HELD_OUT, "", recovery, part=SWAP).iloc[:, -1])
     return Qualified(back, EVERY, control=exceeds(_jump(relu, gelu), 0.0))
