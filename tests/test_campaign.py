@@ -218,6 +218,14 @@ def test_every_part_of_a_campaign_is_a_sweep_with_claims() -> None:
         assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", launch.campaigns())
+def test_every_part_of_a_campaign_has_runs(name: str, tmp_path: Path) -> None:
+    parts = campaign.plan(name, tmp_path)
+    assert [len(part.plan.missing) for part in parts] == [len(part.plan.mine) for part in parts]
+    assert all(part.plan.mine for part in parts)
+
+
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
 @pytest.mark.parametrize(
     ("key", "how"),
