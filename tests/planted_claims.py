@@ -173,6 +173,14 @@ def epsilon(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     return {"high": high.get(eps, 0.1)}, {("grad_rms", MLP): gradient, ("update_rms", MLP): update}
 
 
+def stalled_block(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    eps = c[EPS]
+    first, last = (0.2, {1e-5: 1e-4}.get(eps, 0.2)) if good else (0.2 / (eps / 1e-8), 0.2)
+    probes = {("update_rms", MLP): first, ("update_rms", "block1.mlp_up"): last}
+    gradient = {("grad_rms", MLP): 1e-5, ("grad_rms", "block1.mlp_up"): 1e-8 if good and eps == 1e-5 else 3e-5}
+    return {"high": 0.05 if (eps == 1e-8) == good else 0.1}, probes | gradient
+
+
 def steps(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     return {"high": 0.1 if good else 0.1 * c["steps"] / 400, "floor": 1.9 + 8 / c["steps"]}, {}
 
@@ -428,6 +436,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         },
     ),
     "epsilon": (epsilon, NORMED | {EPS: (0.0, 1e-15, 1e-8, 1e-6, 1e-4), WD: (0.025,)}),
+    "stalled_block": (stalled_block, NORMED | {"optimizer.lr": (1.0,), EPS: (1e-8, 1e-6, 1e-5)}),
     "steps": (steps, NORMED | {"steps": (200, 400, 800)}),
     "batch_size": (steps, NORMED | {("batch_size", "steps"): ((16, 400), (32, 200), (64, 100))}),
     "decay_strength": (decay_strength, NORMED | {WD: (0.0, 3e-4, 1e-3, 3e-3)}),

@@ -13,7 +13,9 @@ from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts, slop
 from lab.analysis.claims.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.gradients import (
     EPS,
+    LARGE,
     MLP,
+    USUAL,
     epsilon,
     late_log,
     loss_at_top,
@@ -117,6 +119,55 @@ def epsilon_past_the_gradient_loses_training(smallest: ArmTables, *larger: ArmTa
     """Loss minus the best one + 0.3 at each, the reverse at the smallest, largest size."""
     kept, *lost = [arm.lost_by(arm.top).iloc[:, -1] for arm in (smallest, *larger)]
     return pd.concat([*lost, -kept], axis=1)
+
+
+# Above the learning rates of the paper, and there an epsilon that stops a block (found on seeds 3 to 5 of `epsilon`).
+ABOVE = 1.0
+stalled = partial(epsilon, sweep="stalled_block")
+in_a_block = partial(stalled, arms=[USUAL, {EPS: 1e-5}], unit="decades", shown_in="updates_by_epsilon")
+
+
+@stalled(
+    "12",
+    "at LR 1, above the paper's, epsilon 1e-6 ends higher than 1e-8",
+    arms=[LARGE, USUAL],
+    restates="larger_epsilon_raises_the_loss",
+)
+def larger_epsilon_raises_the_loss_above_the_papers_rates(large: ArmTables, usual: ArmTables) -> Effects:
+    """Loss at 1e-6 minus that at 1e-8, largest size."""
+    above, below = (arm.loss(arm.nearest(ABOVE)).iloc[:, -1] for arm in (large, usual))
+    return above - below
+
+
+def _falls(usual: ArmTables, large: ArmTables, probe: str) -> list[pd.Series]:
+    """Decades by which the first MLP layer of the first and of the last block lies below that with epsilon 1e-8."""
+    layers = [where for where in usual.locations(probe) if where.endswith(".mlp_up")]
+    logs = [[late_log(arm, probe, where)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)] for where in layers]
+    return [usual - large for usual, large in (logs[0], logs[-1])]
+
+
+@in_a_block(
+    "12",
+    "at LR 1, above the paper's, epsilon 1e-8 keeps the last block's gradients more than tenfold those with 1e-5",
+    side=(1, math.inf),
+    restates="smaller_epsilon_keeps_gradients",
+)
+def smaller_epsilon_keeps_the_last_blocks_gradients(usual: ArmTables, large: ArmTables) -> Effects:
+    """Log10 of the late gradient RMS of the last block's first MLP layer at 1e-8 over that at 1e-5, largest size."""
+    _, last = _falls(usual, large, "grad_rms")
+    return last
+
+
+@in_a_block(
+    "13",
+    "at LR 1, above the paper's, epsilon 1e-5 stops one block alone: the last block's updates fall more than tenfold "
+    "below those with 1e-8, the first one's do not",
+    restates="updates_shrink_below_epsilon",
+)
+def a_large_epsilon_stops_one_block_alone(usual: ArmTables, large: ArmTables) -> Effects:
+    """Decades beyond one by which the last block's update falls, and by which the first one's falls short of that."""
+    first, last = _falls(usual, large, "update_rms")
+    return parts(last=last - 1, first=1 - first)
 
 
 # Log10 parameters: of the largest model of the paper, and of a size that stands for all beyond it and for none.
