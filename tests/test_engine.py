@@ -165,13 +165,14 @@ def point(*overrides: str) -> Point:
     return Point(" ".join(overrides), tree(*overrides), config, static_key(config))
 
 
-def test_compiled_where_every_shape_has_work_enough() -> None:
+def test_compiled_where_the_work_repays_it_for_all_shapes_together() -> None:
     """A rule on all points asked for; what a point costs is counted in FLOPs, and never timed."""
     steps = math.ceil(12 * WORTH_COMPILING / training_flops(point().config))
     long = point(f"steps={steps}")
     assert training_flops(long.config) == pytest.approx(WORTH_COMPILING, rel=0.01)
     assert engine_for([long, point(f"steps={steps}", "optimizer.lr=0.5")]) == "compiled"
     assert engine_for([long, point("model.depth=1")]) == "eager"
+    assert engine_for([long, point(f"steps={steps}", "optimizer.lr=0.5"), point("model.depth=1")]) == "compiled"
     halves = [point(f"steps={steps // 2 + 1}", f"seed={seed}") for seed in range(2)]
     assert engine_for(halves[:1]) == "eager"
     assert engine_for(halves) == "compiled"

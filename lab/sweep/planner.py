@@ -23,7 +23,7 @@ from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
 from lab.training.identity import identify, static_key
 
-# FLOPs of a shape above which compiling pays: five minutes on one core, of which it saves two.
+# FLOPs per shape, on average, above which compiling pays: five minutes on one core, of which it saves two.
 WORTH_COMPILING = 4e13
 # Runs of one shape that go to a shard together: as many as gain from sharing a fleet on a CPU.
 SHARD_GRAIN = 8
@@ -76,11 +76,9 @@ def training_flops(config: RunConfig) -> float:
 
 
 def engine_for(points: Sequence[Point]) -> str:
-    """``compiled`` if the points, finished or not, hold work enough to repay it for every shape, else ``eager``."""
-    flops: dict[str, float] = {}
-    for point in points:
-        flops[point.shape] = flops.get(point.shape, 0.0) + training_flops(point.config)
-    return "compiled" if min(flops.values()) >= WORTH_COMPILING else "eager"
+    """``compiled`` if the points, finished or not, hold work enough to repay it for all shapes, else ``eager``."""
+    flops, shapes = sum(training_flops(point.config) for point in points), {point.shape for point in points}
+    return "compiled" if flops >= WORTH_COMPILING * len(shapes) else "eager"
 
 
 def with_engine(points: Sequence[Point], engine: str) -> list[Point]:
