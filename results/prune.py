@@ -10,11 +10,11 @@ tables are read.
 import sys
 from pathlib import Path
 
+from lab.analysis.probe_values import DISTANCE
 from lab.analysis.spikes.scores import score_runs
 from lab.records import store
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
-DISTANCE = "distance_from_init"
 COSINES, OF_UPDATES = ["update_descent_cosine", "grad_lag_cosine"], ["update_rms", "update_large"]
 
 

@@ -142,8 +142,11 @@ def larger_epsilon_raises_the_loss_above_the_papers_rates(large: ArmTables, usua
 def _falls(usual: ArmTables, large: ArmTables, probe: str) -> list[pd.Series]:
     """Decades by which the first MLP layer of the first and of the last block lies below that with epsilon 1e-8."""
     layers = [where for where in usual.locations(probe) if where.endswith(".mlp_up")]
-    logs = [[late_log(arm, probe, where)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)] for where in layers]
-    return [at_usual - at_large for at_usual, at_large in (logs[0], logs[-1])]
+    logs = [
+        [late_log(arm, probe, where)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)]
+        for where in (layers[0], layers[-1])
+    ]
+    return [at_usual - at_large for at_usual, at_large in logs]
 
 
 @in_a_block(
