@@ -14,9 +14,6 @@ import pandas as pd
 from lab.analysis.claims.evidence import LOST, ArmTables, MissingRunsError
 from lab.analysis.statistics import Interval, student_t
 
-UNDERTRAINED = 1 / 3
-# Quantities in which under-training counts as sensitivity.
-SENSITIVITIES = {"total", "coupled"}
 FEWEST_SIZES = 3
 # To which effects are rounded: what is equal but for the arithmetic must not count as a difference.
 DIGITS = 9
@@ -125,22 +122,6 @@ def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
     """Of each row, the straight line over log10 of the columns, at another size."""
     middle = float(np.log10(np.array(table.columns, dtype=float)).mean())
     return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
-
-
-def undertrained(arms: Sequence[ArmTables]) -> str:
-    """A caution where under-training makes more than a third of an S that was read from these arms.
-
-    Only the sizes at which S was read count.
-    """
-    read = [(arm, arm.sizes_read[quantity]) for arm in arms for quantity in SENSITIVITIES & arm.sizes_read.keys()]
-    shares = [(arm.table("below")[sizes].mean() / arm.table("total")[sizes].mean()).dropna() for arm, sizes in read]
-    shares = pd.concat([pd.Series(dtype=float), *shares])
-    if shares.empty or shares.max() <= UNDERTRAINED:
-        return ""
-    return (
-        f"undertrained: at {shares.idxmax():,} parameters {shares.max():.0%} of S comes from learning rates below the "
-        "best one"
-    )
 
 
 def drifts(arm: ArmTables) -> Qualified:

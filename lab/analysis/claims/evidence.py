@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,9 @@ from lab.analysis.text import count
 from lab.records.store import Records
 
 # Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
-CURVE_QUANTITIES = (*PARTS, "coupled", "log_best", "log_lost")
+CURVE_QUANTITIES = (*PARTS, "coupled", "coupled_above", "log_best", "log_lost")
+# Quantities in which under-training counts as sensitivity, and their instability parts.
+SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
 COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
 FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
@@ -53,10 +56,10 @@ class CurveSummary(NamedTuple):
         alive: some final loss is a number.
         learned: some run beat the bigram model.
         values: ``best`` loss; ``total``, ``below``, ``above`` as in ``sensitivity.split``; ``coupled``, the smaller S
-            of the two windows that the paper uses for coupled decay (sec. 3.2.2); ``log_best``, log10 of eta* (vertex
-            of a parabola); ``log_lost``, log10 of eta_div, where the loss first crosses the best one + ``LOST`` above
-            the best learning rate (straight between the two learning rates around it), one step above the grid where
-            it does not.  NaN where undefined.
+            of the two windows that the paper uses for coupled decay (sec. 3.2.2), and ``coupled_above``, its
+            instability part; ``log_best``, log10 of eta* (vertex of a parabola); ``log_lost``, log10 of eta_div, where
+            the loss first crosses the best one + ``LOST`` above the best learning rate (straight between the two
+            learning rates around it), one step above the grid where it does not.  NaN where undefined.
         grains: of values read off the grid of learning rates, the step of the grid there, in decades.
     """
 
@@ -87,7 +90,8 @@ def _summarize(rows: list[Any]) -> CurveSummary:
     grains: dict[str, float] = {}
     if alive and learned:
         values |= regret(lr, loss)._asdict()
-        values["coupled"] = min(regret(lr, loss, *window).total for window in COUPLED_WINDOWS)
+        coupled = min((regret(lr, loss, *window) for window in COUPLED_WINDOWS), key=lambda parts: parts.total)
+        values |= {"coupled": coupled.total, "coupled_above": coupled.above}
         values["log_best"] = math.log10(vertex(lr, loss))
         values["log_lost"], step = _crossing(lr, loss)
         grains = {"log_lost": step, "log_best": _optimum_grain(lr, loss)}
@@ -199,12 +203,12 @@ class ArmTables:
     Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
 
     Attributes:
-        sizes_read: of each quantity, the sizes at which it was read, so that a verdict knows what it rests on.
+        quantities_read: those of ``CurveSummary.values`` that were read, so that a verdict knows what it rests on.
     """
 
     def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
         self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
-        self.sizes_read: dict[str, list[int]] = {}
+        self.quantities_read: set[str] = set()
         self.summaries = [summary for summary in evidence.summaries if summary.curve in numbers]
         if len({(summary.size, summary.seed) for summary in self.summaries}) < len(self.summaries):
             raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
@@ -216,6 +220,12 @@ class ArmTables:
     def ids(self) -> set[str]:
         """The runs that count."""
         return {run.id for summary in self.complete for run in summary.runs.values()}
+
+    def without_undertraining(self) -> ArmTables:
+        """The same arm, with the instability part of each S in the place of S."""
+        arm = copy(self)
+        arm.complete = [one._replace(values=one.values | _instability_parts(one.values)) for one in self.complete]
+        return arm
 
     def setting(self, key: str) -> Any:
         """The value of a config key, which all its curves share."""
@@ -233,9 +243,8 @@ class ArmTables:
         """
         if quantity in CURVE_QUANTITIES and len(self.lrs) < FEWEST_LRS:
             raise MissingRunsError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
-        sizes = self.sizes[-largest:]
-        self.sizes_read[quantity] = sorted({*self.sizes_read.get(quantity, ()), *sizes})
-        return self._tabulate(lambda summary: summary.values[quantity])[sizes]
+        self.quantities_read.add(quantity)
+        return self._tabulate(lambda summary: summary.values[quantity])[self.sizes[-largest:]]
 
     def grain(self, quantity: str) -> pd.DataFrame:
         """The step of the grid that each value of ``table`` was read off, in decades; zero where it is none."""
@@ -301,6 +310,10 @@ class ArmTables:
         for summary in self.complete:
             table[self.seeds.index(summary.seed), self.sizes.index(summary.size)] = value(summary)
         return pd.DataFrame(table, self.seeds, self.sizes)
+
+
+def _instability_parts(values: Mapping[str, float]) -> dict[str, float]:
+    return {sensitivity: values[part] for sensitivity, part in SENSITIVITIES.items()}
 
 
 def sizes_of(arms: list[ArmTables]) -> list[int]:

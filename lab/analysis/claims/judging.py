@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import count as numbers
 from typing import NamedTuple
 
-from lab.analysis.claims.effects import Effects, Qualified, undertrained
+from lab.analysis.claims.effects import Effects, Qualified
 from lab.analysis.claims.evidence import (
+    SENSITIVITIES,
     ArmTables,
     Choice,
     ComparisonGroup,
@@ -203,7 +204,7 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
             missing.append(error)
     if candidates:
         arms, effects = max(candidates, key=lambda candidate: _weight(claim, candidate[0]))
-        return _verdict(claim, arms, effects if isinstance(effects, Qualified) else Qualified(effects))
+        return _verdict(claim, arms, _qualified(effects))
     gap = next((str(error) for error in missing if error.arms_exist), "no folder has its arms")
     reason = f"{gap}; lab sweep {claim.sweep} trains what it takes"
     return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
@@ -214,12 +215,16 @@ def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
     return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
 
 
+def _qualified(effects: Effects) -> Qualified:
+    return effects if isinstance(effects, Qualified) else Qualified(effects)
+
+
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict:
     verdict, interval = decide(effects.intervals(), claim.side)
     reason = ""
     if interval.n < FEWEST_SEEDS:
         reason = "; ".join([f"{interval.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
-    elif caution := undertrained(arms):
+    elif caution := _undertrained(claim, arms, verdict):
         verdict, reason = "inconclusive", caution
     elif verdict == "reproduced" and (weak := [one for one in effects.control_intervals() if not one.low > 0]):
         verdict, reason = "inconclusive", _vacuous(claim, min(weak, key=lambda one: one.low), arms)
@@ -231,6 +236,20 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
     tried = sizes_of(arms), steps_of(arms), decay_times_steps_of(arms)
     return Verdict(verdict, *interval[:4], reason, folder.name, sweep, *tried)
+
+
+def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str) -> str:
+    """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
+    if verdict == "inconclusive" or not any(SENSITIVITIES.keys() & arm.quantities_read for arm in arms):
+        return ""
+    effects = claim.effects(*(arm.without_undertraining() for arm in arms))
+    stability, interval = decide(_qualified(effects).intervals(), claim.side)
+    if stability == verdict:
+        return ""
+    return (
+        f"undertrained: {verdict} by S, but {stability} by its instability part, {interval.mean:.3g} "
+        f"[{interval.low:.3g}, {interval.high:.3g}]; tried: {extent(arms)}"
+    )
 
 
 def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
