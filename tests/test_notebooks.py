@@ -94,8 +94,9 @@ def test_together_they_cover_every_sweep_and_every_figure_of_the_paper() -> None
     code = "\n".join(source for path in NOTEBOOKS for source in sources(read(path), "code"))
     judged = re.findall(r'verdicts\("[^"]+"((?:, "[\w.]+")+)\)', code)
     assert set(re.findall(r'"([\w.]+)"', "".join(judged))) == set(FIGURES_OF_THE_PAPER)
-    committed = {table.parent.name for table in (HOME / "results").glob("*/runs.parquet")}
-    assert set(re.findall(r'"\.\./results/(\w+)"', code)) == committed
+    results = HOME / "results"
+    committed = {table.relative_to(results).parts[0] for table in results.rglob("runs.parquet")}
+    assert set(re.findall(r'"\.\./results/(\w+)', code)) == committed
 
 
 @pytest.mark.parametrize(("path", "following"), [*itertools.pairwise(NOTEBOOKS)], ids=lambda path: path.stem)

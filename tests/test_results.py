@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,18 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
-from lab.analysis.claims.scoreboard import MARKS, judge_all, read, table
+from lab.analysis.claims.scoreboard import MARKS, OTHER_TEXT, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
 
 NOT_YET_TRAINED = set[str]()
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
+ON_OTHER_TEXT = sorted(path.parent for path in (RESULTS / OTHER_TEXT).glob("*/runs.parquet"))
 
 
 def row(folder: Path) -> str:
@@ -39,7 +42,13 @@ def test_every_sweep_of_the_paper_has_results() -> None:
     assert {folder.name for folder in FOLDERS} == set(launch.sweeps()) - {"smoke", *NOT_YET_TRAINED}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_sweeps_on_other_text_are_those_of_their_campaign() -> None:
+    trained = [shlex.split(command)[2:-1] for folder in ON_OTHER_TEXT for command in store.commands(folder)]
+    planned = yaml.safe_load(launch.campaigns()[OTHER_TEXT].read_text())["parts"]
+    assert sorted(trained) == sorted(map(shlex.split, planned))
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, *ON_OTHER_TEXT], ids=lambda folder: f"{folder.relative_to(RESULTS)}")
 def test_no_run_is_missing_or_failed(folder: Path) -> None:
     runs = load(folder).runs
     assert set(runs["status"]) <= {"finished", "diverged"}
