@@ -10,7 +10,7 @@ import pytest
 
 import planted
 import planted_claims
-from lab.analysis.claims.evidence import SENSITIVITIES, ArmTables, Config, Evidence
+from lab.analysis.claims.evidence import ArmTables, Config, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
 
 NAMES = list(CLAIMS)
@@ -108,8 +108,10 @@ def undertrained(claim: Claim, is_slow: Callable[[Config], bool]) -> Verdict:
     runs = planted_claims.cards(claim.sweep, HOLDS)
     lowest = min(run["optimizer.lr"] for run, _ in runs)
     slow = [
-        (run | {"final_val_loss": run["final_val_loss"] + 3 * (run["optimizer.lr"] == lowest and is_slow(run))}, _)
-        for run, _ in runs
+        (run | {"final_val_loss": run["final_val_loss"] + 3}, recorded)
+        if run["optimizer.lr"] == lowest and is_slow(run)
+        else (run, recorded)
+        for run, recorded in runs
     ]
     return judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(slow))])
 
@@ -128,13 +130,32 @@ def test_a_claim_on_sensitivity_is_decided_where_under_training_is_alike_everywh
     assert (verdict.verdict, verdict.reason) == ("reproduced", "")
 
 
+def test_a_ratio_of_sensitivities_without_instability_is_called_undefined() -> None:
+    """Every curve falls up to the largest learning rate."""
+    claim = CLAIMS["steps_change_little"]
+    falling = [
+        (run | {"final_val_loss": 2 - math.log10(run["optimizer.lr"]) / 10}, recorded)
+        for run, recorded in planted_claims.cards(claim.sweep, HOLDS)
+    ]
+    verdict = judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(falling))])
+    assert verdict.verdict == "inconclusive"
+    assert "reproduced by S, but inconclusive by its instability part, undefined; " in verdict.reason
+
+
+@pytest.mark.parametrize("name", ["warm_up_lowers_sensitivity", "decay_alone_suffices"])
+def test_a_size_at_which_sensitivity_is_not_read_calls_for_no_caution(name: str) -> None:
+    """Both claims are on the largest sizes; the smallest model is under-trained."""
+    verdict = undertrained(CLAIMS[name], lambda run: READS_SENSITIVITY[name](run) and run["model.width"] == 32)
+    assert (verdict.verdict, verdict.reason) == ("reproduced", "")
+
+
 def test_every_claim_that_reads_sensitivity_is_among_them() -> None:
     """Those on instability parts read no under-training."""
     read = set()
     for name in NAMES:
         claim = CLAIMS[name]
         claim.effects(*(arms := arms_of(claim)))
-        read |= {name for arm in arms if SENSITIVITIES.keys() & arm.quantities_read}
+        read |= {name for arm in arms if arm.reads_sensitivity}
     assert read == set(READS_SENSITIVITY)
 
 

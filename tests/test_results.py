@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
@@ -44,7 +43,7 @@ def test_every_sweep_of_the_paper_has_results() -> None:
 
 def test_sweeps_on_other_text_are_those_of_their_campaign() -> None:
     trained = [shlex.split(command)[2:-1] for folder in ON_OTHER_TEXT for command in store.commands(folder)]
-    planned = yaml.safe_load(launch.campaigns()[OTHER_TEXT].read_text())["parts"]
+    planned = launch.read_sweep(launch.campaigns()[OTHER_TEXT])["parts"]
     assert sorted(trained) == sorted(map(shlex.split, planned))
 
 

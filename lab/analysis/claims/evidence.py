@@ -203,12 +203,12 @@ class ArmTables:
     Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
 
     Attributes:
-        quantities_read: those of ``CurveSummary.values`` that were read, so that a verdict knows what it rests on.
+        reads_sensitivity: some table of it was one of ``SENSITIVITIES``, so that a verdict knows what it rests on.
     """
 
     def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
         self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
-        self.quantities_read: set[str] = set()
+        self.reads_sensitivity = False
         self.summaries = [summary for summary in evidence.summaries if summary.curve in numbers]
         if len({(summary.size, summary.seed) for summary in self.summaries}) < len(self.summaries):
             raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
@@ -243,7 +243,7 @@ class ArmTables:
         """
         if quantity in CURVE_QUANTITIES and len(self.lrs) < FEWEST_LRS:
             raise MissingRunsError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
-        self.quantities_read.add(quantity)
+        self.reads_sensitivity |= quantity in SENSITIVITIES
         return self._tabulate(lambda summary: summary.values[quantity])[self.sizes[-largest:]]
 
     def grain(self, quantity: str) -> pd.DataFrame:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from lab.analysis.claims.effects import Effects, Qualified
 from lab.analysis.claims.evidence import (
-    SENSITIVITIES,
     ArmTables,
     Choice,
     ComparisonGroup,
@@ -240,23 +239,29 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
 
 def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str) -> str:
     """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
-    if verdict == "inconclusive" or not any(SENSITIVITIES.keys() & arm.quantities_read for arm in arms):
+    if verdict == "inconclusive" or not any(arm.reads_sensitivity for arm in arms):
         return ""
     effects = claim.effects(*(arm.without_undertraining() for arm in arms))
     stability, interval = decide(_qualified(effects).intervals(), claim.side)
     if stability == verdict:
         return ""
     return (
-        f"undertrained: {verdict} by S, but {stability} by its instability part, {interval.mean:.3g} "
-        f"[{interval.low:.3g}, {interval.high:.3g}]; tried: {extent(arms)}"
+        f"undertrained: {verdict} by S, but {stability} by its instability part, {_spell(interval)}; "
+        f"tried: {extent(arms)}"
     )
 
 
 def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
     return (
-        f"the control shows no effect of {' and '.join(claim.cause)}: {control.mean:.3g} "
-        f"[{control.low:.3g}, {control.high:.3g}], which must lie above 0; tried: {extent(arms)}"
+        f"the control shows no effect of {' and '.join(claim.cause)}: {_spell(control)}, which must lie above 0; "
+        f"tried: {extent(arms)}"
     )
+
+
+def _spell(interval: Interval) -> str:
+    if interval.n < FEWEST_SEEDS:
+        return interval.bare
+    return f"{interval.mean:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
 
 
 def amount(value: float, unit: str) -> str:
