@@ -49,6 +49,34 @@ def test_the_rule(seeds: list[list[float]], side: tuple[float, float], verdict: 
     assert decide([student_t(values) for values in seeds], side)[0] == verdict
 
 
+@pytest.mark.parametrize(
+    ("seeds", "side", "verdict"),
+    [
+        ([[0.01, 0.0, -0.01]], (0, math.inf), "inconclusive"),  # up to 0.025
+        ([[0.001, 0.0, -0.001]], (0, math.inf), "contradicted"),
+        ([[0.001, 0.0011, 0.0012]], (0, math.inf), "reproduced"),
+        ([[1.0, 1.1, 1.2], [0.001, 0.0, -0.001]], (0, math.inf), "contradicted"),
+        ([[-0.004, -0.01, -0.016]], (-0.01, math.inf), "inconclusive"),
+        ([[0.001, 0.0]], (0, math.inf), "inconclusive"),
+    ],
+)
+def test_an_effect_that_is_at_most_negligible_is_none(
+    seeds: list[list[float]], side: tuple[float, float], verdict: str
+) -> None:
+    assert decide([student_t(values) for values in seeds], side, negligible=0.02)[0] == verdict
+
+
+@pytest.mark.parametrize(("at_the_top", "verdict"), [(0.3, "inconclusive"), (0.4, "contradicted"), (0.2, "reproduced")])
+def test_a_loss_at_the_limit_of_a_lost_run_counts_neither_as_lost_nor_as_kept(at_the_top: float, verdict: str) -> None:
+    """A loss has nothing to spare there, which is not the lack of a difference between two runs."""
+    runs = list(planted.cards())
+    for card in runs:
+        if card["intervention"] == planted.BOTH[1]:
+            top = card["optimizer.lr"] == max(planted.LRS)
+            card["final_val_loss"] = 2.0 + (at_the_top + 0.001 * (card["seed"] - 1)) * top
+    assert judge_claim(CLAIMS["qk_layernorm_keeps_every_learning_rate"], [evidence(runs)]).verdict == verdict
+
+
 def test_the_interval_shown_is_that_of_the_weakest_part() -> None:
     strong, weak = student_t([1.0, 1.1, 1.2]), student_t([0.2, 0.21, 0.22])
     assert decide([strong, weak], (0, math.inf)) == ("reproduced", weak)
@@ -136,7 +164,8 @@ def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
         change["final_val_loss"] -= 1e-12 * (card["optimizer.lr"] == 0.3)
     on = [planted.card(**{**card, **change, "id": None}) for card, change in zip(off, changes, strict=True)]
     verdict = judge_claim(LOWERS, [evidence([*off, *on])])
-    assert (verdict.verdict, verdict.seeds, verdict.effect) == ("inconclusive", 3, 0.0)
+    assert (verdict.verdict, verdict.seeds, verdict.effect) == ("contradicted", 3, 0.0)
+    assert verdict.reason.startswith("the interval reaches down to 0 and stays below 0.02 nats/token, which")
 
 
 def test_a_claim_is_judged_on_its_own_sweep_and_elsewhere_only_where_that_has_no_group() -> None:

@@ -23,7 +23,7 @@ from lab.analysis.claims.effects import (
     worst,
 )
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.claims.judging import DEPTH, ON, QK, STEPS, TENFOLD, WIDTH, claim
+from lab.analysis.claims.judging import DEPTH, ON, QK, STEPS, TENFOLD, TO_SPARE, WIDTH, claim
 from lab.analysis.probe_values import late, near, peak
 
 WITHOUT, WITH = {QK: None}, {QK: ON}
@@ -46,7 +46,7 @@ def eta_div_falls_with_size(off: ArmTables) -> Effects:
     return -slope_over_size(off, "log_lost")
 
 
-@contrast("1", "with qk-layernorm no learning rate is lost, at any size")
+@contrast("1", "with qk-layernorm no learning rate is lost, at any size", unit=TO_SPARE)
 def qk_layernorm_keeps_every_learning_rate(off: ArmTables, on: ArmTables) -> Effects:
     """The best loss + 0.3 minus the loss at each learning rate above the best one, the smallest, at each size.
 
@@ -83,6 +83,7 @@ def qk_layernorm_curves_coincide(off: ArmTables, on: ArmTables) -> Effects:
     "2",
     "at the top LR the smallest and the largest model are lost without qk-layernorm and kept with it",
     shown_in="loss_over_steps",
+    unit=TO_SPARE,
 )
 def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
     """Loss minus the best one + 0.3 without it, the reverse with it."""

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, at_each_size, exceeds, log10, mean, parts, slope
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import ON, QK, WIDTH, claim
+from lab.analysis.claims.judging import ON, QK, TO_SPARE, WIDTH, claim
 from lab.analysis.curves import LR
 from lab.analysis.probe_values import late
 
@@ -188,7 +188,9 @@ def larger_epsilon_raises_the_loss(large: ArmTables, usual: ArmTables) -> Effect
     return loss_at_top(large) - loss_at_top(usual)
 
 
-@epsilon("E.15", "at the top LR training is lost with epsilon 1e-6 and not with 1e-8", arms=[LARGE, USUAL])
+@epsilon(
+    "E.15", "at the top LR training is lost with epsilon 1e-6 and not with 1e-8", arms=[LARGE, USUAL], unit=TO_SPARE
+)
 def larger_epsilon_loses_training(large: ArmTables, usual: ArmTables) -> Effects:
     """Loss minus the best one + 0.3 at 1e-6, the reverse at 1e-8, largest size."""
     above, below = (arm.lost_by(arm.top).iloc[:, -1] for arm in (large, usual))

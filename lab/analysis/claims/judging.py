@@ -47,6 +47,10 @@ PLAIN: Config = {
 LOG10 = "log10 "
 # What sentences claim of an effect: the open range in which it lies.
 ABOVE_ZERO, TENFOLD, HALF_DECADE = (0.0, math.inf), (1.0, math.inf), (-0.5, 0.5)
+# The unit of what a loss has to spare before a limit: zero is the limit then, not the lack of an effect.
+TO_SPARE = "nats/token to spare"
+# By unit, the size below which a difference is none; figures 1 and 3 call losses that are this near the same.
+NEGLIGIBLE = {"nats/token": 0.02, "nats/token per decade": 0.02}
 
 ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
 EffectsOfArms = Callable[..., Effects]
@@ -146,9 +150,12 @@ def claim(
     return file
 
 
-def decide(intervals: Sequence[Interval], side: tuple[float, float]) -> tuple[str, Interval]:
+def decide(intervals: Sequence[Interval], side: tuple[float, float], negligible: float = 0.0) -> tuple[str, Interval]:
     """The one rule: a claim is reproduced where every interval lies wholly inside ``side``, contradicted where one
     lies wholly outside, else inconclusive; below three seeds it is inconclusive.
+
+    A claim of an effect above zero is contradicted too where an interval reaches down to zero and stays below
+    ``negligible``: then there is no effect that counts.
 
     Returns:
         The verdict, and the interval that speaks loudest against the claim.
@@ -160,6 +167,9 @@ def decide(intervals: Sequence[Interval], side: tuple[float, float]) -> tuple[st
     outside = max(intervals, key=lambda one: max(low - one.high, one.low - high))
     if outside.high < low or outside.low > high:
         return "contradicted", outside
+    none = [one for one in intervals if side == ABOVE_ZERO and one.low <= 0 and one.high < negligible]
+    if none:
+        return "contradicted", min(none, key=lambda one: one.high)
     weakest = max(intervals, key=lambda one: max(low - one.low, one.high - high))
     return ("reproduced" if low < weakest.low and weakest.high < high else "inconclusive"), weakest
 
@@ -219,7 +229,7 @@ def _qualified(effects: Effects) -> Qualified:
 
 
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict:
-    verdict, interval = decide(effects.intervals(), claim.side)
+    verdict, interval = _decide(claim, effects)
     reason = ""
     if interval.n < FEWEST_SEEDS:
         reason = "; ".join([f"{interval.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
@@ -228,8 +238,7 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
     elif verdict == "reproduced" and (weak := [one for one in effects.control_intervals() if not one.low > 0]):
         verdict, reason = "inconclusive", _vacuous(claim, min(weak, key=lambda one: one.low), arms)
     elif verdict != "reproduced":
-        relation = "lies wholly on the other side of" if verdict == "contradicted" else "reaches beyond"
-        reason = f"the interval {relation} what is claimed, {_range(claim)}; tried: {extent(arms)}"
+        reason = f"the interval {_relation(claim, verdict, interval)}; tried: {extent(arms)}"
     reason = "; ".join(filter(None, [reason, effects.caution]))
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
@@ -237,12 +246,26 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
     return Verdict(verdict, *interval[:4], reason, folder.name, sweep, *tried)
 
 
+def _decide(claim: Claim, effects: Qualified) -> tuple[str, Interval]:
+    return decide(effects.intervals(), claim.side, NEGLIGIBLE.get(claim.unit, 0.0))
+
+
+def _relation(claim: Claim, verdict: str, interval: Interval) -> str:
+    """How an interval lies to what is claimed."""
+    low, high = claim.side
+    if verdict == "inconclusive":
+        return f"reaches beyond what is claimed, {_range(claim)}"
+    if interval.high < low or interval.low > high:
+        return f"lies wholly on the other side of what is claimed, {_range(claim)}"
+    return f"reaches down to 0 and stays below {NEGLIGIBLE[claim.unit]:g} {claim.unit}, which counts as none"
+
+
 def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str) -> str:
     """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
     if verdict == "inconclusive" or not any(arm.reads_sensitivity for arm in arms):
         return ""
     effects = claim.effects(*(arm.without_undertraining() for arm in arms))
-    stability, interval = decide(_qualified(effects).intervals(), claim.side)
+    stability, interval = _decide(claim, _qualified(effects))
     if stability == verdict:
         return ""
     return (

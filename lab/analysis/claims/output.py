@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, coincide, exceeds, log10
 from lab.analysis.claims.evidence import ArmTables, Config
-from lab.analysis.claims.judging import DECAY, ON, QK, TENFOLD, Z_LOSS, claim
+from lab.analysis.claims.judging import DECAY, ON, QK, TENFOLD, TO_SPARE, Z_LOSS, claim
 from lab.analysis.probe_values import late, near
 
 LOG_Z, PRECISION = "log_z_square", "precision"
@@ -29,7 +29,12 @@ def z_loss_lowers_sensitivity(off: ArmTables, on: ArmTables) -> Effects:
     return off.table("total") - on.table("total")
 
 
-@output("3", "with neither weight decay nor z-loss the top LR is lost, at every size", arms=[PLAIN_LOSS, WITH_Z])
+@output(
+    "3",
+    "with neither weight decay nor z-loss the top LR is lost, at every size",
+    arms=[PLAIN_LOSS, WITH_Z],
+    unit=TO_SPARE,
+)
 def top_is_lost_with_neither(off: ArmTables, on: ArmTables) -> Effects:
     """Loss at the top learning rate minus the best one + 0.3, at each size; the control: with z-loss it is below."""
     return Qualified(off.lost_by(off.top), control=-Qualified(on.lost_by(on.top)))

@@ -24,7 +24,7 @@ from lab.analysis.claims.gradients import (
     rising_epsilon,
     trend,
 )
-from lab.analysis.claims.judging import DECAY, DEPTH, QK, STEPS, WIDTH, claim
+from lab.analysis.claims.judging import DECAY, DEPTH, QK, STEPS, TO_SPARE, WIDTH, claim
 from lab.analysis.curves import LR
 
 # Epsilon over the gradient RMS; that is always the one which the smallest epsilon leaves, of the first MLP layer.
@@ -114,6 +114,7 @@ def epsilon_past_the_gradient_raises_the_loss(smallest: ArmTables, *larger: ArmT
     "at the top LR, decay times steps at least 10, training is lost with every epsilon from the gradient RMS on and "
     "not with the smallest",
     restates="larger_epsilon_loses_training",
+    unit=TO_SPARE,
 )
 def epsilon_past_the_gradient_loses_training(smallest: ArmTables, *larger: ArmTables) -> Effects:
     """Loss minus the best one + 0.3 at each, the reverse at the smallest, largest size."""

@@ -18,7 +18,7 @@ from lab.analysis.claims.effects import (
     slope_over_size,
 )
 from lab.analysis.claims.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import DEPTH, HALF_DECADE, ON, QK, WIDTH, ChooseArms, claim
+from lab.analysis.claims.judging import DEPTH, HALF_DECADE, ON, QK, TO_SPARE, WIDTH, ChooseArms, claim
 
 NAME, BASE = "parametrization.name", "parametrization.base_width"
 STANDARD, SIMPLE, FULL, INVERSE = (
@@ -109,13 +109,14 @@ def mup_holds_the_optimum_without_qk_layernorm(simple: ArmTables, standard: ArmT
     frees=[QK],
     holds=SIMPLE,
     sweep="mup",
+    unit=TO_SPARE,
 )
 def mup_needs_qk_layernorm(without: ArmTables, with_it: ArmTables) -> Effects:
     """Loss at the top learning rate minus the best one + 0.3, at each size; the control: with it, it is below."""
     return Qualified(without.lost_by(without.top), control=-Qualified(with_it.lost_by(with_it.top)))
 
 
-@mup("E.5", "with full muP and qk-layernorm LR 1 trains, at every size", arms=[FULL, STANDARD])
+@mup("E.5", "with full muP and qk-layernorm LR 1 trains, at every size", arms=[FULL, STANDARD], unit=TO_SPARE)
 def full_mup_trains_at_one(full: ArmTables, standard: ArmTables) -> Effects:
     """The best loss + 0.3 minus the loss at learning rate 1, at each size.
 
@@ -169,6 +170,7 @@ def inverse_scale_hurts_the_largest(root: ArmTables, inverse: ArmTables) -> Effe
     arms=[{QK: None}, {QK: ON}],
     frees=[QK],
     holds=INVERSE,
+    unit=TO_SPARE,
 )
 def inverse_scale_needs_qk_layernorm(without: ArmTables, with_it: ArmTables) -> Effects:
     """Loss at the top learning rate minus the best one + 0.3, largest size; the control: with it, it is below."""

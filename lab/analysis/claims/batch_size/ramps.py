@@ -13,7 +13,7 @@ from lab.analysis.batch_size.ramps import loss_at, over_tokens, predicted_saving
 from lab.analysis.batch_size.targets import STAGES, ratio_of_means, tune
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables, CurveSummary, MissingRunsError
-from lab.analysis.claims.judging import STEPS, claim
+from lab.analysis.claims.judging import STEPS, TO_SPARE, claim
 from lab.analysis.probe_values import updates
 from lab.analysis.text import spell
 
@@ -164,6 +164,7 @@ def _leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
     "a batch that grows over the first 2.5 % of the tokens leads the constant one there and ends no higher",
     arms=_arms("glm_130b", "constant"),
     source=GLM,
+    unit=TO_SPARE,
 )
 def growth_over_a_fortieth_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
     """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
@@ -176,6 +177,7 @@ def growth_over_a_fortieth_leads_and_ends_level(ramp: ArmTables, constant: ArmTa
     "higher",
     arms=_arms("mt_nlg", "constant"),
     source=MT_NLG,
+    unit=TO_SPARE,
 )
 def growth_by_increments_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
     """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
@@ -188,6 +190,7 @@ def growth_by_increments_leads_and_ends_level(ramp: ArmTables, constant: ArmTabl
     "higher",
     arms=_arms("gpt3", "constant"),
     source=GPT3,
+    unit=TO_SPARE,
 )
 def growth_in_a_line_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
     """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables
-from lab.analysis.claims.judging import claim
+from lab.analysis.claims.judging import TO_SPARE, claim
 from lab.analysis.claims.spikes.responses import BURST, GLM, HALF, OPT, PEAK_STEP, cost
 from lab.analysis.probe_values import late_excess, rise
 from lab.analysis.spikes.detectors import detect
@@ -72,6 +72,7 @@ def a_quarter_of_the_rate_saves_an_exploded_run(none: ArmTables, quarter: ArmTab
     "the series of restarts ends no higher, to 0.1 nats, than the lowest of its learning rates held throughout",
     arms=({LEDGER: NONE}, {LEDGER: "opt_175b"}),
     source=OPT,
+    unit=TO_SPARE,
 )
 def the_series_of_restarts_ends_as_low_as_its_lowest_rate(none: ArmTables, series: ArmTables) -> Effects:
     """0.1 nats plus the final loss at half the highest learning rate minus that of the series from the highest one.

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.claims.judging import STEPS, claim
+from lab.analysis.claims.judging import STEPS, TO_SPARE, claim
 from lab.analysis.probe_values import near
 from lab.analysis.spikes.costs import HELD_OUT, spike_costs
 from lab.analysis.spikes.state_and_data import DATA, EARLIER, MOMENTS, WEIGHTS, Cell
@@ -252,6 +252,7 @@ def clamped_activations_lower_the_peak(*arms: ArmTables) -> Effects:
     "the soft guard of the learning rate lowers the peak of the held-out loss, for less than 2 % of the final loss",
     *(NONE, GUARD),
     source=OPT,
+    unit=TO_SPARE,
 )
 def the_soft_guard_lowers_the_peak(*arms: ArmTables) -> Effects:
     """Peak without a response minus that with the guard, nats; and 1.02 times the final loss minus the guard's."""
