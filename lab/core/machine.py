@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,14 @@ def _is_exact() -> bool:
     a, b = torch.randn(2, 4, 64, 64, generator=torch.Generator().manual_seed(0))
     error = (torch.bmm(a, b).double() - torch.bmm(a.double(), b.double())).abs().max()
     return bool(error < FP32_ERROR)
+
+
+@cache
+def multiplies_bf16() -> bool:
+    """Whether this processor has fast bf16 products: oneDNN's need AVX-512; torch's own take ten times as long as fp32."""
+    import torch
+
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 # glibc's option numbers for mallopt(3), and the values to set.

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from lab.core import machine
 from lab.core.rounding import as_fp16
 from lab.model.parametrization import Role
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
 PADDING = 64  # entries; a multiple of the vector length of every CPU
+MULTIPLIES_BF16 = machine.multiplies_bf16()
 
 
 class Gelu(torch.autograd.Function):
@@ -70,11 +72,17 @@ def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
 
     Returns:
         ``[... i k]``, in the precision ``operands`` if given; the caller casts it back.  The products of the backward
-        pass round their operands and results alike.  Emulated fp16 multiplies in fp32, and its results stay fp32.
+        pass round their operands and results alike.  Emulated fp16 multiplies in fp32, and its results stay fp32.  A
+        CPU without fast bf16 products multiplies the rounded operands in fp32, and rounds the result.
     """
     if operands is torch.float16:
         return as_fp16(torch.matmul(as_fp16(a), as_fp16(b)))
-    return torch.matmul(a, b) if operands is None else torch.matmul(a.to(operands), b.to(operands))
+    if operands is None:
+        return torch.matmul(a, b)
+    a, b = a.to(operands), b.to(operands)
+    if a.device.type == "cpu" and not MULTIPLIES_BF16:
+        return torch.matmul(a.float(), b.float()).to(operands)
+    return torch.matmul(a, b)
 
 
 class Layer(nn.Module):
