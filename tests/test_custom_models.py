@@ -58,7 +58,7 @@ class Plain(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(0.1 * torch.randn(LENGTH, width))
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 2, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(width, 1, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(depth)
         )
         self.head = nn.Linear(width, vocabulary, bias=False)

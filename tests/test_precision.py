@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.interventions.loss_terms import ZLoss
+from lab.model import layers
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from lab.training.engine import Compiled, Eager
@@ -104,6 +105,14 @@ def median(values: Iterator[float]) -> float:
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_bf16_is_the_reference_with_products_rounded(depth: int, heads: int, qk_layernorm: bool) -> None:
     assert median(distances(rounding(), depth=depth, heads=heads, qk_layernorm=qk_layernorm)) < SAME
+
+
+@pytest.mark.parametrize("has_bf16_units", [True, False])
+def test_a_processor_without_bf16_units_rounds_in_the_same_places(
+    has_bf16_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "MULTIPLIES_BF16", has_bf16_units)
+    assert median(distances(rounding(), depth=2)) < SAME
 
 
 @compiles
