@@ -58,7 +58,7 @@ class Plain(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(0.1 * torch.randn(LENGTH, width))
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 1, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(width, 2, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(depth)
         )
         self.head = nn.Linear(width, vocabulary, bias=False)
@@ -120,7 +120,8 @@ PER_RUN = [
 ODD = ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3")
 
 
-@pytest.mark.parametrize("shared", [MLP, (*MLP, *ODD), PLAIN], ids=" ".join)
+# heads of 16: without AVX-512 the bits of products as narrow as 8 depend on the layout of their operands
+@pytest.mark.parametrize("shared", [MLP, (*MLP, *ODD), (*PLAIN, "model.width=32")], ids=" ".join)
 def test_a_custom_models_run_is_the_same_bits_alone_and_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=(*shared, "steps=6"))
     together = trained(wanted)
