@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -62,9 +61,11 @@ def _is_exact() -> bool:
     return bool(error < FP32_ERROR)
 
 
-@cache
 def multiplies_bf16() -> bool:
-    """Whether this processor has fast bf16 products: oneDNN's need AVX-512; torch's own take ten times as long as fp32."""
+    """Whether this processor has fast bf16 products: oneDNN's, which on x86 need AVX-512.
+
+    Torch's own take ten times as long as those of fp32.
+    """
     import torch
 
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 DROPPED_BITS = {torch.float16: 13, torch.bfloat16: 16}  # of the 23 bits of an fp32 mantissa
 LARGEST_FP16, SMALLEST_NORMAL_FP16 = 65504.0, 2.0**-14
@@ -14,8 +17,11 @@ SUBNORMAL_SHIFT = 0.75
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round numbers to the nearest of ``dtype``, halves to even, in the format of ``x``; fp16 overflows to infinity.
 
-    It works on bits, because a compiler may leave out a cast to a narrower format and back.
+    It works on bits, because a compiler may leave out a cast to a narrower format and back.  Where nothing is traced for
+    a compiler, bf16 takes the casts, which are faster.
     """
+    if dtype is torch.bfloat16 and get_proxy_mode() is None:
+        return x.to(dtype).to(x.dtype)
     given, x = x.dtype, x.float()
     dropped = DROPPED_BITS[dtype]
     bits = x.view(torch.int32)
@@ -28,17 +34,23 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Rounded(torch.autograd.Function):
-    """Rounds values to fp16, and their gradient on the way back, as if the tensor were kept in fp16."""
+    """Rounds values, and their gradient on the way back."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return rounded(x, torch.float16)
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = dtype
+        return rounded(x, dtype)
 
     @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        return rounded(gradients[0], torch.float16)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return rounded(gradients[0], ctx.dtype), None
+
+
+def as_kept_in(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round values and their gradient, as if the tensor were kept in fp16 or bf16."""
+    return Rounded.apply(x, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def as_fp16(x: Tensor) -> Tensor:
     """Round values and their gradient to fp16."""
-    return Rounded.apply(x)  # type: ignore[no-any-return,no-untyped-call]
+    return as_kept_in(x, torch.float16)

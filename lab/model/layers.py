@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core import machine
-from lab.core.rounding import as_fp16
+from lab.core.rounding import as_kept_in
 from lab.model.parametrization import Role
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -72,17 +72,15 @@ def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
 
     Returns:
         ``[... i k]``, in the precision ``operands`` if given; the caller casts it back.  The products of the backward
-        pass round their operands and results alike.  Emulated fp16 multiplies in fp32, and its results stay fp32.  A
-        CPU without fast bf16 products multiplies the rounded operands in fp32, and rounds the result.
+        pass round their operands and results alike.  Emulated fp16 multiplies in fp32, and its results stay fp32; so
+        does bf16 on a CPU without fast products of its own.
     """
-    if operands is torch.float16:
-        return as_fp16(torch.matmul(as_fp16(a), as_fp16(b)))
     if operands is None:
         return torch.matmul(a, b)
-    a, b = a.to(operands), b.to(operands)
-    if a.device.type == "cpu" and not MULTIPLIES_BF16:
-        return torch.matmul(a.float(), b.float()).to(operands)
-    return torch.matmul(a, b)
+    if operands is torch.float16 or (a.device.type == "cpu" and not MULTIPLIES_BF16):
+        a, b = as_kept_in(a, operands), as_kept_in(b, operands)
+        return as_kept_in(torch.matmul(a, b), operands)
+    return torch.matmul(a.to(operands), b.to(operands))
 
 
 class Layer(nn.Module):
