@@ -68,7 +68,8 @@ def multiplies_bf16() -> bool:
     """
     import torch
 
-    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 # glibc's option numbers for mallopt(3), and the values to set.

@@ -17,8 +17,8 @@ SUBNORMAL_SHIFT = 0.75
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round numbers to the nearest of ``dtype``, halves to even, in the format of ``x``; fp16 overflows to infinity.
 
-    It works on bits, because a compiler may leave out a cast to a narrower format and back.  Where nothing is traced for
-    a compiler, bf16 takes the casts, which are faster.
+    It works on bits, because a compiler may leave out a cast to a narrower format and back.  Where nothing is traced
+    for a compiler, bf16 takes the casts, which are faster.
     """
     if dtype is torch.bfloat16 and get_proxy_mode() is None:
         return x.to(dtype).to(x.dtype)
