@@ -147,8 +147,9 @@ class Evidence:
     def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
         """Group the curves that agree in everything but the keys ``frees`` and those below them."""
         groups: dict[Hashable, dict[int, Config]] = {}
+        freed = {key for key in set().union(*self.curves.values()) if _below(key, frees)}
         for number, curve in self.curves.items():
-            fixed = frozenset((key, value) for key, value in curve.items() if not _below(key, frees))
+            fixed = frozenset((key, value) for key, value in curve.items() if key not in freed)
             groups.setdefault(fixed, {})[number] = curve
         return [ComparisonGroup(self, curves) for curves in groups.values()]
 

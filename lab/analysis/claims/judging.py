@@ -203,17 +203,20 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
 
     Of several groups the one with the most runs counts; of equals the one in the earlier folder.
     """
-    candidates: list[tuple[list[ArmTables], Effects]] = []
+    candidates: list[list[ArmTables]] = []
     missing: list[MissingRunsError] = []
     for group in (group for folder in folders for group in folder.groups(claim.frees) if group.holds(claim.holds)):
         try:
-            arms = claim.arms(group)
-            candidates.append((arms, claim.effects(*arms)))
+            candidates.append(claim.arms(group))
         except MissingRunsError as error:
             missing.append(error)
-    if candidates:
-        arms, effects = max(candidates, key=lambda candidate: _weight(claim, candidate[0]))
-        return _verdict(claim, arms, _qualified(effects))
+    for arms in sorted(candidates, key=lambda arms: _weight(claim, arms), reverse=True):
+        try:
+            effects = claim.effects(*arms)
+        except MissingRunsError as error:
+            missing.append(error)
+        else:
+            return _verdict(claim, arms, _qualified(effects))
     gap = next((str(error) for error in missing if error.arms_exist), "no folder has its arms")
     reason = f"{gap}; lab sweep {claim.sweep} trains what it takes"
     return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
