@@ -70,15 +70,18 @@ def test_fp32_products_go_to_onednn_only_if_it_keeps_them_exact(rounds: bool, mo
     def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return true_bmm(a.bfloat16(), b.bfloat16()).float() if rounds and a.dtype == torch.float32 else true_bmm(a, b)
 
-    monkeypatch.setattr(machine, "is_intel", lambda: False)
     monkeypatch.setattr(torch, "bmm", bmm)
     try:
-        machine.configure_torch()
-        assert machine.matmul_library() == ("MKL" if rounds else "oneDNN")
-        switch.fp32_precision = "none"
-        monkeypatch.setattr(machine, "is_intel", lambda: True)
-        machine.configure_torch()
-        assert machine.matmul_library() == "MKL"
+        for intel, bf16, library in [
+            (False, True, "MKL" if rounds else "oneDNN"),
+            (True, True, "MKL"),
+            (False, False, "MKL"),
+        ]:
+            switch.fp32_precision = "none"
+            monkeypatch.setattr(machine, "is_intel", lambda intel=intel: intel)
+            monkeypatch.setattr(machine, "multiplies_bf16", lambda bf16=bf16: bf16)
+            machine.configure_torch()
+            assert machine.matmul_library() == library
     finally:
         switch.fp32_precision = before
         torch.set_flush_denormal(False)

@@ -22,7 +22,7 @@ FP32_ERROR = 1e-4
 
 def choose_matmul_library() -> None:
     """Choose oneDNN for fp32 products where MKL would run slow kernels and oneDNN is as exact."""
-    if is_intel():
+    if is_intel() or not multiplies_bf16():
         return
     _matmul_backend().fp32_precision = "bf16"
     if not _is_exact():
@@ -32,8 +32,9 @@ def choose_matmul_library() -> None:
 def matmul_library() -> str:
     """The library of fp32 products: ``MKL`` or ``oneDNN``.
 
-    MKL reserves its fast kernels for Intel's processors; on others oneDNN is about twice as fast.  Torch calls it for
-    fp32 products only if they *may* be rounded to bf16, and never below 4096 multiplications.
+    MKL reserves its AVX-512 kernels for Intel's processors; on others oneDNN is about twice as fast.  Torch calls it
+    for fp32 products only if they *may* be rounded to bf16 and the processor has fast bf16 products, and never below
+    4096 multiplications.
     """
     return "oneDNN" if _matmul_backend().fp32_precision == "bf16" else "MKL"
 
