@@ -95,9 +95,9 @@ def test_a_dropped_batch_size_is_told_of_wherever_the_others_are() -> None:
     refusal = f"since the best learning rate, {spell(2**-5)}, is the highest tried"
     cautions = batch_cautions(study_of(records))
     assert [caution.split(" at ")[0] for caution in cautions] == [
-        "Left out: SGD",
-        "Left out: momentum",
         "Left out: Adam",
+        "Left out: momentum",
+        "Left out: SGD",
     ]
     assert all("batch of 4096" in caution and refusal in caution for caution in cautions)
     for name in ("steps_with_batch", "best_lr_with_batch"):

@@ -104,6 +104,18 @@ def test_tuned_batch_sizes_lie_on_their_hyperbola_and_say_which_are_dropped() ->
     assert "batch of 1024" in last
 
 
+def test_optimizers_come_in_one_order_whichever_run_is_first() -> None:
+    adam = batch_runs({4: 0.02, 16: 0.03})
+    names = {"sgd": "s", "adamw": "a", "momentum": "m"}
+    runs = pd.concat(
+        [adam.runs.assign(id=adam.runs["id"] + end, **{"optimizer.name": name}) for name, end in names.items()]
+    )
+    metrics = pd.concat([adam.metrics.assign(id=adam.metrics["id"] + end) for end in names.values()])
+    several = adam._replace(runs=runs, metrics=metrics)
+    for shuffled in (runs, runs[::-1]):
+        assert [tuned.name for tuned in tuned_steps(several._replace(runs=shuffled))] == ["Adam", "momentum", "SGD"]
+
+
 def test_runs_that_differ_in_more_than_batch_and_learning_rate_are_not_one_curve() -> None:
     both = batch_runs({4: 0.02, 16: 0.03})
     twice = both._replace(runs=pd.concat([both.runs, both.runs.assign(intervention="none")]))

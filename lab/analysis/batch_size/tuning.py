@@ -70,13 +70,13 @@ class TunedSteps(NamedTuple):
 def tuned_steps(records: Records) -> list[TunedSteps]:
     """Tune the learning rate of every batch size for steps to the loss of a bigram model.
 
-    Only runs with a constant schedule count, since a decaying one sets by its end when a loss is reached. Empty where
-    no optimizer has several batch sizes and learning rates.
+    Only runs with a constant schedule count, since a decaying one sets by its end when a loss is reached. Sorted by
+    size and optimizer; empty where no optimizer has several batch sizes and learning rates.
     """
     runs = records.runs[(records.runs["status"] != "failed") & (records.runs["schedule.name"] == "constant")]
     several = [
         (key, group)
-        for key, group in runs.groupby(["parameters_without_embeddings", "optimizer.name"], sort=False)
+        for key, group in runs.groupby(["parameters_without_embeddings", "optimizer.name"])
         if group["batch_size"].nunique() > 1 and group[LR].nunique() > 1 and _are_one_arm(group, "batch_size", LR)
     ]
     if not several:
