@@ -1,4 +1,4 @@
-"""Hydra's composition remembered: requests of one test that choose the same files compose them once."""
+"""What Hydra composes of a request, and of a sweep; remembered where requests of one test choose the same files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,39 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import Overrides
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from lab.cli import launch
+from lab.cli.compose import expand, parse
+from lab.cli.hydra_app import data_folder
+
+Loaded = tuple[Any, DictConfig]
+
+
+def load(*words: str) -> Loaded:
+    """Hydra's loader and the config of a request."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        return loader, loader.load_configuration("config", list(words), RunMode.MULTIRUN)
+
+
+def points_of(name: str, scale: str) -> tuple[Loaded, list[list[str]]]:
+    """What Hydra loads of a sweep of the lab at a scale, and the overrides of all its points."""
+    sweep = launch.read_sweep(launch.sweeps()[name])
+    ConfigStore.instance().store("requested", sweep, group="sweeps", package="_global_")
+    words = ["sweeps=requested", f"scale={scale}"]
+    loader, config = load(*words)
+    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
+    return (loader, config), expand(parse([*params, *words], loader))
 
 
 def remember(patch: pytest.MonkeyPatch) -> None:

@@ -7,38 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 
-import composing
+from composing import load, points_of, remember
 from lab.cli import launch
 from lab.cli.compose import expand, parse, resolved
-from lab.cli.hydra_app import data_folder
 from lab.cli.points import TreeComposer
 from lab.core.errors import RequestError
 
 SWEEPS = launch.sweeps()
-Loaded = tuple[Any, DictConfig]
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Callable[..., Loaded]]:
-    """Hydra's loader and the config of a request."""
-
-    def load(*words: str) -> Loaded:
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
-            loader = GlobalHydra.instance().config_loader()
-            return loader, loader.load_configuration("config", list(words), RunMode.MULTIRUN)
-
+@pytest.fixture(scope="module", autouse=True)
+def remembered() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        composing.remember(patch)
-        yield load
+        remember(patch)
+        yield
     GlobalHydra.instance().clear()
 
 
@@ -60,18 +47,9 @@ def by_lab(composer: TreeComposer, point: Sequence[str]) -> str:
         return "refused"
 
 
-def points_of(name: str, scale: str, loaded: Callable[..., Loaded]) -> tuple[Loaded, list[list[str]]]:
-    """All points of a sweep of the lab."""
-    ConfigStore.instance().store("requested", launch.read_sweep(SWEEPS[name]), group="sweeps", package="_global_")
-    words = ["sweeps=requested", f"scale={scale}"]
-    loader, config = loaded(*words)
-    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
-    return (loader, config), expand(parse([*params, *words], loader))
-
-
 @pytest.mark.parametrize("name", SWEEPS)
-def test_points_of_a_sweep_are_those_of_hydra(name: str, loaded: Callable[..., Loaded]) -> None:
-    hydra, points = points_of(name, "cpu", loaded)
+def test_points_of_a_sweep_are_those_of_hydra(name: str) -> None:
+    hydra, points = points_of(name, "cpu")
     composer = TreeComposer(*hydra)
     last = [by_lab(composer, point) for point in points[-3:]]
     assert last[-1] == by_hydra(*hydra, points[-1])
@@ -81,8 +59,8 @@ def test_points_of_a_sweep_are_those_of_hydra(name: str, loaded: Callable[..., L
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", ["cpu", "day", "toy"])
 @pytest.mark.parametrize("name", SWEEPS)
-def test_every_point_of_a_sweep_is_that_of_hydra(name: str, scale: str, loaded: Callable[..., Loaded]) -> None:
-    hydra, points = points_of(name, scale, loaded)
+def test_every_point_of_a_sweep_is_that_of_hydra(name: str, scale: str) -> None:
+    hydra, points = points_of(name, scale)
     composer = TreeComposer(*hydra)
     for point in points:
         assert by_lab(composer, point) == by_hydra(*hydra, point)
@@ -98,15 +76,13 @@ checkpoint.keep=null,2 probes.names=[val_loss],[] probes.every=5,true +intervent
 ++model.depth=1,3 ~optimizer.clip optimizer.clip=inf,nan out=a,??? scale.steps=8,9 scale.batch_size=2,4
 optimizer=adamw,adamw_coupled model=d32,d64 intervention=[],[z_loss] arm=coupled_decay scale=toy,cpu
 tracker.name=none,a\\\\b +extra=${oc.select:seed},2 +other='${${which}}' +which=seed,steps no.such.key=1,2
-engine=${out},eager
+engine=${out},eager +which=width,depth batch_size=${model.${which}} seed='${whole_quotient:${steps},2}'
 """)
 
 
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5), st.integers(0, 1000))
-def test_points_are_those_of_hydra_whatever_is_swept(
-    loaded: Callable[..., Loaded], words: list[str], skip: int
-) -> None:
-    hydra = loaded()
+def test_points_are_those_of_hydra_whatever_is_swept(words: list[str], skip: int) -> None:
+    hydra = load()
     points = expand(parse(words, hydra[0]))
     composer = TreeComposer(*hydra)
     for point in (points[skip % len(points) :] + points)[:3]:
@@ -123,10 +99,14 @@ def test_points_are_those_of_hydra_whatever_is_swept(
         ["seed=1,2", "optimizer.beta1=${..seed}"],
         ["optimizer.lr=1,2", "+copy=${optimizer}"],
         ["seed=1,2", "+other='${${which}}'", "+which=seed"],
+        ["+which=two,ten", "+of={two:2,ten:10}", "steps='${of.${which}}'"],
+        ["model.width=16,32", "+which=width", "steps='${model.${which}}'"],
+        ["optimizer.lr=1,2", "schedule.name=optimizer", "+copy='${${schedule.name}.lr}'"],
+        ["steps=10,20", "data.seed='${whole_quotient:${steps},2}'"],
     ],
 )
-def test_a_value_that_others_are_made_of_reaches_them(words: list[str], loaded: Callable[..., Loaded]) -> None:
-    hydra = loaded()
+def test_a_value_that_others_are_made_of_reaches_them(words: list[str]) -> None:
+    hydra = load()
     composer = TreeComposer(*hydra)
     points = expand(parse(words, hydra[0]))
     expected = [by_hydra(*hydra, point) for point in points]
@@ -134,11 +114,12 @@ def test_a_value_that_others_are_made_of_reaches_them(words: list[str], loaded: 
     assert [by_lab(composer, point) for point in points] == expected
 
 
-def test_values_alone_cost_no_composition(loaded: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
-    hydra = loaded()
+def test_values_alone_cost_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    expressions = ["batch_size='${model.${which}}'", "+which=depth", "seq_len='${whole_quotient:${batch_size},1}'"]
+    hydra = load()
     composer = TreeComposer(*hydra)
     monkeypatch.setattr(TreeComposer, "_resolved", counted := composing_counter(TreeComposer._resolved))
-    points = expand(parse(["seed=range(50)", "optimizer.lr=1,2", "steps=10,20"], hydra[0]))
+    points = expand(parse(["seed=range(50)", "optimizer.lr=1,2", "steps=10,20", *expressions], hydra[0]))
     trees = [composer.tree(point) for point in points]
     assert counted.calls == 1
     assert {(tree["seed"], tree["data"]["seed"], tree["optimizer"]["lr"], tree["steps"]) for tree in trees} == {

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from composing import points_of
 from lab.__main__ import main
 from lab.cli import launch
-from lab.cli.compose import expand, resolved
 from lab.cli.hydra_app import data_folder
+from lab.cli.points import TreeComposer
 from lab.training.config import RunConfig, run_config
 
 SWEEPS = launch.sweeps()
@@ -38,26 +34,11 @@ def test_a_sweep_opens_with_question_hypothesis_source_expectation_and_cost(name
     assert [heading for line in header for heading in HEADINGS if line.startswith(heading)] == list(HEADINGS)
 
 
-@contextmanager
-def requested(name: str, scale: str) -> Iterator[list[list[str]]]:
-    """Inside Hydra's composition: the overrides of every point of a sweep at a scale."""
-    ConfigStore.instance().store(
-        group="sweeps", name="requested", node=launch.read_sweep(SWEEPS[name]), package="_global_"
-    )
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
-        chosen = ["sweeps=requested", f"scale={scale}"]
-        params = compose("config", chosen, return_hydra_config=True).hydra.sweeper.params
-        words = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
-        yield [[*chosen, *point] for point in expand(words)]
-    GlobalHydra.instance().clear()
-
-
-def composed(overrides: list[str]) -> RunConfig:
-    """One point, as types; no data is opened."""
-    tree = resolved(compose("config", overrides))
-    del tree["fleet"]
-    return run_config(tree)
+def requested(name: str, scale: str) -> tuple[list[list[str]], Callable[[list[str]], RunConfig]]:
+    """The overrides of every point of a sweep at a scale, and what makes types of them; no data is opened."""
+    loaded, points = points_of(name, scale)
+    composer = TreeComposer(*loaded)
+    return points, lambda point: run_config(composer.tree(point))
 
 
 def ends(numbers: Iterable[int]) -> tuple[int, int]:
@@ -72,9 +53,9 @@ def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
         r"^# Cost: (\d+) runs of (.+), (.+) steps of (.+) tokens", SWEEPS[name].read_text(), re.MULTILINE
     )
     widths, steps, tokens = ([int(number) for number in re.findall(r"\d+", words)] for words in cost[1:])
-    with requested(name, "cpu") as points:
-        sized = {tuple(word for word in point if word.startswith(SIZING)): point for point in points}
-        configs = [composed(point) for point in sized.values()]
+    points, composed = requested(name, "cpu")
+    sized = {tuple(word for word in point if word.startswith(SIZING)): point for point in points}
+    configs = [composed(point) for point in sized.values()]
     assert int(cost[0]) == len(points)
     assert ends(steps) == ends(config.steps for config in configs)
     assert ends(tokens) == ends(config.batch_size * config.seq_len for config in configs)
@@ -83,16 +64,16 @@ def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SWEEPS if name not in ("smoke", "quickstart", *AS_LONG_AS_IT_TAKES)])
 def test_a_sweep_is_as_long_as_the_papers_at_its_scale(name: str) -> None:
-    with requested(name, "paper") as points:
-        assert composed(points[-1]).steps >= 25_000
+    points, composed = requested(name, "paper")
+    assert composed(points[-1]).steps >= 25_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_composes_at_every_scale(name: str, scale: str) -> None:
-    with requested(name, scale) as points:
-        assert composed(points[0]).scale.name == composed(points[-1]).scale.name == scale
+    points, composed = requested(name, scale)
+    assert composed(points[0]).scale.name == composed(points[-1]).scale.name == scale
 
 
 @pytest.mark.slow

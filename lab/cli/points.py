@@ -20,7 +20,9 @@ Places = dict[str, Any]
 
 KEY = re.compile(r"\w+(\.\w+)*")
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
-DIVISION = re.compile(r"\$\{divide:[^${}]*\}")
+DIVISION = re.compile(r"\$\{(?:divide|whole_quotient):[^${}]*\}")
+# ``${scale.steps_of.#}``, where # was an expression: the key is one of those below ``scale.steps_of``.
+CHOICE = re.compile(r"\$\{(\w+(?:\.\w+)*)\.#(?:\.[\w#]+)*\}")
 
 
 class _Kind(NamedTuple):
@@ -161,14 +163,15 @@ def _users(config: DictConfig) -> dict[Path, list[tuple[Path, bool]]] | None:
     """By path of what is referred to: paths of the leaves that refer to it, and whether each only copies it.
 
     Returns:
-        None if an expression holds anything but absolute keys and divisions, since it may depend on any key.
+        None if an expression holds anything but absolute keys, choices among the keys below one, and divisions, since
+        it may depend on any key.
     """
     users: dict[Path, list[tuple[Path, bool]]] = {}
     for path, text in _expressions(config, ()):
         references, rest = list[str](), text
         while "${" in rest:
-            references += REFERENCE.findall(rest)
-            shorter = DIVISION.sub("#", REFERENCE.sub("#", rest))  # no word, so ${#} refers to no key
+            references += REFERENCE.findall(rest) + CHOICE.findall(rest)
+            shorter = DIVISION.sub("#", REFERENCE.sub("#", CHOICE.sub("#", rest)))  # no word, so ${#} refers to no key
             if shorter == rest:
                 return None
             rest = shorter
