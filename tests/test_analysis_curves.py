@@ -72,6 +72,11 @@ def test_runs_that_differ_in_a_number_are_never_one_curve():
             ["z_loss.coefficient 0.0001", "z_loss.coefficient 0.001"],
         ),
         ([{"steps": 400}, {"steps": 1000}], ["steps 400", "steps 1000"]),
+        ([{"batch_size": size, "batch.micro_batch": size / 2} for size in (8, 16)], ["batch size 8", "batch size 16"]),
+        (
+            [{"batch_size": 8, "batch.micro_batch": size} for size in (2, 4)] + [{"batch_size": 16}],
+            ["batch size 16", "micro batch 2, batch size 8", "micro batch 4, batch size 8"],
+        ),
         ([{}, {"data.name": "code", "data_fingerprint": "b"}], ["code", "text"]),
         ([{}, {"data_fingerprint": "b"}], ["data fingerprint a1b2c3d4e5f60718", "data fingerprint b"]),
         ([{"widths": (32,)}, {"widths": (64,), "model.head_width": 32}], ["with z-loss"]),

@@ -143,12 +143,18 @@ def test_the_loss_against_a_setting_carries_the_planted_values():
     assert line(below)[0][1] == pytest.approx([gradient] * 3), "geometric mean over seeds"
 
 
+def test_values_of_a_setting_that_no_arm_has_all_of_are_not_drawn_against_it():
+    made = cards(**{EPS: (1e-9, 1e-8, 1e-3), WARMUP: (0.01, 0.05)})
+    made = [card for card in made if (card[EPS] == 1e-9) == (card[WARMUP] == 0.01)]
+    assert "loss_against_setting" not in drawn(records(made, everything), SETTINGS)
+
+
 def test_what_changes_with_the_batch_is_named_and_no_setting_of_its_own():
     made = cards(batch_size=(16, 32, 64))
     for card in made:
         card["steps"] = 6400 // card["batch_size"]
     (axes,) = FIGURES["loss_against_setting"](records(made, everything)).axes
-    assert axes.get_xlabel() == "batch_size with steps"
+    assert axes.get_xlabel() == "batch size with steps"
 
 
 def test_the_model_of_no_blocks_is_a_line_and_no_panel():

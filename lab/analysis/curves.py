@@ -100,7 +100,7 @@ def _grows(curves: Sequence[Curve], sizes: Sequence[int], keys: list[str], shape
 
 
 def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
-    """Whether the name of a key's group (``optimizer.name``, ``intervention``), if among ``keys``, determines it."""
+    """Whether others of ``keys`` determine it: the name of its group (``optimizer.name``), or what it follows from."""
     group = key.split(".")[0]
     data = [k for k in keys if k.startswith("data.")]
     names = {
@@ -109,8 +109,9 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
         "ledger": ["ledger"],
         "data_fingerprint": data,
         "steps": ["batch.name"],
+        "batch.micro_batch": ["batch.name", "batch_size"],
     }
-    naming = [name for name in names.get(group, [f"{group}.name"]) if name in keys and name != key]
+    naming = [name for name in names.get(key, names.get(group, [f"{group}.name"])) if name in keys and name != key]
     distinct = {tuple(curve[name] for name in naming) for curve in curves}
     return bool(naming) and len({(*(curve[name] for name in naming), curve[key]) for curve in curves}) == len(distinct)
 

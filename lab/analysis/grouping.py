@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.curves import SHAPE, configs, differing, name_arms
+from lab.analysis.curves import SHAPE, configs, differing, name_arms, setting_name
 from lab.analysis.text import count
 
 MIN_VALUES = 3
@@ -22,17 +22,20 @@ class SweptSetting(NamedTuple):
 
     Attributes:
         key: its dotted key.
-        others: keys that change together with it.
+        name: what readers know it by, and with it the settings that change together with it.
         runs: runs with the columns ``setting`` (its value) and ``rest`` (label of the arm without the setting).
     """
 
     key: str
-    others: list[str]
+    name: str
     runs: pd.DataFrame
 
 
 def swept_setting(cards: pd.DataFrame, runs: pd.DataFrame) -> SweptSetting | None:
-    """The numeric setting that runs (``judge(points)`` of the ``cards``) vary; None if there is none, or several."""
+    """The numeric setting that runs (``judge(points)`` of the ``cards``) vary; None if there is none, or several.
+
+    It has three values or more in some arm, with all else equal.
+    """
     ended = cards[cards["id"].isin(runs["id"])]
     curve_of_run, curves = configs(ended)
     settings = {key: [curve[key] for curve in curves.values()] for key in differing(list(curves.values()))}
@@ -43,7 +46,10 @@ def swept_setting(cards: pd.DataFrame, runs: pd.DataFrame) -> SweptSetting | Non
     value_of_run = {run: curves[curve][keys[0]] for run, curve in zip(ended["id"], curve_of_run, strict=True)}
     setting, rest = pd.to_numeric(runs["id"].map(value_of_run)), runs["id"].map(arm_labels(cards, keys))
     runs = runs.assign(setting=setting, rest=rest)
-    return SweptSetting(keys[0], keys[1:], runs[runs["setting"].notna()])
+    if runs.groupby(["rest", "size"])["setting"].nunique().max() < MIN_VALUES:
+        return None
+    name = " with ".join(setting_name(key, next(iter(curves.values()))) for key in keys)
+    return SweptSetting(keys[0], name, runs[runs["setting"].notna()])
 
 
 def _is_swept(values: list[Hashable]) -> bool:
@@ -128,4 +134,4 @@ def facets(cards: pd.DataFrame, runs: pd.DataFrame) -> Facets:
         return Facets(arms, "size", "parameters", count)
     groups = swept.runs.groupby(["rest", "size"], sort=False)
     titled = [(f"{group['rest'].iloc[0]}, {count(group['size'].iloc[0])}", group) for _, group in groups]
-    return Facets(titled, "setting", swept.key, "{:g}".format)
+    return Facets(titled, "setting", swept.name, "{:g}".format)

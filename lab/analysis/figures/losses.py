@@ -92,7 +92,7 @@ def _setting_panel(
     quantity: Quantity,
 ) -> None:
     """Draw a value against the setting; zero is joined to nothing."""
-    position = scales.setting_axis(axes, shown["setting"], " with ".join([swept.key, *swept.others]))
+    position = scales.setting_axis(axes, shown["setting"], swept.name)
     for key, curve in facet.assign(position=position(facet["setting"])).groupby(line):
         for part in (curve[curve["setting"] == 0], curve[curve["setting"] > 0]):
             panels.over(axes, part, "position", value, shades[key], quantity)

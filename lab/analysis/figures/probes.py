@@ -57,8 +57,8 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     logits = records.metrics[records.metrics["probe"] == "attention_logit_max"]
     logits = logits[np.isfinite(logits["value"]) & (logits["value"] > 0)]
-    if logits.empty:
-        raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max")
+    if logits.empty or runs["lr"].nunique() == 1:
+        raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max, or all have one learning rate")
     peaks = runs.assign(peak=runs["id"].map(logits.groupby("id")["value"].max()))
     shown = facets(records.runs, peaks[peaks.groupby("curve")["peak"].transform("count") > 0])
     shades = style.shades(shown.values, style.SIZE_SHADES)

@@ -102,7 +102,7 @@ def over_steps(
         if row.scale != "loss":
             scales.probe_axis(axes, row.scale)
         if row.probe == "grad_rms":
-            _epsilons(axes, records, runs, shades if line_name == EPSILON else {})
+            _epsilons(axes, records, runs, shades if line_name == marks.EPSILON else {})
             scales.y_ticks(axes)
     sheet.keys((line_name, layout.line_keys(shades, "{:g}".format)))
     return sheet
@@ -322,7 +322,7 @@ def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
     rows = [
         ProbeSeries(probe, end, f"{name}\n{end.partition('.')[0]}") for end in ends for probe, name in names.items()
     ]
-    sheet = over_steps(records, shown.assign(panel=labels, line=shown["setting"]), rows, EPSILON)
+    sheet = over_steps(records, shown.assign(panel=labels, line=shown["setting"]), rows, marks.EPSILON)
     sheet.explain(marks.EPSILON, "Dashed lines are the epsilons.")
     return sheet
 
