@@ -134,6 +134,19 @@ def test_lab_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert len(told["rows"]) == 2
 
 
+def test_curves_whose_gradients_tell_no_noise_scale_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = planted()
+    lost = records.metrics["id"].isin(records.runs["id"][records.runs["optimizer.lr"] == 1e-2])
+    records.metrics.loc[lost & records.metrics["where"].str.startswith("squared"), "value"] *= -1
+    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: records)
+    assert main(["batch", str(tmp_path)]) == 0
+    table, _, sentences = capsys.readouterr().out.partition("\n\n")
+    assert len(table.splitlines()) == 2  # names, and one curve
+    assert sentences.startswith("Left out: 1 of 2 curves")
+
+
 def steps_to_target(rise: float = 0.0) -> Records:
     """A planted sweep of batch sizes with one of the three optimizers, its held-out losses higher by so much."""
     runs = planted_claims.cards("steps_to_target", dict.fromkeys(range(3), True))

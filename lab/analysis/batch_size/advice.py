@@ -152,9 +152,11 @@ def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
         yield json.dumps(_plain(advice, best, tuned), indent=1, allow_nan=False)
         return
     picture = folder / "batch.svg"
-    files.write_text(picture, layout.svg(noise_figure(advice), "batch"))
-    yield from plain_text(pd.DataFrame([_row(one) for one in advice]))
+    files.write_text(picture, layout.svg(noise_figure(measured), "batch"))
+    yield from plain_text(pd.DataFrame([_row(one) for one in measured]))
     yield ""
+    if unmeasured := len(advice) - len(measured):
+        yield f"Left out: {unmeasured} of {len(advice)} curves, whose gradients tell no noise scale."
     for sentence in (*map(_measured, tuned), *_recommendation(best), *cautions(best), *dropped(tuned)):
         yield from textwrap.wrap(sentence, LINE_LENGTH)
     yield f"figure: {picture}"
