@@ -1,5 +1,6 @@
 """One thread and the products that training uses for every test, whichever came before; what several share."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from small import brief
 from sweeping import finish
 
 pytest_plugins = ["pytester"]
+
+# A shell ignores interrupts for what it runs in the background, and children inherit that: tests interrupt some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 machine.configure_process()
 torch.set_num_threads(1)
