@@ -133,6 +133,7 @@ class Evidence:
         keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
         self.curves = {n: _present(curves[key]) for n, key in zip(first["curve"], keys, strict=True)}
         self._probe_values: dict[Any, dict[str, float]] = {}
+        self._run_tables: dict[Callable[[Records], pd.DataFrame], pd.DataFrame] = {}
 
     @cached_property
     def summaries(self) -> list[CurveSummary]:
@@ -168,6 +169,12 @@ class Evidence:
         if not self._probe_values[key]:
             raise MissingRunsError(f"no run recorded {probe} {where}".rstrip())
         return self._probe_values[key]
+
+    def run_table(self, tabulate: Callable[[Records], pd.DataFrame]) -> pd.DataFrame:
+        """What a function such as ``spike_costs`` makes of the records, indexed by run id; made once."""
+        if tabulate not in self._run_tables:
+            self._run_tables[tabulate] = tabulate(self.records)
+        return self._run_tables[tabulate]
 
 
 class ComparisonGroup:
@@ -273,6 +280,18 @@ class ArmTables:
         """What a probe recorded at a learning rate; ``reduce`` as in ``Evidence.probe_values``."""
         values = self.evidence.probe_values(reduce, probe, where, **options)
         return self._tabulate(lambda summary: values.get(summary.runs[lr].id, math.nan))
+
+    def column(self, lr: float, tabulate: Callable[[Records], pd.DataFrame], column: str) -> pd.DataFrame:
+        """A column of ``Evidence.run_table`` at a learning rate.
+
+        Raises:
+            MissingRunsError: the table has no row.
+        """
+        table = self.evidence.run_table(tabulate)
+        if table.empty:
+            raise MissingRunsError(f"no run tells its {column}")
+        values: dict[Any, Any] = table[column].to_dict()
+        return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
 
     def alarm(self, lr: float, kind: str, column: str) -> pd.DataFrame:
         """What ``spikes.scores.score_runs`` says of an alarm at a learning rate.

@@ -11,13 +11,12 @@ import pandas as pd
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, log10, mean, parts, slope
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.judging import BATCH, claim
-from lab.analysis.claims.spikes.responses import BURST, HALF, PEAK_STEP, cost
+from lab.analysis.claims.spikes.responses import BURST, HALF, PEAK_STEP
 from lab.analysis.curves import EPSILON
-from lab.analysis.spikes.costs import NONE
+from lab.analysis.spikes.costs import NONE, spike_costs
 from lab.analysis.spikes.stages import FROZEN
 from lab.analysis.spikes.updates import update_traits
 from lab.core.detectors import LEAST_RISE
-from lab.records.store import Records
 
 ADAM = "Adam instability"
 # That of the default recipe, far below the gradients.
@@ -62,18 +61,12 @@ of_the_spike = partial(theory, "abstract", arms=_at_the_usual_epsilon, cause=["s
 over_epsilons = partial(theory, "accounts", arms=_at_both_epsilons, cause=[EPSILON])
 
 
-def trait(records: Records, probe: str, where: str) -> pd.Series:
-    """A column of ``update_traits``, named by ``probe``, indexed by run id."""
-    column: pd.Series = update_traits(records)[probe]
-    return column
-
-
 def _trait(arm: ArmTables, column: str) -> pd.Series:
-    return arm.probe(arm.top, column, "", trait).iloc[:, -1]
+    return arm.column(arm.top, update_traits, column).iloc[:, -1]
 
 
 def _cost(arm: ArmTables, column: str) -> pd.Series:
-    return arm.probe(arm.top, column, "", cost).iloc[:, -1]
+    return arm.column(arm.top, spike_costs, column).iloc[:, -1]
 
 
 def _by_burst(arms: Sequence[ArmTables]) -> Iterator[tuple[str, list[ArmTables]]]:

@@ -11,8 +11,8 @@ import pandas as pd
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import OPTIMIZER, claim
-from lab.analysis.claims.spikes.responses import BURST, GLM, HALF, OPT, PALM, PEAK_STEP, cost
-from lab.analysis.spikes.costs import NONE
+from lab.analysis.claims.spikes.responses import BURST, GLM, HALF, OPT, PALM, PEAK_STEP
+from lab.analysis.spikes.costs import NONE, spike_costs
 from lab.core.detectors import LEAST_RISE
 
 BETA2, CLIP, SHRINK = "optimizer.beta2", "optimizer.clip", "intervention.embedding_gradient_shrink"
@@ -43,7 +43,7 @@ def met(figure: str, sentence: str, first: Config, second: Config, **others: obj
 
 def _of(column: str) -> Cost:
     """A cost per seed, of the largest model at the largest learning rate."""
-    return lambda arm: arm.probe(arm.top, column, "", cost).iloc[:, -1]
+    return lambda arm: arm.column(arm.top, spike_costs, column).iloc[:, -1]
 
 
 _peak, _recovery = _of("peak"), _of("recovery")

@@ -10,8 +10,8 @@ import pandas as pd
 from lab.analysis.claims.effects import Effects, Qualified, by_rate, exceeds
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.claims.judging import STEPS, claim
-from lab.analysis.claims.spikes.responses import BURST, WELM, cost
-from lab.analysis.spikes.costs import REPEATS
+from lab.analysis.claims.spikes.responses import BURST, WELM
+from lab.analysis.spikes.costs import REPEATS, spike_costs
 from lab.analysis.spikes.repeats import FRACTION, START
 from lab.core.detectors import LEAST_RISE
 from lab.core.schema import batches_of_bursts
@@ -64,7 +64,7 @@ def _final(arm: ArmTables) -> pd.DataFrame:
 
 def _spikes(arm: ArmTables) -> Qualified:
     """The control that bursts make the held-out loss peak more than 0.1 nats above the usual, at each rate."""
-    return exceeds(by_rate(arm.lrs, lambda lr: arm.probe(lr, "peak", "", cost).iloc[:, -1]), LEAST_RISE)
+    return exceeds(by_rate(arm.lrs, lambda lr: arm.column(lr, spike_costs, "peak").iloc[:, -1]), LEAST_RISE)
 
 
 @damage(

@@ -11,8 +11,9 @@ import pandas as pd
 from lab.analysis.claims.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.claims.evidence import ArmTables
 from lab.analysis.claims.judging import TO_SPARE, claim
-from lab.analysis.claims.spikes.responses import BURST, GLM, HALF, OPT, PEAK_STEP, cost
+from lab.analysis.claims.spikes.responses import BURST, GLM, HALF, OPT, PEAK_STEP
 from lab.analysis.probe_values import late_excess, rise
+from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.spikes.detectors import detect
 from lab.analysis.spikes.logs import logs_of
 from lab.core.detectors import LEAST_RISE
@@ -101,7 +102,7 @@ def half_the_rate_lowers_late_spikes(none: ArmTables, halved: ArmTables) -> Effe
 
 
 def _peak(arm: ArmTables) -> pd.Series:
-    return arm.probe(arm.top, "peak", "", cost).iloc[:, -1]
+    return arm.column(arm.top, spike_costs, "peak").iloc[:, -1]
 
 
 @claim(

@@ -16,7 +16,6 @@ from lab.analysis.probe_values import near
 from lab.analysis.spikes.costs import HELD_OUT, spike_costs
 from lab.analysis.spikes.state_and_data import DATA, EARLIER, MOMENTS, WEIGHTS, Cell
 from lab.core.detectors import LEAST_RISE
-from lab.records.store import Records
 
 PALM, OPT, WELM, GLM = "PaLM-540B", "OPT-175B", "WeLM-10B", "GLM-130B"
 BURST, RESPONSE = "burst", "response"
@@ -81,12 +80,6 @@ def planted(figure: str, sentence: str, *responses: Responses, **others: object)
     return filed(figure, sentence, arms=_crossed(*responses), **others)
 
 
-def cost(records: Records, probe: str, where: str) -> pd.Series:
-    """A column of ``spike_costs``, named by ``probe``, indexed by run id."""
-    column: pd.Series = spike_costs(records)[probe]
-    return column
-
-
 def _by_burst(arms: Sequence[ArmTables], responses: int) -> dict[str, Sequence[ArmTables]]:
     """The arms of ``_crossed`` by burst."""
     starts = range(0, len(arms), responses)
@@ -95,7 +88,7 @@ def _by_burst(arms: Sequence[ArmTables], responses: int) -> dict[str, Sequence[A
 
 def _cost(arm: ArmTables, column: str) -> pd.Series:
     """A cost per seed, of the largest model at the largest learning rate."""
-    return arm.probe(arm.top, column, "", cost).iloc[:, -1]
+    return arm.column(arm.top, spike_costs, column).iloc[:, -1]
 
 
 def _final(arm: ArmTables) -> pd.Series:
