@@ -12,6 +12,7 @@ import planted
 import planted_claims
 from lab.analysis.claims.evidence import ArmTables, Config, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
+from lab.analysis.spikes.updates import DESCENT
 
 NAMES = list(CLAIMS)
 HOLDS, FAILS = dict.fromkeys(range(3), True), dict.fromkeys(range(3), False)
@@ -203,6 +204,15 @@ def test_without_runs_there_is_no_verdict(name: str) -> None:
     verdict = judged(claim, HOLDS, frozenset().union(*(arm.ids for arm in without)))
     assert (verdict.verdict, verdict.seeds) == ("not run", 0), verdict
     assert f"lab sweep {claim.sweep}" in verdict.reason
+
+
+def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict() -> None:
+    claim = CLAIMS["gradients_agree_more_in_larger_batches"]
+    records = planted_claims.records(planted_claims.cards(claim.sweep, HOLDS))
+    without = records._replace(metrics=records.metrics[records.metrics["probe"] != DESCENT])
+    verdict = judge_claim(claim, [Evidence(claim.sweep, without)])
+    assert (verdict.verdict, verdict.seeds) == ("not run", 0)
+    assert "no run tells its lag" in verdict.reason
 
 
 @pytest.mark.parametrize("name", NAMES)
