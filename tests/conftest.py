@@ -1,5 +1,6 @@
 """One thread and the products that training uses for every test, whichever came before; what several share."""
 
+import gc
 import signal
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ settings.register_profile("slow", settings.get_profile("quick"), max_examples=50
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("quick" if "not slow" in config.option.markexpr else "slow")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # thousands of collected tests, and torch, live to the end: the collector need not walk them each time
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, C
 from lab.analysis.spikes.updates import DESCENT
 
 NAMES = list(CLAIMS)
+# Claims on one sweep meet in one process, which plants it once for all of them.
+EACH = [pytest.param(name, marks=pytest.mark.xdist_group(CLAIMS[name].sweep)) for name in NAMES]
 HOLDS, FAILS = dict.fromkeys(range(3), True), dict.fromkeys(range(3), False)
 # Claims that take whichever depths, bursts or largest epsilon there are: without one of their arms they take another.
 DISPENSABLE = {
@@ -69,7 +71,7 @@ def test_every_figure_of_the_paper_has_a_claim() -> None:
     assert {CLAIMS[name].sweep for name in NAMES} == set(planted_claims.SWEEPS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_claim_that_holds_is_reproduced(name: str) -> None:
     claim = CLAIMS[name]
     verdict = judged(claim, HOLDS)
@@ -77,7 +79,7 @@ def test_a_claim_that_holds_is_reproduced(name: str) -> None:
     assert claim.side[0] < verdict.low < verdict.effect < verdict.high < claim.side[1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     claim = CLAIMS[name]
     verdict = judged(claim, FAILS)
@@ -90,7 +92,7 @@ def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
 
 
 @pytest.mark.parametrize("like", [0, pytest.param(-1, marks=pytest.mark.slow)], ids=["as untreated", "as treated"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_without_an_effect_of_its_cause_no_claim_is_reproduced(name: str, like: int) -> None:
     """Of the world in which every claim holds, with all runs ending and recording as the untreated, or treated, do."""
     claim = CLAIMS[name]
@@ -179,7 +181,7 @@ def test_harm_of_a_large_epsilon_is_judged_under_as_much_decay_as_the_papers(dec
     assert f"decay times steps is {decay * 400:g} and must be 10, as with scale=day" in verdict.reason
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_seeds_that_disagree_settle_nothing(name: str) -> None:
     verdict = judged(CLAIMS[name], MIXED)
     assert (verdict.verdict, verdict.seeds) == ("inconclusive", 3), verdict
@@ -187,14 +189,14 @@ def test_seeds_that_disagree_settle_nothing(name: str) -> None:
     assert verdict.low < verdict.effect < verdict.high
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_two_seeds_are_too_few(name: str) -> None:
     verdict = judged(CLAIMS[name], {0: True, 1: True})
     assert (verdict.verdict, verdict.seeds) == ("inconclusive", 2)
     assert verdict.reason.startswith("2 whole seeds")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_without_runs_there_is_no_verdict(name: str) -> None:
     claim = CLAIMS[name]
     assert judge_claim(claim, []).verdict == "not run"
@@ -215,7 +217,7 @@ def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict()
     assert "no run tells its lag" in verdict.reason
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_partial_sweep_is_not_enough_and_says_so(name: str) -> None:
     claim = CLAIMS[name]
     arm = arms_of(claim)[-1]
@@ -225,7 +227,7 @@ def test_a_partial_sweep_is_not_enough_and_says_so(name: str) -> None:
     assert f"partial: {len(runs)} of" in verdict.reason
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_an_arm_of_nothing_but_nan_passes_nothing(name: str) -> None:
     claim = CLAIMS[name]
     arms = arms_of(claim)
