@@ -20,7 +20,7 @@ class Cap(HookIntervention):
     hook_points: ClassVar = ("scores",)
     cap: PerRun = bounded(above=0)
 
-    def attach(self, runs: int, config: Any) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
         squash = nn.Module()
         squash.forward = lambda x_r: over(self.cap, x_r) * torch.tanh(x_r / over(self.cap, x_r))  # type: ignore
         return squash

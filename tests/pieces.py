@@ -13,6 +13,7 @@ from torch import Tensor
 import lab.interventions.attention
 import lab.interventions.blocks
 import lab.interventions.embedding
+import lab.interventions.fp16
 import lab.model.loss
 import lab.optim.schedule
 import lab.probes.activations

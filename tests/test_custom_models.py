@@ -315,7 +315,7 @@ class Free(Own):
 class Heavy(LogitCap):
     """Brings a weight."""
 
-    def attach(self, runs: int, config: Any) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
         return nn.Linear(256, 256)
 
 

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.core.hooks import HookIntervention, listening
 from lab.core.registry import INTERVENTIONS
+from lab.model.config import ModelConfig
 from pieces import intervention, model, tokens, weights_of
 from tests import reference
+
+HOOKED = [name for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)]
 
 
 def inside(made: Any, rows_rbt: Tensor) -> dict[str, list[Any]]:
@@ -34,7 +37,7 @@ def test_kappa_is_the_mean_square_of_every_query_and_key_and_each_run_has_its_ow
 
 
 def test_kappa_of_a_zero_vector_is_zero_with_a_finite_gradient() -> None:
-    change = type(intervention("kappa_transplant"))(torch.tensor([3.0])).attach(1, model(0).embedding)
+    change = type(intervention("kappa_transplant"))(torch.tensor([3.0])).attach("query", 1, ModelConfig("", 4, 1, 4))
     z = torch.zeros(1, 4, requires_grad=True)
     out = change(z)
     out.sum().backward()
@@ -78,10 +81,17 @@ def test_pointwise_attention_is_squared_relu_over_the_root_of_the_length() -> No
             assert weights_rbhts[..., t, t + 1 :].eq(0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)])
+@pytest.mark.parametrize("name", HOOKED)
 def test_nothing_attached_lets_a_token_see_the_future(name: str) -> None:
     made, rows_rbt = model(0, changes={name: intervention(name)}), tokens(0)
     other_rbt = rows_rbt.clone()
     other_rbt[..., -1] = (other_rbt[..., -1] + 1) % 11
     assert torch.equal(made(rows_rbt)[0][..., :-1, :], made(other_rbt)[0][..., :-1, :])
     assert not torch.equal(made(rows_rbt)[0][..., -1, :], made(other_rbt)[0][..., -1, :])
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_every_intervention_builds_a_module_at_each_of_its_hook_points(name: str) -> None:
+    entry, config = intervention(name), ModelConfig("small", 8, 2, 4)
+    for kind in entry.hook_points:
+        assert isinstance(entry.attach(kind, 2, config), nn.Module), kind

@@ -239,7 +239,7 @@ def test_interventions_stack_in_one_order_however_they_are_named() -> None:
         def __init__(self, summand: float, factor: float) -> None:
             self.summand, self.factor = summand, factor
 
-        def attach(self, runs: int, config: Any) -> torch.nn.Module:
+        def attach(self, kind: str, runs: int, config: Any) -> torch.nn.Module:
             made = torch.nn.Identity()
             made.register_forward_hook(lambda module, given, out: self.factor * (out + self.summand))
             return made

@@ -302,7 +302,7 @@ class Cap(nn.Module):
 class ScoreCap(HookIntervention):
     hook_points: ClassVar = ("scores",)
 
-    def attach(self, runs: int, config: Any) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
         return Cap()
 
 

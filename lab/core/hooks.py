@@ -84,20 +84,17 @@ class HookIntervention(ABC):
     excludes: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def attach(self, runs: int, config: Any) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
         """Build the module for one hook point.
 
         Args:
+            kind: that of the hook point, one of ``hook_points``.
             runs: number of runs in the fleet.
             config: the shape of the model, a ``ModelConfig``.
 
         Returns:
             A module from the tensor of the hook point, which leads with the run axis, to one of the same shape.
         """
-
-    def attach_at(self, kind: str, runs: int, config: Any) -> nn.Module:
-        """Build the module for a hook point of this kind; the same for all kinds, unless a subclass says otherwise."""
-        return self.attach(runs, config)
 
     def initial_std(self, weight: str, std: float, config: Any) -> float:
         """Standard deviation at initialization of the weight of this name, given that of the parametrization."""
@@ -107,17 +104,6 @@ class HookIntervention(ABC):
     def most_positions(self) -> float:
         """Length of the longest window that it can be attached to."""
         return math.inf
-
-
-class HookInterventionByKind(HookIntervention):
-    """A hook intervention that attaches other modules at other kinds of hook points."""
-
-    @abstractmethod
-    def attach_at(self, kind: str, runs: int, config: Any) -> nn.Module:
-        """Build the module for a hook point of this kind."""
-
-    def attach(self, runs: int, config: Any) -> nn.Module:
-        raise NotImplementedError("the module depends on the kind of the hook point")
 
 
 class Predictions(NamedTuple):
@@ -179,7 +165,7 @@ def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs
         for name, intervention in sorted(interventions.items()):  # the order of a request must not matter
             if point.kind in intervention.hook_points:
                 stays = name in before and _has_weights(before[name])
-                point.changes[name] = before[name] if stays else intervention.attach_at(point.kind, runs, config)
+                point.changes[name] = before[name] if stays else intervention.attach(point.kind, runs, config)
 
 
 def _has_weights(module: nn.Module) -> bool:
@@ -189,7 +175,7 @@ def _has_weights(module: nn.Module) -> bool:
 def changes_weights(intervention: HookIntervention, config: Any) -> bool:
     """Whether a model with this intervention has other weights than one without: more of them, or no head."""
     with torch.device("meta"):
-        modules = [intervention.attach_at(kind, 1, config) for kind in intervention.hook_points]
+        modules = [intervention.attach(kind, 1, config) for kind in intervention.hook_points]
     return "readout" in intervention.hook_points or any(map(_has_weights, modules))
 
 

@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import HookIntervention, HookInterventionByKind
+from lab.core.hooks import HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
 from lab.model.config import ModelConfig
@@ -28,7 +28,7 @@ class QKLayerNorm(HookIntervention):
 
     hook_points: ClassVar = ("query", "key")
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return LayerNorm(runs, config.head_width)
 
 
@@ -40,7 +40,7 @@ class QKLayerNormModel(HookIntervention):
     hook_points: ClassVar = ("query", "key")
     excludes: ClassVar = ("qk_layernorm",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return AcrossHeads(LayerNorm(runs, config.width))
 
 
@@ -64,7 +64,7 @@ class KappaTransplant(HookIntervention):
     hook_points: ClassVar = ("query", "key")
     kappa: PerRun = bounded(above=0)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return MeanSquare(self.kappa)
 
 
@@ -86,7 +86,7 @@ class PointwiseAttention(HookIntervention):
 
     hook_points: ClassVar = ("weighing",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return SquaredReLU()
 
 
@@ -106,7 +106,7 @@ class SplitQKScaling(HookIntervention):
 
     hook_points: ClassVar = ("rotation",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return SplitScaling()
 
 
@@ -119,7 +119,7 @@ class SplitScaling(nn.Module):
 
 @INTERVENTIONS.register("late_qk_scaling")
 @dataclass(frozen=True)
-class LateQKScaling(HookInterventionByKind):
+class LateQKScaling(HookIntervention):
     """Scale the products of queries and keys by 1/sqrt(head width), not the queries (Vaswani et al. 2017, sec. 3.2.1).
 
     In exact arithmetic nothing changes; a product in half precision may overflow before it is scaled.
@@ -128,7 +128,7 @@ class LateQKScaling(HookInterventionByKind):
     hook_points: ClassVar = ("rotation", "scores")
     excludes: ClassVar = ("split_qk_scaling",)
 
-    def attach_at(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         factor = config.head_width**-0.5
         return Scaled(factor) if kind == "scores" else Rescaled(1 / factor)
 
@@ -157,14 +157,14 @@ class Rescaled(nn.Module):
 
 @INTERVENTIONS.register("pb_relax")
 @dataclass(frozen=True)
-class PBRelax(HookInterventionByKind):
+class PBRelax(HookIntervention):
     """Take scores over ``alpha`` and softmax of alpha times their distance to the largest (CogView, sec. 2.3)."""
 
     hook_points: ClassVar = ("query", "weighing")
     excludes: ClassVar = ("pointwise_attention",)
     alpha: PerRun = bounded(above=0)
 
-    def attach_at(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return Divided(self.alpha) if kind == "query" else RelaxedSoftmax(self.alpha)
 
 

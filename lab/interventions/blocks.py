@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from lab.core.hooks import HookIntervention, HookInterventionByKind
+from lab.core.hooks import HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer, LayerNorm
@@ -17,12 +17,12 @@ from lab.model.parametrization import Role
 
 @INTERVENTIONS.register("normformer")
 @dataclass(frozen=True)
-class NormFormer(HookInterventionByKind):
+class NormFormer(HookIntervention):
     """A gain per head, and LayerNorm on attention's output and on the MLP's hidden layer (Shleifer et al. 2021)."""
 
     hook_points: ClassVar = ("heads", "attention_output", "mlp_hidden")
 
-    def attach_at(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         if kind == "heads":
             return HeadGain(runs, config.heads)
         return LayerNorm(runs, config.width if kind == "attention_output" else 4 * config.width)
@@ -45,7 +45,7 @@ class PostLayerNorm(HookIntervention):
 
     hook_points: ClassVar = ("residual",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return NormalizedSum(1.0)
 
 
@@ -60,7 +60,7 @@ class DeepNorm(HookIntervention):
     hook_points: ClassVar = ("residual",)
     excludes: ClassVar = ("post_layernorm",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return NormalizedSum((2 * config.depth) ** 0.5)
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
@@ -86,18 +86,18 @@ class ReLU(HookIntervention):
 
     hook_points: ClassVar = ("activation",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return nn.ReLU()
 
 
 @INTERVENTIONS.register("biases")
 @dataclass(frozen=True)
-class Biases(HookInterventionByKind):
+class Biases(HookIntervention):
     """A bias, at first zero, in every linear layer of the blocks; PaLM has none (Chowdhery et al. 2022, sec. 2)."""
 
     hook_points: ClassVar = ("query", "key", "value", "attention_output", "mlp_up", "mlp_output")
 
-    def attach_at(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         if kind in ("query", "key", "value"):
             return Bias(runs, (config.heads, 1, config.head_width))
         return Bias(runs, (4 * config.width if kind == "mlp_up" else config.width,))

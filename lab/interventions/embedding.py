@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import HookIntervention, HookInterventionByKind
+from lab.core.hooks import HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded, one_of
 from lab.model.config import ModelConfig
@@ -29,7 +29,7 @@ class EmbeddingGradientShrink(HookIntervention):
     hook_points: ClassVar = ("embedding",)
     alpha: PerRun = bounded(at_least=0)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return ShrunkGradient(self.alpha)
 
 
@@ -66,7 +66,7 @@ class EmbeddingLayerNorm(HookIntervention):
 
     hook_points: ClassVar = ("embedding",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return LayerNorm(runs, config.width)
 
 
@@ -77,7 +77,7 @@ class EmbeddingScale(HookIntervention):
 
     hook_points: ClassVar = ("embedding",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return Multiplied(math.sqrt(config.width))
 
 
@@ -100,7 +100,7 @@ class EmbeddingInit(HookIntervention):
     hook_points: ClassVar = ("embedding",)
     std: float = bounded(at_least=0)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return nn.Identity()
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
@@ -109,7 +109,7 @@ class EmbeddingInit(HookIntervention):
 
 @INTERVENTIONS.register("learned_positions")
 @dataclass(frozen=True)
-class LearnedPositions(HookInterventionByKind):
+class LearnedPositions(HookIntervention):
     """Add a learned vector per position to the tokens, in place of rotary positions (OPT-175B, runs 11 and 12).
 
     The table begins as sines and cosines of RMS sqrt(1/2) (``init: sinusoidal``; Vaswani et al. 2017, sec. 3.5) or
@@ -126,7 +126,7 @@ class LearnedPositions(HookInterventionByKind):
     def most_positions(self) -> int:
         return self.positions
 
-    def attach_at(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         if kind == "rotation":
             return Unrotated()
         return Positions(runs, self.positions, config.width, is_sinusoidal=self.init == "sinusoidal")
@@ -170,7 +170,7 @@ class TiedHead(HookIntervention):
 
     hook_points: ClassVar = ("readout",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return TiedReadout(config.width**-0.5)
 
 

@@ -24,7 +24,7 @@ class FP16Residual(HookIntervention):
 
     hook_points: ClassVar = ("embedding", "attention_output", "mlp_output", "block_output")
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return FP16()
 
 
@@ -43,7 +43,7 @@ class FP16Softmax(HookIntervention):
     hook_points: ClassVar = ("weighing",)
     excludes: ClassVar = ("pointwise_attention", "pb_relax")
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return HalfSoftmax()
 
 
@@ -67,7 +67,7 @@ class FP16GELU(HookIntervention):
     hook_points: ClassVar = ("activation",)
     excludes: ClassVar = ("relu",)
 
-    def attach(self, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return HalfGELU()
 
 

@@ -70,7 +70,7 @@ class ActivationClamp(Response, HookIntervention):
     hook_points: ClassVar = ("block_output",)
     multiple: PerRun = bounded(10.0, above=0)
 
-    def attach(self, runs: int, config: Any) -> nn.Module:
+    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
         return Clamp(self.multiple)
 
 

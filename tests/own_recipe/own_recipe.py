@@ -33,7 +33,7 @@ class ScoreCap(lab.HookIntervention):
     hook_points: ClassVar = ("scores",)
     cap: PerRun = bounded(above=0)
 
-    def attach(self, runs, config):
+    def attach(self, kind, runs, config):
         return Squash(self.cap)
 
 
