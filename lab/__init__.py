@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.core.axes import per_run_mean as per_run_mean
     from lab.core.axes import per_run_norm as per_run_norm
     from lab.core.axes import per_run_rms as per_run_rms
+    from lab.core.hooks import Act as Act
     from lab.core.hooks import HookIntervention as HookIntervention
     from lab.core.hooks import LossTerm as LossTerm
     from lab.core.hooks import Predictions as Predictions
@@ -40,7 +41,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
 _MODULES = {
     "lab.__main__": ("main",),
     "lab.core.axes": ("over", "per_run_max", "per_run_mean", "per_run_norm", "per_run_rms"),
-    "lab.core.hooks": ("HookIntervention", "LossTerm", "Predictions", "Probe"),
+    "lab.core.hooks": ("Act", "HookIntervention", "LossTerm", "Predictions", "Probe"),
     "lab.core.registry": ("register",),
     "lab.core.schema": ("PerRun", "PerRunSeed", "bounded", "one_of", "seed"),
     "lab.data.corpus": ("Corpus", "fingerprint", "once"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -72,15 +73,44 @@ class HookPoint(nn.Module):
         return tensor
 
 
+class Act(IntEnum):
+    """What an intervention does at a hook point.  A lower act comes first, however the interventions are called.
+
+    Two interventions with one act at one hook point must commute or exclude each other.
+
+    Attributes:
+        LAYER: completes the layer that made the tensor: its bias, its initial values, its gradient.
+        NORMALIZE: divides by the tensor's own scale.
+        SCALE: multiplies by a gain or a number.
+        POSITIONS: adds positions.
+        OTHER: anything else, such as a cap.
+        TRANSPLANT: sets a statistic of the tensor, whatever came before.
+        REARRANGE: moves a factor to a later hook point, so that exact arithmetic would not change.
+        ROUND: rounds to a number format.
+        REPLACE: takes the place of a part of the model.
+    """
+
+    LAYER = 0
+    NORMALIZE = 1
+    SCALE = 2
+    POSITIONS = 3
+    OTHER = 4
+    TRANSPLANT = 5
+    REARRANGE = 6
+    ROUND = 7
+    REPLACE = 8
+
+
 class HookIntervention(ABC):
     """An intervention that changes the tensors at some hook points of the model; subclasses are frozen dataclasses.
 
     Attributes:
-        hook_points: the kinds of hook points it attaches to, out of ``HOOK_POINTS``.
+        hook_points: the kinds of hook points it attaches to, out of ``HOOK_POINTS``, with its act at each; kinds
+            without acts mean ``Act.OTHER``.
         excludes: names of interventions that do the same in another way, so that a run may have one of them only.
     """
 
-    hook_points: ClassVar[tuple[str, ...]]
+    hook_points: ClassVar[Mapping[str, Act] | tuple[str, ...]]
     excludes: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
@@ -155,17 +185,34 @@ class LossTerm(ABC):
         """Return the term per token ``[r b t]``; its mean over tokens is added to the run's loss."""
 
 
+def acting_at(kind: str, interventions: Mapping[str, HookIntervention]) -> list[str]:
+    """Names of those that attach to hook points of this kind, in the order in which they act: by act, then by name."""
+    acts = {
+        name: entry.hook_points[kind] if isinstance(entry.hook_points, Mapping) else Act.OTHER
+        for name, entry in interventions.items()
+        if kind in entry.hook_points
+    }
+    return sorted(acts, key=lambda name: (acts[name], name))
+
+
+def unlike_names(interventions: Mapping[str, HookIntervention]) -> set[str]:
+    """The orders, joined with ``+``, in which interventions act wherever it is not the order of their names."""
+    kinds = {kind for entry in interventions.values() for kind in entry.hook_points}
+    orders = [acting_at(kind, interventions) for kind in kinds]
+    return {"+".join(order) for order in orders if order != sorted(order)}
+
+
 def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs: int, config: Any) -> None:
-    """Attach interventions, in the order of their names, to all hook points of the kinds they name.
+    """Attach interventions, in the order of ``acting_at``, to all hook points of the kinds they name.
 
     Those attached before give way to them, except that modules with weights of their own stay.
     """
     for point in [module for module in model.modules() if isinstance(module, HookPoint)]:
         before, point.changes = point.changes, nn.ModuleDict()
-        for name, intervention in sorted(interventions.items()):  # the order of a request must not matter
-            if point.kind in intervention.hook_points:
-                stays = name in before and _has_weights(before[name])
-                point.changes[name] = before[name] if stays else intervention.attach(point.kind, runs, config)
+        for name in acting_at(point.kind, interventions):  # the order of a request must not matter
+            stays = name in before and _has_weights(before[name])
+            made = before[name] if stays else interventions[name].attach(point.kind, runs, config)
+            point.changes[name] = made
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import HookIntervention
+from lab.core.hooks import Act, HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
 from lab.model.config import ModelConfig
@@ -26,7 +26,7 @@ EPS = 1e-12  # added to a mean square, so that a zero vector stays zero
 class QKLayerNorm(HookIntervention):
     """LayerNorm on queries and keys, per head, its gain shared by the heads (Wortsman et al. 2023, sec. 3.1.1)."""
 
-    hook_points: ClassVar = ("query", "key")
+    hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return LayerNorm(runs, config.head_width)
@@ -37,7 +37,7 @@ class QKLayerNorm(HookIntervention):
 class QKLayerNormModel(HookIntervention):
     """LayerNorm on queries and keys over the model width, all heads together (Wortsman et al. 2023, fig. E.8)."""
 
-    hook_points: ClassVar = ("query", "key")
+    hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
     excludes: ClassVar = ("qk_layernorm",)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
@@ -61,7 +61,7 @@ class AcrossHeads(nn.Module):
 class KappaTransplant(HookIntervention):
     """Scale every query and key to mean square kappa, and so their scores (Wortsman et al. 2023, fig. 10)."""
 
-    hook_points: ClassVar = ("query", "key")
+    hook_points: ClassVar = {"query": Act.TRANSPLANT, "key": Act.TRANSPLANT}
     kappa: PerRun = bounded(above=0)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
@@ -84,7 +84,7 @@ class MeanSquare(nn.Module):
 class PointwiseAttention(HookIntervention):
     """Attention weights relu(score)^2 / sqrt(length) in place of softmax (Wortsman et al. 2023, fig. E.11)."""
 
-    hook_points: ClassVar = ("weighing",)
+    hook_points: ClassVar = {"weighing": Act.REPLACE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return SquaredReLU()
@@ -104,7 +104,7 @@ class SquaredReLU(nn.Module):
 class SplitQKScaling(HookIntervention):
     """Scale queries and keys each by the root of the attention scale (OPT-175B, run 11.10)."""
 
-    hook_points: ClassVar = ("rotation",)
+    hook_points: ClassVar = {"rotation": Act.REPLACE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return SplitScaling()
@@ -125,7 +125,7 @@ class LateQKScaling(HookIntervention):
     In exact arithmetic nothing changes; a product in half precision may overflow before it is scaled.
     """
 
-    hook_points: ClassVar = ("rotation", "scores")
+    hook_points: ClassVar = {"rotation": Act.REPLACE, "scores": Act.SCALE}
     excludes: ClassVar = ("split_qk_scaling",)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
@@ -160,7 +160,7 @@ class Rescaled(nn.Module):
 class PBRelax(HookIntervention):
     """Take scores over ``alpha`` and softmax of alpha times their distance to the largest (CogView, sec. 2.3)."""
 
-    hook_points: ClassVar = ("query", "weighing")
+    hook_points: ClassVar = {"query": Act.REARRANGE, "weighing": Act.REPLACE}
     excludes: ClassVar = ("pointwise_attention",)
     alpha: PerRun = bounded(above=0)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from lab.core.hooks import HookIntervention
+from lab.core.hooks import Act, HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer, LayerNorm
@@ -20,7 +20,7 @@ from lab.model.parametrization import Role
 class NormFormer(HookIntervention):
     """A gain per head, and LayerNorm on attention's output and on the MLP's hidden layer (Shleifer et al. 2021)."""
 
-    hook_points: ClassVar = ("heads", "attention_output", "mlp_hidden")
+    hook_points: ClassVar = {"heads": Act.SCALE, "attention_output": Act.NORMALIZE, "mlp_hidden": Act.NORMALIZE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         if kind == "heads":
@@ -43,7 +43,7 @@ class HeadGain(Layer):
 class PostLayerNorm(HookIntervention):
     """Normalize the sum of residual stream and branch, not the branch's input (Vaswani et al. 2017, sec. 3.1)."""
 
-    hook_points: ClassVar = ("residual",)
+    hook_points: ClassVar = {"residual": Act.REPLACE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return NormalizedSum(1.0)
@@ -57,7 +57,7 @@ class DeepNorm(HookIntervention):
     The weights of values, of attention's output and of the MLP start 1/sqrt(2 depth) times as large.
     """
 
-    hook_points: ClassVar = ("residual",)
+    hook_points: ClassVar = {"residual": Act.REPLACE}
     excludes: ClassVar = ("post_layernorm",)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
@@ -84,7 +84,7 @@ class NormalizedSum(nn.Module):
 class ReLU(HookIntervention):
     """ReLU in place of GELU (OPT-175B, run 11.10)."""
 
-    hook_points: ClassVar = ("activation",)
+    hook_points: ClassVar = {"activation": Act.REPLACE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return nn.ReLU()
@@ -95,7 +95,9 @@ class ReLU(HookIntervention):
 class Biases(HookIntervention):
     """A bias, at first zero, in every linear layer of the blocks; PaLM has none (Chowdhery et al. 2022, sec. 2)."""
 
-    hook_points: ClassVar = ("query", "key", "value", "attention_output", "mlp_up", "mlp_output")
+    hook_points: ClassVar = dict.fromkeys(
+        ("query", "key", "value", "attention_output", "mlp_up", "mlp_output"), Act.LAYER
+    )
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         if kind in ("query", "key", "value"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import HookIntervention
+from lab.core.hooks import Act, HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded, one_of
 from lab.model.config import ModelConfig
@@ -26,7 +26,7 @@ class EmbeddingGradientShrink(HookIntervention):
     A tied head adds its own gradient in full.  The link ``shrink_embedding`` changes the factor over the steps.
     """
 
-    hook_points: ClassVar = ("embedding",)
+    hook_points: ClassVar = {"embedding": Act.LAYER}
     alpha: PerRun = bounded(at_least=0)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
@@ -64,7 +64,7 @@ class ShrunkGradient(nn.Module):
 class EmbeddingLayerNorm(HookIntervention):
     """LayerNorm on the embedded tokens (BLOOM; Dettmers et al. 2021, sec. 2.3)."""
 
-    hook_points: ClassVar = ("embedding",)
+    hook_points: ClassVar = {"embedding": Act.NORMALIZE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return LayerNorm(runs, config.width)
@@ -75,7 +75,7 @@ class EmbeddingLayerNorm(HookIntervention):
 class EmbeddingScale(HookIntervention):
     """Multiply the embedded tokens by the root of the width (Vaswani et al. 2017, sec. 3.4; OPT-175B, run 11)."""
 
-    hook_points: ClassVar = ("embedding",)
+    hook_points: ClassVar = {"embedding": Act.SCALE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return Multiplied(math.sqrt(config.width))
@@ -97,7 +97,7 @@ class Multiplied(nn.Module):
 class EmbeddingInit(HookIntervention):
     """Draw the embedding with standard deviation ``std``: 0.006 as OPT-175B, 1 as PaLM."""
 
-    hook_points: ClassVar = ("embedding",)
+    hook_points: ClassVar = {"embedding": Act.LAYER}
     std: float = bounded(at_least=0)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
@@ -116,7 +116,7 @@ class LearnedPositions(HookIntervention):
     with standard deviation ``std`` (``init: gaussian``).  It has ``positions`` rows, at least as many as a window.
     """
 
-    hook_points: ClassVar = ("embedding", "rotation")
+    hook_points: ClassVar = {"embedding": Act.POSITIONS, "rotation": Act.REPLACE}
     excludes: ClassVar = ("split_qk_scaling", "late_qk_scaling")
     init: str = one_of("gaussian", "sinusoidal")
     std: float = bounded(at_least=0)
@@ -168,7 +168,7 @@ class Unrotated(nn.Module):
 class TiedHead(HookIntervention):
     """Use the embedding as the head, logits times 1/sqrt(width) (PaLM, sec. 5)."""
 
-    hook_points: ClassVar = ("readout",)
+    hook_points: ClassVar = {"readout": Act.REPLACE}
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return TiedReadout(config.width**-0.5)

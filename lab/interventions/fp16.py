@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from lab.core.hooks import HookIntervention
+from lab.core.hooks import Act, HookIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.rounding import as_fp16
 from lab.model.config import ModelConfig
@@ -22,7 +22,7 @@ GELU_FACTOR, GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
 class FP16Residual(HookIntervention):
     """Keep embedding, branches and residual stream in emulated fp16; beyond 65504 they are infinite."""
 
-    hook_points: ClassVar = ("embedding", "attention_output", "mlp_output", "block_output")
+    hook_points: ClassVar = dict.fromkeys(("embedding", "attention_output", "mlp_output", "block_output"), Act.ROUND)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
         return FP16()
@@ -40,7 +40,7 @@ class FP16(nn.Module):
 class FP16Softmax(HookIntervention):
     """Take the attention softmax in emulated fp16, each operation rounded; without it the softmax is in fp32."""
 
-    hook_points: ClassVar = ("weighing",)
+    hook_points: ClassVar = {"weighing": Act.REPLACE}
     excludes: ClassVar = ("pointwise_attention", "pb_relax")
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
@@ -64,7 +64,7 @@ class HalfSoftmax(nn.Module):
 class FP16GELU(HookIntervention):
     """Take the tanh form of GELU in emulated fp16, each operation rounded; x^3 overflows (OPT-175B, run 11.10)."""
 
-    hook_points: ClassVar = ("activation",)
+    hook_points: ClassVar = {"activation": Act.REPLACE}
     excludes: ClassVar = ("relu",)
 
     def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:

@@ -67,6 +67,8 @@ RUN_COLUMNS = {
 }
 # Settings that are absent from records and ids where they have these values, which older records do not know.
 DEFAULTS = {"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"}
+# The order in which interventions act where it is not that of their names, which was the order of older records.
+ORDER = "intervention.order"
 SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id unless they are "none"
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 # Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its

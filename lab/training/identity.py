@@ -7,8 +7,10 @@ from functools import cache
 from typing import Any
 
 from lab.core import files
+from lab.core.hooks import unlike_names
 from lab.core.schema import leaves
 from lab.records import store
+from lab.training.building import hook_interventions
 from lab.training.config import OPTIONAL, SPIKE_LAB, RunConfig
 
 # Keys without a column: names of other columns, and how a run was saved and split among ranks, which its id ignores.
@@ -50,7 +52,13 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
 def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in rows.items()}
     names = {"intervention": "+".join(sorted(config.intervention)) or "none", **_spike_lab(config)}
-    return {**flat, **names, **_custom_model(config)}
+    return {**flat, **names, **_order(config), **_custom_model(config)}
+
+
+def _order(config: RunConfig) -> dict[str, str]:
+    """The orders in which interventions act, before and after restarts, where they are not those of their names."""
+    orders = set().union(*(unlike_names(hook_interventions(phase)) for phase in config.phases))
+    return {store.ORDER: ", ".join(sorted(orders))} if orders else {}
 
 
 def _spike_lab(config: RunConfig) -> dict[str, str]:

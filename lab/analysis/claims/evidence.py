@@ -17,6 +17,7 @@ from lab.analysis.curves import Curve, configs, points
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
 from lab.analysis.spikes.scores import score_runs
 from lab.analysis.text import count
+from lab.records import store
 from lab.records.store import Records
 
 # Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
@@ -377,9 +378,10 @@ def _sweeps(commands: Iterable[str]) -> list[str]:
 
 
 def _present(curve: Curve) -> dict[str, Hashable]:
-    """The config of a curve without absent keys; an intervention is the presence of its own key."""
+    """The config of a curve without absent keys; interventions are present by keys of their own."""
     names = [name for name in str(curve["intervention"]).split("+") if name != "none"]
-    present = {key: value for key, value in curve.items() if value is not None and key != "intervention"}
+    named = ("intervention", store.ORDER)
+    present = {key: value for key, value in curve.items() if value is not None and key not in named}
     return {**present, **{f"intervention.{name}": "on" for name in names}}
 
 

@@ -1,0 +1,165 @@
+"""Interventions that share a hook point act in an order that makes sense, however they are called or asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import planted
+from cap import Cap
+from lab.analysis.claims.evidence import Evidence
+from lab.core.hooks import Act, HookIntervention, HookPoint, acting_at, unlike_names
+from lab.core.registry import INTERVENTIONS
+from lab.core.rounding import as_fp16
+from lab.model.transformer import Transformer
+from lab.records import store
+from lab.training import identity
+from lab.training.config import RunConfig
+from pieces import intervention, model, tokens, weights_of
+from small import configs
+
+HOOKED = {name: intervention(name) for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)}
+SHARING = [(a, b) for a, b in combinations(sorted(HOOKED), 2) if {*HOOKED[a].hook_points} & {*HOOKED[b].hook_points}]
+# In exact arithmetic the model computes the same with and without these.
+IDENTITIES = ("pb_relax", "late_qk_scaling", "split_qk_scaling", "embedding_gradient_shrink")
+ROUNDING = ("fp16_residual", "fp16_softmax", "fp16_gelu")
+# Pairs at one hook point that acted the other way around in older records.
+TURNED = {
+    ("kappa_transplant", "qk_layernorm"),
+    ("kappa_transplant", "qk_layernorm_model"),
+    ("pb_relax", "qk_layernorm"),
+    ("pb_relax", "qk_layernorm_model"),
+    ("fp16_residual", "learned_positions"),
+    ("fp16_residual", "normformer"),
+}
+
+
+def exclude(a: str, b: str) -> bool:
+    return a in HOOKED[b].excludes or b in HOOKED[a].excludes
+
+
+def made(*names: str, **others: HookIntervention) -> Transformer:
+    """A model in float64 whose weights are all random: no gain is one, and no bias zero."""
+    whole = model(0, depth=1, changes={**{name: HOOKED[name] for name in names}, **others})
+    with torch.no_grad():
+        for name, weight in sorted(weights_of(whole).items()):
+            draw = torch.Generator().manual_seed(sum(map(ord, name)))
+            weight.copy_(torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
+    return whole
+
+
+def at(whole: Transformer, kind: str) -> HookPoint:
+    return next(point for point in whole.modules() if isinstance(point, HookPoint) and point.kind == kind)
+
+
+@pytest.mark.parametrize(("a", "b"), [pair for pair in SHARING if not exclude(*pair)])
+def test_two_at_one_hook_point_act_in_one_order_however_they_are_asked_for(a: str, b: str) -> None:
+    rows_rbt = tokens(0)
+    assert torch.equal(made(a, b)(rows_rbt)[0], made(b, a)(rows_rbt)[0])
+
+
+@pytest.mark.parametrize(("a", "b"), SHARING)
+def test_two_with_one_act_at_one_hook_point_commute_or_exclude_each_other(a: str, b: str) -> None:
+    points = [HOOKED[name].hook_points for name in (a, b)]
+    for kind in points[0].keys() & points[1].keys():
+        if points[0][kind] == points[1][kind] and not exclude(a, b):
+            assert points[0][kind] is not Act.REPLACE
+            first, second = at(made(a, b), kind).changes.values()
+            x_r = torch.randn(1, 2, 3, 8, dtype=torch.float64)
+            torch.testing.assert_close(first(second(x_r)), second(first(x_r)))
+
+
+@pytest.mark.parametrize("same", IDENTITIES)
+@pytest.mark.parametrize("other", [name for name in HOOKED if name not in ROUNDING])
+def test_what_changes_nothing_alone_changes_nothing_in_company(same: str, other: str) -> None:
+    if same == other or exclude(same, other):
+        return
+    rows_rbt = tokens(0)
+    torch.testing.assert_close(made(same, other)(rows_rbt)[0], made(other)(rows_rbt)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("other", ["qk_layernorm", "qk_layernorm_model", "biases", "late_qk_scaling"])
+def test_kappa_is_the_mean_square_of_queries_and_keys_in_company(other: str) -> None:
+    whole, kappa = made("kappa_transplant", other), HOOKED["kappa_transplant"].kappa
+    for kind in ("query", "key"):
+        out_rbhtk = at(whole, kind)(torch.randn(1, 2, 2, 3, 4, dtype=torch.float64))
+        square = out_rbhtk.square().mean(-1)
+        torch.testing.assert_close(square, torch.full_like(square, kappa))
+
+
+@pytest.mark.parametrize("other", [b if a == "fp16_residual" else a for a, b in SHARING if "fp16_residual" in (a, b)])
+def test_the_residual_stream_is_in_fp16_in_company(other: str) -> None:
+    whole = made("fp16_residual", other)
+    for kind in HOOKED["fp16_residual"].hook_points:
+        out_rbtd = at(whole, kind)(torch.randn(1, 2, 3, 8, dtype=torch.float64))
+        assert torch.equal(out_rbtd, as_fp16(out_rbtd)), kind
+
+
+@pytest.mark.parametrize("other", ["embedding_layernorm", "embedding_scale", "learned_positions"])
+def test_of_all_gradients_the_shrink_changes_that_of_the_tokens_alone(other: str) -> None:
+    gradients = []
+    for names in ((other,), (other, "embedding_gradient_shrink")):
+        whole = made(*names)
+        whole(tokens(0))[0].square().sum().backward()
+        gradients.append({name: weight.grad for name, weight in weights_of(whole).items()})
+    alpha = HOOKED["embedding_gradient_shrink"].alpha
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient * (alpha if name == "embedding" else 1))
+
+
+def test_the_scale_of_the_width_is_on_normalized_tokens_and_not_on_positions() -> None:
+    names = ("embedding_layernorm", "embedding_scale", "learned_positions", "fp16_residual")
+    for order in (names, names[::-1]):
+        assert acting_at("embedding", {name: HOOKED[name] for name in order}) == list(names)
+
+
+def test_a_cap_of_ones_own_bounds_what_is_scaled_whatever_its_name() -> None:
+    whole = made("late_qk_scaling", a_cap=Cap(3.0))
+    scores_ts = 10 * torch.randn(1, 2, 2, 4, 4, dtype=torch.float64)
+    expected_ts = 3 * torch.tanh(scores_ts * 4**-0.5 / 3)  # of heads of width 4
+    torch.testing.assert_close(at(whole, "scores")(scores_ts), expected_ts)
+
+
+@pytest.fixture(scope="module")
+def plain() -> RunConfig:
+    (config,) = configs("", shared=("intervention=[]",))
+    return config
+
+
+def run_of(config: RunConfig, *names: str) -> tuple[str, str]:
+    """The id of a run with these interventions, and the one that its names and numbers alone would give."""
+    config = replace(config, intervention={name: HOOKED[name] for name in names})
+    card = {**identity.columns(config), "data_fingerprint": "x"}
+    assert identity.identify(config, "x")[0] == store.run_id(card)
+    return store.run_id(card), store.run_id({key: value for key, value in card.items() if key != store.ORDER})
+
+
+@pytest.mark.parametrize(("a", "b"), [pair for pair in SHARING if not exclude(*pair)])
+def test_an_id_tells_an_order_that_older_records_did_not_have_and_no_other(a: str, b: str, plain: RunConfig) -> None:
+    now, by_names = run_of(plain, a, b)
+    assert (now != by_names) == ((a, b) in TURNED)
+    assert now == run_of(plain, b, a)[0]
+
+
+def test_no_committed_run_had_its_interventions_act_in_another_order() -> None:
+    tables = sorted((Path(__file__).parents[1] / "results").rglob("runs.parquet"))
+    names = {name for path in tables for name in pd.read_parquet(path, columns=["intervention"])["intervention"]}
+    assert len(names) > 20
+    for name in names:
+        entries = {each: HOOKED[each] for each in name.split("+") if each in HOOKED}
+        assert not unlike_names(entries), name
+
+
+def test_a_claim_compares_runs_with_and_without_an_intervention_that_turns_an_order() -> None:
+    alone = planted.card(intervention="kappa_transplant+z_loss")
+    both = planted.card(
+        intervention="kappa_transplant+qk_layernorm+z_loss", **{store.ORDER: "qk_layernorm+kappa_transplant"}
+    )
+    evidence = Evidence("kappa", planted.records([alone, both]))
+    (group,) = evidence.groups(["intervention.qk_layernorm"])
+    assert len(group.curves) == 2
