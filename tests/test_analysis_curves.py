@@ -38,6 +38,14 @@ def test_the_gains_of_an_intervention_make_no_size_of_their_own():
 WEIGHT_DECAY, COEFFICIENT = "optimizer.weight_decay", "intervention.z_loss.coefficient"
 
 
+def test_a_table_of_positions_makes_no_size_of_its_own():
+    table = {"intervention": "learned_positions+z_loss", "intervention.learned_positions.positions": 512}
+    runs = [planted.card(), planted.card(**table, parameters_without_embeddings=24_736 + 512 * 32)]
+    made = points(planted.table(runs))
+    assert made["parameters"].tolist() == made["size"].tolist() == [24_736, 24_736]
+    assert made["arm"].nunique() == 2
+
+
 def test_runs_that_differ_in_a_number_are_never_one_curve():
     runs = laid(small(), small(**{WEIGHT_DECAY: 1e-3}), small(**{WEIGHT_DECAY: None}))
     assert list(runs["arm"].unique()) == ["no weight decay", "weight decay 0.0001", "weight decay 0.001"]

@@ -20,6 +20,8 @@ from lab.records.store import Records
 # Keys of a model's shape. They name an arm only where shape does not simply grow with size.
 SHAPE = ("model.head_width", "model.depth", "model.width")
 
+POSITIONS = "intervention.learned_positions.positions"
+
 # With more switches than this, the arm without any does not list them.
 MOST_SWITCHES = 3
 
@@ -220,7 +222,7 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     """
     ended = runs[runs["status"] != "failed"].sort_values("id")
     keys, curves, arms, sizes = _group(ended)
-    counts = [int(count) for count in ended["parameters_without_embeddings"]]
+    counts = [int(count) for count in parameters(ended)]
     numbers = {key: number for number, key in enumerate(curves)}
     frame = pd.DataFrame(
         {
@@ -240,6 +242,15 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns="position").reset_index(drop=True)
 
 
+def parameters(runs: pd.DataFrame) -> pd.Series[Any]:
+    """Parameters of each run without embeddings, of tokens or positions, and head (Wortsman et al. 2023); may be null.
+
+    Records count the table of ``learned_positions``, a row of the model's width for each position; here it is left out.
+    """
+    counted = runs["parameters_without_embeddings"]
+    return counted - runs[POSITIONS].fillna(0).astype(int) * runs["model.width"] if POSITIONS in runs else counted
+
+
 def epsilons(runs: pd.DataFrame) -> pd.Series:
     """Adam's epsilon of each run, by its id; NaN of a run without Adam."""
     return runs.reindex(columns=["id", EPSILON]).set_index("id")[EPSILON].astype(float)
@@ -256,7 +267,7 @@ def _group(
 ) -> tuple[list[Hashable], dict[Hashable, Curve], dict[Hashable, Arm], dict[int, int]]:
     """Key of each run's curve; by that key its config and its arm; and the size of each parameter count."""
     keys, curves = configs(ended)
-    counts = [int(count) for count in ended["parameters_without_embeddings"]]
+    counts = [int(count) for count in parameters(ended)]
     by_curve, sizes = dict(zip(keys, counts, strict=True)), same_sizes(counts)
     named = name_arms(list(curves.values()), [sizes[by_curve[key]] for key in curves])
     return keys, curves, dict(zip(curves, named, strict=True)), sizes

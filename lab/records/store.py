@@ -57,7 +57,7 @@ RUN_COLUMNS = {
     "final_val_loss": "float64",  # same tokens, after the last update
     "loss_bigram": "float64",  # same tokens under a smoothed bigram model of the training text
     "parameters": "Int64",
-    "parameters_without_embeddings": "Int64",  # without input embedding and output head
+    "parameters_without_embeddings": "Int64",  # without those of tokens and the head, but with those of positions
     "model_steps_per_second": "float64",  # steps of all runs of the fleet, per second
     "wall_seconds": "float64",  # of the fleet, divided by its runs
     "notes": "string",  # probes that failed, and sizes of fleets that ran out of memory

@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.analysis.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, steps_curve
 from lab.analysis.batch_size.targets import crossings, tune
-from lab.analysis.curves import LR
+from lab.analysis.curves import LR, parameters
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import spell
 from lab.records.store import Records
@@ -76,7 +76,7 @@ def tuned_steps(records: Records) -> list[TunedSteps]:
     runs = records.runs[(records.runs["status"] != "failed") & (records.runs["schedule.name"] == "constant")]
     several = [
         (key, group)
-        for key, group in runs.groupby(["parameters_without_embeddings", "optimizer.name"])
+        for key, group in runs.assign(size=parameters(runs)).groupby(["size", "optimizer.name"])
         if group["batch_size"].nunique() > 1 and group[LR].nunique() > 1 and _are_one_arm(group, "batch_size", LR)
     ]
     if not several:

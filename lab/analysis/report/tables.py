@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.curves import LR, configs, differing, plain
+from lab.analysis.curves import LR, configs, differing, parameters, plain
 from lab.analysis.sensitivity import Study, optima
 from lab.analysis.text import count, span, spell
 
@@ -77,7 +77,7 @@ def lost(study: Study) -> pd.DataFrame:
     failed_cells = {
         "run": failed["id"],
         "arm": failed["intervention"],
-        "parameters": failed["parameters_without_embeddings"],
+        "parameters": parameters(failed),
         "LR": failed[LR],
         "seed": failed["seed"],
         "outcome": failed["status"],
