@@ -74,7 +74,10 @@ def test_other_sweeps_have_no_figures_of_batches(name: str) -> None:
 @pytest.mark.parametrize(
     ("sweep", "words"),
     [
-        ("steps_to_target", ["critical batch", "with SGD (95 % interval 3", "with Adam (95 % interval 1"]),
+        (
+            "steps_to_target",
+            ["critical batch", "(95 % interval 31.7 to 35.4) with SGD", "interval 124 to 141) with Adam"],
+        ),
         (
             "learning_rate_and_batch",
             ["best loss rises by 0.200", "best loss falls by 0.200", "From a batch of 16"],

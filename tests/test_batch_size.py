@@ -16,6 +16,9 @@ from lab.__main__ import main
 from lab.analysis.batch_size import exponent, learning_rate_curve, regimes, steps_curve
 from lab.analysis.batch_size.advice import advise
 from lab.analysis.batch_size.noisy_quadratic import NoisyQuadratic
+from lab.analysis.batch_size.tuning import TunedSteps
+from lab.analysis.figures import FIGURES
+from lab.analysis.statistics import share_interval
 from lab.records import store
 from lab.records.store import Records
 from planted import card, table
@@ -81,6 +84,39 @@ def test_an_exact_hyperbola_is_found_exactly() -> None:
     curve = steps_curve(batches, 30 * (1 + 20 / batches))
     assert (curve.limit, curve.scale) == pytest.approx((30, 20))
     assert curve.rms_log_error == pytest.approx(0, abs=1e-6)
+
+
+GRID, TRIES = 2.0 ** np.arange(2, 10), 200
+
+
+@pytest.mark.parametrize("critical", [0.05, 1.0, 8.0, 128.0, 2048.0, 1e5])
+def test_the_interval_holds_the_critical_batch_inside_and_outside_the_grid(critical: float) -> None:
+    """In 95 % of simulated curves, or more where an end lies beyond all batch sizes; 0.999 of binomial error apart."""
+    random = np.random.default_rng(0)
+    steps_kn = 50 * (1 + critical / GRID) * np.exp(0.1 * random.normal(size=(TRIES, len(GRID))))
+    curves = [steps_curve(GRID, steps_n) for steps_n in steps_kn]
+    held = share_interval(sum(curve.low <= critical <= curve.high for curve in curves), TRIES, level=0.998)
+    assert held.high >= 0.95
+    if GRID[0] < critical < GRID[-1]:
+        assert held.low <= 0.95
+        assert all(curve.is_bounded for curve in curves)
+    assert all(curve.low < curve.high for curve in curves)
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise", "words"),
+    [
+        (1000 / GRID, 0.05, "above 2.69e+03 sequences (95 % interval, unbounded above)"),
+        (50 + 0 * GRID, 0.05, "below 0.76 sequences (95 % interval, unbounded below)"),
+        (GRID**-0.5, 1.5, "unknown (95 % interval, unbounded on both sides)"),
+    ],
+    ids=["halved by every batch", "saved by none", "lost in noise"],
+)
+def test_an_interval_without_an_end_says_so(steps: np.ndarray, noise: float, words: str) -> None:
+    """The end that it has is where the sum of squares, over the least one, is that of the quantile of Student's t."""
+    curve = steps_curve(GRID, steps * np.exp(noise * np.array([1, -1, -1, 1, 1, -1, -1, 1])))
+    assert curve.scale_text == words
+    assert not curve.is_bounded
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [1.0, 2.0, math.nan, 3.0], [1.0, 2.0, 0.0, 3.0]])
@@ -173,6 +209,27 @@ def test_lab_batch_of_a_sweep_of_batch_sizes_also_says_what_steps_to_a_target_sa
     answer = json.loads(capsys.readouterr().out)
     assert answer["steps_to_target"][0]["critical_batch_size"]["mean"] == pytest.approx(128, rel=0.1)
     assert any("batch of 1," in caution for caution in answer["cautions"])
+
+
+def test_steps_that_every_batch_halves_name_no_critical_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither `lab batch`, in words and as data, nor the figure."""
+    steps = pd.DataFrame([1000 / GRID * np.exp(0.05 * np.array([1, -1, -1, 1, 1, -1, -1, 1]))] * 3, columns=GRID)
+    halved = TunedSteps("Adam", steps, steps, {}, {})
+    for reader in ("batch_size.advice", "figures.batches"):
+        monkeypatch.setattr(f"lab.analysis.{reader}.tuned_steps", lambda _: [halved])
+    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: planted())
+    words = "the critical batch is above 2.69e+03 sequences (95 % interval, unbounded above)."
+    assert main(["batch", str(tmp_path)]) == 0
+    assert f"with Adam: {words}" in " ".join(capsys.readouterr().out.split())
+    assert main(["batch", str(tmp_path), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["steps_to_target"]
+    assert told["critical_batch_size"] == {"mean": None, "low": pytest.approx(2690, rel=0.01), "high": None}
+    assert told["fewest_steps"] is None
+    caption = FIGURES["steps_with_batch"](planted()).caption
+    assert f"With Adam {words}" in caption
+    assert "Dashed lines" not in caption
 
 
 def test_a_target_that_no_run_reached_is_refused(

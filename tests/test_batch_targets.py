@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.analysis.batch_size import growth
-from lab.analysis.batch_size.targets import crossing, crossings, mean_noise_scale, ratio_of_means, tune
+from lab.analysis.batch_size.targets import crossing, crossings, mean_noise_scale, noise_sums, ratio_of_means, tune
 from lab.analysis.batch_size.tuning import budget_pairs, tuned_steps
 from lab.records import store
 from lab.records.store import Records
@@ -162,6 +162,17 @@ def growing(scales: tuple[float, ...], losses: tuple[float, ...], **changes: obj
 
 
 TENTHS = tuple(range(10))
+
+
+@pytest.mark.parametrize("part", ["trace", "squared_norm"])
+def test_a_group_that_is_nan_makes_its_sum_nan_at_that_step_alone(part: str) -> None:
+    run = growing((40.0,) * 10, (3.0,) * 10)
+    run.metrics.loc[(run.metrics["step"] == 35) & (run.metrics["where"] == f"{part}.head"), "value"] = math.nan
+    sums = noise_sums(run).loc[run.runs["id"].iloc[0]]
+    assert sums.index[sums[part].isna()].tolist() == [35]
+    assert sums["trace"].dropna().tolist() == pytest.approx(
+        [40 * 10.0**-n for n in TENTHS if part != "trace" or n != 3]
+    )
 
 
 def test_the_noise_scale_beside_the_loss() -> None:

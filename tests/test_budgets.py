@@ -134,6 +134,13 @@ def test_a_small_run_has_the_same_ramp_by_fractions_whether_its_length_is_in_tok
     assert (in_steps.micro_batches != in_tokens.micro_batches).sum() <= 2  # shares of a batch more or less
 
 
+@pytest.mark.parametrize(("name", "steps"), [("mt_nlg", 220), ("glm_130b", 320), ("palm", 80), ("gpt3", 200)])
+def test_the_tokens_that_a_run_trained_on_are_a_run_of_as_many_steps(name: str, steps: int) -> None:
+    """Also where the ramp, a share of all sequences, rounds down with the sequences of the run itself."""
+    in_steps = config(f"steps={steps}", f"batch={name}")
+    assert config(TOKENS, f"tokens={in_steps.trained_tokens}", f"batch={name}") == in_steps
+
+
 def test_a_schedule_over_tokens_falls_with_the_tokens() -> None:
     """Batches of 1, 1, 2, 4, 4, 4 make sixteen sequences: the cosine after a quarter of them in warm-up."""
     ramp = ("batch=steps", "batch.micro_batch=1", "batch.half=2", "batch.full=4", "batch_size=4", "steps=6")

@@ -12,6 +12,8 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis.spikes import Log, detect
+from lab.analysis.spikes.detectors import LEAD
+from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, Span, SpikeWatch
 from planted import cards, write
 
 STEPS = np.arange(1000)
@@ -110,6 +112,68 @@ def test_the_running_mean_of_norms_stands_still_in_an_event() -> None:
 def test_probes_raise_alarms_of_their_own(column: str, kind: str, low: float, high: float) -> None:
     (event,) = detect(log(calm(), **{column: np.where(STEPS >= 600, high, low)}))
     assert (event.kind, event.step) == (kind, 600)
+
+
+def pulses(*rows: int, high: float = 20.0) -> np.ndarray:
+    """Ones, and ``high`` at some rows."""
+    return np.where(np.isin(STEPS, rows), high, 1.0)
+
+
+@pytest.mark.parametrize(("column", "high"), [("grad_norm", 20.0), ("update_rms", 20.0), ("eps_ratio", 20.0)])
+@pytest.mark.parametrize(("apart", "events"), [(MERGE - 1, [300]), (MERGE, [300, 300 + MERGE])])
+def test_alarms_are_one_event_when_closer_than_twenty_rows(
+    column: str, high: float, apart: int, events: list[int]
+) -> None:
+    values = pulses(300, 300 + apart, high=high) * (0.5 if column == "eps_ratio" else 1.0)
+    assert [event.step for event in detect(log(calm(), **{column: values}))] == events
+
+
+@pytest.mark.parametrize(("apart", "events"), [(MERGE - 1, [300]), (MERGE, [300, 300 + MERGE])])
+def test_a_loss_that_rises_within_twenty_rows_of_a_spike_belongs_to_it(apart: int, events: list[int]) -> None:
+    loss = 2 + 0.01 * (-1.0) ** STEPS
+    # the spike ends with the row after its rise, so that is its last one
+    loss[[299, 300 + apart]] = 4.0
+    assert [event.step for event in detect(log(loss))] == [299, *(step for step in events if step > 300)]
+
+
+@pytest.mark.parametrize(("rows", "alarms"), [(STALLED_FOR - 1, 0), (STALLED_FOR, 1)])
+def test_a_loss_scale_stalls_after_a_hundred_rows_at_its_floor(rows: int, alarms: int) -> None:
+    scale = np.where((STEPS >= 700) & (700 + rows > STEPS), 1e-4, 128.0)
+    assert len(detect(log(calm(), loss_scale=scale))) == alarms
+
+
+@pytest.mark.parametrize(("row", "alarms"), [(FEWEST - 1, 0), (FEWEST, 1)])
+def test_a_gradient_norm_is_held_to_twenty_before_it(row: int, alarms: int) -> None:
+    assert len(detect(log(calm(), grad_norm=pulses(row)))) == alarms
+
+
+def test_a_warning_leads_a_spike_by_a_hundred_rows_at_most() -> None:
+    for row, lead in ((500 - LEAD, LEAD), (499 - LEAD, None)):
+        _, spike = detect(log(calm() + bump(2.0), grad_norm=pulses(row)))
+        assert (spike.step, spike.lead) == (500, lead)
+
+
+def fed(watch: SpikeWatch, *losses: float) -> list[Span]:
+    """Spikes that end while a watch reads losses, where the median is 2 and the deviation 0.01."""
+    return [span for span in (watch.add(loss, 2.0, 0.01) for loss in losses) if span]
+
+
+@pytest.mark.parametrize(("back", "ended"), [(2.02, ["recovered"]), (2.0201, [])])
+def test_a_spike_has_recovered_from_two_deviations_on(back: float, ended: list[str]) -> None:
+    assert [span.ending for span in fed(SpikeWatch(), *[2.0] * 30, 4.0, back)] == ended
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_a_watch_that_forgets_ends_its_spike_and_sees_the_next_at_once(rows: int) -> None:
+    """Where training went back, a rise soon after is a new spike, and the old one has no ending."""
+    watch = SpikeWatch()
+    fed(watch, *[2.0] * 30, 4.0, *[4.0] * 9)
+    row = watch.row
+    watch.forget(rows)
+    assert (watch.row, watch.first) == (row - rows, -1)
+    assert not fed(watch, 4.0)
+    assert watch.begins
+    assert watch.first == row - rows + 1
 
 
 def test_a_loss_scale_at_its_floor_stalls() -> None:

@@ -79,6 +79,10 @@ class BatchSchedule(ABC):
         """Number of whole updates within ``total`` sequences."""
         return sum(1 for _ in takewhile(lambda seen: seen <= total, accumulate(self.sizes(batch_size))))
 
+    def fewest(self, batch_size: int, steps: int) -> int:
+        """Sequences in so many updates, whether or not the batch has grown by then."""
+        return sum(islice(self.sizes(batch_size), steps))
+
     def micro_batches(self, batch_size: int, steps: int) -> NDArray[np.int64]:
         """Micro-batches in each update ``[steps]``.
 
@@ -117,6 +121,24 @@ def resolve(schedule: BatchSchedule, batch_size: int, steps: int) -> BatchSchedu
     has_fractions = any(getattr(schedule, name) < 1 for name in schedule.of_run)
     total = bisect_left(range(steps * batch_size), steps, key=steps_within) if has_fractions else steps * batch_size
     return schedule.in_sequences(batch_size, total)
+
+
+def resolve_within(schedule: BatchSchedule, batch_size: int, total: int) -> tuple[BatchSchedule, int]:
+    """The schedule of a run of ``total`` sequences, without fractions, and its number of whole updates.
+
+    Fractions round, so a ramp of a few more sequences may fit one update more; a run of as many steps then has it, and
+    its own sequences lead back to these steps.
+
+    Raises:
+        RequestError: as ``resolve``.
+    """
+    entry = schedule.in_sequences(batch_size, total)
+    steps = entry.steps_within(batch_size, total)
+    if schedule.in_sequences(batch_size, total + batch_size).fewest(batch_size, steps + 1) <= total:
+        longer = resolve(schedule, batch_size, steps + 1)
+        if longer.fewest(batch_size, steps + 1) <= total:
+            return longer, steps + 1
+    return entry, steps
 
 
 @BATCHES.register("constant")

@@ -41,7 +41,7 @@ from lab.core.registry import (
 )
 from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
-from lab.optim.batch_schedule import Adaptive, resolve
+from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
 from lab.optim.ledger import Groups, Ledger, build_ledger
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
@@ -294,8 +294,9 @@ def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfi
             raise RequestError(f"steps={numbers['steps']} and tokens={budget} both set the length of a run; give one")
         config = build(RunConfig, {**groups, **numbers, "steps": 1}, "")
         sequences = convert(Budget, "tokens", budget, "tokens") // config.seq_len
-        entry = config.batch and config.batch.entry.in_sequences(config.batch_size, sequences)
-        steps = entry.steps_within(config.batch_size, sequences) if entry else sequences // config.batch_size
+        entry, steps = None, sequences // config.batch_size
+        if config.batch:
+            entry, steps = resolve_within(config.batch.entry, config.batch_size, sequences)
         if not steps:
             first = (entry.size(0, config.batch_size) if entry else config.batch_size) * config.seq_len
             raise RequestError(f"tokens={budget} is less than a batch, which holds {first} tokens")

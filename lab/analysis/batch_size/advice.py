@@ -207,10 +207,10 @@ def _measured(curve: TunedSteps) -> str:
     if not curve.has_fit:
         return f"{curve.name}: {len(curve.batches)} batch sizes with a tuned learning rate give no critical batch."
     fit = curve.fit
-    return (
-        f"Steps to the loss of a bigram model with {curve.name}: {fit.limit:.3g} at least, twice that at the critical "
-        f"batch of {fit.scale:.3g} sequences (95 % interval {fit.low:.3g} to {fit.high:.3g})."
+    told = (
+        f"{fit.limit:.3g} at least, twice that at the critical batch of" if fit.is_bounded else "the critical batch is"
     )
+    return f"Steps to the loss of a bigram model with {curve.name}: {told} {fit.scale_text}."
 
 
 def dropped(tuned: Sequence[TunedSteps]) -> Iterator[str]:
@@ -296,11 +296,15 @@ def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[Tun
     measured = [
         {
             "optimizer": curve.name,
-            "critical_batch_size": {"mean": fit.scale, "low": fit.low, "high": fit.high},
-            "fewest_steps": fit.limit,
+            "critical_batch_size": {
+                "mean": fit.scale if fit.is_bounded else None,
+                "low": fit.low or None,
+                "high": number(fit.high),
+            },
+            "fewest_steps": fit.limit if fit.is_bounded else None,
         }
         for curve in tuned
-        if curve.has_fit and all(map(math.isfinite, (fit := curve.fit)))
+        if curve.has_fit and (fit := curve.fit)
     ]
     told = [*cautions(best), *dropped(tuned)]
     return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": told}

@@ -13,6 +13,12 @@ from scipy.special import stdtrit
 LEVEL = 0.95
 # Batch sizes that a curve takes, besides which its interval means nothing.
 FEWEST_BATCHES = 4
+# So far outside the batch sizes, natural log, a curve equals its asymptote in double precision.
+FAR = -math.log(np.finfo(float).eps)
+# A number is sought on a grid, and then as often between the neighbours of the best point.
+GRID, ZOOMS = 101, 8
+# Of logarithms in double precision, which misfits contain at least.
+ROUNDING = 1e-12
 
 Numbers = NDArray[np.float64]
 
@@ -69,8 +75,8 @@ class SaturatingCurve(NamedTuple):
     Attributes:
         limit: the value at infinite batch.
         scale: the batch size at which the value is twice or half its limit.
-        low: lower end of the 95 % interval of the scale.
-        high: its upper end.
+        low: lower end of the 95 % interval of the scale; zero where the batch sizes do not bound it from below.
+        high: its upper end; infinite where they do not bound it from above.
         rms_log_error: root mean square of the residuals, natural log.
     """
 
@@ -80,9 +86,30 @@ class SaturatingCurve(NamedTuple):
     high: float
     rms_log_error: float
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the batch sizes bound the scale from both sides; without that, it has no estimate."""
+        return self.low > 0 and math.isfinite(self.high)
+
+    @property
+    def scale_text(self) -> str:
+        """For readers: ``30 sequences (95 % interval 20 to 50)``, or which side of its interval is open."""
+        if self.is_bounded:
+            return f"{self.scale:.3g} sequences (95 % interval {self.low:.3g} to {self.high:.3g})"
+        if self.low > 0:
+            return f"above {self.low:.3g} sequences (95 % interval, unbounded above)"
+        if math.isfinite(self.high):
+            return f"below {self.high:.3g} sequences (95 % interval, unbounded below)"
+        return "unknown (95 % interval, unbounded on both sides)"
+
 
 def steps_curve(batch_sizes: ArrayLike, steps: ArrayLike) -> SaturatingCurve:
     """Fit ``S = S_min (1 + B_crit / B)`` to steps to a target (McCandlish et al. 2018, eq. 2.11).
+
+    The interval is that of the profile likelihood, for log-normal errors: the scales at which the sum of squares, least
+    over the limit, is not larger than the least of all by more than a Student t allows (Bates and Watts 1988, Nonlinear
+    Regression Analysis and Its Applications, sec. 6.1). Steps that still halve at the largest batches, or never begin
+    to fall, leave it without an end.
 
     Args:
         batch_sizes: at least ``FEWEST_BATCHES`` of them.
@@ -91,7 +118,7 @@ def steps_curve(batch_sizes: ArrayLike, steps: ArrayLike) -> SaturatingCurve:
     Raises:
         ValueError: too few batch sizes, or a number that is not positive.
     """
-    return _fit(batch_sizes, steps, lambda log_b, log_scale: np.logaddexp(0.0, log_scale - log_b))
+    return _fit(batch_sizes, steps, lambda log_ratio: np.logaddexp(0.0, log_ratio))
 
 
 def learning_rate_curve(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> SaturatingCurve:
@@ -99,10 +126,15 @@ def learning_rate_curve(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> Sa
 
     Arguments and errors are as in ``steps_curve``.
     """
-    return _fit(batch_sizes, learning_rates, lambda log_b, log_scale: -np.logaddexp(0.0, log_scale - log_b))
+    return _fit(batch_sizes, learning_rates, lambda log_ratio: -np.logaddexp(0.0, log_ratio))
 
 
-def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers, float], Numbers]) -> SaturatingCurve:
+def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers], Numbers]) -> SaturatingCurve:
+    """Fit ``log value = log limit + shape(log scale - log batch)``.
+
+    The limit is a mean once the scale is given, so one number is sought. The interval holds every scale that a t-test
+    does not refuse.
+    """
     batch_n, value_n = np.asarray(batch_sizes, dtype=float), np.asarray(values, dtype=float)
     if len(batch_n) < FEWEST_BATCHES or batch_n.shape != value_n.shape:
         raise ValueError(f"{len(value_n)} values at {len(batch_n)} batch sizes; a curve takes {FEWEST_BATCHES} of each")
@@ -110,21 +142,42 @@ def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers, fl
         raise ValueError("batch sizes and values must be positive numbers")
     log_b, log_y = np.log(batch_n), np.log(value_n)
 
-    def residuals(log_parameters: Numbers) -> Numbers:
-        fitted: Numbers = log_parameters[0] + shape(log_b, float(log_parameters[1])) - log_y
-        return fitted
+    def log_limits(log_scale_k: Numbers) -> Numbers:
+        log_limit_kn: Numbers = log_y - shape(log_scale_k[:, None] - log_b)
+        return log_limit_kn
 
-    starts = [np.array([log_y[log_b.argmax()], log_scale]) for log_scale in (log_b.min(), log_b.mean(), log_b.max())]
-    from scipy.optimize import least_squares  # here, since it is slow to import and few reports fit curves
+    def misfit(log_scale_k: Numbers) -> Numbers:
+        variance_k: Numbers = log_limits(log_scale_k).var(axis=1)
+        return variance_k
 
-    best = min((least_squares(residuals, start) for start in starts), key=lambda fit: float(fit.cost))
-    freedom = len(batch_n) - 2
-    variance = 2 * float(best.cost) / freedom
-    covariance = np.linalg.pinv(best.jac.T @ best.jac) * variance
-    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(float(covariance[1, 1]))
-    limit, scale = (math.exp(min(value, 700.0)) for value in best.x)
-    low, high = (scale * math.exp(min(sign * half, 700.0)) for sign in (-1, 1))
-    return SaturatingCurve(limit, scale, low, high, math.sqrt(2 * float(best.cost) / len(batch_n)))
+    ends = float(log_b.min()) - FAR, float(log_b.max()) + FAR
+    best = _least(misfit, *ends)
+    least, freedom = float(misfit(np.array([best]))[0]), len(batch_n) - 2
+    most = max(least, ROUNDING**2) * (1 + float(stdtrit(freedom, (1 + LEVEL) / 2)) ** 2 / freedom)
+    low, high = (
+        unbounded if misfit(np.array([end]))[0] <= most else _boundary(misfit, most, end, best)
+        for end, unbounded in zip(ends, (-math.inf, math.inf), strict=True)
+    )
+    limit = math.exp(float(log_limits(np.array([best])).mean()))
+    return SaturatingCurve(limit, math.exp(best), math.exp(low), math.exp(high), math.sqrt(least))
+
+
+def _least(misfit: Callable[[Numbers], Numbers], low: float, high: float) -> float:
+    """Where the misfit is least, on ever finer grids."""
+    for _ in range(ZOOMS):
+        grid = np.linspace(low, high, GRID)
+        best = int(misfit(grid).argmin())
+        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, GRID - 1)])
+    return float(grid[best])
+
+
+def _boundary(misfit: Callable[[Numbers], Numbers], most: float, outside: float, inside: float) -> float:
+    """The number nearest to ``outside`` whose misfit is at most so large."""
+    for _ in range(ZOOMS):
+        grid = np.linspace(outside, inside, GRID)
+        first = max(int((misfit(grid) <= most).argmax()), 1)
+        outside, inside = float(grid[first - 1]), float(grid[first])
+    return inside
 
 
 def exponent(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> float:

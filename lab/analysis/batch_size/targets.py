@@ -136,10 +136,14 @@ def _ratio(trace_n: Numbers, squared_n: Numbers) -> float:
 
 
 def noise_sums(records: Records) -> pd.DataFrame:
-    """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step."""
+    """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step.
+
+    NaN where any group is: a sum of the others would be that of a smaller gradient.
+    """
     measured = records.metrics[records.metrics["probe"] == "noise_scale"]
     part = measured["where"].map(lambda where: where.partition(".")[0]).rename("part")
-    sums = measured.groupby(["id", "step", part])["value"].sum(min_count=1).unstack("part")
+    groups = measured.assign(is_nan=measured["value"].isna()).groupby(["id", "step", part])
+    sums = groups["value"].sum().mask(groups["is_nan"].any()).unstack("part")
     return sums.reindex(columns=["trace", "squared_norm"])
 
 

@@ -62,7 +62,10 @@ def steps_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
             axes.set_ylabel("" if index % columns else "steps to the target")
     scales.probe_axis(sheet.figure.axes[0])
     for axes, curve in zip(sheet.figure.axes[::2], curves, strict=True):
-        _critical_lines(axes, curve.fit)
+        if curve.fit.is_bounded:
+            _critical_lines(axes, curve.fit)
+        else:
+            sheet.note(f"With {curve.name} the critical batch is {curve.fit.scale_text}.")
     fitted = Line2D([], [], color=style.INK, label="fitted hyperbola")
     interval = Patch(color=style.INK, alpha=0.2, linewidth=0, label="its 95 % interval")
     sheet.keys(("", [fitted, interval]))

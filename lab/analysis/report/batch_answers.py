@@ -34,14 +34,7 @@ def batch_cautions(study: Study) -> list[str]:
 
 
 def _steps(fitted: list[TunedSteps]) -> str:
-    parts = []
-    for curve in fitted:
-        fit, largest = curve.fit, curve.batches.max()
-        if fit.scale > largest:
-            parts.append(f"above {largest:g} sequences, the largest tried, with {curve.name}")
-        else:
-            interval = f"(95 % interval {fit.low:.3g} to {fit.high:.3g})"
-            parts.append(f"{fit.scale:.3g} sequences with {curve.name} {interval}")
+    parts = [f"{curve.fit.scale_text} with {curve.name}" for curve in fitted]
     return f"The critical batch on the way to the loss of a bigram model is {listed(parts)}."
 
 
