@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import planted
 import planted_claims
 from lab.__main__ import main
-from lab.analysis import sensitivity
+from lab.analysis import probe_values, sensitivity
 from lab.analysis.claims import effects, replication, scoreboard
 from lab.analysis.claims.evidence import ArmTables, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, decide, judge_claim
@@ -184,6 +185,19 @@ def test_a_folder_belongs_to_the_sweeps_of_its_commands_else_to_its_name() -> No
     assert Evidence("results/mup", tables).sweeps == ["mup"]
     mine, named = Evidence("mine", tables, commands[1:2]), evidence(planted.cards(), "other")
     assert judge_claim(BOUNDS, [named, mine]).folder == "mine"
+
+
+def test_values_of_a_probe_are_reduced_once_by_each_function_even_of_one_name_or_of_none() -> None:
+    runs, calls = evidence(planted.cards(widths=[32], seeds=[0])), list[str]()
+    peak, end = lambda *args: probe_values.peak(*args), lambda *args: probe_values.near(*args, part=1.0)
+    start = partial(lambda *args, part: calls.append("start") or probe_values.near(*args, part), part=0.0)
+    for reduce, expected in 2 * [
+        (peak, probe_values.peak(runs.records, "train_loss", "")),
+        (end, probe_values.near(runs.records, "train_loss", "", 1.0)),
+        (start, probe_values.near(runs.records, "train_loss", "", 0.0)),
+    ]:
+        assert runs.probe_values(reduce, "train_loss", "") == expected.to_dict()
+    assert calls == ["start"]
 
 
 def test_of_equals_the_group_with_most_runs_is_judged_and_the_earlier_folder() -> None:

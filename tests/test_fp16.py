@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -158,6 +159,59 @@ def test_softmax_in_fp16_is_softmax_to_three_digits() -> None:
         weights_ts, scores_ts.masked_fill(future_ts, -torch.inf).softmax(-1), rtol=5e-3, atol=1e-4
     )
     assert torch.equal(weights_ts, rounded(weights_ts, torch.float16))
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    """The nearest fp16 numbers, in fp32."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def gelu_by_hand(x: np.ndarray, upstream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """GELU and its gradient, every operation rounded by NumPy."""
+    factor, cubic = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715)
+    x = half(x)
+    square = half(x * x)
+    cube = half(square * x)
+    inner = half(factor * half(x + half(cubic * cube)))
+    tanh = np.tanh(inner)
+    rise, halved = half(1 + half(tanh)), half(x / 2)
+    to_value = half(upstream)
+    to_inner = half(half(to_value * halved) * (1 - tanh * tanh))
+    to_sum = half(factor * to_inner)
+    to_cube = half(cubic * to_sum)
+    to_square = half(to_cube * x)
+    to_x = half(to_value * rise) / 2 + to_sum + to_cube * square + 2 * to_square * x
+    return half(halved * rise), half(to_x)
+
+
+def softmax_by_hand(scores: np.ndarray, upstream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Causal softmax and its gradient, every operation rounded by NumPy."""
+    past = np.tril(np.ones(scores.shape[-2:], dtype=bool))
+    scores = half(scores)
+    below = half(np.where(past, scores - np.where(past, scores, -np.inf).max(-1, keepdims=True), 0))
+    power = np.exp(below)
+    share = np.where(past, half(power), 0)
+    total = half(share.sum(-1, keepdims=True))
+    to_value = half(upstream)
+    to_total = half(-(to_value * share / total / total).sum(-1, keepdims=True))
+    to_share = half(np.where(past, to_value / total + to_total, 0))
+    return half(share / total), half(to_share * power)
+
+
+@pytest.mark.parametrize(
+    ("module", "by_hand", "shape"),
+    [(HalfGELU(), gelu_by_hand, (4096,)), (HalfSoftmax(), softmax_by_hand, (16, 48, 48))],
+    ids=["gelu", "softmax"],
+)
+def test_every_operation_is_rounded_forward_and_backward(module: Any, by_hand: Any, shape: tuple[int, ...]) -> None:
+    """Bits agree, but where another exponential, or another order of a sum, lies on the other side of a half."""
+    draws = torch.Generator().manual_seed(3)
+    x, upstream = torch.randn(shape, generator=draws), torch.randn(shape, generator=draws)
+    x.requires_grad_()
+    made = module(x)
+    (slope,) = torch.autograd.grad(made, x, upstream)
+    for ours, theirs in zip((made, slope), by_hand(x.detach().numpy(), upstream.numpy()), strict=True):
+        assert (ours.detach().numpy() == theirs).mean() > 0.995
 
 
 def test_the_residual_stream_in_fp16_overflows() -> None:

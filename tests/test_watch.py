@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,31 @@ def test_anybodys_log(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (500, "spike", "recovered")
     ]
     assert {*tmp_path.iterdir()} == {tmp_path / name}, "--json writes nothing"
+
+
+def write_log(path: Path, steps: Iterable[int], losses: Iterable[float]) -> str:
+    path.write_text("step,loss\n" + "".join(f"{n},{loss:.4f}\n" for n, loss in zip(steps, losses, strict=True)))
+    return str(path)
+
+
+def test_rows_out_of_order_are_sorted_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    order, loss = np.random.default_rng(1).permutation(1000), calm() + bump(3.0)
+    shuffled = write_log(tmp_path / "log.csv", order, loss[order])
+    told = json.loads(watched(capsys, shuffled, "--json")[1])
+    assert [(event["step"], event["ending"]) for event in told["events"]] == [(500, "recovered")]
+    assert told["notes"] == ["log.csv: sorted by step, the last row of each kept: 1000 of 1000 rows"]
+    in_order = json.loads(watched(capsys, write_log(tmp_path / "log.csv", STEPS, loss), "--json")[1])
+    assert in_order == {"events": told["events"]}
+
+
+def test_of_a_step_written_again_the_last_value_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log appended to itself, and one of a run that went back from a spike to before it."""
+    loss, spiking = calm(), calm() + bump(3.0)
+    forms = ([*STEPS, *STEPS], [*loss, *loss]), ([*range(520), *range(490, 1000)], [*spiking[:520], *loss[490:]])
+    for steps, losses in forms:
+        code, out, _ = watched(capsys, write_log(tmp_path / "log.csv", steps, losses))
+        note = f"log.csv: sorted by step, the last row of each kept: 1000 of {len(steps)} rows"
+        assert (code, out.splitlines()) == (0, [note, "0 alarms in 1 run"])
 
 
 def test_a_line_and_a_figure_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

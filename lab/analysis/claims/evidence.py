@@ -158,12 +158,12 @@ class Evidence:
     def probe_values(
         self, reduce: Callable[..., pd.Series], probe: str, where: str, **options: float
     ) -> dict[str, float]:
-        """A value per run id; ``reduce`` is a function of ``lab.analysis.probe_values``.
+        """A value per run id, reduced once; ``reduce`` is called like one of ``lab.analysis.probe_values``.
 
         Raises:
             MissingRunsError: no run recorded this probe there.
         """
-        key = (reduce.__name__, probe, where, *options.items())
+        key = (reduce, probe, where, *options.items())
         if key not in self._probe_values:
             values = reduce(self.records, probe, where, **options)
             self._probe_values[key] = dict(zip(values.index, values, strict=True))

@@ -51,6 +51,7 @@ def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> t
         RequestError: it cannot be read.
     """
     logs, replays = read_logs(path), read_logs(replay) if replay else []
+    notes = [f"{log.name}: {log.note}" for log in (*logs, *replays) if log.note]
     events = {log.name: detect(log) for log in logs}
     alarms = [(log, event) for log in logs for event in events[log.name]]
     replay_of = {log.name: find_replay(log, logs, replays) for log in logs} if replay else {}
@@ -61,10 +62,12 @@ def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> t
     departed = [each for each in departures if each]
     if as_json:
         plain = [_plain(event) | ({"cause": causes.get(event)} if replay else {}) for _, event in alarms]
-        output = {"events": plain} | ({"departures": [each._asdict() for each in departed]} if replay else {})
+        output: dict[str, Any] = {"events": plain}
+        output |= {"departures": [each._asdict() for each in departed]} if replay else {}
+        output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
-    lines = []
+    lines = notes
     for number, (log, event) in enumerate(alarms):
         drawn = folder / f"{log.name}_{event.step}_{event.kind}.svg"
         if number < MOST_FIGURES:

@@ -23,18 +23,20 @@ LEAD = 100
 
 
 class Log(NamedTuple):
-    """What a run left behind, one row per measurement, in the order in which they were made.
+    """What a run left behind, one row per step, in the order of the steps.
 
     Attributes:
         name: the id of a run, or the name of a file.
         step_n: training steps.
         columns: measurements ``[n]`` by name: ``loss``, and where there are any ``grad_norm``, ``lr``, ``loss_scale``,
             ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``; NaN where one is missing.
+        note: how the rows differ from those that were written; empty if they do not.
     """
 
     name: str
     step_n: NDArray[np.int64]
     columns: Mapping[str, Numbers]
+    note: str = ""
 
 
 class Event(NamedTuple):

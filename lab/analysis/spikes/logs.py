@@ -97,7 +97,10 @@ def _log(path: Path) -> Log:
     numbers = numbers[numbers[STEP].notna() & ~missing]  # a loss that says NaN counts, an absent one does not
     if numbers.empty:
         raise RequestError(f"{path} has no row with a step and a loss")
-    return Log(path.name, numbers.pop(STEP).to_numpy(dtype=np.int64), _columns(numbers))
+    kept = numbers.sort_values(STEP, kind="stable").drop_duplicates(STEP, keep="last")
+    is_as_written = kept.index.equals(numbers.index)
+    note = "" if is_as_written else f"sorted by step, the last row of each kept: {len(kept)} of {len(numbers)} rows"
+    return Log(path.name, kept.pop(STEP).to_numpy(dtype=np.int64), _columns(kept), note)
 
 
 def _json_rows(text: str) -> list[dict[str, Any]]:
