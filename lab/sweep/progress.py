@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lab.core import distributed
 from lab.core.errors import RequestError
-from lab.core.files import printable
 from lab.records import plans
 
 if TYPE_CHECKING:
@@ -268,7 +267,7 @@ class ProgressMonitor(threading.Thread):
             if fleet.verdict and index not in self.ended:
                 self.ended.add(index)
                 with suppress(BrokenPipeError):  # nobody reads the output any more, but training goes on
-                    self.say(printable(self.last_line(index, fleet)))
+                    self.say(self.last_line(index, fleet))
         if self.screen:
             done = (self.sizes[index] * fleet.share for index, fleet in fleets.items())
             self.screen.show(fleets, sum(done) / sum(self.sizes), time.monotonic() - self.started)

@@ -22,7 +22,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.style import DASHED
 from lab.analysis.sensitivity import judge
 from lab.analysis.text import count, plain_text, spell
-from lab.core.files import printable
+from lab.core.printing import printable
 
 MEANING = {
     OK: "no change is certain",
