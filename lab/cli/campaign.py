@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
     @property
     def claims(self) -> list[Claim]:
-        """The claims of the paper that the sweep decides."""
+        """The claims that the sweep decides, of every source."""
         return [claim for claim in map(CLAIMS.__getitem__, CLAIMS) if claim.sweep == self.sweep]
 
     @property
@@ -135,9 +135,7 @@ def table(parts: Sequence[Part]) -> Iterator[str]:
 
 def _row(name: str, parts: Sequence[Part], claims_per_core_hour: float) -> dict[str, str | int]:
     claims = {claim.order: claim for part in parts for claim in part.claims}
-    figures = sorted(
-        {claim.figure for claim in claims.values() if claim.source == SOURCES[0]}, key=FIGURES_OF_THE_PAPER.index
-    )
+    figures = {claim.figure for claim in claims.values() if claim.source == SOURCES[0]}
     return {
         "part": name,
         "runs": sum(len(part.plan.mine) for part in parts),
