@@ -80,10 +80,11 @@ class SensitivityCurve:
             RegressionError: the exit code of ``lab check`` would not be 0.
         """
         from lab.analysis.guard import render
+        from lab.core.printing import printable
 
         __tracebackhide__ = True  # the verdict says it all
         if self.checked.exit_code:
-            raise RegressionError("\n".join(render.text(self.checked)))
+            raise RegressionError(printable("\n".join(render.text(self.checked))))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

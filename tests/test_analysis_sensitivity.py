@@ -1,6 +1,7 @@
 """Sensitivity of planted curves, worked out by hand."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -179,3 +180,9 @@ def test_numbers_too_small_for_three_decimals_keep_two_digits():
     assert student_t([2e-5, 2.2e-5, 2.4e-5]).bare == "2.2e-05 ± 5e-06"
     assert student_t([0.2, 0.3, -0.4999]).bare.startswith("0.000 ± 1.0")
     assert student_t([3e-5]).bare == "3e-05"
+
+
+def test_a_study_takes_a_path_a_text_or_several(tmp_path: Path) -> None:
+    folder = planted.write(tmp_path / "one", list(planted.cards(arms=("z_loss",), widths=(32,), seeds=(0,))))
+    for one in (folder, str(folder), [folder], (str(folder),)):
+        assert len(sensitivity.study(one).points) == len(planted.LRS)

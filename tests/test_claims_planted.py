@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 import planted
 import planted_claims
+from lab.analysis.claims import restated
 from lab.analysis.claims.evidence import ArmTables, Config, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
+from lab.analysis.claims.scoreboard import read
 from lab.analysis.spikes.updates import DESCENT
 
 NAMES = list(CLAIMS)
@@ -235,3 +238,10 @@ def test_an_arm_of_nothing_but_nan_passes_nothing(name: str) -> None:
         verdict = judged(claim, HOLDS, frozenset(arm.ids), nan=True)
         assert verdict.verdict == "inconclusive", verdict
         assert "NaN" in verdict.reason
+
+
+def test_two_numbers_of_steps_without_a_kappa_give_no_verdict_on_kappas(tmp_path: Path) -> None:
+    lengths = [planted.cards(arms=("z_loss",), widths=(32,), lrs=planted.LRS[:2], steps=steps) for steps in (400, 800)]
+    folder = planted.write(tmp_path / "steps", [planted.card(**{**c, "id": None}) for cards in lengths for c in cards])
+    [claim] = [one for name in CLAIMS if (one := CLAIMS[name]).arms is restated._kappas_after_fewest_and_most_steps]
+    assert judge_claim(claim, read([folder])).verdict == "not run"

@@ -187,7 +187,9 @@ def test_one_source_alone_ends_with_the_figures_that_show_its_claims(
 ) -> None:
     drawn = results / "qk_layernorm" / "figures" / "learning_rate_sensitivity.svg"
     assert main(["claims", str(results), "--source", "Wortsman 2023"]) == 0
-    assert "figure: " not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "figure: " not in out
+    assert not out.endswith("\n\n")
     drawn.parent.mkdir()
     drawn.write_text("<svg/>")
     assert main(["claims", str(results), "--source", "Wortsman 2023"]) == 0

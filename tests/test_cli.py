@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 
 import planted
@@ -139,6 +140,9 @@ REFUSALS = [
     (["train", "data.path=~/x"], "quote the value"),
     (["train", "optimizer.lr=-1"], "optimizer.lr must be above 0"),
     (["train", "seed=[1"], ""),
+    (["train", "~out", "--dry-run"], "key 'out' is missing"),
+    (["train", "~nothing", "--cfg", "job"], "unknown key 'nothing'"),
+    (["train", "~fleet"], "key 'fleet' is the sweeper's own"),
     (["train", "-m", "optimizer.lr=interval(0,1)"], "give the values one by one"),
     (["train", "data=text", "data.path=missing.txt"], "missing.txt"),
     (["report"], "which folder"),
@@ -189,6 +193,22 @@ def test_a_key_that_a_file_sets_to_null_is_named_with_what_leaves_it_out(capsys:
         Path("mine.yaml").write_text(f"{content}\ndefaults:\n  - override /data: synthetic\n")
         assert lab("sweep", "mine.yaml") == 2
         assert named in capsys.readouterr().err
+
+
+def test_a_key_is_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["train", "~optimizer.clip"], ["train", "-m", "seed=0,1", "~optimizer.clip"]):
+        assert lab(*words, "--cfg", "job") == 0
+        assert "clip" not in OmegaConf.create(capsys.readouterr().out).optimizer
+    for words in (["train", "~optimizer.clip"], ["coordcheck", "~optimizer.clip"]):
+        assert lab(*words, "data=synthetic") == 2
+        assert capsys.readouterr().err == "lab: key 'optimizer.clip' is missing\n"
+
+
+@pytest.mark.parametrize("content", ["", "# a question, and nothing else\n", "null\n", "{}\n"])
+def test_an_empty_sweep_file_is_refused(content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text(content)
+    assert lab("sweep", "mine.yaml", *ONE, "--dry-run") == 2
+    assert capsys.readouterr() == ("", "lab: mine.yaml must hold keys and values, as the files in sweeps/ do\n")
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

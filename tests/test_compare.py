@@ -80,7 +80,7 @@ def test_arms_are_compared_where_both_have_runs_and_the_rest_is_said(two: tuple[
         f"{WITHOUT} at 24.7k parameters: compared at the learning rates that both folders have, 0.01, 0.03 and 0.1",
         "the data differ, so losses are not of one text: fingerprint a1b2c3d4e5f60718 in A, other in B",
         "steps: 400 in A, 800 in B",
-        "not in A: with z-loss at 98.6k parameters",
+        f"not in A: {WITHOUT} at 98.6k parameters",
     ):
         assert note in notes
     assert "baseline" not in notes
@@ -102,7 +102,15 @@ def test_the_command_prints_a_table_or_json_and_judges_nothing(
     assert "compare which two folders? lab compare A B" in capsys.readouterr().err
     apart = folder(tmp_path / "apart", arms=("none",), widths=(64,))
     assert main(["compare", str(two[0]), str(apart)]) == 2
-    assert capsys.readouterr().err.startswith(f"lab: nothing to compare: no curve is {WITHOUT} at 24.7k parameters")
+    assert capsys.readouterr().err.startswith("lab: nothing to compare: no curve is with z-loss at 24.7k")
+
+
+def test_a_quantity_that_neither_side_has_is_called_undefined(tmp_path: Path) -> None:
+    """One learning rate has no sensitivity."""
+    a, b = (planted.write(tmp_path / name, list(planted.cards(widths=(32,), lrs=LRS[:1]))) for name in "ab")
+    rows = [line for line in compare_folders(a, b).lines() if "LR sensitivity" in line]
+    assert [row.split().count("undefined") for row in rows] == [2, 2]
+    assert not [row for row in rows if "nan" in row]
 
 
 def under_way(place: Path) -> tuple[Path, list[str]]:
@@ -114,7 +122,15 @@ def under_way(place: Path) -> tuple[Path, list[str]]:
     plan = plans.freeze(place, [[{"id": name, "tree": {}} for name in names[i : i + 2]] for i in (0, 2, 4)])
     for card in cards[:2]:
         store.write_run(place, card, [])
-    progress = {"steps": 400, "seconds": 30.0, "rate": 5.0, "losses": [], "notes": [], "verdict": None}
+    progress = {
+        "steps": 400,
+        "seconds": 30.0,
+        "rate": 5.0,
+        "evaluation": 15.0,
+        "losses": [],
+        "notes": [],
+        "verdict": None,
+    }
     plans.write_progress(place, plan, 0, {**progress, "step": 400, "verdict": "1 failed"})
     plans.write_progress(place, plan, 1, {**progress, "step": 100})
     return place, [plan, *names]
@@ -127,9 +143,9 @@ def test_a_status_tells_what_is_there_failed_running_and_missing(
     assert main(["status", str(place)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{place}: 1 finished, 0 diverged, 1 failed, 2 running, 2 missing",
-        "trained for 0:00:01, one fleet after another",
+        "trained for 0:01, one fleet after another",
         "failed: 1 runs, out of memory: 9 GB",
-        "2 runs of fleet 1: step 100 of 400 after 0:00:30, about 0:01:00 left",
+        "2 runs of fleet 1: step 100 of 400 after 0:30, about 1:15 left",
     ]
     assert main(["status", str(place), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)

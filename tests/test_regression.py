@@ -440,6 +440,14 @@ def test_p_is_adjusted_for_all_that_is_compared() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # Holm 1979
     assert holm([0.5, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_test_without_a_p_changes_no_other(place: int) -> None:
+    ps = [0.03, 0.01]
+    adjusted = holm([*ps[:place], math.nan, *ps[place:]])
+    assert math.isnan(adjusted.pop(place))
+    assert adjusted == holm(ps) == [0.03, 0.02]
     old, new = pd.Series([1.0, 2.0, 4.0]), pd.Series([1.2, 2.3, 4.1])
     assert difference(old, new).p() == pytest.approx(stats.ttest_rel(new, old).pvalue)
     assert difference(old, new).p(0.1) > difference(old, new).p()

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from html import unescape
@@ -19,13 +20,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
+import pyarrow
 import pytest
 
 import planted
 from lab.__main__ import main
 from lab.analysis.rendering import html
-from lab.core.files import printable
+from lab.cli.commands import COMMANDS
+from lab.core.printing import printable, say
 from lab.records import store
+from lab.sweep.progress import FleetProgress
+from lab.sweep.terminal import Scene, Terminal
 
 # Written into the page as it is, it would rename the page.
 SCRIPT = "document.title = 'spr' + 'ung'"
@@ -99,7 +104,9 @@ def test_the_page_holds_what_we_wrote_and_no_more(folder: Path) -> None:
 @pytest.mark.usefixtures("summary")
 def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
     """Whoever shows the file in a terminal sees what a terminal shows of the study."""
-    for written in (folder / "report.html", *folder.glob("figures/*.svg")):
+    assert main(["export", str(folder), "--to", "csv", "--out", str(folder / "tables")]) == 0
+    assert {"losses.csv", "metrics.csv"} <= {path.name for path in folder.glob("tables/*.csv")}
+    for written in (folder / "report.html", *folder.glob("figures/*.svg"), *folder.glob("tables/*.csv")):
         letters = written.read_bytes().decode()
         assert all(letter.isprintable() or letter == "\n" for letter in letters), written.name
     assert (folder / "report.html").read_text().count("\\x1b[2J") > 10
@@ -155,6 +162,27 @@ def test_tables_have_a_row_per_row_and_give_names_back(folder: Path) -> None:
 def test_a_terminal_gets_nothing_to_obey(summary: str) -> None:
     assert "\\x1b[2J" in summary
     assert all(letter.isprintable() or letter == "\n" for letter in summary)
+
+
+def test_whatever_is_printed_holds_nothing_to_obey(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a fault of the lab quotes it, and in the live display."""
+
+    def fail(_: list[str]) -> None:
+        raise pyarrow.ArrowInvalid(HOSTILE)
+
+    monkeypatch.setitem(COMMANDS, "list", fail)
+    assert main(["list"]) == 70
+    say(HOSTILE)
+    terminal = Terminal(sys.stdout, Scene([(HOSTILE, [(HOSTILE, 0.1)])], []))
+    terminal.say(HOSTILE)
+    terminal.show({0: FleetProgress(1, 2, 1.0, 1.0, 0.0, [2.0], [], None)}, 0.5, 1.0)
+    terminal.close()
+    for shown in capsys.readouterr():
+        assert "\\x1b[2J" in shown
+        assert "\x1b[2J" not in shown
+        assert "\u202e" not in shown
 
 
 def test_what_is_readable_stays_as_it_is() -> None:

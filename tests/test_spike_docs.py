@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
+from lab.analysis.curves import load
+from lab.analysis.spikes.arms import arm_costs
 from lab.analysis.spikes.replays import CAUSES
 from lab.cli.hydra_app import data_folder
 
@@ -20,6 +22,16 @@ def test_every_remedy_is_a_response() -> None:
     remedies = re.findall(r"^\| `(\w+)` \|.*\|.*\|.*", PAGE.split("## 3.")[1], re.MULTILINE)
     assert len(remedies) == 7
     assert {*remedies, "rewind_only"} <= {path.stem for path in data_folder("conf").glob("response/*.yaml")}
+
+
+def test_the_cost_of_clipping_is_that_of_the_records() -> None:
+    """Updates until the loss is back after rare tokens, the mean over seeds, without clipping and with ever more."""
+    costs = arm_costs(load(Path(__file__).parents[1] / "results" / "optimizer_arms"))
+    recovery = costs[costs["burst"] == "rare_tokens"].groupby("name")["recovery"].mean()
+    expected = [f"{recovery[name]:.0f}" for name in ("no clip", "clip 2.5", "recipe", "clip 0.3")]
+    sentence = PAGE.split("After rare tokens their loss takes")[1].split("times that norm, ")[0]
+    rest = PAGE.split("times that norm, ")[1].split("of it.")[0]
+    assert re.findall(r"\d+", sentence + rest) == expected
 
 
 def test_every_cause_is_on_the_page() -> None:

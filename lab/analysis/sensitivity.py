@@ -234,13 +234,13 @@ class Study(NamedTuple):
         return self.records.runs[self.records.runs["status"] == "failed"]
 
 
-def study(folders: Sequence[str | Path]) -> Study:
-    """Read results folders and compute all tables.
+def study(folders: str | Path | Sequence[str | Path]) -> Study:
+    """Read a results folder, or several as one, and compute all tables.
 
     Raises:
         RequestError: a folder cannot be read, or all runs failed.
     """
-    records = load(*folders)
+    records = load(*([folders] if isinstance(folders, str | Path) else folders))
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")

@@ -150,12 +150,15 @@ class Difference(NamedTuple):
 def holm(ps: Sequence[float]) -> list[float]:
     """Adjust the p of several tests, so that those below a level falsely reject any with at most that probability.
 
+    NaN is no test: it stays NaN, and the others are adjusted as if it were not there.
+
     References:
         Holm 1979, A simple sequentially rejective multiple test procedure, https://www.jstor.org/stable/4615733.
     """
-    adjusted, largest = [0.0] * len(ps), 0.0
-    for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
+    adjusted, largest = [math.nan] * len(ps), 0.0
+    tests = sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
+    for rank, index in enumerate(tests):
+        largest = max(largest, min(1.0, (len(tests) - rank) * ps[index]))
         adjusted[index] = largest
     return adjusted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -41,3 +42,12 @@ def plain_text(table: pd.DataFrame) -> list[str]:
     cells = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def json_rows(rows: Iterable[NamedTuple]) -> list[dict[str, Any]]:
+    """Rows as JSON objects; a number that is not finite is null."""
+    return [{key: _finite(value) for key, value in row._asdict().items()} for row in rows]
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

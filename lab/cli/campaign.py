@@ -18,7 +18,8 @@ from lab.analysis.text import listed, plain_text
 from lab.cli import launch
 from lab.cli.compose import parse
 from lab.core.errors import RequestError, nearest
-from lab.core.files import printable, quoted
+from lab.core.files import quoted
+from lab.core.printing import say
 from lab.sweep import pipeline
 from lab.sweep.dry_run import core_seconds
 from lab.sweep.planner import SweepPlan
@@ -40,7 +41,7 @@ class Part(NamedTuple):
 
     @property
     def claims(self) -> list[Claim]:
-        """The claims of the paper that the sweep decides."""
+        """The claims that the sweep decides, of every source."""
         return [claim for claim in map(CLAIMS.__getitem__, CLAIMS) if claim.sweep == self.sweep]
 
     @property
@@ -134,9 +135,7 @@ def table(parts: Sequence[Part]) -> Iterator[str]:
 
 def _row(name: str, parts: Sequence[Part], claims_per_core_hour: float) -> dict[str, str | int]:
     claims = {claim.order: claim for part in parts for claim in part.claims}
-    figures = sorted(
-        {claim.figure for claim in claims.values() if claim.source == SOURCES[0]}, key=FIGURES_OF_THE_PAPER.index
-    )
+    figures = {claim.figure for claim in claims.values() if claim.source == SOURCES[0]}
     return {
         "part": name,
         "runs": sum(len(part.plan.mine) for part in parts),
@@ -157,11 +156,11 @@ def train(name: str, out: Path, parts: Sequence[Part]) -> None:
     started, failed = time.monotonic(), []
     seconds = [part.seconds_left for part in parts]
     before, left = [0.0, *accumulate(seconds)], sum(len(part.plan.missing) for part in parts)
-    print(f"campaign {name}: {left} runs to train in about {sum(seconds) / HOUR:.2g} hours", flush=True)
+    say(f"campaign {name}: {left} runs to train in about {sum(seconds) / HOUR:.2g} hours")
     for index, part in enumerate(parts):
         title = f"campaign {name}, part {index + 1} of {len(parts)}"
         todo = f"{len(part.plan.missing)} of {len(part.plan.mine)} runs to train"
-        print(f"{title}: {part.sweep}, {'already there' if part.is_done else todo}", flush=True)
+        say(f"{title}: {part.sweep}, {'already there' if part.is_done else todo}")
         after = before[-1] - before[index + 1]
         if not part.is_done and not _train_part(
             part, CampaignPart(title, started, before[index], seconds[index], after)
@@ -169,7 +168,7 @@ def train(name: str, out: Path, parts: Sequence[Part]) -> None:
             failed.append(part.sweep)
     if failed:
         _exit_failed(failed)
-    print(printable(f"all {len(parts)} parts are there; next: lab claims {out}"))
+    say(f"all {len(parts)} parts are there; next: lab claims {out}")
 
 
 def _train_part(part: Part, position: CampaignPart) -> bool:
@@ -178,7 +177,7 @@ def _train_part(part: Part, position: CampaignPart) -> bool:
     try:
         _sweep(part.words)
     except RequestError as refusal:  # a full disk; it made sense when it was planned
-        print(printable(f"lab: {part.sweep}: {refusal}"), file=sys.stderr)
+        say(f"lab: {part.sweep}: {refusal}", error=True)
         return False
     except SystemExit as end:
         if end.code != 1:
@@ -191,5 +190,5 @@ def _train_part(part: Part, position: CampaignPart) -> bool:
 
 def _exit_failed(sweeps: Sequence[str]) -> NoReturn:
     line = f"lab: {listed(sweeps)} did not finish; the same command trains what is missing"
-    print(printable(line), file=sys.stderr)
+    say(line, error=True)
     raise SystemExit(1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
-from lab.core.files import printable
+from lab.core.printing import say
 from lab.sweep.local_jobs import run_jobs
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _campaign(arguments: list[str]) -> None:
     parts = campaign.plan(name, out)
     if dry_run:
         for line in campaign.table(parts):
-            print(line)
+            say(line)
         return
     campaign.train(name, out, parts)
 
@@ -126,7 +126,7 @@ def _report(arguments: list[str]) -> None:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     if given.format:
         for path in _paper_figures(folders, given.format, given.width):
-            print(printable(f"figure: {path}"))
+            say(f"figure: {path}")
         return
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
@@ -134,14 +134,14 @@ def _report(arguments: list[str]) -> None:
         reports = []
         for report in _write_reports(several):
             reports.append(report)
-            print(printable(f"report: {report.page}"))
+            say(f"report: {report.page}")
         page = build.write_index(folders[0], reports)
-        print(printable(f"index: {page}"))
+        say(f"index: {page}")
     else:
         report, summary = build.make_report(folders)
         page = report.page
-        print(printable(summary))
-        print(printable(f"report: {page}"))
+        say(summary)
+        say(f"report: {page}")
     if given.open:
         webbrowser.open(page.absolute().as_uri())
 
@@ -187,7 +187,7 @@ def _coordcheck(arguments: list[str]) -> None:
     check = coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *arguments]))
     check.write()
     for line in check.lines():
-        print(line)
+        say(line)
     if not check.passed:
         raise SystemExit(1)
 
@@ -198,7 +198,7 @@ def _predict(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
     for line in report.predict(Path(arguments[0])):
-        print(printable(line))
+        say(line)
 
 
 def _batch(arguments: list[str]) -> None:
@@ -208,7 +208,7 @@ def _batch(arguments: list[str]) -> None:
     if len(given.folders) != 1:
         raise RequestError("advise from which folder? lab batch DIR [--json]")
     for line in advice.batch_lines(given.folders[0], as_json=given.json):
-        print(printable(line))
+        say(line)
 
 
 def _scan(arguments: list[str]) -> None:
@@ -218,7 +218,7 @@ def _scan(arguments: list[str]) -> None:
     if len(given.folders) != 1:
         raise RequestError("scan the checkpoints of which folder? lab scan DIR [--run ID] [--json]")
     for line in scan.scan_lines(given.folders[0], given.run, as_json=given.json):
-        print(printable(line))
+        say(line)
 
 
 def _watch(arguments: list[str]) -> None:
@@ -230,7 +230,7 @@ def _watch(arguments: list[str]) -> None:
     replay = Path(given.replay) if given.replay else None
     lines, alarmed = watch(given.folders[0], replay=replay, as_json=given.json)
     for line in lines:
-        print(printable(line))
+        say(line)
     raise SystemExit(int(alarmed))
 
 
@@ -239,7 +239,7 @@ def _claims(arguments: list[str]) -> None:
 
     given = _OptionParser("--source", switches=["--json", "--markdown"]).read(arguments)
     formats = [option for option, is_given in (("--json", given.json), ("--markdown", given.markdown)) if is_given]
-    print(printable(scoreboard.render(given.folders or [Path("results")], *formats, source=given.source or "")))
+    say(scoreboard.render(given.folders or [Path("results")], *formats, source=given.source or ""))
 
 
 def _export(arguments: list[str]) -> None:
@@ -248,7 +248,7 @@ def _export(arguments: list[str]) -> None:
     given = _OptionParser("--to", "--out").read(arguments)
     if len(given.folders) != 1 or not given.to:
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    print(printable(export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None)))
+    say(export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None))
 
 
 def _check(arguments: list[str]) -> None:
@@ -262,7 +262,7 @@ def _check(arguments: list[str]) -> None:
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
     checked = check.check_folder(folder, Path(given.baseline), margin, given.strict)
     comparison = checked.comparison
-    print(printable(render.as_json(comparison) if given.json else "\n".join(render.text(comparison))), flush=True)
+    say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
         if path:
             files.write_text(Path(path), write(comparison))
@@ -278,7 +278,7 @@ def _compare(arguments: list[str]) -> None:
     if len(given.folders) != 2:
         raise RequestError("compare which two folders? lab compare A B")
     compared = compare_folders(*given.folders)
-    print(printable(compared.as_json() if given.json else "\n".join(compared.lines())))
+    say(compared.as_json() if given.json else "\n".join(compared.lines()))
 
 
 def _status(arguments: list[str]) -> None:
@@ -288,7 +288,7 @@ def _status(arguments: list[str]) -> None:
     if len(given.folders) != 1:
         raise RequestError("status of which folder? lab status DIR")
     status = read_status(given.folders[0])
-    print(printable(status.as_json() if given.json else "\n".join(status.lines())))
+    say(status.as_json() if given.json else "\n".join(status.lines()))
 
 
 def _baseline(arguments: list[str]) -> None:
@@ -304,14 +304,14 @@ def _baseline(arguments: list[str]) -> None:
         case _:
             raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
     for line in lines:
-        print(printable(line))
+        say(line)
 
 
 def _list(arguments: list[str]) -> None:
     from lab.cli import listing
 
     for line in listing.lines(arguments):
-        print(line)
+        say(line)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

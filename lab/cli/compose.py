@@ -83,6 +83,11 @@ def parse(words: Sequence[str], config_loader: Any = None) -> list[Override]:
         return list(OverridesParser.create(config_loader=config_loader).parse_overrides(list(words)))
 
 
+def is_override(word: str) -> bool:
+    """Whether a word is an override, ``key=value`` or the deletion ``~key``, and no flag."""
+    return word.startswith("~") or ("=" in word and not word.startswith("-"))
+
+
 def use_config_dir(words: Sequence[str]) -> list[str]:
     """From now on look for configs in the folder of --config-dir, too; returns the other words.
 
@@ -195,6 +200,8 @@ def _single_overrides(override: Override) -> list[str]:
     """``a=1,2 -> a=1, a=2``."""
     with reading_request():
         key = override.get_key_element()
+        if override.is_delete():
+            return [str(override.input_line)]
         if not override.is_sweep_override():
             return [f"{key}={override.get_value_element_as_str()}"]
         if override.is_discrete_sweep():

@@ -12,7 +12,7 @@ from typing import NoReturn
 from lab.cli import commands, interrupt
 from lab.core import distributed, machine
 from lab.core.errors import RequestError, nearest
-from lab.core.files import printable
+from lab.core.printing import say
 
 DONE, FAILED, REFUSED, FAULT = 0, 1, 2, 70
 
@@ -54,37 +54,37 @@ def _coded(work: Callable[[], None]) -> int:
         return interrupt.INTERRUPTED
     except SystemExit as end:
         if end.code == machine.EXIT_PREEMPTED and distributed.is_first_rank():
-            print("lab: preempted; the same command goes on from the checkpoint", file=sys.stderr)
+            say("lab: preempted; the same command goes on from the checkpoint", error=True)
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
     except BrokenPipeError:
         return FAILED
     except Exception:
-        traceback.print_exc()
-        print("\nA fault of the lab, not of your request; please report it with the lines above.", file=sys.stderr)
+        say(traceback.format_exc().rstrip(), error=True)
+        say("\nA fault of the lab, not of your request; please report it with the lines above.", error=True)
         return FAULT
 
 
 def _refuse(line: str) -> int:
-    print("lab:", printable(" ".join(line.split())), file=sys.stderr)
+    say(f"lab: {' '.join(line.split())}", error=True)
     return REFUSED
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(commands.USAGE, end="")
+        say(commands.USAGE.rstrip())
         raise SystemExit(DONE if arguments else REFUSED)
     word, rest = arguments[0], list(arguments[1:])
     if word == "--version":
-        print("instability-lab", version("instability-lab"))
+        say(f"instability-lab {version('instability-lab')}")
         return
     if word in ("-sc", "--shell-completion"):
         from lab.cli import listing
 
-        print(*listing.complete(arguments, list(commands.COMMANDS)))
+        say(" ".join(listing.complete(arguments, list(commands.COMMANDS))))
         return
     if word not in commands.COMMANDS:
         raise RequestError(f"unknown command {word!r}; {nearest(word, commands.COMMANDS)}")
     if word != "train" and rest in (["--help"], ["-h"]):
-        print(commands.USAGE, end="")
+        say(commands.USAGE.rstrip())
         return
     commands.COMMANDS[word](rest)

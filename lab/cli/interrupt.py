@@ -8,6 +8,8 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
+from lab.core.printing import say
+
 INTERRUPTED = 130
 
 
@@ -47,7 +49,7 @@ def _end() -> NoReturn:
 def report() -> None:
     """Say that the program was interrupted, on a line of its own."""
     start = "\n" if sys.stderr.isatty() else ""  # after the ^C that a terminal shows
-    print(f"{start}interrupted; the same command trains what is missing", file=sys.stderr, flush=True)
+    say(f"{start}interrupted; the same command trains what is missing", error=True)
 
 
 def handle_at_exit(code: int) -> None:

@@ -17,6 +17,7 @@ from lab.cli.compose import (
     CONFIG_DIR_FLAGS,
     composer,
     expand,
+    is_override,
     known_keys,
     parse,
     reading_request,
@@ -64,13 +65,13 @@ def read_sweep(path: Path) -> DictConfig:
     """A sweep file as Hydra will compose it.
 
     Raises:
-        RequestError: it is not a YAML mapping.
+        RequestError: it is not a YAML mapping, or empty.
     """
     try:
         content = OmegaConf.load(path)
     except Exception as error:  # whatever the YAML reader raises
         raise RequestError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, DictConfig):
+    if not isinstance(content, DictConfig) or not content:
         raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
     return content
 
@@ -98,7 +99,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
         ConfigStore.instance().store(group="sweeps", name="requested", node=content, package="_global_")
         added = ["sweeps=requested"]
     shard = [word for word in words if word.startswith("shard=")]  # an option of the sweeper, not of a run
-    overrides = [word for word in words if "=" in word and not word.startswith("-") and word not in shard]
+    overrides = [word for word in words if is_override(word) and word not in shard]
     flags = [word for word in words if word not in [*overrides, *shard, *DRY_RUNS]]
     _refuse_unknown_flags(flags)
     use_config_dir(flags)
@@ -153,7 +154,7 @@ def _refuse_unknown_flags(flags: Sequence[str]) -> None:
     for before, flag in zip(["", *flags], flags, strict=False):
         if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *SHOW_OPTIONS, *CONFIG_DIR_FLAGS]:
             raise RequestError(f"unknown option {flag!r}; {nearest(flag, [*DRY_RUNS, *SHOW, *CONFIG_DIR_FLAGS])}")
-        if not flag.startswith(("-", "~")) and before not in TAKE_VALUES:
+        if not flag.startswith("-") and before not in TAKE_VALUES:
             hint = f"; {flag}=VALUE sets it" if flag in known_keys() else ""
             raise RequestError(f"unknown word {flag!r}; a request takes key=value and options such as --dry-run{hint}")
 
@@ -184,7 +185,7 @@ def compose_points(words: Sequence[str]) -> list[dict[str, Any]]:
     """
     overrides = use_config_dir(words)
     for word in overrides:
-        if word.startswith("-") or "=" not in word:
+        if not is_override(word):
             raise RequestError(f"unknown option {word!r}; all that can be given here is key=value, and --config-dir")
     override_rules.check_overrides(overrides)
     trees = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cached_property, partial
@@ -20,6 +21,7 @@ from lab.cli.planning import show_planning
 from lab.cli.points import TreeComposer
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.core.printing import say
 from lab.sweep import pipeline
 from lab.sweep.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
 from lab.sweep.requests import recognizable
@@ -135,4 +137,8 @@ def _run_job(hydra_context: HydraContext, task_function: TaskFunction, config: D
     try:
         _ = returned.return_value  # raises what the task raised
     except RequestError as refusal:  # a full disk, a damaged plan
-        sys.exit(f"lab: {refusal}")
+        say(f"lab: {refusal}", error=True)
+        sys.exit(1)
+    except Exception:
+        say(traceback.format_exc().rstrip(), error=True)
+        sys.exit(1)

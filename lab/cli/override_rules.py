@@ -29,10 +29,12 @@ def check_overrides(words: Sequence[str]) -> None:
     """Refuse overrides of Hydra's settings, except plain values that say how a sweep is carried out.
 
     Raises:
-        RequestError: an override sets something else, or to something other than a plain value.
+        RequestError: an override sets something else, or to something other than a plain value, or deletes a setting.
     """
     for word, override in zip(words, parse(words), strict=True):
         key = override.key_or_group
+        if override.is_delete() and re.match(r"hydra\b", key):
+            raise RequestError(f"~{key} is not for a request to delete; hydra.launcher.KEY=VALUE can be set")
         if key.startswith("hydra/") and not (key == "hydra/launcher" and re.fullmatch(r"[\w-]+", _value(override))):
             raise RequestError(f"{key} is not for a request to set; hydra/launcher=NAME can be")
         if key.split(".")[0] != "hydra":

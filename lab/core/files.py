@@ -1,4 +1,4 @@
-"""Files written atomically and checked for damage, digests, and text that is safe to print."""
+"""Files written atomically and checked for damage, and digests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lab.core.errors import RequestError
+from lab.core.printing import printable
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def printable(text: str) -> str:
-    """Escape control characters, surrogates and marks that change the direction of writing."""
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
 
 
 def quoted(folder: Path) -> str:
@@ -48,6 +41,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, table: pd.DataFrame, **form: Any) -> None:
+    """Write a table as CSV, atomically and ``printable``, since terminals show it; ``form`` goes to ``to_csv``."""
+    write_text(path, printable(table.to_csv(index=False, lineterminator="\n", **form)))
 
 
 # A table's footer holds this word and then the digest of the file, computed with zeros in the digest's place.  A digest

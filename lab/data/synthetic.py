@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,6 +15,7 @@ from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
 from lab.data.corpus import (
     COUNTED,
+    COUNTED_SEQ_LEN,
     DEFINITION,
     HELD_OUT,
     HELD_OUT_TARGETS,
@@ -25,6 +26,7 @@ from lab.data.corpus import (
     count_pairs,
     draw,
     fingerprint,
+    open_source,
 )
 from lab.data.packing import PackedCorpus
 
@@ -34,7 +36,6 @@ TILT = 0.3  # how much low tokens are preferred as successors
 QUOTING = 0.9  # share of the rows that quote themselves
 SHORTEST = 8  # tokens of a quotation; the longest is a third of the row
 COUNTED_ROWS = 16_384  # rows of 65 tokens that the bigram model is counted on
-COUNTED_SEQ_LEN = 64
 FIRST = 0  # the token assumed before every row
 
 
@@ -115,24 +116,14 @@ class Synthetic:
 
 @cache
 def _open() -> Corpus:
-    share = np.arange(1.0, VOCABULARY + 1) ** -EXPONENT
-    share /= share.sum()
-    entropy = float(-(share * np.log(share)).sum())
     # The largest share of targets that are quoted; it falls with the length of the row, from the shortest that quotes.
     quoted = QUOTING * SHORTEST / (3 * SHORTEST - 1)
-    # Integers, so that no machine sees another rank or order: logarithms and powers differ between machines by about
-    # 1e-15, whereas every threshold is further than 1e-3 from where its rounding turns, and any two scores of a
-    # token's successors differ by more than 1e-8.
-    thresholds = np.rint(share.cumsum() * 2**32).astype(np.uint64)
-    successors = np.argsort(successor_scores(), axis=1, kind="stable")
-    corpus = SyntheticCorpus(
-        fingerprint="",
-        notes={"entropy_at_most": entropy, "entropy_at_least": (1 - quoted) * entropy},
-        thresholds=thresholds,
-        successors=successors,
+    return open_source(
+        SyntheticCorpus,
+        successor_scores(),
+        EXPONENT,
+        lambda entropy: {"entropy_at_most": entropy, "entropy_at_least": (1 - quoted) * entropy},
     )
-    # The sample stands for the recipe: whatever changes a row changes the fingerprint.
-    return replace(corpus, fingerprint=fingerprint(thresholds, successors, corpus.held_out(COUNTED_SEQ_LEN)))
 
 
 def successor_scores() -> NDArray[np.float64]:

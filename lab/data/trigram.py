@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,6 +15,7 @@ from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
 from lab.data.corpus import (
     COUNTED,
+    COUNTED_SEQ_LEN,
     DEFINITION,
     HELD_OUT,
     TRAINING,
@@ -22,14 +23,13 @@ from lab.data.corpus import (
     Tokens,
     count_pairs,
     draw,
-    fingerprint,
+    open_source,
 )
 
 VOCABULARY = 32
 EXPONENT = 2.5  # of the Zipf law over the ranks of a successor
 HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
 COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
-COUNTED_SEQ_LEN = 64
 FIRST = 0  # the two tokens assumed before every row
 
 
@@ -85,22 +85,7 @@ class Trigram:
 
 @cache
 def _open() -> Corpus:
-    share = np.arange(1.0, VOCABULARY + 1) ** -EXPONENT
-    share /= share.sum()
-    # Integers, so that no machine sees another rank or order: logarithms and powers differ between machines by about
-    # 1e-15, whereas every threshold is further than 1e-3 from where its rounding turns, and any two scores of a
-    # pair's successors differ by more than 1e-8.
-    thresholds = np.rint(share.cumsum() * 2**32).astype(np.uint64)
-    successors = np.argsort(successor_scores(), axis=-1, kind="stable")
-    corpus = TrigramCorpus(
-        fingerprint="",
-        notes={"entropy": float(-(share * np.log(share)).sum())},
-        vocabulary=VOCABULARY,
-        thresholds=thresholds,
-        successors=successors,
-    )
-    # The sample stands for the recipe: whatever changes a row changes the fingerprint.
-    return replace(corpus, fingerprint=fingerprint(thresholds, successors, corpus.held_out(COUNTED_SEQ_LEN)))
+    return open_source(TrigramCorpus, successor_scores(), EXPONENT, lambda entropy: {"entropy": entropy})
 
 
 def successor_scores() -> NDArray[np.float64]:

@@ -47,7 +47,7 @@ def export_records(folder: Path, to: str, out: Path | None = None) -> str:
 
 def _write_csv(records: Records, target: Path) -> None:
     for name, table in records._asdict().items():
-        files.write_text(target / f"{name}.csv", table.to_csv(index=False))
+        files.write_csv(target / f"{name}.csv", table)
 
 
 def _track(records: Records, tracker: Tracker, group: str, target: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,9 +47,9 @@ class FleetStatus(NamedTuple):
         """Its state in a line."""
         done = f"{len(self.runs)} runs of fleet {self.number}: step {self.step} of {self.steps}"
         if not self.is_running:
-            return f"{done}, and no sign for {_clock(self.silent)}: killed, or cut off from this folder"
-        left = "" if self.left is None else f", about {_clock(self.left)} left"
-        return f"{done} after {_clock(self.seconds)}{left}"
+            return f"{done}, and no sign for {clock(self.silent)}: killed, or cut off from this folder"
+        left = "" if self.left is None else f", about {clock(self.left)} left"
+        return f"{done} after {clock(self.seconds)}{left}"
 
 
 class Status(NamedTuple):
@@ -78,7 +77,7 @@ class Status(NamedTuple):
         """The status as lines for a terminal."""
         counts = {name: getattr(self, name) for name in (*store.STATUSES, "running", "missing")}
         yield f"{self.folder}: {', '.join(f'{n} {name}' for name, n in counts.items())}"
-        yield f"trained for {_clock(self.seconds)}, one fleet after another"
+        yield f"trained for {clock(self.seconds)}, one fleet after another"
         yield from (f"failed: {runs} runs, {reason}" for reason, runs in self.reasons.items())
         yield from (fleet.line() for fleet in self.fleets)
 
@@ -129,12 +128,20 @@ def _fleets_under_way(
 
 
 def _fleet_status(folder: Path, plan: str, index: int, runs: list[str], record: dict[str, Any]) -> FleetStatus:
-    step, steps, seconds, rate = (float(record.get(key) or 0) for key in ("step", "steps", "seconds", "rate"))
+    keys = ("step", "steps", "seconds", "rate", "evaluation")
+    step, steps, seconds, rate, evaluation = (float(record.get(key) or 0) for key in keys)
     silent = max(0.0, time.time() - plans.progress_written(folder, plan, index))
-    left = (steps - step) / rate if rate else None
+    left = time_left(steps - step, rate, evaluation)
     return FleetStatus(plan, index, runs, int(step), int(steps), seconds, left, silent)
 
 
-def _clock(seconds: float) -> str:
-    """``75 -> 0:01:15``."""
-    return str(timedelta(seconds=round(seconds)))
+def time_left(steps: float, rate: float, evaluation: float) -> float | None:
+    """Seconds until a fleet has ended: ``steps`` at ``rate`` per second, then its last evaluation; None at rate 0."""
+    return steps / rate + evaluation if rate else None
+
+
+def clock(seconds: float) -> str:
+    """``75 -> 1:15``, ``3675 -> 1:01:15``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

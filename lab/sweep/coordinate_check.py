@@ -71,7 +71,7 @@ class CoordinateCheck:
 
     def write(self) -> None:
         """Write ``coordcheck.csv`` and ``coordcheck.svg`` into the folder."""
-        files.write_text(self.folder / "coordcheck.csv", self.changes.to_csv(index=False))
+        files.write_csv(self.folder / "coordcheck.csv", self.changes)
         svg = layout.svg(coordinate_growth.figure(self.changes), "coordcheck")
         files.write_text(self.folder / "coordcheck.svg", svg)
 

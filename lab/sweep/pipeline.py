@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ import pandas as pd
 
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
-from lab.core.files import printable, quoted
+from lab.core.files import quoted
+from lab.core.printing import say
 from lab.records import plans, store
 from lab.sweep.local_jobs import Slot
 from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
@@ -36,7 +36,7 @@ def print_estimate(plan: SweepPlan, *, full: bool = False) -> None:
     from lab.sweep.dry_run import estimate
 
     for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
-        print(line)
+        say(line)
 
 
 # What a dry run does with its plan.
@@ -116,7 +116,7 @@ def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: S
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     part = CAMPAIGN_PART.get()
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
-        say, log = partial(print, flush=True, file=sys.stdout), ProgressLog(len(fleets), _warn, part)
+        log = ProgressLog(len(fleets), _warn, part)
         return ProgressMonitor(folder, plan, labels, sizes, say, _warn, log)
     from lab.sweep.terminal import Terminal, scene
 
@@ -158,7 +158,7 @@ def _train_here(folder: Path, plan: str) -> list[str]:
     except RequestError as refusal:  # a full disk, a damaged plan
         return [f"a job died: {refusal}"]
     except Exception as error:
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip(), error=True)
         return [f"a job died: {type(error).__name__}: {error}"]
     finally:
         torch.set_flush_denormal(False)  # the report is no part of training
@@ -187,7 +187,7 @@ def follow_first_rank() -> None:
 
 
 def _warn(text: str) -> None:
-    print("lab:", printable(text), file=sys.stderr)
+    say(f"lab: {text}", error=True)
 
 
 def report_finished(folder: Path, ids: Sequence[str], *, one: bool) -> None:
@@ -205,14 +205,14 @@ def _gather_and_report(folder: Path, requested: Sequence[str], mine: Sequence[st
     if not others and {"finished", "diverged"} & set(statuses.values()):
         summary = _report(folder)
         if not one:  # a table of one run has nothing to compare
-            print(printable(summary))
+            say(summary)
         ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     counts = f"{missing - failed} trained, {len(mine) - missing} already there"
-    print(printable(f"{counts}, {diverged} diverged, {failed} failed; {ending}"))
+    say(f"{counts}, {diverged} diverged, {failed} failed; {ending}")
     if one and not failed:
         runs = store.read(folder).runs
-        print(outcome_line(runs[runs["id"] == requested[0]].iloc[0].to_dict()))
+        say(outcome_line(runs[runs["id"] == requested[0]].iloc[0].to_dict()))
     if failed:
         raise SystemExit(1)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lab.core import distributed
 from lab.core.errors import RequestError
-from lab.core.files import printable
 from lab.records import plans
+from lab.records.status import clock, time_left
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +124,7 @@ class FleetProgress(NamedTuple):
         """Seconds until the fleet has ended; None if not known yet."""
         if self.verdict:
             return 0.0
-        return (self.steps - self.step) / self.rate + self.evaluation if self.rate else None
+        return time_left(self.steps - self.step, self.rate, self.evaluation)
 
     @property
     def share(self) -> float:
@@ -157,13 +157,6 @@ class CampaignPart(NamedTuple):
         slowness = (elapsed + TRUSTED) / (self.before + self.seconds * done + TRUSTED)
         rest = (self.seconds * (1 - done) * slowness if left is None else left) + self.after * slowness
         return f"{self.title}: {clock(elapsed)} elapsed in all, about {clock(rest)} left in all"
-
-
-def clock(seconds: float) -> str:
-    """``75 -> 1:15``, ``3675 -> 1:01:15``."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, elapsed: float) -> str:
@@ -268,7 +261,7 @@ class ProgressMonitor(threading.Thread):
             if fleet.verdict and index not in self.ended:
                 self.ended.add(index)
                 with suppress(BrokenPipeError):  # nobody reads the output any more, but training goes on
-                    self.say(printable(self.last_line(index, fleet)))
+                    self.say(self.last_line(index, fleet))
         if self.screen:
             done = (self.sizes[index] * fleet.share for index, fleet in fleets.items())
             self.screen.show(fleets, sum(done) / sum(self.sizes), time.monotonic() - self.started)

@@ -8,8 +8,10 @@ from statistics import fmean
 from typing import NamedTuple, TextIO
 
 from lab.analysis.curves import FREE, name_arms, plain
+from lab.core.printing import printable
+from lab.records.status import clock
 from lab.sweep.planner import Point
-from lab.sweep.progress import CampaignPart, FleetProgress, clock, seconds_left, summary
+from lab.sweep.progress import CampaignPart, FleetProgress, seconds_left, summary
 from lab.training.config import RunConfig
 from lab.training.identity import columns
 from lab.training.recorder import ranges
@@ -173,13 +175,14 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print a line above the display."""
-        self.console.print(text, soft_wrap=True)
+        self.console.print(printable(text), soft_wrap=True)
 
     def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
         """Redraw the display."""
         from rich.text import Text
 
-        text = Text("\n".join(self.scene.lines(fleets, done, elapsed, self.console.width)), no_wrap=True)
+        lines = self.scene.lines(fleets, done, elapsed, self.console.width)
+        text = Text(printable("\n".join(lines)), no_wrap=True)
         text.highlight_regex("━+", "cyan")
         text.highlight_regex(r"(?<= )x[\d.]*(?= |$)", "red")
         self.live.start()

@@ -232,7 +232,7 @@ def cautions(best: BatchAdvice) -> Iterator[str]:
             "the estimate scatters and the advice extrapolates."
         )
     if best.critical.n < 3:
-        yield f"Caution: {best.critical.n} seeds give no interval; train three."
+        yield f"Caution: an interval takes three seeds whose gradients tell a noise scale, and {best.critical.n} do."
 
 
 @layout.styled

@@ -299,7 +299,7 @@ def _kappas_after_fewest_and_most_steps(group: ComparisonGroup) -> list[ArmTable
     if len(counts) < 2:
         raise MissingRunsError("one number of steps; steps=2000 adds another")
     ends = counts[0], counts[-1]
-    curves = [curve for curve in group.curves.values() if curve[DEPTH] > 0]
+    curves = [curve for curve in group.curves.values() if curve[DEPTH] > 0 and curve.get(VALUE) is not None]
     both = sorted(set.intersection(*({curve[VALUE] for curve in curves if curve[STEPS] == end} for end in ends)))
     if len(both) < 3:
         raise MissingRunsError("fewer than three kappas after both numbers of steps")

@@ -197,7 +197,8 @@ def render(folders: Sequence[Path], *style: str, source: str = "") -> str:
     rows = judge_all(evidence, other_text=read_other_text(folders))
     rows = [row for row in rows if not source or row.claim.source == source]
     if not style:
-        return "\n".join([*text(rows), "", *(_drawn(rows) if source else compare(evidence))])
+        below = list(_drawn(rows) if source else compare(evidence))
+        return "\n".join([*text(rows), *[""] * bool(below), *below])
     return as_json(rows) if style[-1] == "--json" else markdown_tables(rows, earlier_verdicts(folders))
 
 

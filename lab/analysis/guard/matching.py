@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.curves import GAINS_TOLERANCE, arm_keys
+from lab.analysis.curves import GAINS_TOLERANCE, arm_keys, name_arms, same_sizes
 from lab.analysis.guard.baseline import Baseline, whole_seeds
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, spell
@@ -62,6 +62,29 @@ def match_curves(old: Baseline, new: Baseline) -> Match:
             curves_are = f"{len(matches)} curves are" if matches else "no curve is"
             match.reasons.append(f"{curves_are} {title(old, number)} in {new.source}")
     return match
+
+
+def named_alike(a: Baseline, b: Baseline) -> tuple[Baseline, Baseline]:
+    """Both baselines with their arms named together, so that an arm has one name in both.
+
+    Keys in which matched curves differ set no arms apart: there the others of the second have the values of the first.
+    """
+    match = match_curves(a, b)
+    pairs = {number: other for number, other in match.pairs.items() if number not in match.removed}
+    known = {(key, b.curves[other].get(key)): a.curves[n].get(key) for n, other in pairs.items() for key in a.curves[n]}
+    others = [number for number in b.curves if number not in pairs.values()]
+    keys = sorted({key for side in (a, b) for curve in side.curves.values() for key in curve})
+    curves = [{key: curve.get(key) for key in keys} for curve in a.curves.values()]
+    curves += [{key: known.get((key, b.curves[n].get(key)), b.curves[n].get(key)) for key in keys} for n in others]
+    counts = [*(_parameters(a, number) for number in a.curves), *(_parameters(b, number) for number in others)]
+    labels = [arm.label for arm in name_arms(curves, [same_sizes(counts)[each] for each in counts])]
+    of_a, of_others = dict(zip(a.curves, labels, strict=False)), dict(zip(others, labels[len(a.curves) :], strict=True))
+    of_b = {**of_others, **{other: of_a[number] for number, other in pairs.items()}}
+    return _named(a, of_a), _named(b, of_b)
+
+
+def _named(baseline: Baseline, labels: Mapping[int, str]) -> Baseline:
+    return baseline._replace(runs=baseline.runs.assign(arm=baseline.runs["curve"].map(labels).astype("string")))
 
 
 def _of_arm(old: Baseline, new: Baseline, number: int, keys: set[str]) -> list[int]:

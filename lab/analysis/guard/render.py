@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator
 from html import escape
-from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -21,8 +20,8 @@ from lab.analysis.rendering import html, layout, panels, scales
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.style import DASHED
 from lab.analysis.sensitivity import judge
-from lab.analysis.text import count, plain_text, spell
-from lab.core.files import printable
+from lab.analysis.text import count, json_rows, plain_text, spell
+from lab.core.printing import printable
 
 MEANING = {
     OK: "no change is certain",
@@ -123,16 +122,9 @@ def _at_learning_rate(move: Move) -> str:
 
 def as_json(check: Comparison) -> str:
     """The comparison as JSON, with its ``verdict`` (``ok | drift | regression | cannot judge``); NaN is null."""
-    changes, moves = (
-        [{key: _to_json(value) for key, value in row._asdict().items()} for row in rows]
-        for rows in (check.changes, check.moves)
-    )
-    content = {"verdict": check.verdict, **check._asdict(), "changes": changes, "moves": moves}
+    rows = {"changes": json_rows(check.changes), "moves": json_rows(check.moves)}
+    content = {"verdict": check.verdict, **check._asdict(), **rows}
     return json.dumps(content, indent=1, allow_nan=False)
-
-
-def _to_json(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def markdown(check: Comparison) -> str:

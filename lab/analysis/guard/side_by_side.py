@@ -6,15 +6,15 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from lab.analysis.guard.baseline import Baseline, from_folder, whole_seeds
-from lab.analysis.guard.matching import match_curves, remarks, runs_of, title, where
+from lab.analysis.guard.matching import match_curves, named_alike, remarks, runs_of, title, where
 from lab.analysis.guard.quantities import NATS, STEPS, measured
 from lab.analysis.statistics import FEWEST_SEEDS, difference
-from lab.analysis.text import count, listed, plain_text, span, spell
+from lab.analysis.text import count, json_rows, listed, plain_text, span, spell
 from lab.core.errors import RequestError
 
 # Name and unit of what is compared, by column of ``measured``.
@@ -63,20 +63,21 @@ class SideBySide(NamedTuple):
 
     def as_json(self) -> str:
         """All of it as a JSON object; NaN is null."""
-        rows = [{key: _to_json(value) for key, value in row._asdict().items()} for row in self.quantities]
-        return json.dumps({**self._asdict(), "quantities": rows}, indent=1, allow_nan=False)
+        return json.dumps({**self._asdict(), "quantities": json_rows(self.quantities)}, indent=1, allow_nan=False)
 
 
 def _cells(row: ComparedQuantity) -> dict[str, str]:
     interval = "" if math.isnan(row.low) else f" [{row.low:+.3f}, {row.high:+.3f}]"
-    a, b = (f"{value:.3f}" if isinstance(value, float) else value for value in (row.a, row.b))
+    a, b = (_shown(value) for value in (row.a, row.b))
     change = "" if math.isnan(row.difference) else f"{row.difference:+.3f}{interval}"
     cells = {"arm": row.arm, "parameters": count(row.size), "quantity": row.quantity, "A": a, "B": b}
     return {**cells, "B - A [90 % interval]": change, "unit": row.unit, "seeds": row.seeds}
 
 
-def _to_json(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return "undefined" if math.isnan(value) else f"{value:.3f}"
 
 
 def compare_folders(first: Path, second: Path) -> SideBySide:
@@ -87,7 +88,7 @@ def compare_folders(first: Path, second: Path) -> SideBySide:
     Raises:
         RequestError: a folder cannot be read, or no arm of one is in the other.
     """
-    both = from_folder(first), from_folder(second)
+    both = named_alike(from_folder(first), from_folder(second))
     match = match_curves(*both)
     pairs = {number: other for number, other in match.pairs.items() if number not in match.removed}
     reasons = [*match.reasons, *(f"no curve is {title(both[0], number)} in {second}" for number in match.removed)]

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import count
-from lab.core.files import printable
+from lab.core.printing import printable
 
 COLUMNS = ("arm", "size", "lr", "seed", "outcome", "id")
 MOST_IDS = 3

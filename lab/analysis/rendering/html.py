@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.core.files import printable
+from lab.core.printing import printable
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")

@@ -107,8 +107,7 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
     paths = [Path(folder) for folder in folders]
     out = paths[0]
     for name, table in tables.files(study).items():
-        csv = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-        files.write_text(out / "tables" / f"{name}.csv", csv)
+        files.write_csv(out / "tables" / f"{name}.csv", table, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
     special = special_answer(study)
     question, sentence, claims = " ".join(questions(paths)), answer(study, special), _claims(study, paths)
