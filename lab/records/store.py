@@ -106,11 +106,11 @@ def run_id(card: Mapping[str, Any]) -> str:
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
-def write_metrics(path: Path, metrics: pd.DataFrame) -> str:
-    """Write a table of metrics; returns the digest of the file."""
+def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None) -> str:
+    """Write a table of metrics; returns the digest of the file.  See ``files.atomic_write``."""
     # similar numbers compress to half the size byte by byte
     keys = [column for column in METRIC_COLUMNS if column != "value"]
-    return files.write_table(path, metrics, use_dictionary=keys, use_byte_stream_split=["value"])
+    return files.write_table(path, metrics, within=within, use_dictionary=keys, use_byte_stream_split=["value"])
 
 
 def open_folder(folder: Path, engine: str) -> None:
@@ -136,7 +136,7 @@ def check_version(folder: Path) -> str | None:
     if not card.exists():
         return None
     try:
-        header = json.loads(card.read_text())
+        header = files.read_json(card, dict)
         version, engine = header["record_version"], header.get("engine")
         if engine not in (None, *ENGINES):
             raise ValueError(engine)
@@ -175,7 +175,7 @@ class Request(NamedTuple):
 def requests(folder: Path) -> dict[str, Request]:
     """By command what is on record of it; empty for folders without such a record."""
     try:
-        content = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
+        content = files.read_json(folder / "requests.json", dict)
         return {command: Request(str(entry["day"]), str(entry["question"])) for command, entry in content.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -189,7 +189,7 @@ def results_folders(folder: Path) -> list[Path]:
 def commands(folder: Path) -> list[str]:
     """The commands that added to this folder, oldest first."""
     try:
-        return list(map(str, json.loads((folder / "commands.json").read_text())))
+        return list(map(str, files.read_json(folder / "commands.json", list)))
     except (OSError, ValueError, TypeError):
         return []
 
@@ -219,18 +219,19 @@ def write_run(
     if existing and existing["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    digests = [write_metrics(run_folder / "metrics.parquet", table)]
-    (run_folder / EVENTS).unlink(missing_ok=True)  # of an attempt that failed
+    digests = [write_metrics(run_folder / "metrics.parquet", table, folder)]
+    files.remove(run_folder / EVENTS, within=folder)  # of an attempt that failed
     if happened := [(card["id"], *event) for event in events]:
         table = pd.DataFrame(happened, columns=list(EVENT_COLUMNS)).astype(EVENT_COLUMNS)
-        digests.append(files.write_table(run_folder / EVENTS, table))
-    write_text(run_folder / "run.json", json.dumps({**card, "digest": digest([card, *digests])}, indent=1) + "\n")
+        digests.append(files.write_table(run_folder / EVENTS, table, within=folder))
+    sealed = {**card, "digest": digest([card, *digests])}
+    write_text(run_folder / "run.json", json.dumps(sealed, indent=1) + "\n", within=folder)
 
 
 def _card(run_folder: Path) -> dict[str, Any] | None:
     """The card of a run if card and metrics are intact; else ``None``."""
     try:
-        card: dict[str, Any] = json.loads((run_folder / "run.json").read_text())
+        card = files.read_json(run_folder / "run.json", dict)
         seal = card.pop("digest")
         tables = [run_folder / "metrics.parquet", *run_folder.glob(EVENTS)]
         intact = card["id"] == run_folder.name and seal == digest([card, *map(files.file_digest, tables)])
