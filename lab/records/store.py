@@ -24,7 +24,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +79,13 @@ EVENT_COLUMNS = {
     "kind": "string",  # burst | spike | recovered | stuck | diverged | stalled | rewind | skip_batches | restart | ...
     "value": "float64",
     "note": "string",  # what the value is
+}
+# Within which the numbers of a run make sense, so that they can be counted, added and drawn.
+BOUNDS = {
+    "optimizer.lr": (1e-300, 1e300),
+    "wall_seconds": (0, 1e12),
+    "parameters_without_embeddings": (0, 2**53),
+    **dict.fromkeys(("steps", "batch_size", "seq_len", "diverged_at"), (0, 2**53)),
 }
 TABLES = ("runs.parquet", "metrics.parquet")
 EVENTS = "events.parquet"
@@ -270,6 +277,24 @@ def find(folder: Path) -> Records | None:
         runs, metrics, *_ = gathered
         final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
     cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
+    try:
+        return _composed(gathered, cards, run_folders)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as fault:
+        reason = " ".join(str(fault).split())
+        raise RequestError(f"the records in {folder} make no sense: {type(fault).__name__}: {reason}") from None
+
+
+def _composed(
+    gathered: Sequence[pd.DataFrame], cards: Mapping[str, Mapping[str, Any]], run_folders: Mapping[str, Path]
+) -> Records | None:
+    """The gathered tables and the runs of these cards, in place of those in the tables.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, OverflowError: a column, or a value in it, is none of a record.
+    """
+    settings = set[str]().union(*cards.values())
+    if len(settings) > files.MOST_COLUMNS:
+        raise ValueError(f"cards with {len(settings):,} keys")
     metrics_since = [files.read_tables([run_folders[name] / "metrics.parquet" for name in cards])] if cards else []
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
     events_since = [files.read_tables(event_files)] if event_files else []
@@ -309,6 +334,11 @@ def _declared(runs: pd.DataFrame) -> pd.DataFrame:
     """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
     for column, kind in RUN_COLUMNS.items():
         runs[column] = (runs[column] if column in runs else pd.Series([None] * len(runs), runs.index)).astype(kind)  # type: ignore[call-overload]
+    if strange := set(runs["status"].dropna()) - set(STATUSES) or runs["status"].isna().any():
+        raise ValueError(f"a run has the status {strange}")
+    for column, (least, most) in BOUNDS.items():
+        if column in runs and not pd.to_numeric(runs[column].dropna()).between(least, most).all():
+            raise ValueError(f"{column} is not from {least:g} to {most:g}")
     runs[list(SPIKE_LAB)] = runs[list(SPIKE_LAB)].fillna("none")
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
     return runs[[*RUN_COLUMNS, *config]].sort_values("id", ignore_index=True)

@@ -300,7 +300,11 @@ def _kappas_after_fewest_and_most_steps(group: ComparisonGroup) -> list[ArmTable
         raise MissingRunsError("one number of steps; steps=2000 adds another")
     ends = counts[0], counts[-1]
     curves = [curve for curve in group.curves.values() if curve[DEPTH] > 0]
-    both = sorted(set.intersection(*({curve[VALUE] for curve in curves if curve[STEPS] == end} for end in ends)))
+    both = sorted(
+        set.intersection(
+            *({curve[VALUE] for curve in curves if curve[STEPS] == end and VALUE in curve} for end in ends)
+        )
+    )
     if len(both) < 3:
         raise MissingRunsError("fewer than three kappas after both numbers of steps")
     choices: list[Choice] = []
