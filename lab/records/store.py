@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from lab.core import files
@@ -84,8 +85,9 @@ EVENT_COLUMNS = {
 BOUNDS = {
     "optimizer.lr": (1e-300, 1e300),
     "wall_seconds": (0, 1e12),
-    "parameters_without_embeddings": (0, 2**53),
-    **dict.fromkeys(("steps", "batch_size", "seq_len", "diverged_at"), (0, 2**53)),
+    **dict.fromkeys(
+        ("steps", "batch_size", "seq_len", *(name for name, kind in RUN_COLUMNS.items() if kind == "Int64")), (0, 2**53)
+    ),
 }
 TABLES = ("runs.parquet", "metrics.parquet")
 EVENTS = "events.parquet"
@@ -332,13 +334,15 @@ def _gathered(folder: Path, run_folders: Collection[str]) -> list[pd.DataFrame]:
 
 def _declared(runs: pd.DataFrame) -> pd.DataFrame:
     """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
+    for column, (least, most) in BOUNDS.items():
+        values = runs[column] if column in runs else runs["id"][:0]
+        numbers = pd.to_numeric(values.dropna() if column in RUN_COLUMNS else values)
+        if not numbers.between(least, most).all() or any(isinstance(value, bool | np.bool_) for value in values):
+            raise ValueError(f"{column} is not a number from {least:g} to {most:g}")
     for column, kind in RUN_COLUMNS.items():
         runs[column] = (runs[column] if column in runs else pd.Series([None] * len(runs), runs.index)).astype(kind)  # type: ignore[call-overload]
     if strange := set(runs["status"].dropna()) - set(STATUSES) or runs["status"].isna().any():
         raise ValueError(f"a run has the status {strange}")
-    for column, (least, most) in BOUNDS.items():
-        if column in runs and not pd.to_numeric(runs[column].dropna()).between(least, most).all():
-            raise ValueError(f"{column} is not from {least:g} to {most:g}")
     runs[list(SPIKE_LAB)] = runs[list(SPIKE_LAB)].fillna("none")
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
     return runs[[*RUN_COLUMNS, *config]].sort_values("id", ignore_index=True)
