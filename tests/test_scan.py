@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,14 @@ from torch import Tensor
 from lab.__main__ import main
 from lab.analysis.batch_size.frozen import best_step, frozen_law
 from lab.analysis.batch_size.noisy_quadratic import NoisyQuadratic
+from lab.cli import launch
 from lab.core.errors import RequestError
+from lab.data.text import Text
+from lab.records import plans
 from lab.sweep import scan
 from lab.sweep.scan import RunLandscape, measure_noise
+from lab.training.config import run_config
+from lab.training.identity import run_id
 from small import configs
 
 QUADRATIC = NoisyQuadratic.power_law(dimensions=6)
@@ -108,6 +114,25 @@ def test_the_loss_falls_along_the_gradient_as_fast_as_its_norm_says(landscape: R
     start, after = landscape.loss_after(torch.tensor(0.0)), landscape.loss_after(-1e-6 * gradient)
     terms_at_init = 1e-2  # the z-loss is in the gradient, but not in the cross-entropy
     assert (start - after) / 1e-6 == pytest.approx(float(gradient.square().sum()), rel=terms_at_init)
+
+
+@pytest.mark.parametrize("forged", ["tree", "data_fingerprint"])
+def test_a_plan_whose_config_does_not_make_the_id_of_its_run_is_not_used(
+    forged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree,) = launch.compose_points(["data=synthetic"])
+    config = run_config(tree)
+    fingerprint = config.data.entry.open().fingerprint
+    name = run_id(config, fingerprint)
+    point = {"id": name, "tree": tree, "data_fingerprint": fingerprint}
+    plans.freeze(tmp_path, [[point]])
+    assert scan._configs(tmp_path, [name]) == [config]
+    (tmp_path / "plans").rename(tmp_path / "aside")
+    other = {"tree": {**tree, "data": {"name": "text", "path": "/etc/passwd"}}, "data_fingerprint": "another"}
+    monkeypatch.setattr(Text, "open", lambda source: pytest.fail(f"{source.path} is read"))
+    plans.freeze(tmp_path, [[{**point, forged: other[forged]}]])
+    with pytest.raises(RequestError, match="is not of this run"):
+        scan._configs(tmp_path, [name])
 
 
 @pytest.mark.parametrize(

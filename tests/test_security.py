@@ -123,6 +123,8 @@ WORDS = [
     "hydra.mode=RUN",
     "hydra/sweeper=basic",
     "hydra/launcher=null",
+    "hydra/launcher=../x",
+    "hydra.launcher.processes=${seed}",
     "hydra/job_logging=default",
     "~hydra/job_logging",
     "~hydra/launcher=basic",

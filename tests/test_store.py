@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -168,3 +169,48 @@ def test_a_plan_is_frozen_and_progress_is_forgotten(folder: Path) -> None:
     plans.forget_progress(folder, name)
     assert plans.read_progress(folder, name) == {}
     assert plans.thaw(folder, name, 1) == fleets[1]
+
+
+def test_a_gathered_run_whose_metrics_are_not_gathered_is_read_from_its_own_files(folder: Path) -> None:
+    leave(folder, "a")
+    store.gather(folder)
+    before = (folder / "metrics.parquet").read_bytes()
+    leave(folder, "b")
+    store.gather(folder)
+    (folder / "metrics.parquet").write_bytes(before)
+    assert store.read(folder).metrics["id"].tolist() == ["a", "a", "b", "b"]
+
+
+def test_a_command_that_is_older_than_the_record_of_days_has_none(folder: Path) -> None:
+    files.write_text(folder / "commands.json", '["lab old"]')
+    for command in ("lab old", "lab new"):
+        store.note_command(folder, command)
+    assert {command: bool(request.day) for command, request in store.requests(folder).items()} == {
+        "lab old": False,
+        "lab new": True,
+    }
+
+
+def test_events_of_an_attempt_that_failed_are_gone_with_it(folder: Path) -> None:
+    store.write_run(folder, {"id": "a", "status": "failed"}, [], [(1, 1, "spike", 9.0, "")])
+    leave(folder, "a")
+    assert store.statuses(folder) == {"a": "finished"}
+    assert store.read(folder).events.empty
+
+
+def test_tables_that_another_replaces_while_they_are_gathered_are_gathered_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(folder, "a")
+    write, others = files.write_table, [1]
+
+    def replaced(path: Path, table: pd.DataFrame, **how: Any) -> str:
+        written = write(path, table, **how)
+        if path.name == "runs.parquet" and others:
+            others.pop()
+            store.write_metrics(folder / "metrics.parquet", store.read(folder).metrics[:0])
+        return written
+
+    monkeypatch.setattr(files, "write_table", replaced)
+    store.gather(folder)
+    assert files.read_table(folder / "metrics.parquet")["id"].tolist() == ["a", "a"]

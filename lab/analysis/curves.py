@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.text import listed, spell
+from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.records.store import Records
@@ -266,6 +267,8 @@ def _group(
     ended: pd.DataFrame,
 ) -> tuple[list[Hashable], dict[Hashable, Curve], dict[Hashable, Arm], dict[int, int]]:
     """Key of each run's curve; by that key its config and its arm; and the size of each parameter count."""
+    if ended["parameters_without_embeddings"].isna().any():
+        raise RequestError("a run does not say how many parameters_without_embeddings it has")
     keys, curves = configs(ended)
     counts = [int(count) for count in parameters(ended)]
     by_curve, sizes = dict(zip(keys, counts, strict=True)), same_sizes(counts)

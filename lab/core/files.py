@@ -1,24 +1,39 @@
-"""Files written atomically and checked for damage, and digests."""
+"""Files written atomically inside their folder, read within limits and checked for damage; digests."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
 import re
+import shutil
+import stat
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from lab.core.errors import RequestError
 from lab.core.printing import printable
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow.parquet
+
+Json = TypeVar("Json", dict[str, Any], list[Any])
+
+# Sizes that no folder of ours reaches, and that take less than 2 GB of memory to read.  A large folder holds 20,000
+# runs: a card takes 4 kB, a plan 2 kB a run, and the metrics 500 rows of five columns a run.
+MIB = 2**20
+LARGEST_JSON = 32 * MIB
+LARGEST_FILE = 256 * MIB  # a table, a plan, a log
+MOST_CELLS = 60_000_000  # rows times columns of all tables that are read as one
+MOST_COLUMNS = 2_000  # settings of a run, those of all interventions included
+DEEPEST_JSON = 64  # levels; ours have six, and Python takes a thousand
 
 
 def quoted(folder: Path) -> str:
@@ -37,15 +52,15 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with atomic_write(path) as temporary:
+def write_text(path: Path, text: str, *, within: Path | None = None) -> None:
+    """Write a text file atomically; see ``atomic_write``."""
+    with atomic_write(path, within=within) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_csv(path: Path, table: pd.DataFrame, **form: Any) -> None:
+def write_csv(path: Path, table: pd.DataFrame, *, within: Path | None = None, **form: Any) -> None:
     """Write a table as CSV, atomically and ``printable``, since terminals show it; ``form`` goes to ``to_csv``."""
-    write_text(path, printable(table.to_csv(index=False, lineterminator="\n", **form)))
+    write_text(path, printable(table.to_csv(index=False, lineterminator="\n", **form)), within=within)
 
 
 # A table's footer holds this word and then the digest of the file, computed with zeros in the digest's place.  A digest
@@ -54,12 +69,17 @@ SEAL, ZEROS = b"sealed by sha256:", b"0" * 64
 
 
 @contextmanager
-def atomic_write(path: Path) -> Any:
+def atomic_write(path: Path, *, within: Path | None = None) -> Any:
     """Yield a temporary path to write within the block; it is moved to ``path`` at the end.
+
+    Args:
+        path: the file.
+        within: the folder that it may not leave, see ``inside``; by default the one it lies in.
 
     Raises:
         RequestError: the file cannot be written.
     """
+    inside(path, within or path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -74,33 +94,131 @@ def atomic_write(path: Path) -> Any:
         raise RequestError(f"cannot write {path}: {refusal.strerror or refusal}") from None
 
 
+def inside(path: Path, folder: Path) -> Path:
+    """The path, to be written or deleted, unless a link in a folder leads there from elsewhere.
+
+    Whoever names a folder trusts its own path, links included, but not what others have put into it.
+
+    Raises:
+        RequestError: a link on the way from the folder to the path leads out of the folder.
+    """
+    place = os.path.realpath(path.parent)
+    if not Path(place).is_relative_to(os.path.realpath(folder)):
+        raise RequestError(f"a link in {folder} leads {path.parent} to {place}; remove it, nothing is changed there")
+    return path
+
+
+def remove(path: Path, *, within: Path) -> None:
+    """Delete a file, a link or a folder with all in it, if it is there.
+
+    Raises:
+        OSError: it cannot be deleted.
+        RequestError: see ``inside``.
+    """
+    inside(path, within)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read; not a pipe, which may keep its reader waiting, nor a device, which may have no end.
+
+    Raises:
+        OSError: it cannot be opened, or is no file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OSError: it cannot be read, is no file, or has more than ``largest`` bytes.
+    """
+    with open_file(path) as file:
+        content = file.read(min(largest, os.fstat(file.fileno()).st_size) + 1)
+    if len(content) > largest:
+        raise OSError(errno.EFBIG, f"larger than {largest // MIB} MiB", str(path))
+    return content
+
+
+def read_json(path: Path, kind: type[Json]) -> Json:
+    """The JSON in a file; see ``parse_json``.
+
+    Raises:
+        OSError: see ``read_bytes``.
+        ValueError: see ``parse_json``.
+    """
+    return parse_json(read_bytes(path, LARGEST_JSON), kind)
+
+
+def parse_json(content: bytes, kind: type[Json]) -> Json:
+    """JSON from anybody, an object or an array.
+
+    Raises:
+        ValueError: it is no JSON, no ``kind``, nested more than ``DEEPEST_JSON`` levels, or holds an integer of more
+            than 64 bits or half a character, which no table can hold.
+    """
+    text = content.decode("utf-8-sig")
+    try:
+        value = json.loads(text, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"no JSON {'object' if kind is dict else 'array'}")
+    level: list[Any] = [value]
+    for _ in range(DEEPEST_JSON):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inner for each in values if isinstance(each, (dict, list))]
+    if level:
+        raise ValueError("nested too deeply")
+    if "\\ud" in text or "\\uD" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError(f"{digits[:20]}... is more than 64 bits")
+    return number
+
+
 def file_digest(path: Path) -> str:
     """Sixteen hexadecimal digits of a file's SHA-256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(read_bytes(path)).hexdigest()[:16]
 
 
-def check_zip(file: Path | BinaryIO) -> None:
+def check_zip(file: BinaryIO) -> None:
     """Verify the checksums of a zip file, such as ``torch.save`` writes; torch itself does not.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or holds more than it takes: ``torch.save`` compresses nothing.
     """
     try:
-        damaged = zipfile.ZipFile(file).testzip()
+        content = zipfile.ZipFile(file)
+        if sum(entry.file_size for entry in content.infolist()) > file.seek(0, io.SEEK_END):
+            raise ValueError("larger inside than outside")
+        damaged = content.testzip()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as fault:
         raise ValueError(f"damaged: {fault}") from None
     if damaged:
         raise ValueError(f"{damaged} is damaged")
 
 
-def write_table(path: Path, table: pd.DataFrame, **packing: Any) -> str:
-    """Write a table as parquet, sealed with its checksum; returns the digest of the file."""
+def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, **packing: Any) -> str:
+    """Write a table as parquet, sealed with its checksum; returns the digest of the file.  See ``atomic_write``."""
     import pyarrow  # slow to load, and needed only to write
     import pyarrow.parquet
 
     content = pyarrow.Table.from_pandas(table, preserve_index=False)
     content = content.replace_schema_metadata({**content.schema.metadata, b"seal": SEAL + ZEROS})
-    with atomic_write(path) as temporary:
+    with atomic_write(path, within=within) as temporary:
         pyarrow.parquet.write_table(content, temporary, compression="zstd", **packing)
         written = temporary.read_bytes()
         with open(temporary, "r+b") as file:
@@ -113,23 +231,23 @@ def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     """Read a table, or some columns of it, and verify its seal; a table without one is read as it is.
 
     Raises:
-        ValueError: the file differs from what was written.
+        OSError: see ``read_bytes``.
+        ValueError: the file differs from what was written, is no table, or holds too much.
     """
-    import pandas as pd  # slow to load, and needed only to read
-
-    return pd.read_parquet(io.BytesIO(_verified(path)), columns=columns)
+    (content,) = _opened([path])
+    table: pd.DataFrame = content.read(columns, use_pandas_metadata=True).to_pandas()
+    return table
 
 
 def read_tables(paths: Iterable[Path]) -> pd.DataFrame:
     """Read tables of the same columns as one, each as by ``read_table``.
 
     Raises:
-        ValueError: a file differs from what was written.
+        OSError, ValueError: see ``read_table``.
     """
-    import pyarrow.parquet
+    import pyarrow  # slow to load, and needed only to read
 
-    tables = [pyarrow.parquet.read_table(io.BytesIO(_verified(path))) for path in paths]
-    table: pd.DataFrame = pyarrow.concat_tables(tables).to_pandas()
+    table: pd.DataFrame = pyarrow.concat_tables(content.read() for content in _opened(paths)).to_pandas()
     return table
 
 
@@ -137,17 +255,31 @@ def read_distinct(path: Path, column: str) -> list[str]:
     """The distinct values of one column of text; much faster than ``read_table``.
 
     Raises:
-        ValueError: the file differs from what was written.
+        OSError, ValueError: see ``read_table``.
     """
-    import pyarrow.parquet
+    (content,) = _opened([path], read_dictionary=[column])
+    return list(map(str, content.read([column]).column(column).unique().to_pylist()))
 
-    content = io.BytesIO(_verified(path))
-    table = pyarrow.parquet.read_table(content, columns=[column], read_dictionary=[column])
-    return list(map(str, table.column(column).unique().to_pylist()))
+
+def _opened(paths: Iterable[Path], **how: Any) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Tables that are whole and together hold no more than memory does; of runs of one value a file says nothing."""
+    import pyarrow.parquet  # slow to load, and needed only to read
+
+    cells = 0
+    for path in paths:
+        content = pyarrow.parquet.ParquetFile(io.BytesIO(_verified(path)), **how)
+        about = content.metadata
+        groups = (about.row_group(group) for group in range(about.num_row_groups))
+        if about.num_columns > MOST_COLUMNS:
+            raise ValueError(f"{path.name} has {about.num_columns:,} columns, more than {MOST_COLUMNS:,}")
+        cells += sum(group.column(column).num_values for group in groups for column in range(about.num_columns))
+        if cells > MOST_CELLS:
+            raise ValueError(f"{path.name} makes it {cells:,} numbers and words, more than {MOST_CELLS:,}")
+        yield content
 
 
 def _verified(path: Path) -> bytes:
-    content = path.read_bytes()
+    content = read_bytes(path)
     seal = content.rfind(SEAL)
     position = slice(seal + len(SEAL), seal + len(SEAL) + len(ZEROS))
     blank = content[: position.start] + ZEROS + content[position.stop :]

@@ -129,7 +129,7 @@ def _read(folder: Path, vocabulary: int) -> Corpus:
     Raises:
         OSError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
-    header = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    header = files.read_json(folder / "about.json", dict)
     training, reserved = (_map(folder / name, np.dtype(header["type"])) for name in PARTS)
     if fingerprint(training, reserved) != header["fingerprint"]:
         raise ValueError("damaged")

@@ -228,7 +228,7 @@ def _lines(file: Path, field: str) -> Iterator[str]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as fault:
+            except (ValueError, RecursionError) as fault:
                 raise RequestError(f"{file}, line {number}: no JSON ({fault})") from None
             if not isinstance(row, dict):
                 raise RequestError(f"{file}, line {number}: no object with fields")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lab.core import files
 from lab.core.errors import RequestError
-from lab.core.files import digest, text_digest, write_text
+from lab.core.files import digest, parse_json, read_json, text_digest, write_text
+
+LARGEST_LINE = files.LARGEST_JSON  # of a plan, which holds a fleet
+# What a progress file counts: steps, seconds, and steps per second; beyond these bounds nothing is ever under way.
+COUNTS = ("step", "steps", "seconds", "rate", "evaluation")
+LARGEST_COUNT, SLOWEST = 1e9, 1e-4
 
 
 def freeze(folder: Path, fleets: Iterable[Sequence[Mapping[str, Any]]]) -> str:
@@ -22,7 +27,7 @@ def freeze(folder: Path, fleets: Iterable[Sequence[Mapping[str, Any]]]) -> str:
     lines = [json.dumps(fleet, separators=(",", ":")) for fleet in fleets]
     digests = [text_digest(line) for line in lines]
     name = digest(digests)
-    write_text(_path(folder, name), "\n".join([json.dumps(digests), *lines, ""]))
+    write_text(_path(folder, name), "\n".join([json.dumps(digests), *lines, ""]), within=folder)
     return name
 
 
@@ -33,25 +38,25 @@ def thaw(folder: Path, name: str, index: int) -> list[dict[str, Any]]:
         RequestError: the plan is missing or damaged.
     """
     path = _path(folder, name)
-    with suppress(OSError, ValueError, IndexError), open(path, encoding="utf-8") as file:
-        digests = json.loads(next(file, ""))
-        line = next(islice(file, index, None), "").rstrip("\n")
-        if digest(digests) == name and text_digest(line) == digests[index]:
-            fleet: list[dict[str, Any]] = json.loads(line)
-            return fleet
+    with suppress(OSError, ValueError, IndexError), files.open_file(path) as file:
+        digests = parse_json(file.readline(LARGEST_LINE), list)
+        line = next(islice(iter(lambda: file.readline(LARGEST_LINE), b""), index, None), b"").rstrip(b"\n")
+        if digest(digests) == name and text_digest(line.decode()) == digests[index]:
+            return parse_json(line, list)
     raise RequestError(f"{path} is damaged; the same command writes it again")
 
 
 def fleets_of_plans(folder: Path) -> dict[str, list[list[str]]]:
     """The run ids of each fleet of every intact plan in a folder, by the name of the plan, newest plan last."""
-    fleets = {}
-    paths = sorted((folder / "plans").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-    for path in paths:
+    written: dict[str, tuple[float, list[list[str]]]] = {}
+    for path in (folder / "plans").glob("*.jsonl"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            digests, *lines = path.read_text(encoding="utf-8").splitlines()
-            if digest(json.loads(digests)) == path.stem and list(map(text_digest, lines)) == json.loads(digests):
-                fleets[path.stem] = [[point["id"] for point in json.loads(line)] for line in lines]
-    return fleets
+            head, *lines = files.read_bytes(path).splitlines()
+            digests = parse_json(head, list)
+            if digest(digests) == path.stem and [text_digest(line.decode()) for line in lines] == digests:
+                fleets = [[str(point["id"]) for point in parse_json(line, list)] for line in lines]
+                written[path.stem] = path.stat().st_mtime, fleets
+    return {name: fleets for name, (_, fleets) in sorted(written.items(), key=lambda plan: plan[1][0])}
 
 
 def _path(folder: Path, name: str) -> Path:
@@ -60,18 +65,24 @@ def _path(folder: Path, name: str) -> Path:
 
 def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
     """Write the progress of one fleet of a plan, for other processes to read."""
-    write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress))
+    write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress), within=folder)
 
 
 def read_progress(folder: Path, plan: str, skip: Container[int] = ()) -> dict[int, dict[str, Any]]:
-    """Read the progress of the fleets of a plan that have begun, by index; unreadable files are left out."""
+    """Read the progress of the fleets of a plan that have begun, by index; files that make no sense are left out."""
     progress = {}
     with suppress(FileNotFoundError):  # another process that trains the same plan may clear the folder meanwhile
         for path in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
             with suppress(OSError, ValueError):
                 if (index := int(path.name)) not in skip:
-                    progress[index] = json.loads(path.read_text())
+                    record = read_json(path, dict)
+                    if all(map(_makes_sense, map(record.get, COUNTS))) and not 0 < (record.get("rate") or 0) < SLOWEST:
+                        progress[index] = record
     return progress
+
+
+def _makes_sense(count: Any) -> bool:
+    return count is None or (isinstance(count, (int, float)) and 0 <= count < LARGEST_COUNT)
 
 
 def progress_written(folder: Path, plan: str, index: int) -> float:
@@ -82,7 +93,8 @@ def progress_written(folder: Path, plan: str, index: int) -> float:
 
 def forget_progress(folder: Path, plan: str) -> None:
     """Delete the progress of a plan, at the start of a request and at its end."""
-    shutil.rmtree(folder / "plans" / f"{plan}.progress", ignore_errors=True)
+    with suppress(OSError):
+        files.remove(folder / "plans" / f"{plan}.progress", within=folder)
 
 
 def checkpoint_folder(folder: Path, ids: Sequence[str]) -> Path:
@@ -95,7 +107,8 @@ def checkpointed_fleets(folder: Path) -> list[list[str]]:
     fleets = []
     for card in sorted(folder.glob("checkpoints/*/fleet.json")):
         with suppress(OSError, ValueError):  # removed meanwhile, or not a card of ours
-            fleets.append(list(map(str, json.loads(card.read_text()))))
+            if ids := list(map(str, read_json(card, list))):
+                fleets.append(ids)
     return fleets
 
 
@@ -103,18 +116,21 @@ def remove_checkpoints(folder: Path, ended: Collection[str]) -> None:
     """Remove the checkpoints of fleets all of whose runs have ended."""
     for ids in checkpointed_fleets(folder):
         if set(ids) <= set(ended):
-            shutil.rmtree(checkpoint_folder(folder, ids), ignore_errors=True)
+            with suppress(OSError):
+                files.remove(checkpoint_folder(folder, ids), within=folder)
 
 
 def note_request(folder: Path, name: str, request: Mapping[str, Any]) -> None:
     """Keep what a finished request consisted of, under the digest of its settings."""
-    write_text(_request_path(folder, name), json.dumps({**request, "digest": digest(request)}))
+    write_text(_request_path(folder, name), json.dumps({**request, "digest": digest(request)}), within=folder)
 
 
 def read_request(folder: Path, name: str) -> dict[str, Any] | None:
     """What ``note_request`` kept; None if it is missing or damaged."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        request: dict[str, Any] = json.loads(_request_path(folder, name).read_text())
+    with suppress(OSError, ValueError, KeyError):
+        request = read_json(_request_path(folder, name), dict)
+        if not isinstance(request["ids"], list) or not all(isinstance(each, str) for each in request["ids"]):
+            return None
         return request if request.pop("digest") == digest(request) else None
     return None
 

@@ -24,10 +24,11 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from lab.core import files
@@ -82,6 +83,14 @@ EVENT_COLUMNS = {
     "value": "float64",
     "note": "string",  # what the value is
 }
+# Within which the numbers of a run make sense, so that they can be counted, added and drawn.
+BOUNDS = {
+    "optimizer.lr": (1e-300, 1e300),
+    "wall_seconds": (0, 1e12),
+    **dict.fromkeys(
+        ("steps", "batch_size", "seq_len", *(name for name, kind in RUN_COLUMNS.items() if kind == "Int64")), (0, 2**53)
+    ),
+}
 TABLES = ("runs.parquet", "metrics.parquet")
 EVENTS = "events.parquet"
 STATUSES = ("finished", "diverged", "failed")
@@ -108,11 +117,11 @@ def run_id(card: Mapping[str, Any]) -> str:
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
-def write_metrics(path: Path, metrics: pd.DataFrame) -> str:
-    """Write a table of metrics; returns the digest of the file."""
+def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None) -> str:
+    """Write a table of metrics; returns the digest of the file.  See ``files.atomic_write``."""
     # similar numbers compress to half the size byte by byte
     keys = [column for column in METRIC_COLUMNS if column != "value"]
-    return files.write_table(path, metrics, use_dictionary=keys, use_byte_stream_split=["value"])
+    return files.write_table(path, metrics, within=within, use_dictionary=keys, use_byte_stream_split=["value"])
 
 
 def open_folder(folder: Path, engine: str) -> None:
@@ -138,7 +147,7 @@ def check_version(folder: Path) -> str | None:
     if not card.exists():
         return None
     try:
-        header = json.loads(card.read_text())
+        header = files.read_json(card, dict)
         version, engine = header["record_version"], header.get("engine")
         if engine not in (None, *ENGINES):
             raise ValueError(engine)
@@ -177,7 +186,7 @@ class Request(NamedTuple):
 def requests(folder: Path) -> dict[str, Request]:
     """By command what is on record of it; empty for folders without such a record."""
     try:
-        content = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
+        content = files.read_json(folder / "requests.json", dict)
         return {command: Request(str(entry["day"]), str(entry["question"])) for command, entry in content.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -191,7 +200,7 @@ def results_folders(folder: Path) -> list[Path]:
 def commands(folder: Path) -> list[str]:
     """The commands that added to this folder, oldest first."""
     try:
-        return list(map(str, json.loads((folder / "commands.json").read_text())))
+        return list(map(str, files.read_json(folder / "commands.json", list)))
     except (OSError, ValueError, TypeError):
         return []
 
@@ -221,18 +230,19 @@ def write_run(
     if existing and existing["status"] != "failed":
         return
     table = pd.DataFrame([(card["id"], *row) for row in metrics], columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-    digests = [write_metrics(run_folder / "metrics.parquet", table)]
-    (run_folder / EVENTS).unlink(missing_ok=True)  # of an attempt that failed
+    digests = [write_metrics(run_folder / "metrics.parquet", table, folder)]
+    files.remove(run_folder / EVENTS, within=folder)  # of an attempt that failed
     if happened := [(card["id"], *event) for event in events]:
         table = pd.DataFrame(happened, columns=list(EVENT_COLUMNS)).astype(EVENT_COLUMNS)
-        digests.append(files.write_table(run_folder / EVENTS, table))
-    write_text(run_folder / "run.json", json.dumps({**card, "digest": digest([card, *digests])}, indent=1) + "\n")
+        digests.append(files.write_table(run_folder / EVENTS, table, within=folder))
+    sealed = {**card, "digest": digest([card, *digests])}
+    write_text(run_folder / "run.json", json.dumps(sealed, indent=1) + "\n", within=folder)
 
 
 def _card(run_folder: Path) -> dict[str, Any] | None:
     """The card of a run if card and metrics are intact; else ``None``."""
     try:
-        card: dict[str, Any] = json.loads((run_folder / "run.json").read_text())
+        card = files.read_json(run_folder / "run.json", dict)
         seal = card.pop("digest")
         tables = [run_folder / "metrics.parquet", *run_folder.glob(EVENTS)]
         intact = card["id"] == run_folder.name and seal == digest([card, *map(files.file_digest, tables)])
@@ -271,6 +281,24 @@ def find(folder: Path) -> Records | None:
         runs, metrics, *_ = gathered
         final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
     cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
+    try:
+        return _composed(gathered, cards, run_folders)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as fault:
+        reason = " ".join(str(fault).split())
+        raise RequestError(f"the records in {folder} make no sense: {type(fault).__name__}: {reason}") from None
+
+
+def _composed(
+    gathered: Sequence[pd.DataFrame], cards: Mapping[str, Mapping[str, Any]], run_folders: Mapping[str, Path]
+) -> Records | None:
+    """The gathered tables and the runs of these cards, in place of those in the tables.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, OverflowError: a column, or a value in it, is none of a record.
+    """
+    settings = set[str]().union(*cards.values())
+    if len(settings) > files.MOST_COLUMNS:
+        raise ValueError(f"cards with {len(settings):,} keys")
     metrics_since = [files.read_tables([run_folders[name] / "metrics.parquet" for name in cards])] if cards else []
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
     events_since = [files.read_tables(event_files)] if event_files else []
@@ -308,8 +336,15 @@ def _gathered(folder: Path, run_folders: Collection[str]) -> list[pd.DataFrame]:
 
 def _declared(runs: pd.DataFrame) -> pd.DataFrame:
     """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
+    for column, (least, most) in BOUNDS.items():
+        values = runs[column] if column in runs else runs["id"][:0]
+        numbers = pd.to_numeric(values.dropna() if column in RUN_COLUMNS else values)
+        if not numbers.between(least, most).all() or any(isinstance(value, bool | np.bool_) for value in values):
+            raise ValueError(f"{column} is not a number from {least:g} to {most:g}")
     for column, kind in RUN_COLUMNS.items():
         runs[column] = (runs[column] if column in runs else pd.Series([None] * len(runs), runs.index)).astype(kind)  # type: ignore[call-overload]
+    if strange := set(runs["status"].dropna()) - set(STATUSES) or runs["status"].isna().any():
+        raise ValueError(f"a run has the status {strange}")
     runs[list(SPIKE_LAB)] = runs[list(SPIKE_LAB)].fillna("none")
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
     return runs[[*RUN_COLUMNS, *config]].sort_values("id", ignore_index=True)

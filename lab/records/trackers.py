@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
+from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import TRACKERS
 from lab.records.store import RUN_COLUMNS, SPIKE_LAB
@@ -65,6 +66,7 @@ class TensorBoard:
     def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
         """Open an event file; that of an earlier attempt at this run is deleted."""
         event_folder = folder / "tensorboard" / readable_name(name, config)
+        files.inside(event_folder / "events", folder)
         for earlier in event_folder.glob("events.out.tfevents.*"):
             earlier.unlink()
         return EventFile(event_folder, name, config)
@@ -120,6 +122,7 @@ class WeightsAndBiases:
 
     def begin(self, name: str, group: str, config: Config, folder: Path) -> TrackedRun:
         """Open a run beside those already open in this process; by default they would be one."""
+        files.inside(folder / "wandb" / name, folder)
         run: TrackedRun = import_module(self.package).init(
             project=self.project,
             name=name,

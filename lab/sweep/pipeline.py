@@ -90,7 +90,7 @@ def run_sweep(
     store.open_folder(folder, engine)
     store.note_command(folder, COMMAND.get(), QUESTION.get())
     if fleets:
-        name = plans.freeze(folder, ([{"id": point.id, "tree": point.tree} for point in fleet] for fleet in fleets))
+        name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
         untrained = {point.id for point in missing}
         with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained]):
@@ -105,6 +105,11 @@ def run_sweep(
     ids = [point.id for point in mine]
     _gather_and_report(folder, [point.id for point in requested], ids, len(missing), one=one)
     return ids
+
+
+def _planned(point: Point) -> dict[str, Any]:
+    """What a plan says of a point: its config, the data it was planned on, and its id, which follows from both."""
+    return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
 def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point]) -> ProgressMonitor:

@@ -22,6 +22,7 @@ from lab.training.batches import BatchLoader
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
+from lab.training.identity import run_id
 
 BATCHES = (2, 8, 32, 128)
 SEQUENCES = 256  # in all batches of one size, and those that measure the noise
@@ -218,14 +219,32 @@ def open_checkpoint(folder: Path, run: str | None = None) -> tuple[str, RunLands
 
 
 def _configs(folder: Path, ids: Sequence[str]) -> list[RunConfig]:
-    trees: dict[str, Any] = {}
+    """The configs of these runs, by plans that say them; nothing of a config is used unless it makes the run's id.
+
+    Raises:
+        RequestError: no plan says one, or it is not the config of that run, or the data have changed.
+    """
+    planned: dict[str, Mapping[str, Any]] = {}
     for plan, fleets in plans.fleets_of_plans(folder).items():
         for index, fleet in enumerate(fleets):
             if set(fleet) & set(ids):
-                trees |= {point["id"]: point["tree"] for point in plans.thaw(folder, plan, index)}
-    if missing := set(ids) - set(trees):
+                points = plans.thaw(folder, plan, index)
+                planned |= {point["id"]: point for point in points if {"tree", "data_fingerprint"} <= point.keys()}
+    if missing := set(ids) - set(planned):
         raise RequestError(f"no plan in {folder} says the config of run {min(missing)}")
-    return [run_config(trees[name]) for name in ids]
+    return [_config(folder, name, planned[name]) for name in ids]
+
+
+def _config(folder: Path, name: str, point: Mapping[str, Any]) -> RunConfig:
+    try:
+        config = run_config(point["tree"])
+    except (TypeError, AttributeError) as fault:
+        raise RequestError(f"the plan of run {name} in {folder} holds no config: {fault}") from None
+    if run_id(config, str(point["data_fingerprint"])) != name:
+        raise RequestError(f"the plan in {folder} that names run {name} is not of this run")
+    if config.data.entry.open().fingerprint != point["data_fingerprint"]:
+        raise RequestError(f"the data of run {name} are not those it was planned on")
+    return config
 
 
 def scan_lines(folder: Path, run: str | None = None, *, as_json: bool = False) -> Iterator[str]:

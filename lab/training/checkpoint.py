@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +35,8 @@ class Checkpointer:
     """Saves and restores the checkpoints of one fleet; every rank calls it, at the same steps."""
 
     def __init__(self, folder: Path, ids: Sequence[str], config: CheckpointConfig) -> None:
-        self.folder, self.ids, self.config = plans.checkpoint_folder(folder, ids), list(ids), config
+        self.root, self.ids, self.config = folder, list(ids), config
+        self.folder = plans.checkpoint_folder(folder, ids)
         self.saved = time.monotonic()
 
     def due(self, done: int) -> bool:
@@ -52,11 +52,11 @@ class Checkpointer:
         """
         rest, self.saved = {**rest, "done": done, "ids": self.ids}, time.monotonic()
         try:
-            _first_rank(lambda: files.write_text(self.folder / "fleet.json", json.dumps(self.ids)))
+            _first_rank(self._write_card)
             if distributed.is_joined():
                 self._save_shards(self.folder / str(done), tensors, rest)
             else:
-                with files.atomic_write(self.folder / f"{done}.pt") as beside:
+                with files.atomic_write(self.folder / f"{done}.pt", within=self.root) as beside:
                     torch.save({"tensors": dict(tensors), "rest": rest}, beside)
         except (OSError, RuntimeError, RequestError) as error:
             raise RequestError(f"no checkpoint in {self.folder}: {str(error).splitlines()[0]}") from None
@@ -64,24 +64,30 @@ class Checkpointer:
             with suppress(OSError):  # another process that trains the same may have removed them all
                 self._remove_older()
 
+    def _write_card(self) -> None:
+        files.write_text(self.folder / "fleet.json", json.dumps(self.ids), within=self.root)
+
+    def _remove(self, path: Path) -> None:
+        files.remove(path, within=self.root)
+
     def _remove_older(self) -> None:
         kept = self._newest_first()[: self.config.keep]
         for path in self.folder.iterdir():
             if path not in kept and path.name != "fleet.json":
                 with suppress(OSError):  # another rank may still have it open
-                    _remove(path)
+                    self._remove(path)
 
     def _save_shards(self, path: Path, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
         from lab.training.shards import write_shards  # needed on several ranks only, and slow to load
 
         beside = path.with_name(f".{path.name}")
-        _first_rank(lambda: _remove(beside))
+        _first_rank(lambda: self._remove(beside))
         write_shards(beside, tensors)
 
         def complete() -> None:
             metadata = files.file_digest(beside / ".metadata")
             torch.save({**rest, "metadata": metadata}, beside / "rest.pt")
-            _remove(path)
+            self._remove(path)
             os.replace(beside, path)
 
         _first_rank(complete)
@@ -102,18 +108,19 @@ class Checkpointer:
                 try:
                     fill_all()
                 except RuntimeError:  # too late to take another now; the next attempt will
-                    _first_rank(partial(_remove, path))
+                    _first_rank(partial(self._remove, path))
                     raise
                 return rest
         return None
 
     def _newest_first(self) -> list[Path]:
-        paths = [path for path in self.folder.glob("[0-9]*") if path.stem.isdigit()]
+        paths = [path for path in self.folder.glob("[0-9]*") if path.stem.isdecimal()]
         return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
     def _open(self, path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Callable[[], None]]:
         """The rest of a checkpoint's state, and a function that fills the tensors; raises if it does not fit."""
-        files.check_zip(path / "rest.pt" if path.is_dir() else path)
+        with files.open_file(path / "rest.pt" if path.is_dir() else path) as file:
+            files.check_zip(file)
         if path.is_dir():
             from lab.training.shards import ShardedReader
 
@@ -149,10 +156,3 @@ def _first_rank(work: Callable[[], None]) -> None:
             failure = error
     if distributed.highest_on_any_rank(failure is not None):
         raise failure or OSError("the first rank could not")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

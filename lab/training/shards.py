@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from lab.core.files import check_zip
+from lab.core.files import check_zip, open_file
 
 # Classes that torch writes into ``.metadata``, which is a pickle; any other is refused.
 ALLOWED_CLASSES = {
@@ -59,7 +59,7 @@ class ShardedReader(FileSystemReader):
     """Reads the shards of several ranks; torch's own reader would run code in the metadata."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Any:
-        with open(Path(self.path) / ".metadata", "rb") as file:
+        with open_file(Path(self.path) / ".metadata") as file:
             return _RestrictedUnpickler(file).load()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -77,7 +77,7 @@ class ShardedReader(FileSystemReader):
                 or shard.stat().st_size < info.offset + info.length
             ):
                 raise ValueError(f"{info.relative_path} is not in it, or cut short")
-            with open(shard, "rb") as file:
+            with open_file(shard) as file:
                 file.seek(info.offset)
                 check_zip(io.BytesIO(file.read(info.length)))
         return {name: tuple(tensor.size) for name, tensor in metadata.state_dict_metadata.items()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from lab.analysis.claims.judging import Verdict
+from lab.core import files
 from lab.core.errors import RequestError
 
 FILE = "verdicts_before.json"
@@ -40,7 +40,7 @@ def earlier_verdicts(folders: Sequence[Path]) -> dict[str, EarlierVerdict]:
     for path in (folder / FILE for folder in folders):
         if path.exists():
             try:
-                entries = json.loads(path.read_text(encoding="utf-8"))
+                entries = files.read_json(path, dict)
                 return {name: EarlierVerdict(**entry) for name, entry in entries.items()}
             except (OSError, ValueError, TypeError, AttributeError):
                 raise RequestError(f"{path} cannot be read as verdicts by name of the claim") from None

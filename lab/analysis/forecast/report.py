@@ -192,7 +192,7 @@ def predict(folder: Path) -> list[str]:
         except RequestError:  # the lines of `say` contain it
             continue
         path = folder / "figures" / f"{draw.__name__}.svg"
-        files.write_text(path, layout.svg(figure, draw.__name__))
+        files.write_text(path, layout.svg(figure, draw.__name__), within=folder)
         lines.append(f"figure: {path}")
     return lines
 

@@ -91,11 +91,11 @@ def read(path: Path) -> Baseline:
     if path.is_dir():
         return from_folder(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = files.read_json(path, dict)
         version = content["baseline_version"]
     except OSError as refusal:
         raise RequestError(f"no baseline {path}: {refusal.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError):
         raise RequestError(f"{path} is no baseline; lab baseline save DIR FILE writes one") from None
     if version != VERSION:
         raise RequestError(
@@ -135,6 +135,8 @@ def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
     complete = runs[["lr", "seed", "status", "loss_at_init", "loss_bigram"]].notna().all(axis=None)
     if not complete or runs.duplicated(["curve", "lr", "seed"]).any() or len(set(runs["curve"])) < len(curves):
         raise ValueError("a run is missing, stands twice, or lacks a number")
+    if not runs[["lr", "loss_at_init", "loss_bigram"]].map(math.isfinite).all(axis=None):
+        raise ValueError("a number is infinite")
     if (runs["lr"] <= 0).any() or (runs["parameters"] <= 0).any() or not set(runs["status"]) <= set(store.STATUSES):
         raise ValueError("a number or a word makes no sense")
     if any("data_fingerprint" not in curve or "intervention" not in curve for curve in curves.values()):

@@ -291,8 +291,8 @@ def svg(figure: Drawing, name: str) -> str:
     return re.sub(r'(?<= d=")[^"]+', _shorten, re.sub(r"\n +", "\n", drawn))
 
 
-def save(figure: Drawing, path: Path) -> None:
-    """Write a figure as a PDF with text as text, or as a PNG; its suffix decides.
+def save(figure: Drawing, path: Path, *, within: Path | None = None) -> None:
+    """Write a figure as a PDF with text as text, or as a PNG; its suffix decides.  See ``files.atomic_write``.
 
     Raises:
         RequestError: the file cannot be written.
@@ -300,7 +300,7 @@ def save(figure: Drawing, path: Path) -> None:
     for axes in figure.axes:
         _draw_grid(axes)
     metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
-    with style.drawn_for(style.page()), files.atomic_write(path) as temporary:
+    with style.drawn_for(style.page()), files.atomic_write(path, within=within) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=PNG_DPI, metadata=metadata)
 
 

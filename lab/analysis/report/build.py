@@ -107,7 +107,7 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
     paths = [Path(folder) for folder in folders]
     out = paths[0]
     for name, table in tables.files(study).items():
-        files.write_csv(out / "tables" / f"{name}.csv", table, float_format="%.6g")
+        files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
     special = special_answer(study)
     question, sentence, claims = " ".join(questions(paths)), answer(study, special), _claims(study, paths)
@@ -180,12 +180,12 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
             drawing = FIGURES[name](study.records, study.points)
             svg = layout.svg(drawing, name)
         except RequestError as refusal:
-            file.unlink(missing_ok=True)
+            files.remove(file, within=out)
             if isinstance(refusal, NothingToDrawError):
                 continue
             shown = html.paragraph(str(refusal))
         else:
-            files.write_text(file, svg)
+            files.write_text(file, svg, within=out)
             shown = html.figure(svg, drawing.caption, _figure_links(file))
         yield html.section(title, shown)
 

@@ -10,6 +10,7 @@ from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.rendering import layout, style
 from lab.analysis.sensitivity import Study
+from lab.core import files
 from lab.core.errors import RequestError, nearest
 
 FORMATS = ("pdf", "png")
@@ -50,7 +51,7 @@ def write_figures(study: Study, folder: Path, form: Paper) -> Iterator[Path]:
             try:
                 drawing = FIGURES[name](study.records, study.points)
             except NothingToDrawError:
-                path.unlink(missing_ok=True)
+                files.remove(path, within=folder)
                 continue
-            layout.save(drawing, path)
+            layout.save(drawing, path, within=folder)
         yield path

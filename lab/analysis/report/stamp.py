@@ -63,13 +63,13 @@ def write(folder: Path, made_from: str, summary: str) -> None:
 def remove(folder: Path) -> None:
     """Remove the stamp, before the report changes."""
     with suppress(OSError):  # a folder that cannot be written is refused by whatever is written first
-        (folder / STAMP).unlink()
+        files.remove(folder / STAMP, within=folder)
 
 
 def current_summary(folder: Path) -> str | None:
     """The summary of the folder's report, if making it again would change nothing; else None."""
     try:
-        stamp = json.loads((folder / STAMP).read_text())
+        stamp = files.read_json(folder / STAMP, dict)
         if any(files.file_digest(folder / name) != digest for name, digest in stamp["parts"].items()):
             return None
         return str(stamp["summary"]) if stamp["origin"] == origin(folder) else None

@@ -71,7 +71,7 @@ def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> t
     for number, (log, event) in enumerate(alarms):
         drawn = folder / f"{log.name}_{event.step}_{event.kind}.svg"
         if number < MOST_FIGURES:
-            files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"))
+            files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"), within=folder.parent)
         cause = _because(causes[event]) if event in causes else ""
         lines.append(f"{sentence(event)}{cause}{f'  {drawn}' if number < MOST_FIGURES else ''}")
     lines += [f"{each.run} step {each.step}: departs from its replay{_because(each.cause)}" for each in departed]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,10 +12,13 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.spikes.detectors import Log
+from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 
 STEP = "step"
+LARGEST_STEP = 2**53  # beyond which floats skip integers
+MOST_ROWS = 1_000_000  # of JSON, which take up to 2 GB
 # Columns by what other programs call them, without case, in lower words joined by "_"; the first that is there counts.
 NAMES = {
     STEP: (
@@ -82,10 +84,10 @@ def _columns(values: pd.DataFrame) -> dict[str, Any]:
 
 def _log(path: Path) -> Log:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = files.read_bytes(path).decode("utf-8", errors="replace")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from None
-    rows = _json_rows(text)
+    rows = _json_rows(path, text)
     table = pd.DataFrame(rows) if rows else _csv(path, text)
     found = {name: column for name, aliases in NAMES.items() if (column := _named(aliases, list(table))) is not None}
     found |= {str(column): column for column in table if re.fullmatch(rf"{MICRO_BATCH}\d+", str(column))}
@@ -94,7 +96,8 @@ def _log(path: Path) -> Log:
             raise RequestError(f"{path} has no column of {plural} among {', '.join(map(str, table)) or 'none'}")
     numbers = pd.DataFrame({name: pd.to_numeric(table[column], errors="coerce") for name, column in found.items()})
     missing = table[found["loss"]].isna() | (table[found["loss"]].astype(str).str.strip() == "")
-    numbers = numbers[numbers[STEP].notna() & ~missing]  # a loss that says NaN counts, an absent one does not
+    # a loss that says NaN counts, an absent one does not
+    numbers = numbers[numbers[STEP].between(0, LARGEST_STEP) & ~missing]
     if numbers.empty:
         raise RequestError(f"{path} has no row with a step and a loss")
     kept = numbers.sort_values(STEP, kind="stable").drop_duplicates(STEP, keep="last")
@@ -103,18 +106,20 @@ def _log(path: Path) -> Log:
     return Log(path.name, kept.pop(STEP).to_numpy(dtype=np.int64), _columns(kept), note)
 
 
-def _json_rows(text: str) -> list[dict[str, Any]]:
+def _json_rows(path: Path, text: str) -> list[dict[str, Any]]:
     """Objects of the lines that hold one, whatever stands before it; NaN and infinities stay what they are."""
     rows = []
     for line in text.splitlines():
         start = line.find("{")
         if start >= 0 and line.rstrip().endswith("}"):
             try:
-                row = json.loads(line[start:])
+                row = files.parse_json(line[start:].encode(), dict)
             except ValueError:
                 continue
-            if isinstance(row, dict):
-                rows.append({key: str(value) if isinstance(value, float) else value for key, value in row.items()})
+            plain = {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
+            rows.append({key: str(value) if isinstance(value, float) else value for key, value in plain.items()})
+            if len(rows) > MOST_ROWS:
+                raise RequestError(f"{path} has more than {MOST_ROWS:,} lines; watch a part of it")
     return rows
 
 
