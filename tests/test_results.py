@@ -17,9 +17,11 @@ from lab.analysis import load
 from lab.analysis.claims.scoreboard import MARKS, OTHER_TEXT, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
+from lab.records.parts import parts
 
 NOT_YET_TRAINED = set[str]()
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
+PRODUCTS = ", fp32 products by "  # of oneDNN on some processors, of MKL on others
 ON_OTHER_TEXT = sorted(path.parent for path in (RESULTS / OTHER_TEXT).glob("*/runs.parquet"))
 
 
@@ -53,7 +55,16 @@ def test_no_run_is_missing_or_failed(folder: Path) -> None:
     assert set(runs["status"]) <= {"finished", "diverged"}
     assert runs["seed"].nunique() >= 3
     assert len(runs) % runs["seed"].nunique() == 0
-    assert runs["versions"].nunique() == 1
+    assert runs["versions"].str.partition(PRODUCTS)[0].nunique() == 1
+    assert all(pd.read_parquet(part.runs)["versions"].nunique() == 1 for part in parts(folder))
+
+
+def test_seeds_that_were_added_lie_beside_the_earlier_ones() -> None:
+    folder = RESULTS / "qk_layernorm"
+    earlier, added = (pd.read_parquet(part.runs) for part in parts(folder))
+    assert set(earlier["seed"]) == {3, 4, 5}
+    assert set(added["seed"]) == {6, 7, 8, 9}
+    assert len(load(folder).runs) == len(earlier) + len(added)
 
 
 @pytest.fixture(scope="module")
