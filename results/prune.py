@@ -14,7 +14,7 @@ from lab.analysis.probe_values import DISTANCE
 from lab.analysis.spikes.scores import score_runs
 from lab.core import files
 from lab.records import store
-from lab.records.parts import parts
+from lab.records.parts import written
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
 COSINES, OF_UPDATES = ["update_descent_cosine", "grad_lag_cosine"], ["update_rms", "update_large"]
@@ -23,7 +23,7 @@ COSINES, OF_UPDATES = ["update_descent_cosine", "grad_lag_cosine"], ["update_rms
 def prune(folder: Path) -> None:
     """Gather the runs of a folder, and write the newest part of its metrics without the values that nobody reads."""
     runs, *_ = store.gather(folder)
-    path = parts(folder)[-1].metrics
+    path = written(folder)[-1].metrics
     metrics = files.read_table(path)
     is_read = ~metrics["probe"].isin(OF_EVERY_TENSOR) | metrics["where"].str.endswith(READ)
     is_read |= (metrics["probe"] == "grad_rms") & (metrics["where"] == "embedding")

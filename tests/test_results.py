@@ -17,7 +17,7 @@ from lab.analysis import load
 from lab.analysis.claims.scoreboard import MARKS, OTHER_TEXT, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
-from lab.records.parts import parts
+from lab.records.parts import written
 
 NOT_YET_TRAINED = set[str]()
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
@@ -57,12 +57,12 @@ def test_no_run_is_missing_or_failed(folder: Path) -> None:
     assert runs["seed"].nunique() >= 3
     assert len(runs) % runs["seed"].nunique() == 0
     assert runs["versions"].str.partition(PRODUCTS)[0].nunique() == 1
-    assert all(pd.read_parquet(part.runs)["versions"].nunique() == 1 for part in parts(folder))
+    assert all(pd.read_parquet(part.runs)["versions"].nunique() == 1 for part in written(folder))
 
 
 def test_seeds_that_were_added_lie_beside_the_earlier_ones() -> None:
     folder = RESULTS / "qk_layernorm"
-    earlier, added = (pd.read_parquet(part.runs) for part in parts(folder))
+    earlier, added = (pd.read_parquet(part.runs) for part in written(folder))
     assert set(earlier["seed"]) == {3, 4, 5}
     assert set(added["seed"]) == {6, 7, 8, 9}
     assert len(load(folder).runs) == len(earlier) + len(added)

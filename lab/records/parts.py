@@ -33,7 +33,7 @@ def part(folder: Path, number: int) -> Part:
     return Part(*(folder / (f"{name}.parquet" if number == 1 else f"{name}.{number}.parquet") for name in Part._fields))
 
 
-def parts(folder: Path) -> list[Part]:
+def written(folder: Path) -> list[Part]:
     """The parts of a folder, oldest first; one that is absent between others counts as damaged."""
     numbers = [int(match[1] or 1) for path in folder.glob("*.parquet") if (match := TABLE.fullmatch(path.name))]
     return [part(folder, number) for number in range(1, max(numbers, default=0) + 1)]
@@ -47,8 +47,8 @@ def read(folder: Path, run_folders: Collection[str]) -> list[list[pd.DataFrame]]
     Raises:
         RequestError: a part is damaged, and holds runs that exist nowhere else.
     """
-    read_parts, written = list[list[pd.DataFrame]](), parts(folder)
-    for paths in written:
+    read_parts, found = list[list[pd.DataFrame]](), written(folder)
+    for paths in found:
         tables, faults = list[pd.DataFrame](), []
         for path in (path for path in paths if path != paths.events or path.exists()):
             try:
@@ -61,7 +61,7 @@ def read(folder: Path, run_folders: Collection[str]) -> list[list[pd.DataFrame]]
         readable = {name for table in tables for name in table["id"].unique()}
         if not faults:
             read_parts.append(tables)
-        elif paths != written[-1] or not run_folders or not readable <= set(run_folders):
+        elif paths != found[-1] or not run_folders or not readable <= set(run_folders):
             raise RequestError(
                 f"the tables in {folder} are damaged: {'; '.join(faults)}; without them their runs are missing"
             )
@@ -75,7 +75,7 @@ def statuses(folder: Path) -> tuple[dict[str, str], dict[str, str]] | None:
         None if the tables are damaged.
     """
     final, all_runs = dict[str, str](), dict[str, str]()
-    for paths in parts(folder):
+    for paths in written(folder):
         try:
             runs = files.read_table(paths.runs, ["id", "status"])
             measured = set(files.read_distinct(paths.metrics, "id"))

@@ -327,7 +327,7 @@ def digest_of_tables(folder: Path) -> str | None:
     gathered = parts.statuses(folder)
     if not gathered or not gathered[0] or gathered[1] or not set(_run_folders(folder)) <= set(gathered[0]):
         return None
-    return digest([files.file_digest(path) for part in parts.parts(folder) for path in part if path.exists()])
+    return digest([files.file_digest(path) for part in parts.written(folder) for path in part if path.exists()])
 
 
 def _run_folders(folder: Path) -> dict[str, Path]:
