@@ -12,16 +12,19 @@ from pathlib import Path
 
 from lab.analysis.probe_values import DISTANCE
 from lab.analysis.spikes.scores import score_runs
+from lab.core import files
 from lab.records import store
+from lab.records.parts import written
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
 COSINES, OF_UPDATES = ["update_descent_cosine", "grad_lag_cosine"], ["update_rms", "update_large"]
 
 
 def prune(folder: Path) -> None:
-    """Gather the runs of a folder, and write its metrics without the values that nobody reads."""
-    records = store.gather(folder)
-    metrics = records.metrics
+    """Gather the runs of a folder, and write the newest part of its metrics without the values that nobody reads."""
+    runs, *_ = store.gather(folder)
+    path = written(folder)[-1].metrics
+    metrics = files.read_table(path)
     is_read = ~metrics["probe"].isin(OF_EVERY_TENSOR) | metrics["where"].str.endswith(READ)
     is_read |= (metrics["probe"] == "grad_rms") & (metrics["where"] == "embedding")
     is_read &= metrics["probe"] != "eps_ratio"
@@ -29,10 +32,10 @@ def prune(folder: Path) -> None:
     if metrics["probe"].isin(COSINES).any():
         is_read |= metrics["probe"].isin(OF_UPDATES)
         is_read &= ~metrics["probe"].isin(COSINES) | (metrics["where"] == "")
-    if len(score_runs(records)):
+    if len(score_runs(store.Records(runs[runs["id"].isin(metrics["id"])], metrics))):
         ordered = metrics.sort_values("value", kind="stable", na_position="last")
         is_read |= ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
-    store.write_metrics(folder / "metrics.parquet", metrics[is_read])
+    store.write_metrics(path, metrics[is_read])
 
 
 if __name__ == "__main__":

@@ -97,7 +97,10 @@ def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Pa
 def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process leaves one more run and gathers, just after this one has written its metrics."""
     write = files.write_table
-    others: list[Callable[[], object]] = [lambda: store.gather(folder), lambda: leave(folder, "c")]
+    others: list[Callable[[], object]] = [
+        lambda: store.gather(folder),
+        lambda: leave(folder, "c", **{"optimizer.lr": 1e-3}),
+    ]
 
     def interrupted(path: Path, table: pd.DataFrame, **how: Any) -> str:
         if path == folder / "runs.parquet":
@@ -114,7 +117,7 @@ def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pyte
 
 def test_metrics_that_one_gathered_and_runs_that_another_did_lose_nothing(folder: Path) -> None:
     before = (folder / "metrics.parquet").read_bytes()
-    leave(folder, "c")
+    leave(folder, "c", **{"optimizer.lr": 1e-3})
     whole = store.gather(folder)
     (folder / "metrics.parquet").write_bytes(before)  # and then both were killed
     for records in (store.read(folder), store.gather(folder)):

@@ -17,9 +17,12 @@ from lab.analysis import load
 from lab.analysis.claims.scoreboard import MARKS, OTHER_TEXT, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
+from lab.records.parts import written
 
 NOT_YET_TRAINED = set[str]()
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
+MEGABYTES = 2**20
+PRODUCTS = ", fp32 products by "  # of oneDNN on some processors, of MKL on others
 ON_OTHER_TEXT = sorted(path.parent for path in (RESULTS / OTHER_TEXT).glob("*/runs.parquet"))
 
 
@@ -53,7 +56,16 @@ def test_no_run_is_missing_or_failed(folder: Path) -> None:
     assert set(runs["status"]) <= {"finished", "diverged"}
     assert runs["seed"].nunique() >= 3
     assert len(runs) % runs["seed"].nunique() == 0
-    assert runs["versions"].nunique() == 1
+    assert runs["versions"].str.partition(PRODUCTS)[0].nunique() == 1
+    assert all(pd.read_parquet(part.runs)["versions"].nunique() == 1 for part in written(folder))
+
+
+def test_seeds_that_were_added_lie_beside_the_earlier_ones() -> None:
+    folder = RESULTS / "qk_layernorm"
+    earlier, added = (pd.read_parquet(part.runs) for part in written(folder))
+    assert set(earlier["seed"]) == {3, 4, 5}
+    assert set(added["seed"]) == {6, 7, 8, 9}
+    assert len(load(folder).runs) == len(earlier) + len(added)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +106,26 @@ def test_no_interval_on_the_results_has_zero_width() -> None:
     assert verdicts
     assert all(verdict.high - verdict.low > 1e-3 * max(abs(verdict.low), abs(verdict.high)) for verdict in verdicts)
     assert all(verdict.low < verdict.effect < verdict.high for verdict in verdicts)
+
+
+def git(*words: str, said: str = "") -> str:
+    """What git prints in this checkout; the test is skipped where it can say nothing."""
+    made = subprocess.run(["git", "-C", RESULTS, *words], input=said, capture_output=True, text=True, check=False)
+    return made.stdout if made.returncode == 0 else pytest.skip(f"git {words[0]} says nothing here")
+
+
+def test_the_committed_files_are_small() -> None:
+    home = Path(git("rev-parse", "--show-toplevel").strip())
+    tracked = (home / name for name in git("ls-files", "-z", "--full-name", str(home)).split("\0") if name)
+    assert sum(path.stat().st_size for path in tracked if path.is_file()) < 30 * MEGABYTES
+
+
+def test_the_last_commit_adds_little_to_the_results() -> None:
+    """Each version of a file stays in the history."""
+    changed = git("diff-tree", "-r", "--no-renames", "--diff-filter=AM", "HEAD^1", "HEAD", "--", str(RESULTS))
+    blobs = [line.split()[3] for line in changed.splitlines()]
+    sizes = git("cat-file", "--batch-check=%(objectsize)", said="".join(f"{blob}\n" for blob in blobs))
+    assert sum(map(int, sizes.split())) < 5 * MEGABYTES
 
 
 if __name__ == "__main__":  # the table, to be put there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,74 @@ def test_gathered_tables_stand_alone_and_take_later_runs_in(folder: Path) -> Non
     leave(folder, "b")
     assert store.gather(folder).runs["id"].tolist() == ["a", "b"]
     assert store.read(folder).metrics["id"].tolist() == ["a", "a", "b", "b"]
+
+
+def without_runs(folder: Path) -> dict[str, bytes]:
+    """The gathered tables, now that ``runs/`` is removed, as in a committed folder."""
+    shutil.rmtree(folder / "runs")
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def test_runs_added_to_committed_tables_make_a_part_of_their_own(folder: Path) -> None:
+    leave(folder, "a", "failed")
+    leave(folder, "b")
+    store.gather(folder)
+    committed = without_runs(folder)
+    leave(folder, "d")
+    store.gather(folder)
+    leave(folder, "a", final_val_loss=3.0)
+    leave(folder, "c", **{"intervention.z_loss.coefficient": 1e-4})  # a part takes in what follows while it has runs
+    whole = store.gather(folder)
+    added = without_runs(folder)
+    assert committed == {name: added.pop(name) for name in committed}
+    assert set(added) == {"runs.2.parquet", "metrics.2.parquet"}
+    assert whole.runs["id"].tolist() == ["a", "b", "c", "d"]
+    assert whole.runs["final_val_loss"].tolist() == [3.0, 2.0, 2.0, 2.0]
+    assert sorted(whole.metrics["id"]) == sorted("aabbccdd")
+    for one, other in zip(store.read(folder), whole, strict=True):
+        pd.testing.assert_frame_equal(one, other)
+    assert store.statuses(folder) == dict.fromkeys("abcd", "finished")
+    before = store.digest_of_tables(folder)
+    assert before is not None
+    store.gather(folder)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.parquet")} == {**committed, **added}
+    (folder / "metrics.2.parquet").write_bytes(committed["metrics.parquet"])
+    assert store.digest_of_tables(folder) != before
+
+
+def test_a_damaged_part_is_made_again_or_refused_by_its_name(folder: Path) -> None:
+    leave(folder, "a")
+    store.gather(folder)
+    without_runs(folder)
+    leave(folder, "b")
+    whole = store.gather(folder)
+    (folder / "metrics.2.parquet").write_text("junk")
+    assert store.statuses(folder) == {"a": "finished", "b": "finished"}
+    pd.testing.assert_frame_equal(store.gather(folder).metrics, whole.metrics)
+    for name in ("metrics.parquet", "runs.parquet"):  # what is in runs/ does not make them again
+        (folder / name).write_text("junk")
+        with pytest.raises(RequestError, match=f"the tables in .* are damaged: .*{name}"):
+            store.read(folder)
+        (folder / name).unlink()
+    with pytest.raises(RequestError, match="damaged"):
+        store.statuses(folder)
+
+
+def test_equal_runs_give_equal_bytes_in_whatever_order_they_came(tmp_path: Path) -> None:
+    rows = [(step, probe, where, 1.0) for step in (0, 5) for probe in ("q", "p") for where in ("b", "a")]
+    happened = [(9, 9, "spike", 1.0, ""), (4, 10, "rewind", 5.0, ""), (9, 15, "spike", 1.0, "")]
+    written = []
+    for folder, names in ((tmp_path / "one", "ab"), (tmp_path / "other", "ba")):
+        for name in names:
+            store.write_run(folder, {"id": name, "status": "finished"}, rows[:: 1 if names == "ab" else -1], happened)
+            store.gather(folder)
+        written.append(without_runs(folder))
+    assert len(written[0]) == 3
+    assert written[0] == written[1]
+    _, metrics, events = store.read(tmp_path / "one")
+    order = list(zip(metrics["id"], metrics["step"], metrics["probe"], metrics["where"], strict=True))
+    assert order == sorted(order)
+    assert events["step"].tolist() == [9, 4, 9, 9, 4, 9]  # as they happened
 
 
 def test_a_gathering_that_breaks_off_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ A results folder holds::
     runs/<id>/run.json             the run card; written last, so that a run is complete or absent
     runs.parquet, metrics.parquet  all runs in two tables, gathered from the above
     events.parquet                 the events of all runs, if there are any
+    runs.2.parquet ...             the next part of these tables: runs added after ``runs/`` was removed
 
 Every file is written atomically, so a killed process leaves no partial file.  Records hold their own digest, by which
 damage is detected.
@@ -24,7 +25,8 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +36,7 @@ import pandas as pd
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import digest, write_text
+from lab.records import parts
 
 RECORD_VERSION = 1
 ENGINES = ("eager", "compiled")
@@ -91,12 +94,10 @@ BOUNDS = {
         ("steps", "batch_size", "seq_len", *(name for name, kind in RUN_COLUMNS.items() if kind == "Int64")), (0, 2**53)
     ),
 }
-TABLES = ("runs.parquet", "metrics.parquet")
 EVENTS = "events.parquet"
 STATUSES = ("finished", "diverged", "failed")
-NAME = r"[\w-]+"  # of a run and its folder, here and in a tracker
 
-
+NO_METRICS = pd.DataFrame(columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
 NO_EVENTS = pd.DataFrame(columns=list(EVENT_COLUMNS)).astype(EVENT_COLUMNS)
 
 
@@ -221,7 +222,7 @@ def write_run(
         RequestError: the id is not a valid name, or not that of the config and data on the card; or the folder cannot
             be written.
     """
-    if not re.fullmatch(NAME, card["id"]):
+    if not re.fullmatch(parts.NAME, card["id"]):
         raise RequestError(f"a run cannot be called {card['id']!r}")
     if "data_fingerprint" in card and card["id"] != run_id(card):
         raise RequestError(f"run {card['id']} is not a run of this config and data, which make it {run_id(card)}")
@@ -271,73 +272,62 @@ def find(folder: Path) -> Records | None:
     Raises:
         RequestError: records of another version, or damaged tables.
     """
-    check_version(folder)
-    run_folders = _run_folders(folder)
-    gathered = _gathered(folder, run_folders)
-    final = set[str]()
-    if gathered:
-        # Failed runs may have been trained since; all others are final.  Of two processes that gathered at once, one
-        # may have written the runs and the other the metrics.
-        runs, metrics, *_ = gathered
-        final = set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
-    cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
+    with _refusing_nonsense(folder):
+        records = _joined(_in_parts(folder))
+    return records if len(records.runs) else None
+
+
+@contextmanager
+def _refusing_nonsense(folder: Path) -> Iterator[None]:
+    """Refuse records of which a column, or a value in it, is none of a record."""
     try:
-        return _composed(gathered, cards, run_folders)
+        yield
+    except RequestError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as fault:
         reason = " ".join(str(fault).split())
         raise RequestError(f"the records in {folder} make no sense: {type(fault).__name__}: {reason}") from None
 
 
-def _composed(
-    gathered: Sequence[pd.DataFrame], cards: Mapping[str, Mapping[str, Any]], run_folders: Mapping[str, Path]
-) -> Records | None:
-    """The gathered tables and the runs of these cards, in place of those in the tables.
+def _in_parts(folder: Path) -> list[Records]:
+    """The runs of each part, and at last those written since.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, OverflowError: a column, or a value in it, is none of a record.
+        RequestError: records of another version, or damaged tables.
     """
-    settings = set[str]().union(*cards.values())
-    if len(settings) > files.MOST_COLUMNS:
+    check_version(folder)
+    run_folders, final = _run_folders(folder), set[str]()
+    gathered = [Records(*tables) for tables in parts.read(folder, run_folders)]
+    for runs, metrics, _ in gathered:
+        # Failed runs may have been trained since; all others are final.  Of two processes that gathered at once, one
+        # may have written the runs and the other the metrics.
+        final |= set(runs.loc[runs["status"] != "failed", "id"]) & set(metrics["id"].unique())
+    cards = {name: card for name, path in run_folders.items() if name not in final and (card := _card(path))}
+    if len(settings := set[str]().union(*cards.values())) > files.MOST_COLUMNS:
         raise ValueError(f"cards with {len(settings):,} keys")
-    metrics_since = [files.read_tables([run_folders[name] / "metrics.parquet" for name in cards])] if cards else []
+    metric_files = [run_folders[name] / "metrics.parquet" for name in cards]
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
-    events_since = [files.read_tables(event_files)] if event_files else []
-    kept = [table[~table["id"].isin(cards)] for table in gathered]
-    runs = pd.concat([*kept[:1], pd.DataFrame(list(cards.values()))], ignore_index=True)
-    if not len(runs):
-        return None
-    metrics = pd.concat([*kept[1:2], *metrics_since], ignore_index=True).astype(METRIC_COLUMNS)
-    events = [*kept[2:], *events_since] or [NO_EVENTS]
-    return Records(_declared(runs), metrics, pd.concat(events, ignore_index=True).astype(EVENT_COLUMNS))
+    runs = _declared(pd.DataFrame([*cards.values()]))
+    metrics = files.read_tables(metric_files) if cards else NO_METRICS
+    events = files.read_tables(event_files) if event_files else NO_EVENTS
+    return [*gathered, Records(runs, metrics, events)]
 
 
-def _gathered(folder: Path, run_folders: Collection[str]) -> list[pd.DataFrame]:
-    """The two tables, and the events if there are any; none if they are absent, or damaged and can be made again.
-
-    Raises:
-        RequestError: they are damaged, and hold runs that exist nowhere else.
-    """
-    paths, tables, faults = [*(folder / name for name in TABLES), *folder.glob(EVENTS)], [], []
-    for path in paths:
-        try:
-            table = files.read_table(path)
-            if not table["id"].drop_duplicates().str.fullmatch(NAME).all():
-                raise ValueError("a run's id is not a valid name")
-            tables.append(table)
-        except Exception as fault:  # a damaged file fails in many ways
-            faults.append(str(fault).split("\n")[0])
-    if not faults or not any(path.exists() for path in paths):
-        return tables
-    readable = {name for table in tables for name in table["id"].unique()}
-    if run_folders and readable <= set(run_folders):
-        return []
-    raise RequestError(f"the tables in {folder} are damaged: {'; '.join(faults)}; without them their runs are missing")
+def _joined(in_parts: Sequence[Records]) -> Records:
+    """Parts as one; a run that failed and was trained again counts where it stands last."""
+    counted, seen = list[Records](), set[str]()
+    for part in reversed(in_parts):
+        counted.insert(0, Records(*(table[~table["id"].isin(seen)] for table in part)))
+        seen |= set(part.runs["id"])
+    filled = ([table for table in tables if len(table)] or tables[:1] for tables in zip(*counted, strict=True))
+    runs, metrics, events = (pd.concat(tables, ignore_index=True) for tables in filled)
+    return Records(_declared(runs), metrics.astype(METRIC_COLUMNS), events.astype(EVENT_COLUMNS))
 
 
 def _declared(runs: pd.DataFrame) -> pd.DataFrame:
     """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
     for column, (least, most) in BOUNDS.items():
-        values = runs[column] if column in runs else runs["id"][:0]
+        values = runs[column] if column in runs else pd.Series(dtype=float)
         numbers = pd.to_numeric(values.dropna() if column in RUN_COLUMNS else values)
         if not numbers.between(least, most).all() or any(isinstance(value, bool | np.bool_) for value in values):
             raise ValueError(f"{column} is not a number from {least:g} to {most:g}")
@@ -358,7 +348,7 @@ def statuses(folder: Path) -> dict[str, str]:
     """
     check_version(folder)
     run_folders = _run_folders(folder)
-    gathered = _final(folder)
+    gathered = parts.statuses(folder)
     if gathered is None:  # what is left of the tables is only found by reading them whole
         records = find(folder)
         return dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
@@ -367,33 +357,12 @@ def statuses(folder: Path) -> dict[str, str]:
     return final | failed | {name: card["status"] for name, card in cards.items()}
 
 
-def _final(folder: Path) -> tuple[dict[str, str], dict[str, str]] | None:
-    """By id, the statuses in the tables of runs that need not be looked for elsewhere, and of the others.
-
-    Returns:
-        None if the tables are damaged.
-    """
-    paths = [folder / name for name in TABLES]
-    if not any(path.exists() for path in paths):
-        return {}, {}
-    try:
-        runs = files.read_table(paths[0], ["id", "status"])
-        measured = set(files.read_distinct(paths[1], "id"))
-    except Exception:  # a damaged file fails in many ways
-        return None
-    status_of = dict(zip(runs["id"], runs["status"], strict=True))
-    if not all(re.fullmatch(NAME, name) for name in measured | set(status_of)):
-        return None
-    final = {name: status for name, status in status_of.items() if status != "failed" and name in measured}
-    return final, {name: status for name, status in status_of.items() if name not in final}
-
-
 def digest_of_tables(folder: Path) -> str | None:
     """Digest of the gathered tables; None unless they hold every run there is, finished or diverged."""
-    gathered = _final(folder)
+    gathered = parts.statuses(folder)
     if not gathered or not gathered[0] or gathered[1] or not set(_run_folders(folder)) <= set(gathered[0]):
         return None
-    return digest([files.file_digest(path) for path in (*(folder / name for name in TABLES), *folder.glob(EVENTS))])
+    return digest([files.file_digest(path) for part in parts.written(folder) for path in part if path.exists()])
 
 
 def _run_folders(folder: Path) -> dict[str, Path]:
@@ -401,23 +370,31 @@ def _run_folders(folder: Path) -> dict[str, Path]:
 
 
 def gather(folder: Path) -> Records:
-    """Write all runs of a folder as ``runs.parquet`` and ``metrics.parquet``, and return them.
+    """Write the runs that have a folder in ``runs/`` into the newest part of the tables, and return all runs.
+
+    A part of which no run has a folder stays as it is, and another one follows it.  Rows are sorted, so that equal runs
+    give equal bytes: runs by id; metrics by id, step, probe and where; events by id, each run's as they happened.
 
     Raises:
         RequestError: as ``read``, or the folder cannot be written.
     """
     while True:
-        records = read(folder)
-        # the runs last: a run in that table counts as gathered
-        written = _write_events(folder, records.events) | {
-            "metrics.parquet": write_metrics(folder / "metrics.parquet", records.metrics),
-            "runs.parquet": files.write_table(folder / "runs.parquet", records.runs),
-        }
-        # another process may have replaced one of the two files meanwhile
-        if written == {name: files.file_digest(folder / name) for name in written}:
-            return records
+        with _refusing_nonsense(folder):
+            *before, newest = _in_parts(folder)
+            if before and {*before[-1].runs["id"]} & {*_run_folders(folder)}:
+                newest = _joined([before.pop(), newest])
+        written = _write(parts.part(folder, len(before) + 1), newest) if len(newest.runs) else {}
+        # another process may have replaced one of the files meanwhile
+        if written == {path: files.file_digest(path) for path in written}:
+            return read(folder)
 
 
-def _write_events(folder: Path, events: pd.DataFrame) -> dict[str, str]:
-    """Write the gathered events, and return the digest of the file by its name; no file without events."""
-    return {EVENTS: files.write_table(folder / EVENTS, events)} if len(events) else {}
+def _write(part: parts.Part, records: Records) -> dict[Path, str]:
+    """Write the tables of a part, and return the digest of each file; no file without events."""
+    runs, metrics, events = records
+    metrics = metrics.sort_values(["id", "step", "probe", "where"], kind="stable")
+    written = {part.metrics: write_metrics(part.metrics, metrics)}
+    if len(events):
+        written[part.events] = files.write_table(part.events, events.sort_values("id", kind="stable"))
+    # the runs last: a run in that table counts as gathered
+    return {**written, part.runs: files.write_table(part.runs, runs)}
