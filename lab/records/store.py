@@ -66,7 +66,10 @@ RUN_COLUMNS = {
     "data_notes": "string",  # properties of the data: files, Python version, entropy
 }
 # Settings that are absent from records and ids where they have these values, which older records do not know.
-DEFAULTS = {"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"}
+DEFAULTS = {
+    **{"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"},
+    "mantissa_bits": 0.0,
+}
 SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id unless they are "none"
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 # Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its
