@@ -41,8 +41,8 @@ def rounded(x: Tensor, kept_in: Format) -> Tensor:
     given, x = x.dtype, x.float()
     dropped = kept_in.dropped(x) if isinstance(kept_in, Mantissa) else DROPPED_BITS[kept_in]
     bits, spacing = x.view(torch.int32), 1 << dropped
-    nearest = bits + (((bits >> dropped) & 1) + (spacing >> 1) - 1).clamp(min=0)
-    kept = (nearest & -spacing).view(torch.float32)
+    last = ((bits >> dropped).bitwise_and_(1)).add_((spacing >> 1) - 1).clamp_(min=0)  # which decides a tie
+    kept = last.add_(bits).bitwise_and_(-spacing).view(torch.float32)
     if kept_in is torch.float16:
         kept = torch.where(x.abs() < SMALLEST_NORMAL_FP16, (x + SUBNORMAL_SHIFT) - SUBNORMAL_SHIFT, kept)
         kept = torch.where(kept.abs() > LARGEST_FP16, torch.copysign(torch.full_like(x, torch.inf), x), kept)
