@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.core.hooks import LossTerm as LossTerm
     from lab.core.hooks import Predictions as Predictions
     from lab.core.hooks import Probe as Probe
+    from lab.core.hooks import WeightIntervention as WeightIntervention
     from lab.core.registry import register as register
     from lab.core.schema import PerRun as PerRun
     from lab.core.schema import PerRunSeed as PerRunSeed
@@ -41,7 +42,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
 _MODULES = {
     "lab.__main__": ("main",),
     "lab.core.axes": ("over", "per_run_max", "per_run_mean", "per_run_norm", "per_run_rms"),
-    "lab.core.hooks": ("Act", "HookIntervention", "LossTerm", "Predictions", "Probe"),
+    "lab.core.hooks": ("Act", "HookIntervention", "LossTerm", "Predictions", "Probe", "WeightIntervention"),
     "lab.core.registry": ("register",),
     "lab.core.schema": ("PerRun", "PerRunSeed", "bounded", "one_of", "seed"),
     "lab.data.corpus": ("Corpus", "fingerprint", "once"),

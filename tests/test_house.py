@@ -54,7 +54,6 @@ ALLOWED = {
     "read arguments": {"lab.__main__", "lab.cli"},
     "know Hydra": {"lab.__main__", "lab.cli", "hydra_plugins"},
 }
-MAX_ROOMS, MAX_LINES, MAX_FUNCTION_LINES = 14, 400, 60
 
 FILES = sorted(path for folder in ("lab", "hydra_plugins") for path in (HOME / folder).rglob("*.py"))
 MODULES = {".".join(path.relative_to(HOME).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
@@ -208,22 +207,12 @@ def test_few_print_exit_read_arguments_or_know_hydra(deed: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_files_and_functions_are_short_and_introduce_themselves(module: str) -> None:
-    assert len(SOURCES[module].splitlines()) <= MAX_LINES
-    for node in ast.walk(tree(SOURCES[module])):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = (node.end_lineno or 0) - node.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+def test_a_module_introduces_itself(module: str) -> None:
     first = (ast.get_docstring(tree(SOURCES[module])) or "").split("\n")[0].strip()
     assert first, "a room says in its first line what it is for"
 
 
-def test_no_folder_holds_too_many_rooms() -> None:
-    for folder in {path.parent for path in FILES}:
-        rooms = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        wings = [path.parent for path in folder.glob("*/__init__.py")]
-        most = MAX_ROOMS if folder != HOME / "lab" else MAX_ROOMS + 1
-        assert len(rooms) + len(wings) <= most, folder
+def test_few_modules_stand_outside_the_wings() -> None:
     assert {path.name for path in (HOME / "lab").glob("*.py")} == {"__init__.py", "__main__.py", "pytest_plugin.py"}
 
 

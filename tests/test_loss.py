@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cap import HiddenQuartic, LogitOfTarget
+from lab.core.axes import mean_over_tokens
 from lab.core.errors import RequestError
 from lab.core.hooks import LossTerm, Predictions, listening
 from lab.core.registry import INTERVENTIONS
@@ -91,7 +92,7 @@ def test_ignored_targets_leave_no_trace(garbage: float) -> None:
     dirty_rbtv[ignored_rbt] = garbage
     dirty_rbtv.requires_grad_()
     terms, heard = {name: intervention(name) for name in TERMS}, {}
-    with listening(lambda kind, where, value: heard.__setitem__(kind, value.detach())):
+    with listening(lambda kind, where, *values: heard.__setitem__(kind, values)):
         loss_r, cross_entropy_r = losses(dirty_rbtv, targets_rbt, terms)
     for run in range(RUNS):
         counted_bt = ~ignored_rbt[run]
@@ -99,9 +100,9 @@ def test_ignored_targets_leave_no_trace(garbage: float) -> None:
         alone_r, bare_r = losses(*kept, terms)
         torch.testing.assert_close(loss_r[run], alone_r[0], rtol=1e-12, atol=0)
         torch.testing.assert_close(cross_entropy_r[run], bare_r[0], rtol=1e-12, atol=0)
-        torch.testing.assert_close(heard["train_loss"][run], bare_r[0].detach(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(heard["train_loss"][0][run].detach(), bare_r[0].detach(), rtol=1e-12, atol=0)
         log_z = torch.logsumexp(kept[0], -1).mean().detach()
-        torch.testing.assert_close(heard["log_z"][run], log_z, rtol=1e-12, atol=0)
+        torch.testing.assert_close(mean_over_tokens(*heard["log_z"])[run].detach(), log_z, rtol=1e-12, atol=0)
     felt = gradient(loss_r, dirty_rbtv)
     assert felt[ignored_rbt].eq(0).all()
     assert torch.equal(felt, gradient(losses(logits_rbtv, targets_rbt, terms)[0], logits_rbtv))

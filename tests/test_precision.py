@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from lab.core.rounding import Mantissa, rounded
 from lab.interventions.loss_terms import ZLoss
 from lab.model import layers
 from lab.model.loss import losses
@@ -27,10 +28,10 @@ SAME = 1e-5
 VALUES, GRADIENTS = (True, False), (False, True)
 
 
-def nearest(x: Tensor) -> Tensor:
-    """The closest numbers of eight significant bits, halves to even."""
+def nearest(x: Tensor, bits: int = 7) -> Tensor:
+    """The closest numbers with so many bits of the mantissa behind the leading one, halves to even."""
     mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2**8).round() / 2**8, exponent)
+    return torch.ldexp((mantissa * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent)
 
 
 class Round(torch.autograd.Function):
@@ -44,6 +45,30 @@ class Round(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return nearest(gradient) if ctx.rounds else gradient, None, None
+
+
+def numbers() -> Tensor:
+    """Of every sign and exponent, among them many half-way between two numbers with fewer bits; none subnormal."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (40_000,), generator=generator, dtype=torch.int64)
+    zeros_below = torch.randint(24, (40_000,), generator=generator)
+    x = ((bits >> zeros_below) << zeros_below).to(torch.int32).view(torch.float32)
+    return torch.cat([x[x.abs() > 2.0**-126], torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])])
+
+
+def test_a_mantissa_is_rounded_to_each_runs_own_bits() -> None:
+    bits = list(range(2, 24))
+    x = numbers()
+    ours_rn = rounded(x.expand(len(bits), -1), Mantissa(torch.tensor(bits, dtype=torch.float64)))
+    for each, ours_n in zip(bits, ours_rn, strict=True):
+        largest = float(torch.finfo(torch.float32).max)
+        theirs_n = nearest(x.double(), each)
+        theirs_n = torch.where(theirs_n.abs() > largest, theirs_n.sign() * torch.inf, theirs_n)
+        torch.testing.assert_close(ours_n.double(), theirs_n, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(ours_rn[bits.index(7)].nan_to_num(0), x.bfloat16().float().nan_to_num(0))
+    assert torch.equal(ours_rn[bits.index(23)].nan_to_num(0), x.nan_to_num(0))
+    normal = (x.abs() >= 2.0**-14) & (x.abs() < 65504)
+    assert torch.equal(ours_rn[bits.index(10)][normal], x.half().float()[normal])
 
 
 def rounding(left_out: str = "", kind: tuple[bool, bool] = VALUES) -> reference.Rounding:

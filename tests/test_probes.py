@@ -200,6 +200,7 @@ FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "output_logit_rms": lambda told, run: {"": rms(told.seen.logits)},
     "log_z": lambda told, run: {"": told.seen.logits.exp().sum(-1).log().mean()},
     "log_z_square": lambda told, run: {"": (told.seen.logits.exp().sum(-1).log() ** 2).mean()},
+    "log_z_std": lambda told, run: {"": told.seen.logits.exp().sum(-1).log().std(correction=0)},
     "query_norm": lambda told, run: by_block(mean_norm, told.seen.queries),
     "key_norm": lambda told, run: by_block(mean_norm, told.seen.keys),
     "query_key_cosine": lambda told, run: by_block(cosine, told.seen.queries, told.seen.keys),

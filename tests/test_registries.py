@@ -151,7 +151,7 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
     # others are of micro-batches, of a loss scale, or cost a pass over the weights
     assert sorted(recipe("probes", "all")["names"]) == sorted(
-        {*PROBES} - {"noise_scale", "batch", "head_common_mode", "loss_scale", *OF_UPDATES}
+        {*PROBES} - {"noise_scale", "batch", "head_common_mode", "log_z_std", "loss_scale", *OF_UPDATES}
     )
     assert recipe("probes", "none")["names"] == []
 

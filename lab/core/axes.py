@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from functools import reduce
 from operator import add
 
+import torch
 from torch import Tensor
 
 from lab.core.distributed import max_over_ranks, mean_over_ranks
@@ -56,6 +57,12 @@ def per_run_max(tensor_r: Tensor) -> Tensor:
 def per_run_rms(tensor_r: Tensor) -> Tensor:
     """``[r ...] -> [r]``: root of the mean square of each run."""
     return per_run_mean(tensor_r.square()).sqrt()
+
+
+def mean_over_tokens(value_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
+    """Return the mean over the counted tokens, ``[r b t]`` to ``[r]``; NaN at other tokens does not enter it."""
+    total_r = torch.where(counted_rbt, value_rbt, 0.0).flatten(1).sum(1)
+    return total_r / counted_rbt.flatten(1).sum(1)
 
 
 def per_run_dot(firsts_r: Iterable[Tensor], seconds_r: Iterable[Tensor]) -> Tensor:

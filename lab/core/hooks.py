@@ -26,7 +26,7 @@ HOOK_POINTS = (*TENSOR_POINTS, *PART_POINTS)
 # Kinds of announcements in a step: those of tensors at hook points, and values that cannot be changed.
 ANNOUNCEMENTS = (
     *TENSOR_POINTS,
-    *("query_key", "log_z", "log_z_square", "train_loss", "val_loss"),
+    *("query_key", "log_z", "train_loss", "val_loss"),
     *("gradients", "successive_gradients", "parameters", "clipped_gradients", "adam", "adam_direction", "direction"),
     *("descent", "noise", "batch", "loss_scale", "initial_parameters"),
 )
@@ -200,6 +200,25 @@ def unlike_names(interventions: Mapping[str, HookIntervention]) -> set[str]:
     kinds = {kind for entry in interventions.values() for kind in entry.hook_points}
     orders = [acting_at(kind, interventions) for kind in kinds]
     return {"+".join(order) for order in orders if order != sorted(order)}
+
+
+class WeightIntervention:
+    """An intervention on how weights are trained; subclasses are frozen dataclasses and override one of the methods.
+
+    A custom model takes none, since the roles of its weights are unknown.
+
+    Attributes:
+        excludes: names of interventions that take away what it acts on.
+    """
+
+    excludes: ClassVar[tuple[str, ...]] = ()
+
+    def lr_factor(self, role: str) -> float:
+        """Factor of the learning rate of weights with this role; weights with factor 0 are not trained at all."""
+        return 1.0
+
+    def after_update(self, weights: Mapping[str, Tensor]) -> None:
+        """Change weights ``[r ...]``, by name, in place after each update that is made."""
 
 
 def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs: int, config: Any) -> None:

@@ -140,7 +140,7 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
     """Return a decorator that registers a class, or the function of a probe, under ``name``.
 
     The class is a frozen dataclass, whose fields are the keys of a config.  That of an intervention inherits from
-    ``HookIntervention`` or ``LossTerm``.
+    ``HookIntervention``, ``LossTerm`` or ``WeightIntervention``.
 
     Args:
         kind: one of ``KINDS``.
@@ -151,7 +151,8 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
         RequestError: the kind or the announcement is unknown, the name is taken, or the entry is no dataclass or lacks
             an attribute that its kind requires.
     """
-    from lab.core.hooks import ANNOUNCEMENTS, HookIntervention, LossTerm, Probe  # imported here because it loads torch
+    # imported here because it loads torch
+    from lab.core.hooks import ANNOUNCEMENTS, HookIntervention, LossTerm, Probe, WeightIntervention
 
     if kind not in KINDS:
         raise RequestError(f"unknown kind {kind!r}; {nearest(kind, KINDS)}")
@@ -165,8 +166,11 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
             raise RequestError(f"{kind} {name!r} must be a frozen dataclass; its fields are the keys of a config")
         required = list(REQUIRED_ATTRIBUTES.get(kind, ()))
         if kind == "intervention":
-            if not (isinstance(entry, type) and issubclass(entry, (HookIntervention, LossTerm))):
-                raise RequestError(f"intervention {name!r} must inherit from lab.HookIntervention or lab.LossTerm")
+            if not (isinstance(entry, type) and issubclass(entry, (HookIntervention, LossTerm, WeightIntervention))):
+                raise RequestError(
+                    f"intervention {name!r} must inherit from lab.HookIntervention, lab.LossTerm or "
+                    "lab.WeightIntervention"
+                )
             required += ["hook_points"] * issubclass(entry, HookIntervention) + ["uses"] * issubclass(entry, LossTerm)
         present = {*dir(entry), *getattr(entry, "__dataclass_fields__", ())}
         missing = [attribute for attribute in required if attribute not in present]

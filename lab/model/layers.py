@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core import machine
-from lab.core.rounding import as_kept_in
+from lab.core.rounding import Format, Mantissa, as_kept_in
 from lab.model.parametrization import Role
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -62,7 +62,7 @@ TRUNCATED_STD = 0.87962566103423978
 LAYERNORM_EPS = 1e-6
 
 
-def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
+def product(a: Tensor, b: Tensor, operands: Format | None) -> Tensor:
     """Multiply matrices over the last two axes.
 
     Args:
@@ -72,12 +72,13 @@ def product(a: Tensor, b: Tensor, operands: torch.dtype | None) -> Tensor:
 
     Returns:
         ``[... i k]``, in the precision ``operands`` if given; the caller casts it back.  The products of the backward
-        pass round their operands and results alike.  Emulated fp16 multiplies in fp32, and its results stay fp32; so
-        does bf16 on a CPU without fast products of its own.
+        pass round their operands and results alike.  Emulated formats multiply in fp32, and their results stay fp32;
+        so does bf16 on a CPU without fast products of its own.
     """
     if operands is None:
         return torch.matmul(a, b)
-    if operands is torch.float16 or (a.device.type == "cpu" and not MULTIPLIES_BF16):
+    is_native = operands is torch.bfloat16 and (a.device.type != "cpu" or MULTIPLIES_BF16)
+    if isinstance(operands, Mantissa) or not is_native:
         a, b = as_kept_in(a, operands), as_kept_in(b, operands)
         return as_kept_in(torch.matmul(a, b), operands)
     return torch.matmul(a.to(operands), b.to(operands))
@@ -121,9 +122,7 @@ class Linear(Layer):
     The result has the precision ``operands``, as in ``product``.
     """
 
-    def __init__(
-        self, runs: int, fan_in: int, fan_out: int, operands: torch.dtype | None, role: Role = Role.MATRIX
-    ) -> None:
+    def __init__(self, runs: int, fan_in: int, fan_out: int, operands: Format | None, role: Role = Role.MATRIX) -> None:
         super().__init__(runs, (fan_in, fan_out), role, fan_in)
         self.operands = operands
 

@@ -9,15 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab.core.axes import mean_over_tokens
 from lab.core.hooks import LossTerm, Predictions, announce
 
 IGNORED = -1  # a target that counts neither in the cross-entropy nor in any term
-
-
-def mean_over_tokens(value_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
-    """Return the mean over the counted tokens, ``[r b t]`` to ``[r]``; NaN at other tokens does not enter it."""
-    total_r = torch.where(counted_rbt, value_rbt, 0.0).flatten(1).sum(1)
-    return total_r / counted_rbt.flatten(1).sum(1)
 
 
 class TokenLoss(torch.autograd.Function):
@@ -75,8 +70,7 @@ def losses(
     counted_rbt = targets_rbt != IGNORED
     cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)  # type: ignore[no-untyped-call]
     cross_entropy_r = mean_over_tokens(cross_entropy_rbt, counted_rbt)
-    announce("log_z", "", mean_over_tokens(log_z_rbt, counted_rbt))
-    announce("log_z_square", "", mean_over_tokens(log_z_rbt.square(), counted_rbt))
+    announce("log_z", "", log_z_rbt, counted_rbt)
     announce("train_loss", "", cross_entropy_r)
     total_r = cross_entropy_r
     predictions = Predictions(logits_rbtv, log_z_rbt, targets_rbt, hidden_rbtd)  # type: ignore[arg-type]

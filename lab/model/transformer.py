@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lab.core.distributed import copy_whole
 from lab.core.hooks import HookIntervention, HookPoint, announce, attach
+from lab.core.rounding import Format
 from lab.model.config import ModelConfig
 from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw, gelu, product
 from lab.model.parametrization import Factors, Role
@@ -121,7 +122,7 @@ class Attention(nn.Module):
     at_attention: HookPoint
     at_heads: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: torch.dtype | None) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Format | None) -> None:
         super().__init__()
         self.heads, self.scale, self.operands = config.heads, scale, operands
         for part in ("query", "key", "value", "output"):
@@ -160,7 +161,7 @@ class Block(nn.Module):
     at_mlp_hidden: HookPoint
     at_mlp_output: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: torch.dtype | None) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Format | None) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(runs, config.width)
         self.attention = Attention(runs, config, where, scale, operands)
@@ -211,7 +212,7 @@ class Transformer(nn.Module):
         runs: int,
         interventions: Mapping[str, HookIntervention],
         attention_scale: float,
-        operands: torch.dtype | None = None,
+        operands: Format | None = None,
     ) -> None:
         super().__init__()
         self.config, self.interventions, self.operands = config, interventions, operands
@@ -249,9 +250,19 @@ class Transformer(nn.Module):
         """Return every weight ``[r ...]`` by its name."""
         return {name: layer.weight for name, layer in self.layers()}
 
-    def factors(self, parametrization: Any, width: int) -> dict[str, Factors]:
-        """Return initial scale and LR multiplier of every weight, by name."""
-        factors = {name: parametrization.factors(layer.role, layer.fan_in, width) for name, layer in self.layers()}
+    def freeze(self, is_frozen: Callable[[Role], bool]) -> None:
+        """Train no weights of these roles."""
+        for _, layer in self.layers():
+            layer.weight.requires_grad_(not is_frozen(layer.role))
+
+    def factors(
+        self, parametrization: Any, width: int, role_lr: Callable[[Role], float] = lambda _: 1.0
+    ) -> dict[str, Factors]:
+        """Return initial scale and LR multiplier of every weight, by name; ``role_lr`` multiplies the latter."""
+        factors = dict[str, Factors]()
+        for name, layer in self.layers():
+            each = parametrization.factors(layer.role, layer.fan_in, width)
+            factors[name] = replace(each, lr=each.lr * role_lr(layer.role))
         for _, intervention in sorted(self.interventions.items()):
             for name, each in factors.items():
                 std = intervention.initial_std(name, each.init_std, self.config)

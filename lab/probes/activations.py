@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.core.axes import per_run_max, per_run_mean, per_run_rms
+from lab.core.axes import mean_over_tokens, per_run_max, per_run_mean, per_run_rms
 from lab.core.distributed import mean_over_ranks
 from lab.probes.listener import probe
 
@@ -52,15 +52,23 @@ def output_logit_rms(logits_rbtv: Tensor) -> Tensor:
 
 
 @probe(hears="log_z")
-def log_z(log_z_r: Tensor) -> Tensor:
+def log_z(log_z_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
     """Mean log of the softmax normalizer over the tokens that count."""
-    return mean_over_ranks(log_z_r)
+    return mean_over_ranks(mean_over_tokens(log_z_rbt, counted_rbt))
 
 
-@probe(hears="log_z_square")
-def log_z_square(log_z_square_r: Tensor) -> Tensor:
+@probe(hears="log_z")
+def log_z_square(log_z_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
     """Mean square of log Z over the tokens that count, which z-loss penalizes (Wortsman et al. 2023, fig. 4)."""
-    return mean_over_ranks(log_z_square_r)
+    return mean_over_ranks(mean_over_tokens(log_z_rbt.square(), counted_rbt))
+
+
+@probe(hears="log_z")
+def log_z_std(log_z_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
+    """Standard deviation of log Z over the tokens that count."""
+    mean_r = mean_over_ranks(mean_over_tokens(log_z_rbt, counted_rbt))
+    square_rbt = (log_z_rbt - mean_r[:, None, None]).square()
+    return mean_over_ranks(mean_over_tokens(square_rbt, counted_rbt)).sqrt()
 
 
 @probe(hears="query_key")

@@ -70,7 +70,10 @@ RUN_COLUMNS = {
     "data_notes": "string",  # properties of the data: files, Python version, entropy
 }
 # Settings that are absent from records and ids where they have these values, which older records do not know.
-DEFAULTS = {"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"}
+DEFAULTS = {
+    **{"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"},
+    "mantissa_bits": 0.0,
+}
 # The order in which interventions act where it is not that of their names, which was the order of older records.
 ORDER = "intervention.order"
 SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id unless they are "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -9,13 +10,21 @@ import torch
 from lab.core import distributed
 from lab.core.distributed import check_divisible
 from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, LossTerm
+from lab.core.hooks import HookIntervention, LossTerm, WeightIntervention
 from lab.core.registry import PROBES
+from lab.core.rounding import Format, Mantissa
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.transformer import Transformer
 from lab.training.config import RunConfig
 
-OPERANDS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
+FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
+
+
+def operand_format(config: RunConfig) -> Format | None:
+    """The format to which products round their operands and results; None rounds nothing."""
+    if config.precision == "mantissa":
+        return Mantissa(torch.as_tensor(config.mantissa_bits).view(-1))
+    return FORMATS[config.precision]
 
 
 def pick_device(device: str) -> torch.device:
@@ -76,11 +85,24 @@ def loss_terms(config: RunConfig) -> dict[str, LossTerm]:
     return {name: entry for name, entry in config.intervention.items() if isinstance(entry, LossTerm)}
 
 
+def weight_interventions(config: RunConfig) -> dict[str, WeightIntervention]:
+    """Interventions on how weights are trained, by name."""
+    return {name: entry for name, entry in config.intervention.items() if isinstance(entry, WeightIntervention)}
+
+
+def role_lr(config: RunConfig, role: str) -> float:
+    """Factor of the learning rate of weights with this role; they are not trained where it is 0."""
+    return math.prod(entry.lr_factor(role) for entry in weight_interventions(config).values())
+
+
 def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     """The model of so many runs, its weights not initialized."""
-    vocabulary, operands = config.data.entry.open().vocabulary, OPERANDS[config.precision]
+    vocabulary, operands = config.data.entry.open().vocabulary, operand_format(config)
     for entry in config.guest.values():
         make = partial(entry.build, config.model, vocabulary)
+        assert not isinstance(operands, Mantissa), "refused with the config"
         return CustomModel(make, runs, hook_interventions(config), config.model, operands)
     scale = config.parametrization.entry.attention_scale(config.model.head_width)
-    return Transformer(config.model, vocabulary, runs, hook_interventions(config), scale, operands)
+    model = Transformer(config.model, vocabulary, runs, hook_interventions(config), scale, operands)
+    model.freeze(lambda role: role_lr(config, role) == 0)
+    return model

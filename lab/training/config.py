@@ -17,15 +17,16 @@ import lab.interventions.blocks
 import lab.interventions.embedding
 import lab.interventions.fp16
 import lab.interventions.loss_terms
+import lab.interventions.weights
 import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
 import lab.probes.updates
 import lab.records.trackers
-import lab.responses  # noqa: F401  (these thirteen fill the registries)
+import lab.responses  # noqa: F401  (these fourteen fill the registries)
 from lab.core.errors import RequestError, nearest
-from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, changes_weights
+from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, WeightIntervention, changes_weights
 from lab.core.registry import (
     BATCHES,
     BURSTS,
@@ -39,7 +40,8 @@ from lab.core.registry import (
     TRACKERS,
     Registry,
 )
-from lab.core.schema import PerRunSeed, bounded, build, convert, leaves, one_of, seed
+from lab.core.rounding import MANTISSA_BITS
+from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
 from lab.optim.ledger import Groups, Ledger, build_ledger
@@ -49,6 +51,7 @@ from lab.responses.between_steps import EarlierState
 from lab.training.checkpoint import CheckpointConfig
 
 FEWEST_TARGETS = 1024  # of a short validation
+FEWEST_BITS = 2  # of precision=mantissa, as many as E5M2 stores
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class RunConfig:
     seq_len: int = bounded(above=0)
     steps: int = bounded(above=0)
     seed: PerRunSeed = seed()
-    precision: str = one_of("fp32", "bf16", "fp16_emulated")
+    precision: str = one_of("fp32", "bf16", "fp16_emulated", "mantissa")
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
@@ -120,6 +123,7 @@ class RunConfig:
     loss_scale: NamedEntry | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
     gradient_sum: str = one_of("fp32", "fp16", "fp16_divided", default="fp32")
+    mantissa_bits: PerRun = bounded(default=0, at_least=0, at_most=MANTISSA_BITS)
 
     @property
     def validation_targets(self) -> float:
@@ -275,6 +279,8 @@ def _restarted_groups(config: RunConfig, values: Groups) -> dict[str, Any]:
         is_other = entries[0] != entries[1]
         if is_other and isinstance(entry, HookIntervention) and changes_weights(entry, config.model):
             raise RequestError(f"intervention {name} changes which weights there are, and a restart keeps all of them")
+        if is_other and isinstance(entry, WeightIntervention):
+            raise RequestError(f"intervention {name} acts on weights from the first update, and a restart keeps it")
     return groups
 
 
@@ -307,6 +313,9 @@ def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfi
 def _check_consistent(config: RunConfig) -> None:
     """Refuse interventions that exclude others or use what no model has, and what a custom model cannot have."""
     for name, entry in config.intervention.items():
+        for other in getattr(entry, "excludes", ()):
+            if other in config.intervention:
+                raise RequestError(f"interventions {name} and {other} exclude each other; choose one of the two")
         if isinstance(entry, HookIntervention):
             _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
             if config.seq_len > entry.most_positions:
@@ -314,9 +323,8 @@ def _check_consistent(config: RunConfig) -> None:
                     f"intervention {name} has {entry.most_positions} positions, fewer than seq_len {config.seq_len}; "
                     f"say intervention.{name}.positions={config.seq_len}"
                 )
-            for other in entry.excludes:
-                if other in config.intervention:
-                    raise RequestError(f"intervention {name} replaces {other}; choose one of the two, not both")
+        if isinstance(entry, WeightIntervention) and config.guest:
+            raise RequestError(f"intervention {name} acts on weights by their role, which those of a custom model lack")
         if isinstance(entry, LossTerm):
             custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
@@ -368,8 +376,14 @@ def _check_precision(config: RunConfig) -> None:
         )
     if config.master_weights == "none" and config.precision == "fp32":
         raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
-    if config.guest and config.precision == "fp16_emulated":
-        raise RequestError("precision=fp16_emulated rounds products that a custom model lacks; say precision=bf16")
+    if config.guest and config.precision in ("fp16_emulated", "mantissa"):
+        precision = config.precision
+        raise RequestError(f"precision={precision} rounds products that a custom model lacks; say precision=bf16")
+    bits = float(config.mantissa_bits)
+    if config.precision == "mantissa" and (bits < FEWEST_BITS or not bits.is_integer()):
+        raise RequestError(f"mantissa_bits is {bits:g}; precision=mantissa takes a whole number from 2 to 23")
+    if config.precision != "mantissa" and bits:
+        raise RequestError(f"mantissa_bits={bits:g} rounds nothing; say precision=mantissa, too")
 
 
 def _check_response(config: RunConfig) -> None:

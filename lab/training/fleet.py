@@ -29,7 +29,15 @@ from lab.training import accumulation
 from lab.training.accumulation import Accumulation, sum_in_fp16
 from lab.training.batches import BatchLoader as BatchLoader
 from lab.training.batches import burst_draws
-from lab.training.building import OPERANDS, build_model, hook_interventions, loss_terms, pick_device
+from lab.training.building import (
+    build_model,
+    hook_interventions,
+    loss_terms,
+    operand_format,
+    pick_device,
+    role_lr,
+    weight_interventions,
+)
 from lab.training.clock import Clock
 from lab.training.config import RunConfig
 from lab.training.control import Control, begin_readings, is_controlled
@@ -69,16 +77,18 @@ class Fleet:
             resident=self.device.type != "cpu",
             draws=burst_draws(configs, self.corpus),
         )
-        self.forward_differs = any(is_free for *_, is_free in leaves(hook_interventions(config)))
+        self.forward_differs = config.precision == "mantissa" or any(
+            is_free for *_, is_free in leaves(hook_interventions(config))
+        )
         self.terms = loss_terms(config)
         with initial_device(config.ranks):
             self.model = build_model(config, self.runs).to(dtype)
         blocks = map(self.model.get_submodule, self.model.blocks)
         self.shared = distribute(self.model, blocks, config.ranks, self.device)
-        factors = self.model.factors(config.parametrization.entry, config.model.width)
+        factors = self.model.factors(config.parametrization.entry, config.model.width, partial(role_lr, config))
         self.model.initialize(config.seed, factors)
-        self.weights = self.model.weights()
-        self.stored = OPERANDS[config.precision] if config.master_weights == "none" else None
+        self.weights = {name: weight for name, weight in self.model.weights().items() if weight.requires_grad}
+        self.stored = operand_format(config) if config.master_weights == "none" else None
         self._store(self.weights)
         self.lr_factor = {name: factor.lr for name, factor in factors.items()}
         self.adaptive: Adaptive | None = None
@@ -186,7 +196,7 @@ class Fleet:
 
     def parameters(self) -> tuple[int, int]:
         """Numbers of parameters of one run: all, and without input embedding and output head."""
-        sizes = {name: weight[0].numel() for name, weight in self.weights.items()}
+        sizes = {name: weight[0].numel() for name, weight in self.model.weights().items()}
         total = sum(sizes.values())
         return total, total - sum(sizes[name] for name in self.model.ends)
 
@@ -271,7 +281,7 @@ class Fleet:
             trained = weights
         else:
             trained = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-            names = (name for name, _ in self.model.named_parameters())
+            names = (name for name, weight in self.model.named_parameters() if weight.requires_grad)
             forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
         logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], self.terms, hidden_rbtd)
@@ -296,7 +306,7 @@ class Fleet:
             self.gradients_of, weights, windows_rbt, lambda name: lr * self.lr_factor[name] * shape_r
         )
         now = Now(step, weights, shape_r, self.lr_factor, held_out)
-        update = partial(self.config.optimizer.step, weight_gradients, state, now)
+        update = partial(self._update_weights, weight_gradients, state, now)
         if gate.keep_r is None:
             update()
         else:
@@ -306,6 +316,12 @@ class Fleet:
         compare_with_earlier(state, weights, weight_gradients)
         if self.config.loss_scale:
             self._rescale(state["loss_scale"], readings[0])
+
+    @torch.no_grad()
+    def _update_weights(self, weight_gradients: Tensors, state: dict[str, Tensors], now: Now) -> None:
+        self.config.optimizer.step(weight_gradients, state, now)
+        for _, each in sorted(weight_interventions(self.config).items()):
+            each.after_update(now.weights)
 
     @torch.no_grad()
     def _store(self, weights: Mapping[str, Tensor]) -> None:

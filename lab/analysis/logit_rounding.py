@@ -1,0 +1,72 @@
+"""The law of rounded logits: what a number format costs a model whose output logits drift."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtri
+
+# Stored bits of the mantissa by name of the format.
+MANTISSA_BITS = {"fp32": 23, "fp16_emulated": 10, "bf16": 7}
+# Quantiles of a normal distribution over tokens; the mean over them stands for its integral.
+QUANTILES = 1999
+PUBLISHED = Path(__file__).with_name("published_output_logits.csv")
+
+
+def spacing(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
+    """Distance between neighbouring numbers of a format with so many stored mantissa bits at a level.
+
+    ``s = 2 ** (floor(log2 |level|) - mantissa_bits)``; a level of 0 has spacing 0.
+    """
+    level, bits = np.abs(np.asarray(level, dtype=float)), np.asarray(mantissa_bits)
+    with np.errstate(divide="ignore"):
+        exponent = np.floor(np.log2(level))
+    return np.exp2(exponent - bits)
+
+
+def rounding_cost(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
+    """Loss that rounding adds to a token whose logits lie near a level, nats.
+
+    A logit that is rounded to a multiple of ``s`` is off by a number that is uniform between ``-s/2`` and ``s/2``.  The
+    mean over vocabulary of the exponential of these, ``sinh(s/2) / (s/2)``, raises the softmax normalizer, and its log
+    the loss: ``s**2 / 24`` for small ``s``.  There is no free parameter.  Only where one token takes nearly all of the
+    probability is it less, since there the normalizer's own error cancels that of the target.
+    """
+    half = spacing(level, mantissa_bits) / 2
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        # log sinh(x) without overflow; the series where the difference would cancel
+        large = half - np.log(2 * half) + np.log1p(-np.exp(-2 * half))
+    return np.where(half < 1e-2, half**2 / 6, large)
+
+
+def mean_rounding_cost(mean: ArrayLike, std: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
+    """``rounding_cost`` over tokens whose levels are normal with this mean and standard deviation, nats per token."""
+    mean, std, bits = (np.asarray(each, dtype=float)[..., None] for each in (mean, std, mantissa_bits))
+    quantile_q = ndtri((np.arange(QUANTILES) + 0.5) / QUANTILES)
+    return np.asarray(rounding_cost(mean + std * quantile_q, bits).mean(-1))
+
+
+def level_at_cost(cost: float, mantissa_bits: int) -> float:
+    """The smallest power of two at which logits in this format cost at least so many nats per token."""
+    size = brentq(lambda log2: float(rounding_cost(2.0**log2, 0)) - cost, -20, 20)
+    return float(2.0 ** math.ceil(size + mantissa_bits - 1e-9))
+
+
+@cache
+def published() -> pd.DataFrame:
+    """Runs of 16 to 221 million parameters in bf16 that others published, a row each.
+
+    Columns: ``size`` and ``lr``; ``mean_logit`` and its ``mean_logit_std_over_tokens``; ``loss_minus_mu_centering``:
+    their final loss less that of the run with a centred head, in which logits stay small, nats per token.
+
+    References:
+        arXiv:2601.02031, repository flxst/output-embedding-centering, ``loss_overview_all.csv``: baseline without
+        z-loss, 1e5 steps, one seed.
+    """
+    return pd.read_csv(PUBLISHED, comment="#")

@@ -1,0 +1,71 @@
+"""The law of rounded logits, against logits that are rounded."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lab.analysis.logit_rounding import level_at_cost, mean_rounding_cost, published, rounding_cost, spacing
+
+VOCABULARY, TOKENS = 4000, 400
+
+
+def rounding_loss(level: float, bits: int) -> float:
+    """Loss that rounding adds on average to a target drawn from the softmax of flat logits around a level."""
+    random = np.random.default_rng(0)
+    logits_tv = level + 2 * random.standard_normal((TOKENS, VOCABULARY))
+    mantissa_tv, exponent_tv = np.frexp(logits_tv)
+    rounded_tv = np.ldexp(np.round(mantissa_tv * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent_tv)
+    exact_tv, rounded_tv = (each - np.logaddexp.reduce(each, 1, keepdims=True) for each in (logits_tv, rounded_tv))
+    return float((np.exp(exact_tv) * (exact_tv - rounded_tv)).sum(1).mean())
+
+
+def test_neighbours_of_a_format_are_as_far_apart_as_the_spacing() -> None:
+    for level in (1.0, 1.5, 100.0, -300.0, 65000.0):
+        assert spacing(level, 23) == abs(
+            np.nextafter(np.float32(level), np.float32(np.inf * level)) - np.float32(level)
+        )
+        assert spacing(level, 10) == abs(
+            np.nextafter(np.float16(level), np.float16(np.inf * level)) - np.float16(level)
+        )
+    assert spacing(0.0, 7) == 0
+
+
+@pytest.mark.parametrize(("level", "bits"), [(48.0, 5), (200.0, 7), (-400.0, 7), (700.0, 7)])
+def test_the_law_is_what_rounding_costs(level: float, bits: int) -> None:
+    """Of logits that spread over half a spacing and more, so that their errors are uniform."""
+    assert float(rounding_cost(level, bits)) == pytest.approx(rounding_loss(level, bits), rel=0.1)
+
+
+def test_small_and_large_spacings_meet_their_limits_without_overflow() -> None:
+    for s in (1e-6, 1e-3):
+        assert float(rounding_cost(1.0, -math.log2(s))) == pytest.approx(s**2 / 24, rel=1e-3)
+    spacings = 2.0 ** np.arange(-9, 4)
+    exactly = [math.log(math.sinh(s / 2) / (s / 2)) for s in spacings]
+    np.testing.assert_allclose(rounding_cost(1.0, -np.log2(spacings)), exactly, rtol=1e-4)
+    assert float(rounding_cost(2.0**20, 2)) == pytest.approx(2.0**17 - math.log(2.0**18), rel=1e-9)
+    assert float(rounding_cost(0.0, 7)) == 0
+
+
+def test_the_mean_over_tokens_is_that_of_drawn_tokens() -> None:
+    levels = np.random.default_rng(0).normal(250, 120, 400_000)
+    assert float(mean_rounding_cost(250, 120, 7)) == pytest.approx(rounding_cost(levels, 7).mean(), rel=0.02)
+    assert float(mean_rounding_cost(250, 0, 7)) == pytest.approx(float(rounding_cost(250, 7)), rel=1e-9)
+
+
+def test_a_format_costs_a_hundredth_from_the_power_of_two_that_is_said_and_not_below() -> None:
+    for bits in (2, 7, 10, 23):
+        level = level_at_cost(0.01, bits)
+        assert float(rounding_cost(level, bits)) >= 0.01 > float(rounding_cost(level * 0.999, bits))
+    assert level_at_cost(0.01, 10) == 8 * level_at_cost(0.01, 7)
+
+
+def test_ten_published_runs_lose_most_of_what_the_law_says() -> None:
+    high = published().query("lr >= 0.1")
+    law = mean_rounding_cost(high["mean_logit"], high["mean_logit_std_over_tokens"], 7)
+    assert len(published()) == 35
+    assert len(high) == 10
+    assert (high["loss_minus_mu_centering"] / law).between(0.6, 1).all()
+    assert np.corrcoef(np.log(law), np.log(high["loss_minus_mu_centering"]))[0, 1] > 0.99
