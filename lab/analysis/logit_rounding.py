@@ -27,7 +27,7 @@ def spacing(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
     level, bits = np.abs(np.asarray(level, dtype=float)), np.asarray(mantissa_bits)
     with np.errstate(divide="ignore"):
         exponent = np.floor(np.log2(level))
-    return np.exp2(exponent - bits)
+    return np.asarray(np.exp2(exponent - bits))
 
 
 def rounding_cost(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
