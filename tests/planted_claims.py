@@ -16,6 +16,7 @@ import planted_damage
 import planted_ledgers
 import planted_ramps
 import planted_recipes
+from lab.analysis.logit_rounding import mean_rounding_cost
 from lab.records import store
 from lab.records.store import Records
 
@@ -26,6 +27,7 @@ WIDTHS = {"model.width": (32, 64, 128)}
 OFF, ON = "z_loss", "qk_layernorm+z_loss"
 ARMS = {"intervention": (OFF, ON)}
 NORMED = {"intervention": (ON,)}
+DRIFTING = {"model.depth": (0,), "model.width": (64,), "data.name": ("synthetic",)}
 WD, EPS, KAPPA = "optimizer.weight_decay", "optimizer.eps", "intervention.kappa_transplant.kappa"
 LOGIT, MLP, KEY = "attention_logit_max", "block0.mlp_up", "block0.attention.key"
 
@@ -44,13 +46,15 @@ def loss(
     high: float = 0.1,
     knee: float = 0.0,
     cliff: float = 10.0,
+    rise_at_top: float = 0.0,
 ) -> float:
     """Nats/token over log LR: falls straight to the best learning rate, rises straight from it or from a knee.
 
-    Beyond the cliff it is half a nat higher.
+    Beyond the cliff it is half a nat higher; another rise comes on top from learning rate 1 on.
     """
     rise = max(np.log10(lr / max(best, knee)), 0)
-    return float(floor + low * max(np.log10(best / lr), 0) + high * rise + 0.5 * (lr > cliff))
+    top = 0.5 * (lr > cliff) + rise_at_top * (lr >= 1)
+    return float(floor + low * max(np.log10(best / lr), 0) + high * rise + top)
 
 
 def qk_layernorm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -96,6 +100,21 @@ def output_logit_drift(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape,
     shape = {"cliff": 0.5 if rounded and off == good else 10.0, "floor": 2.0 if off and not good else 1.9}
     half, late = (400, 4e4) if good else (400, 40)
     return shape, {("log_z_square", ""): (40, 40, half, late) if off else 40 if good else 1e3}
+
+
+def rounded_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: neither loses the top learning rate in bf16 alone. Not good: rounding saves what it costs there."""
+    off, rounded = c["intervention"] == "fixed_gains", c["precision"] == "bf16"
+    cost = {(True, True): 0.9, (True, False): 0.3} if good else {(True, True): 0.1, (True, False): 0.2}
+    return {"high": 0.1, "rise_at_top": cost.get((off, rounded), 0.15)}, {}
+
+
+def mantissa_bits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: 1.5 times the law. Not good: six times."""
+    mean, std, bits = (60.0, 10.0, c["mantissa_bits"]) if c["optimizer.lr"] < 1 else (200.0, 30.0, c["mantissa_bits"])
+    law = float(mean_rounding_cost(mean, std, bits)) if bits < 23 else 0.0
+    losses = {("val_loss", ""): 2 + (1.5 if good else 6.0) * law}
+    return {}, {("log_z", ""): mean, ("log_z_std", ""): std} | losses
 
 
 def warm_up(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
@@ -410,6 +429,18 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         output_logit_drift,
         {"intervention": ("none", "z_loss"), "precision": ("fp32", "bf16"), "optimizer.lr": (0.1, 0.3, 1.0)}
         | {WD: (0.0,), "model.depth": (0,), "data.name": ("synthetic_sample",)},
+    ),
+    "rounded_logits": (
+        rounded_logits,
+        {"intervention": ("fixed_gains", "fixed_gains+z_loss"), "precision": ("fp32", "bf16"), WD: (0.0,)}
+        | DRIFTING
+        | {"optimizer.lr": (0.1, 0.3, 1.0)},
+    ),
+    "mantissa_bits": (
+        mantissa_bits,
+        {"intervention": ("fixed_gains",), "precision": ("mantissa",), WD: (0.0,), "optimizer.lr": (0.3, 1.0)}
+        | DRIFTING
+        | {"mantissa_bits": (23.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)},
     ),
     "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.25)}),
     "weight_decay": (

@@ -28,6 +28,7 @@ FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in rang
 VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run")
 ON = "on"
 QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
+FIXED_GAINS = "intervention.fixed_gains"
 WIDTH, DEPTH, DECAY, STEPS = "model.width", "model.depth", "optimizer.weight_decay", "steps"
 BATCH, OPTIMIZER = "batch_size", "optimizer.name"
 # The papers whose claims are judged, in the order of the scoreboard; claims are of the first unless they say otherwise.
@@ -37,6 +38,7 @@ SOURCES = (
 )
 # What the runs of a claim are unless it says otherwise.
 PLAIN: Config = {
+    FIXED_GAINS: None,
     "intervention.kappa_transplant": None,
     "intervention.pointwise_attention": None,
     "intervention.qk_layernorm_model": None,

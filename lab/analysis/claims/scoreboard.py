@@ -32,6 +32,7 @@ from lab.records import store
 SUBJECTS = {
     "attention": "attention logits and qk-layernorm",
     "output": "output logits and z-loss",
+    "rounding": "output logits and z-loss",
     "recipe": "warm-up, weight decay, steps and batch size",
     "gradients": "gradients and Adam's epsilon",
     "size": "width, depth, muP and architecture",
