@@ -7,7 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from lab.analysis.logit_rounding import level_at_cost, mean_rounding_cost, published, rounding_cost, spacing
+import planted_claims
+from lab.analysis.figures import FIGURES
+from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.logit_rounding import (
+    level_at_cost,
+    mean_rounding_cost,
+    published,
+    rounded_runs,
+    rounding_cost,
+    spacing,
+)
+from lab.records.store import Records
+from test_figure_contract import small, wrong
 
 VOCABULARY, TOKENS = 4000, 400
 
@@ -69,3 +81,39 @@ def test_ten_published_runs_lose_most_of_what_the_law_says() -> None:
     assert len(high) == 10
     assert (high["loss_minus_mu_centering"] / law).between(0.6, 1).all()
     assert np.corrcoef(np.log(law), np.log(high["loss_minus_mu_centering"]))[0, 1] > 0.99
+
+
+def planted_bits() -> Records:
+    """Runs of 2 to 7 mantissa bits that lose 1.5 times the law, and their twins of 23 bits."""
+    return planted_claims.records(planted_claims.cards("mantissa_bits", dict.fromkeys(range(3), True)))
+
+
+def test_a_rounded_run_is_held_against_the_twin_that_differs_in_nothing_else() -> None:
+    records = planted_bits()
+    table = rounded_runs(records)
+    runs = records.runs.set_index("id")
+    assert set(table.index) == set(runs.index[runs["mantissa_bits"] < 23])
+    np.testing.assert_allclose(table["harm"] / table["law"], 1.5, rtol=0.3)
+    assert table.groupby(runs["mantissa_bits"])["law"].mean().is_monotonic_decreasing
+    alone = records._replace(runs=records.runs[~((records.runs["mantissa_bits"] == 23) & (records.runs["seed"] == 1))])
+    assert set(runs.loc[rounded_runs(alone).index, "seed"]) == {0, 2}
+
+
+def test_bf16_has_its_twin_in_fp32() -> None:
+    records = planted_bits()
+    precision = records.runs["mantissa_bits"].map({7: "bf16", 23: "fp32"})
+    runs = records.runs.assign(precision=precision)[precision.notna()].drop(columns="mantissa_bits")
+    table = rounded_runs(records._replace(runs=runs))
+    assert len(table) == 6
+    assert set(table["mantissa_bits"]) == {7}
+
+
+def test_the_figure_shows_every_number_of_bits_and_the_published_runs() -> None:
+    figure = FIGURES["logit_rounding"](planted_bits())
+    texts = [text for points in figure.points for text in points.texts]
+    assert sum("95 % interval" in text for text in texts) >= 8
+    assert sum(text.startswith("published, ") for text in texts) == 15
+    assert "15 of 35 of 16 to 221 million parameters" in figure.caption
+    assert not wrong(iter([("logit_rounding", figure)]))
+    with pytest.raises(NothingToDrawError, match="no rounded run has a twin"):
+        FIGURES["logit_rounding"](small("one size"))

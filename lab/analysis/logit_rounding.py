@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
+from lab.analysis.probe_values import near
+from lab.records.store import RUN_COLUMNS, Records
+
 # Stored bits of the mantissa by name of the format.
 MANTISSA_BITS = {"fp32": 23, "fp16_emulated": 10, "bf16": 7}
 # Quantiles of a normal distribution over tokens; the mean over them stands for its integral.
@@ -56,6 +59,31 @@ def level_at_cost(cost: float, mantissa_bits: int) -> float:
     """The smallest power of two at which logits in this format cost at least so many nats per token."""
     size = brentq(lambda log2: float(rounding_cost(2.0**log2, 0)) - cost, -20, 20)
     return float(2.0 ** math.ceil(size + mantissa_bits - 1e-9))
+
+
+def rounded_runs(records: Records) -> pd.DataFrame:
+    """Runs whose products are rounded and which have a twin in fp32, alike in everything else; indexed by run id.
+
+    Columns: ``mantissa_bits``; ``harm``, the final held-out loss less the twin's, also where it ends above the loss at
+    initialization; ``law``, the ``mean_rounding_cost`` of the final mean and spread over tokens of log Z; both in nats
+    per token.  Empty where runs did not record ``val_loss``, ``log_z`` and ``log_z_std``.
+    """
+    runs = records.runs.set_index("id")
+    bits = runs["precision"].map(MANTISSA_BITS)
+    if "mantissa_bits" in runs:
+        bits = bits.fillna(runs["mantissa_bits"].where(runs["precision"] == "mantissa"))
+    last = {probe: near(records, probe, "", part=1.0) for probe in ("val_loss", "log_z", "log_z_std")}
+    if any(values.empty for values in last.values()):
+        return pd.DataFrame(columns=["mantissa_bits", "harm", "law"])
+    table = pd.DataFrame({"mantissa_bits": bits, **last})
+    rest = [name for name in runs if name not in (*RUN_COLUMNS, "precision", "mantissa_bits")]
+    twin = pd.Series([repr(row) for row in runs[["intervention", *rest]].to_numpy().tolist()], runs.index)
+    exact = table["mantissa_bits"] == MANTISSA_BITS["fp32"]
+    exact_loss = dict(zip(twin[exact], table["val_loss"][exact], strict=True))
+    table = table[~exact & twin.isin(set(exact_loss))].dropna()
+    table["harm"] = table["val_loss"] - twin[table.index].map(exact_loss).astype(float)
+    table["law"] = mean_rounding_cost(table["log_z"], table["log_z_std"], table["mantissa_bits"])
+    return table[["mantissa_bits", "harm", "law"]]
 
 
 @cache

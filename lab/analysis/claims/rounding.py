@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
-from lab.analysis.claims.effects import Effects, Qualified
+from lab.analysis.claims.effects import Effects, Qualified, log10
 from lab.analysis.claims.evidence import LOST, ArmTables, Config
 from lab.analysis.claims.judging import DECAY, FIXED_GAINS, ON, TO_SPARE, Z_LOSS, claim
-from lab.analysis.logit_rounding import MANTISSA_BITS, mean_rounding_cost
-from lab.analysis.probe_values import near
+from lab.analysis.logit_rounding import MANTISSA_BITS, rounded_runs
 
 PRECISION, BITS, CENTRED = "precision", "mantissa_bits", "intervention.mu_centering"
 DRIFTING: Config = {FIXED_GAINS: ON, "model.depth": 0, "data.name": "synthetic"}
@@ -86,17 +84,11 @@ def harm_follows_the_law(*arms: ArmTables) -> Effects:
     The law is taken at the final mean and spread over tokens of log Z.  A loss counts in full, also above that at
     initialization.
     """
-    *rounded_arms, exact = arms
-    by_bits = {int(arm.setting(BITS)): arm for arm in rounded_arms}
-    return pd.DataFrame({f"{lr:g} {bits}": _harm_over_law(by_bits[bits], exact, lr, bits) for lr, bits in CELLS})
+    by_bits = {int(arm.setting(BITS)): arm for arm in arms}
+    ratios = {f"{lr:g} {bits}": _harm_over_law(by_bits[bits], lr) for lr, bits in CELLS}
+    return log10(pd.DataFrame(ratios).clip(lower=SMALLEST))
 
 
-def _last(arm: ArmTables, lr: float, probe: str) -> pd.Series:
-    return arm.probe(lr, probe, "", near, part=1.0).iloc[:, 0]
-
-
-def _harm_over_law(arm: ArmTables, exact: ArmTables, lr: float, bits: int) -> pd.Series:
-    mean, std, loss = (_last(arm, lr, probe) for probe in ("log_z", "log_z_std", "val_loss"))
-    harm = loss - _last(exact, lr, "val_loss")
-    law = mean_rounding_cost(mean, std, bits)
-    return pd.Series(np.log10(np.maximum(harm.to_numpy(dtype=float) / law, SMALLEST)), harm.index)
+def _harm_over_law(arm: ArmTables, lr: float) -> pd.Series:
+    harm, law = (arm.column(lr, rounded_runs, column).iloc[:, 0] for column in ("harm", "law"))
+    return harm / law

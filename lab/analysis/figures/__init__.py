@@ -9,6 +9,7 @@ from lab.analysis.figures import (  # noqa: F401  (these fill the registry)
     losses,
     probes,
     ramps,
+    rounding,
     spikes,
     steps,
     updates,
