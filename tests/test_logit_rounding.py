@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import planted_claims
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError
 from lab.analysis.logit_rounding import (
+    MANTISSA_BITS,
     level_at_cost,
     mean_rounding_cost,
     published,
@@ -117,3 +119,14 @@ def test_the_figure_shows_every_number_of_bits_and_the_published_runs() -> None:
     assert not wrong(iter([("logit_rounding", figure)]))
     with pytest.raises(NothingToDrawError, match="no rounded run has a twin"):
         FIGURES["logit_rounding"](small("one size"))
+
+
+def test_the_readme_says_what_the_published_runs_lose_and_where_a_format_begins_to_cost() -> None:
+    words = " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
+    high = published().query("lr >= 0.1")
+    share = high["loss_minus_mu_centering"] / mean_rounding_cost(
+        high["mean_logit"], high["mean_logit_std_over_tokens"], MANTISSA_BITS["bf16"]
+    )
+    assert f"at learning rates of 0.1 and more lose {100 * share.min():.0f} to {100 * share.max():.0f} % of it" in words
+    bf16, fp16 = (level_at_cost(0.01, MANTISSA_BITS[name]) for name in ("bf16", "fp16_emulated"))
+    assert f"bf16 costs a hundredth of a nat from |log Z| {bf16:g} on, fp16 from {fp16:g}." in words
