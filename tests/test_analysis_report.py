@@ -222,6 +222,25 @@ def test_sizes_of_which_no_setting_tells_are_curves_of_their_own(tmp_path, undra
     assert all(f" {size} " in text for size in ("24,736", "98,624", "24,800", "98,688"))
 
 
+def test_learning_rates_that_six_digits_do_not_tell_apart_are_named(tmp_path):
+    made = [*planted.cards(lrs=(0.1, 0.3)), *planted.cards(lrs=(0.1 * 3,), seeds=(0,))]
+    said = [note for note in findings.notes(study([planted.write(tmp_path / "runs", made)])) if "six digits" in note]
+    assert said == [
+        "Learning rates that agree in six digits are one, and of such runs one is shown: 0.3 and 0.30000000000000004."
+    ]
+
+
+def test_runs_of_which_none_has_a_block_are_the_curves_along_a_setting():
+    made = [
+        card
+        for eps in (1e-8, 1e-7, 1e-6)
+        for card in planted.cards(("z_loss",), (32,), (1e-3, 1e-2), **{"model.depth": 0, "optimizer.eps": eps})
+    ]
+    (axes,) = FIGURES["loss_against_setting"](planted.records(made)).axes
+    curves = [line for line in axes.get_lines() if len(line.get_xdata()) == 3]
+    assert [list(line.get_xdata()) for line in curves] == [[1e-8, 1e-7, 1e-6]] * 2
+
+
 def test_the_headline_follows_the_paired_intervals():
     def sentences(second, losses):
         cards = list(planted.cards(arms=("none", "z_loss"), widths=(32, 64)))
