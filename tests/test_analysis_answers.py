@@ -68,6 +68,11 @@ def test_sizes_that_disagree_are_told_apart():
     )
 
 
+def test_a_largest_size_of_which_all_runs_diverged_has_no_best_learning_rate():
+    made = [*cards(BOTH[:1], (32,)), *diverged(cards(BOTH[:1], (64,)))]
+    assert answer(study(made)).endswith(" at 98.6k parameters; all runs there diverged.")
+
+
 @pytest.mark.parametrize(
     ("made", "beginning", "part"),
     [

@@ -26,6 +26,7 @@ from lab.analysis.report import build, findings
 from lab.analysis.report.answers import answer
 from lab.analysis.sensitivity import all_pairs, study
 from lab.analysis.text import plain_text
+from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
 
@@ -206,6 +207,38 @@ def test_a_folder_of_failures_is_refused_with_its_reason(tmp_path):
     cards = [card | {"status": "failed", "reason": "no memory"} for card in planted.cards(widths=(32,), seeds=(0,))]
     with pytest.raises(RequestError, match="all 14 runs failed, the first with: no memory"):
         study([planted.write(tmp_path / "failed", cards)])
+
+
+def test_sizes_of_which_no_setting_tells_are_curves_of_their_own(tmp_path, undrawn):
+    """A table from elsewhere, in which all models have one width and depth."""
+    folder = planted.write(tmp_path / "theirs", list(planted.cards(lrs=planted.LRS[::2])))
+    runs = files.read_table(folder / "runs.parquet").assign(**{"model.width": 32, "model.name": "theirs"})
+    files.write_table(folder / "runs.parquet", runs)
+    _, text = build.make_report([folder])
+    made = points(runs)
+    assert len(made) == len(runs)
+    assert set(made.groupby(["arm", "size"])["curve"].nunique()) == {1}
+    assert made["curve"].nunique() == 4
+    assert all(f" {size} " in text for size in ("24,736", "98,624", "24,800", "98,688"))
+
+
+def test_learning_rates_that_six_digits_do_not_tell_apart_are_named(tmp_path):
+    made = [*planted.cards(lrs=(0.1, 0.3)), *planted.cards(lrs=(0.1 * 3,), seeds=(0,))]
+    said = [note for note in findings.notes(study([planted.write(tmp_path / "runs", made)])) if "six digits" in note]
+    assert said == [
+        "Learning rates that agree in six digits are one, and of such runs one is shown: 0.3 and 0.30000000000000004."
+    ]
+
+
+def test_runs_of_which_none_has_a_block_are_the_curves_along_a_setting():
+    made = [
+        card
+        for eps in (1e-8, 1e-7, 1e-6)
+        for card in planted.cards(("z_loss",), (32,), (1e-3, 1e-2), **{"model.depth": 0, "optimizer.eps": eps})
+    ]
+    (axes,) = FIGURES["loss_against_setting"](planted.records(made)).axes
+    curves = [line for line in axes.get_lines() if len(line.get_xdata()) == 3]
+    assert [list(line.get_xdata()) for line in curves] == [[1e-8, 1e-7, 1e-6]] * 2
 
 
 def test_the_headline_follows_the_paired_intervals():

@@ -186,3 +186,11 @@ def test_a_study_takes_a_path_a_text_or_several(tmp_path: Path) -> None:
     folder = planted.write(tmp_path / "one", list(planted.cards(arms=("z_loss",), widths=(32,), seeds=(0,))))
     for one in (folder, str(folder), [folder], (str(folder),)):
         assert len(sensitivity.study(one).points) == len(planted.LRS)
+
+
+def test_the_best_learning_rate_is_never_unstable():
+    cards = [
+        {**card, "final_val_loss": 3.0 + card["optimizer.lr"]} for card in planted.cards(["none"], [32], seeds=[0])
+    ]
+    judged = sensitivity.judge(study(cards)).set_index("lr")["outcome"]
+    assert judged.to_dict() == {lr: "unstable" if lr > min(planted.LRS) else "" for lr in planted.LRS}

@@ -15,12 +15,12 @@ import planted_claims
 from lab.__main__ import main
 from lab.analysis.batch_size import exponent, learning_rate_curve, regimes, steps_curve
 from lab.analysis.batch_size.advice import advise
-from lab.analysis.batch_size.noisy_quadratic import NoisyQuadratic
 from lab.analysis.batch_size.tuning import TunedSteps
 from lab.analysis.figures import FIGURES
 from lab.analysis.statistics import share_interval
 from lab.records import store
 from lab.records.store import Records
+from noisy_quadratic import NoisyQuadratic
 from planted import card, table
 
 QUADRATIC = NoisyQuadratic.power_law()

@@ -39,7 +39,7 @@ def test_a_run_of_so_many_tokens_is_the_run_of_as_many_steps() -> None:
     in_steps, in_tokens = config("steps=5"), config(TOKENS, "tokens=4500")
     assert in_tokens == in_steps
     assert columns(in_tokens)["tokens"] == 5 * 64 * 12
-    ramp = ("batch=linear_samples", "batch.micro_batch=16", "batch.start=16", "batch.ramp=80")
+    ramp = ("batch=gpt3", "batch.micro_batch=16", "batch.start=16", "batch.ramp=80")
     # on the line from 16 to 64 lie 16, 25.6, 35.2 and 54.4 sequences
     in_tokens = config(*ramp, TOKENS, f"tokens={(112 + 2 * 64) * 12}")
     assert in_tokens.micro_batches.tolist() == [1, 1, 2, 3, 4, 4]

@@ -16,10 +16,11 @@ import planted_claims
 from lab.__main__ import main
 from lab.analysis import probe_values, sensitivity
 from lab.analysis.claims import effects, replication, scoreboard
-from lab.analysis.claims.evidence import ArmTables, Evidence
+from lab.analysis.claims.evidence import ArmTables, Evidence, curve_summaries
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, decide, judge_claim
+from lab.analysis.curves import points
 from lab.analysis.report import findings
-from lab.analysis.sensitivity import study
+from lab.analysis.sensitivity import judge, study
 from lab.analysis.statistics import student_t
 
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
@@ -336,3 +337,10 @@ def test_effect_sizes_are_paired() -> None:
     assert student_t([1.0, 2.0, 3.0]).dz == pytest.approx(2.0)
     assert math.isnan(student_t([1.0, 2.0]).dz)
     assert math.isnan(student_t([1.0, 1.0, 1.0]).dz)
+
+
+def test_a_curve_that_is_lost_nowhere_counts_as_lost_one_step_beyond_its_grid() -> None:
+    made = planted.cards(("none",), (32,), (1e-3, 1e-2, 1e-1), (0,), final_val_loss=2.0)
+    (summary,) = curve_summaries(judge(points(planted.table(made))))
+    assert summary.values["log_lost"] == pytest.approx(0)
+    assert summary.grains["log_lost"] == pytest.approx(1)

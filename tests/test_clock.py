@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lab.core import machine
+from lab.core.detectors import STALLED_FOR
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.responses.response import Action, Memory, Reading, Response
@@ -19,7 +20,7 @@ from lab.sweep.capacity import bytes_asked
 from lab.sweep.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.clock import Clock
-from lab.training.control import Control
+from lab.training.control import Control, begin_readings
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
 from lab.training.loop import train
@@ -316,3 +317,34 @@ def test_events_are_written_gathered_and_damaged_ones_detected(tmp_path: Path) -
         (tmp_path / table).unlink()
     (tmp_path / "runs" / "a" / "events.parquet").unlink()
     assert store.read(tmp_path).runs["id"].tolist() == ["b"]
+
+
+def test_a_rewind_counts_the_steps_gone_back_and_not_those_asked_for() -> None:
+    """Snapshots are of every second step, so that of step 6 is the nearest before 10 - 3."""
+    (run,) = records(fleet("seed=0", actions={0: Action(rewind=3)}))
+    assert run.outcome["rewound_steps"] == 4
+    assert [event[2:] for event in run.events] == [("rewind", 4.0, "from step 10")]
+
+
+def test_a_spike_from_which_training_goes_back_has_recovered() -> None:
+    made = control(fleet("seed=0"))
+    for _ in range(10):
+        made.before_step()
+        made.after_step()
+    made.logs[0].watch.first = 9
+    made._carry_out(0, Action(rewind=4))
+    assert made.logs[0].ending == "recovered"
+    assert [kind for _, _, kind, *_ in made.logs[0].events] == ["recovered", "rewind"]
+
+
+def test_a_run_stalls_after_a_hundred_updates_left_out_in_a_row() -> None:
+    readings = begin_readings(1, torch.device("cpu"))
+    made = Control(configs("seed=0", shared=("steps=300", "response=skip_update")), readings, {}, lambda name: {})
+    for kept, updates in ((0, STALLED_FOR - 1), (1, 1), (0, STALLED_FOR - 1)):
+        readings["kept"].fill_(kept)
+        for _ in range(updates):
+            made.after_step()
+    assert not made.has_ended
+    made.after_step()
+    assert made.has_ended
+    assert made.logs[0].ending == "stalled"

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from example_noise import example_noise
 from lab.probes.gradients import HeldOutLoss
 from lab.probes.updates import distance_from_init, update_curvature
-from lab.training.accumulation import example_noise
 from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder

@@ -8,10 +8,11 @@ from itertools import combinations
 import pytest
 import torch
 
+from example_noise import example_noise
 from lab.core.hooks import listening
 from lab.probes.listener import Listener
 from lab.training import accumulation
-from lab.training.accumulation import example_gradients, example_noise
+from lab.training.accumulation import example_gradients
 from lab.training.fleet import Fleet
 from small import configs
 

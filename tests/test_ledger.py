@@ -285,3 +285,9 @@ def test_a_faulty_file_is_one_line_and_writes_nothing(
     assert line in error
     assert len(error.strip().splitlines()) == 1
     assert not out.exists()
+
+
+def test_a_share_of_the_steps_is_rounded_to_the_nearest_step() -> None:
+    config = restarted({"step": 0.29, "optimizer.lr": 1e-3}, shared=("steps=100", *SHORT[1:]))
+    assert config.ledger is not None
+    assert [restart.step for restart in config.ledger.restarts] == [29]  # 0.29 * 100 is less than 29

@@ -214,3 +214,23 @@ def test_without_micro_batches_a_run_has_no_column_of_them() -> None:
     (plain,), (parts,) = configs(""), configs("", shared=IN_TWOS)
     assert {*columns(parts)} - {*columns(plain)} == {"batch.name", "batch.micro_batch"}
     assert "batch" in tree()
+
+
+def test_the_noise_is_that_of_the_steps_since_the_measurement_before(in_twos: Recorder) -> None:
+    each, both = values(trained(*IN_TWOS, NOISE, "probes.every=1")), values(in_twos)
+    noise = [key for key in both if key[:2] == (2, "noise_scale")]
+    assert noise
+    for step, probe, where in noise:
+        mean = (each[1, probe, where] + each[step, probe, where]) / 2
+        assert both[step, probe, where] == pytest.approx(mean, rel=1e-9), where
+
+
+def test_the_noise_of_an_adaptive_batch_moves_by_one_part_of_its_memory() -> None:
+    sums = accumulation.begin({"block0.w": torch.zeros(1, 1).double()}, with_noise=True, adaptive=True)
+    one_r = torch.ones(1).double()
+    for gradient in (1.0, 3.0):
+        accumulation.add(sums, {"block0.w": torch.full((1, 1), gradient).double()}, one_r, one_r)
+    gradients, _ = accumulation.mean(sums)
+    accumulation.add_noise(sums, gradients, 1, torch.tensor(2.0), memory=4.0)
+    # squares 1 and 9 of examples, 4 of the mean: trace (5 - 4) * 2, squared norm 2 * 4 - 5
+    assert {name: float(mean_r) for name, mean_r in sums.smoothed.items()} == {"trace": 2 / 4, "squared_norm": 3 / 4}

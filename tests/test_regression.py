@@ -13,7 +13,7 @@ from scipy import stats
 
 from lab.analysis.guard import baseline, compare
 from lab.analysis.guard.baseline import Baseline
-from lab.analysis.guard.matching import runs_of
+from lab.analysis.guard.matching import match_curves, runs_of
 from lab.analysis.guard.moves import find_moves
 from lab.analysis.guard.quantities import DECADES, NATS
 from lab.analysis.statistics import difference, holm
@@ -452,3 +452,24 @@ def test_a_test_without_a_p_changes_no_other(place: int) -> None:
     assert difference(old, new).p() == pytest.approx(stats.ttest_rel(new, old).pvalue)
     assert difference(old, new).p(0.1) > difference(old, new).p()
     assert difference(old, new).p(0.3) == 1.0
+
+
+def test_of_unlike_seeds_each_side_has_its_own_rounding_and_the_effect_pools_by_degrees_of_freedom() -> None:
+    old = pd.Series([1.0, 2.0, 4.0], index=list("abc"))
+    new = pd.Series([1.1, 2.3, 4.2, 3.0, 9.0], index=list("defgh"))
+    variances, rounding = (old.var(), new.var()), 0.6**2 / 12
+    rounded = difference(old, new, grain=0.6)
+    assert rounded.error == pytest.approx(math.sqrt((variances[0] + rounding) / 3 + (variances[1] + rounding) / 5))
+    pooled = math.sqrt((2 * variances[0] + 4 * variances[1]) / 6)
+    assert difference(old, new).effect == pytest.approx((new.mean() - old.mean()) / pooled)
+
+
+def test_an_arm_whose_interventions_all_are_there_but_set_otherwise_has_no_match() -> None:
+    def with_coefficients(*coefficients: float) -> Baseline:
+        key = "intervention.z_loss.coefficient"
+        made = [card for each in coefficients for card in cards(arms=BOTH[:1], widths=(32,), **{key: each})]
+        return baseline.from_records(records(made), "now")
+
+    match = match_curves(with_coefficients(1e-4, 1e-3), with_coefficients(1e-2))
+    assert match.pairs == {}
+    assert len(match.reasons) == 2

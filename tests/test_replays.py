@@ -52,6 +52,8 @@ DOUBLES: dict[str, tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], tuple[in
     "a spike on another machine": (SPIKED, RERUN, {}, (500, "spike")),
     "a loss that is no number twice": (BROKEN, BROKEN, micro_norms(**ONE_BROKEN), (500, "spike")),
     "a spike that diverges only once": (np.where(LATER, math.nan, SPIKED), SPIKED, {}, (500, "spike")),
+    "a spike that returns at three fifths": (SPIKED, QUIET + bump(1.8), {}, (500, "spike")),
+    "a spike that returns at three tenths": (SPIKED, QUIET + bump(0.9), {}, (500, "corrupted_state")),
     "one broken micro-batch": (BROKEN, QUIET, micro_norms(**ONE_BROKEN), (500, "faulty_micro_batch")),
     "all micro-batches broken": (BROKEN, QUIET, micro_norms(**ALL_BROKEN), (500, "corrupted_state")),
     "a flipped bit": (SPIKED, QUIET, {}, (500, "corrupted_state")),

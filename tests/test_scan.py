@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lab.__main__ import main
 from lab.analysis.batch_size.frozen import best_step, frozen_law
-from lab.analysis.batch_size.noisy_quadratic import NoisyQuadratic
 from lab.cli import launch
 from lab.core.errors import RequestError
 from lab.data.text import Text
@@ -22,6 +21,7 @@ from lab.sweep import scan
 from lab.sweep.scan import RunLandscape, measure_noise
 from lab.training.config import run_config
 from lab.training.identity import run_id
+from noisy_quadratic import NoisyQuadratic
 from small import configs
 
 QUADRATIC = NoisyQuadratic.power_law(dimensions=6)
@@ -150,3 +150,14 @@ def test_a_scan_of_nothing_is_refused_in_one_line(words, line, tmp_path, capsys)
     assert line.format(folder=tmp_path) in message
     assert message.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_relative_errors_of_the_values_weigh_alike() -> None:
+    """The residuals of a least-squares fit with those weights are orthogonal to its terms."""
+    values = {1: 0.011, 4: 0.035, 16: 0.10, 64: 0.13}
+    law = frozen_law(values)
+    batch_n, value_n = np.array(list(values), dtype=float), np.array(list(values.values()))
+    residual_n = value_n**2 * (1 / value_n - (1 + law.scale / batch_n) / law.limit)
+    assert abs(residual_n).max() > 1e-4
+    assert residual_n.sum() == pytest.approx(0, abs=1e-12)
+    assert (residual_n / batch_n).sum() == pytest.approx(0, abs=1e-12)

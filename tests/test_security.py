@@ -459,3 +459,16 @@ def test_nobody_is_called() -> None:
     for words in (["list"], ["claims", "out"], ["export", "out", "--to", "csv"], ["train", *SMALL, "--cfg", "job"]):
         assert lab(*words) == 0, words
     assert lab("report", "out") == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("hydra/launcher=../x", "hydra/launcher is not for a request to set; hydra/launcher=NAME can be"),
+        ("hydra.launcher.processes=${seed}", "hydra.launcher.processes takes plain values, not ${seed}"),
+    ],
+)
+def test_a_launcher_takes_a_name_and_plain_values(word: str, line: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        override_rules.check_overrides([word])
+    assert str(refusal.value) == line

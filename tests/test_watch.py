@@ -14,7 +14,7 @@ import pytest
 from lab.__main__ import main
 from lab.analysis.spikes import Log, detect
 from lab.analysis.spikes.detectors import LEAD
-from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, Span, SpikeWatch
+from lab.core.detectors import FEWEST, LEAST_RISE, MERGE, STALLED_FOR, Span, SpikeWatch, window_statistics
 from planted import cards, write
 
 STEPS = np.arange(1000)
@@ -302,3 +302,16 @@ def test_a_long_log_takes_seconds(tmp_path: Path) -> None:
     loss[100_000:100_050] += 2
     (event,) = detect(Log("long", np.arange(150_000), {"loss": loss}))
     assert event.step == 100_000
+
+
+def test_a_rise_of_exactly_a_tenth_of_a_nat_is_none() -> None:
+    for loss, begins in ((LEAST_RISE, False), (float(np.nextafter(LEAST_RISE, 1)), True)):
+        watch = SpikeWatch()
+        watch.add(loss, 0.0, 0.001)
+        assert watch.begins == begins
+
+
+@pytest.mark.parametrize(("finite", "known"), [(FEWEST - 1, False), (FEWEST, True)])
+def test_statistics_take_twenty_finite_measurements(finite: int, known: bool) -> None:
+    window_nw = np.where(np.arange(50) < finite, 2.0, np.nan)[None]
+    assert [bool(np.isfinite(number_n[0])) for number_n in window_statistics(window_nw)] == [known, known]

@@ -269,10 +269,14 @@ def _group(
     """Key of each run's curve; by that key its config and its arm; and the size of each parameter count."""
     if ended["parameters_without_embeddings"].isna().any():
         raise RequestError("a run does not say how many parameters_without_embeddings it has")
-    keys, curves = configs(ended)
+    settings, config_of = configs(ended)
     counts = [int(count) for count in parameters(ended)]
-    by_curve, sizes = dict(zip(keys, counts, strict=True)), same_sizes(counts)
-    named = name_arms(list(curves.values()), [sizes[by_curve[key]] for key in curves])
+    sizes = same_sizes(counts)
+    # a table from elsewhere may hold sizes of which no setting tells
+    keys: list[Hashable] = [(key, sizes[count]) for key, count in zip(settings, counts, strict=True)]
+    size_of = {key: sizes[count] for key, count in zip(keys, counts, strict=True)}
+    curves = {key: config_of[setting] for key, setting in zip(keys, settings, strict=True)}
+    named = name_arms(list(curves.values()), list(size_of.values()))
     return keys, curves, dict(zip(curves, named, strict=True)), sizes
 
 

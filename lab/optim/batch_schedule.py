@@ -162,7 +162,6 @@ class Quarter(BatchSchedule):
 
 
 @BATCHES.register("gpt3")
-@BATCHES.register("linear_samples")
 @dataclass(frozen=True)
 class LinearSamples(BatchSchedule):
     """The batch grows in a straight line over the first sequences, in whole micro-batches (Brown et al. 2020, app. B).

@@ -49,21 +49,6 @@ def tokens_to(run: pd.DataFrame, loss: float) -> float:
     return crossing(run["tokens"], run["loss"], loss)[0]
 
 
-def trade_off(noise_scale: ArrayLike, progress: ArrayLike) -> float:
-    """Factor gamma of the trade-off ``(S / S_min - 1) (E / E_min - 1) = gamma`` of a batch that follows its noise.
-
-    It is 1 for a constant batch and less the more the noise scale changes (McCandlish et al. 2018, app. D): gamma is
-    the squared integral of ``sqrt(noise_scale)`` over ``S_min E_min``.
-
-    Args:
-        noise_scale: along training, sequences.
-        progress: that training made at each of these, as a number of steps of an infinite batch.
-    """
-    noise_n, progress_n = np.asarray(noise_scale, dtype=float), np.asarray(progress, dtype=float)
-    root = float((np.sqrt(noise_n) * progress_n).sum())
-    return root**2 / float(progress_n.sum() * (noise_n * progress_n).sum())
-
-
 def predicted_saving(noise_scale: ArrayLike, batch: ArrayLike) -> float:
     """Share of the steps, and of the tokens, that these batches save over a constant batch of their mean.
 

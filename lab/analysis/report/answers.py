@@ -111,12 +111,13 @@ def _one_arm(study: Study) -> str:
     ]
     largest = study.points[study.points["size"] == sizes[-1]]
     lrs = sorted(largest.loc[largest["lr"] == largest["best_lr"], "lr"].unique())
-    best = " to ".join(spell(lr) for lr in dict.fromkeys([lrs[0], lrs[-1]]))
-    tail = (
-        f"; the best learning rate{' there' if len(sizes) > 1 else ''} is {best}"
-        if study.points["lr"].nunique() > 1
-        else ""
-    )
+    there = " there" if len(sizes) > 1 else ""
+    if not lrs:
+        tail = f"; all runs{there} diverged"
+    elif study.points["lr"].nunique() > 1:
+        tail = f"; the best learning rate{there} is {' to '.join(spell(lr) for lr in dict.fromkeys([lrs[0], lrs[-1]]))}"
+    else:
+        tail = ""
     few = "" if values["seed"].nunique() >= FEWEST_SEEDS else f" ({_seeds(values)}, so no interval)"
     return f"{measure} {of_arm(study.points['arm'].iloc[0])} is {listed(parts)}{few}{tail}."
 

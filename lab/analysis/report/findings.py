@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from lab.analysis.curves import LR, significant
 from lab.analysis.sensitivity import HIGH, LOW, Study, has_sensitivity
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, listed, spell
@@ -78,10 +79,20 @@ def notes(study: Study) -> Iterator[str]:
     repeated = sorted(set(runs["id"]) - set(failed["id"]) - set(study.points["id"]))
     if repeated:
         yield f"Left out, since another run is the same point: {len(repeated)} runs ({listed(repeated)})."
+        yield from _rounded_alike(runs[~runs["id"].isin(failed["id"])], repeated)
     for curves, sentence in _cautions(study):
         if len(curves):
             yield sentence.format(_curve_names(curves))
     yield from _gaps(study.points)
+
+
+def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]:
+    """Learning rates of which six digits tell nothing apart, where that makes runs repeat others."""
+    rates = runs[LR].astype(float)
+    alike = [group for _, group in runs.groupby(significant(rates)) if group[LR].nunique() > 1]
+    pairs = [listed(map(repr, sorted(set(rates[group.index])))) for group in alike if group["id"].isin(repeated).any()]
+    if pairs:
+        yield f"Learning rates that agree in six digits are one, and of such runs one is shown: {'; '.join(pairs)}."
 
 
 def _gaps(points: pd.DataFrame) -> Iterator[str]:
