@@ -86,11 +86,12 @@ def qk_layernorm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recor
 
 
 def output_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Without z-loss and decay the top learning rate is always lost. Not good: so it is with z-loss alone, or decay."""
     z, decays = c["intervention"] == ON, c[WD] > 0
     if z or decays:
-        shape = {"high": 0.1 if good or z else 0.5, "floor": 1.9}
+        shape = {"high": 0.1 if good or (z and decays) else 0.8, "floor": 1.9}
     else:
-        shape = {"high": 0.5 if good else 0.05, "floor": 1.9 if good else 2.0}
+        shape = {"high": 0.5, "floor": 1.9 if good else 2.0}
     late = (40 if good else 1e3) if z else (4e4 if good else 40)
     return shape, {("log_z_square", ""): (40, 40, 40, late)}
 
@@ -584,6 +585,17 @@ def _without(recorded: Recorded, causes: Sequence[str], like: int) -> Recorded:
         blocks = {probe: [value for (other, _), value in recorded.items() if other == probe] for probe, _ in recorded}
         recorded = {(probe, where): blocks[probe][like] for probe, where in recorded}
     return recorded
+
+
+def calm(
+    runs: Sequence[tuple[dict[str, Any], Recorded]], chosen: Callable[[Mapping[str, Any]], bool] = lambda run: True
+) -> list[tuple[dict[str, Any], Recorded]]:
+    """The same runs, with the loss of those that are chosen no higher than that of a learning rate that is kept."""
+    kept = 0.25 + min(run["final_val_loss"] for run, _ in runs)
+    return [
+        (run | {"final_val_loss": min(run["final_val_loss"], kept)} if chosen(run) else run, recorded)
+        for run, recorded in runs
+    ]
 
 
 def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:

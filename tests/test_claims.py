@@ -17,7 +17,7 @@ from lab.__main__ import main
 from lab.analysis import probe_values, sensitivity
 from lab.analysis.claims import effects, replication, scoreboard
 from lab.analysis.claims.evidence import ArmTables, Evidence, curve_summaries
-from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, decide, judge_claim
+from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, VERDICTS, decide, judge_claim
 from lab.analysis.curves import points
 from lab.analysis.report import findings
 from lab.analysis.sensitivity import judge, study
@@ -250,7 +250,7 @@ def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.Cap
     figures = [one["figure"] for one in claims if one["source"] == SOURCES[0]]
     assert list(dict.fromkeys(figures)) == list(FIGURES_OF_THE_PAPER)
     for one in claims:
-        assert one["verdict"] in ("reproduced", "contradicted", "inconclusive", "not run")
+        assert one["verdict"] in VERDICTS
         assert bool(one["reason"]) == (one["verdict"] != "reproduced")
         unknown = one["verdict"] == "not run"
         assert [one[key] is None for key in ("effect", "parameters", "steps")] == [unknown] * 3

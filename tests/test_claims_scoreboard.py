@@ -72,6 +72,7 @@ def test_other_text_is_asked_of_four_figures_only(results: Path) -> None:
         (("reproduced", "reproduced"), ("reproduced", "contradicted"), "of 2 decided on both, 1 agree and 1 disagree"),
         (("contradicted",), ("contradicted",), "of 1 decided on both, 1 agree and 0 disagree"),
         (("inconclusive", "not run"), ("inconclusive", "reproduced"), "of 0 decided on both, 0 agree and 0 disagree"),
+        (("not testable here",), ("reproduced",), "of 0 decided on both, 0 agree and 0 disagree"),
         (("reproduced",), ("inconclusive",), "of 0 decided on both, 0 agree and 0 disagree"),
     ],
 )
@@ -108,6 +109,10 @@ def test_decay_times_steps_is_that_of_decay_that_does_not_depend_on_the_learning
         (
             verdict("inconclusive", "the control shows"),
             "reproduced; since then: the rule is another; a control must fail",
+        ),
+        (
+            verdict("not testable here", "with neither"),
+            "reproduced; since then: the rule is another; the setting must show what the claim presumes",
         ),
         (
             verdict("inconclusive", sweep="mup", steps=(200,)),
@@ -147,7 +152,7 @@ def test_earlier_verdicts_stand_beside_those_of_their_folder_and_dropped_claims_
 def test_the_committed_earlier_verdicts_are_those_of_before_and_say_why_claims_were_dropped() -> None:
     earlier = revision.earlier_verdicts([RESULTS])
     verdicts = [entry.verdict for entry in earlier.values()]
-    assert [verdicts.count(name) for name in VERDICTS] == [36, 14, 24, 0]
+    assert [verdicts.count(name) for name in VERDICTS] == [36, 14, 24, 0, 0]
     dropped = {name: entry for name, entry in earlier.items() if name not in set(CLAIMS)}
     assert {entry.figure for entry in dropped.values()} == {"E.1", "E.11"}
     assert all(entry.rule for entry in dropped.values())
@@ -160,11 +165,11 @@ def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart(
     after = [row.claim.sentence for row in rows].index(KAPPA.sentence) + 1
     assert figures[after:] == ["10 (ours)"] * 3 + ["10"]
     assert list(scoreboard.tallies(rows))[:2] == [
-        "3 claims: 0 reproduced, 0 contradicted, 0 inconclusive, 3 not run",
-        "3 restated by us: 0 reproduced, 0 contradicted, 0 inconclusive, 3 not run",
+        "3 claims: 0 reproduced, 0 contradicted, 0 inconclusive, 0 not testable here, 3 not run",
+        "3 restated by us: 0 reproduced, 0 contradicted, 0 inconclusive, 0 not testable here, 3 not run",
     ]
     table = scoreboard.markdown_by_subject(rows).splitlines()
-    assert table[-3:-1] == ["| all | 3 | 0 | 0 | 0 | 3 |", "| restated by us | 3 | 0 | 0 | 0 | 3 |"]
+    assert table[-3:-1] == ["| all | 3 | 0 | 0 | 0 | 0 | 3 |", "| restated by us | 3 | 0 | 0 | 0 | 0 | 3 |"]
 
 
 def test_claims_of_another_module_are_counted_under_its_name() -> None:
@@ -172,7 +177,7 @@ def test_claims_of_another_module_are_counted_under_its_name() -> None:
 
     effects.__module__ = "package.spikes_of_loss"
     rows = [ScoreboardRow(FALLS._replace(effects=effects), verdict("reproduced"))]
-    assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
+    assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
 
 
 def test_the_log_of_a_size_is_shown_as_the_size() -> None:

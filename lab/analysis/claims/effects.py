@@ -29,29 +29,38 @@ class Qualified(NamedTuple):
         grain: the step to which each effect is known, in its own unit; zero where no grid limits it.
         control: what must lie above zero, or else the claim would hold without what it speaks of.
         caution: what was left out, for the reader of the verdict.
+        presumed: what must lie above zero, or else the setting has nothing to cure; judging adds it.
     """
 
     table: pd.DataFrame | pd.Series
     grain: pd.DataFrame | pd.Series | float = 0.0
     control: Qualified | None = None
     caution: str = ""
+    presumed: Qualified | None = None
 
     def __neg__(self) -> Qualified:
         return self._replace(table=-self.table)
 
     def intervals(self) -> list[Interval]:
-        """One for each part, over the seeds at which every part, also of the control, is known."""
-        known = pd.DataFrame(self.table).replace([-math.inf, math.inf], math.nan)
-        if self.control:
-            known = pd.concat([known, pd.DataFrame(self.control.table)], axis=1)
-        return _intervals(self, known.dropna().index)
+        """One for each part, over the seeds at which every part, also of control and presumption, is known."""
+        return _intervals(self, self._known())
 
     def control_intervals(self) -> list[Interval]:
         """Those of the control, over the same seeds."""
-        return self.control._replace(control=Qualified(self.table)).intervals() if self.control else []
+        return _intervals(self.control, self._known())
+
+    def presumed_intervals(self) -> list[Interval]:
+        """Those of the presumption, over the same seeds."""
+        return _intervals(self.presumed, self._known())
+
+    def _known(self) -> pd.Index[str]:
+        tables = [pd.DataFrame(one.table) for one in (self, self.control, self.presumed) if one]
+        return pd.concat(tables, axis=1).replace([-math.inf, math.inf], math.nan).dropna().index
 
 
-def _intervals(effects: Qualified, seeds: pd.Index[str]) -> list[Interval]:
+def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval]:
+    if effects is None:
+        return []
     values_ps = np.atleast_2d(effects.table.to_numpy(dtype=float).T)
     grains_ps = np.broadcast_to(np.atleast_2d(np.asarray(effects.grain, dtype=float).T), values_ps.shape)
     known = effects.table.index.isin(seeds)

@@ -25,7 +25,8 @@ from lab.analysis.text import count
 from lab.core.registry import Registry
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
-VERDICTS = ("reproduced", "contradicted", "inconclusive", "not run")
+NOT_TESTABLE = "not testable here"
+VERDICTS = ("reproduced", "contradicted", "inconclusive", NOT_TESTABLE, "not run")
 ON = "on"
 QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
 FIXED_GAINS = "intervention.fixed_gains"
@@ -58,6 +59,19 @@ ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
 EffectsOfArms = Callable[..., Effects]
 
 
+class Presumption(NamedTuple):
+    """The trouble that a setting must show before a claim about its cure can be tested there.
+
+    Attributes:
+        effects: of the arms of the claim, one effect per seed (row) for each part (column); every interval must lie
+            above zero.
+        unmet: what is said where one does not; ``{}`` in it stands for that interval.
+    """
+
+    effects: EffectsOfArms
+    unmet: str
+
+
 class Claim(NamedTuple):
     """A sentence of a paper, and how it is judged.
 
@@ -75,6 +89,7 @@ class Claim(NamedTuple):
         restates: the name of the claim of the paper that it says anew without constants that no small model meets;
             empty for the paper's own.
         source: the paper, one of ``SOURCES``.
+        presumes: without which the claim is not testable here, whatever its own effects are; None without one.
     """
 
     figure: str
@@ -91,6 +106,7 @@ class Claim(NamedTuple):
     cause: tuple[str, ...]
     restates: str
     source: str
+    presumes: Presumption | None
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
@@ -111,6 +127,7 @@ def claim(
     shown_in: str = "learning_rate_sensitivity",
     restates: str = "",
     source: str = SOURCES[0],
+    presumes: Presumption | None = None,
 ) -> Callable[[EffectsOfArms], EffectsOfArms]:
     """Function decorator: file a claim under the name of the function that computes its effects from its arms.
 
@@ -145,6 +162,7 @@ def claim(
                 causes,
                 restates,
                 source,
+                presumes,
             )
         )
         return effects
@@ -214,11 +232,11 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
             missing.append(error)
     for arms in sorted(candidates, key=lambda arms: _weight(claim, arms), reverse=True):
         try:
-            effects = claim.effects(*arms)
+            effects = _effects(claim, arms)
         except MissingRunsError as error:
             missing.append(error)
         else:
-            return _verdict(claim, arms, _qualified(effects))
+            return _verdict(claim, arms, effects)
     gap = next((str(error) for error in missing if error.arms_exist), "no folder has its arms")
     reason = f"{gap}; lab sweep {claim.sweep} trains what it takes"
     return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
@@ -227,6 +245,11 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
 def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
     """Whether the arms come from the claim's own sweep, then how many runs they have."""
     return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
+
+
+def _effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
+    effects = _qualified(claim.effects(*arms))
+    return effects._replace(presumed=_qualified(claim.presumes.effects(*arms))) if claim.presumes else effects
 
 
 def _qualified(effects: Effects) -> Qualified:
@@ -238,6 +261,8 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict
     reason = ""
     if interval.n < FEWEST_SEEDS:
         reason = "; ".join([f"{interval.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
+    elif unmet := _unmet(claim, effects, arms):
+        verdict, reason = NOT_TESTABLE, unmet
     elif caution := _undertrained(claim, arms, verdict):
         verdict, reason = "inconclusive", caution
     elif verdict == "reproduced" and (weak := [one for one in effects.control_intervals() if not one.low > 0]):
@@ -265,12 +290,20 @@ def _relation(claim: Claim, verdict: str, interval: Interval) -> str:
     return f"reaches down to 0 and stays below {NEGLIGIBLE[claim.unit]:g} {claim.unit}, which counts as none"
 
 
+def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
+    """What the claim presumes and the setting does not show; empty where it shows all."""
+    weak = [one for one in effects.presumed_intervals() if not one.low > 0]
+    if not claim.presumes or not weak:
+        return ""
+    return f"{claim.presumes.unmet.format(_spell(min(weak, key=lambda one: one.low)))}; tried: {extent(arms)}"
+
+
 def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str) -> str:
     """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
     if verdict == "inconclusive" or not any(arm.reads_sensitivity for arm in arms):
         return ""
-    effects = claim.effects(*(arm.without_undertraining() for arm in arms))
-    stability, interval = _decide(claim, _qualified(effects))
+    effects = _effects(claim, [arm.without_undertraining() for arm in arms])
+    stability, interval = _decide(claim, effects)
     if stability == verdict:
         return ""
     return (

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.analysis.claims.judging import Verdict
+from lab.analysis.claims.judging import NOT_TESTABLE, Verdict
 from lab.core import files
 from lab.core.errors import RequestError
 
@@ -20,7 +20,7 @@ class EarlierVerdict(NamedTuple):
         sweep: the one that was judged.
         steps: numbers of training steps of its runs, rising.
         rule: how the rule has changed since, or why the claim was dropped; empty where it is the same but for what
-            every rule gained: controls, and the caution about under-training.
+            every rule gained: controls, the caution about under-training, and presumptions.
     """
 
     figure: str
@@ -62,6 +62,8 @@ def _differences(earlier: EarlierVerdict, verdict: Verdict) -> Iterator[str]:
         yield "under-training cautions every claim on S"
     if verdict.reason.startswith("the control"):
         yield "a control must fail"
+    if verdict.verdict == NOT_TESTABLE:
+        yield "the setting must show what the claim presumes"
     if verdict.sweep != earlier.sweep:
         yield f"judged on its own sweep, not on {earlier.sweep}"
     if list(verdict.steps) != list(earlier.steps):

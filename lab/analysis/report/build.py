@@ -45,7 +45,7 @@ unstable: above its best learning rate, and worse than a bigram model. † some 
 lower than at initialization."""
 CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim
 is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other side, else
-inconclusive."""
+inconclusive. A claim on a cure is not testable here where these runs do not show the trouble that it cures."""
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 NAMED_ARMS = 12  # of more the tables have the names
