@@ -37,7 +37,7 @@ WINGS: dict[str, set[str]] = {
 }
 # Inside `lab.analysis`: a room or wing imports from lower lines only.
 ANALYSIS_FLOORS = [
-    {"text", "statistics", "probe_values"},
+    {"text", "statistics", "probe_values", "logit_rounding"},
     {"curves", "rendering"},
     {"sensitivity", "grouping"},
     {"batch_size", "spikes"},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import planted
 from lab.__main__ import main
-from lab.analysis.forecast import fits
+from lab.analysis.forecast import fits, output_logits
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
@@ -505,3 +505,76 @@ def test_real_records_of_two_sizes():
     assert off.threshold.unstable[0] / off.threshold.unstable[1] > 0.9
     growth = [size_beyond(arm.lines[1e-1], off.limit, 1, *arm.sizes).middle for arm in (off, on)]
     assert growth[0] < 100_000 < growth[1]  # with qk-layernorm logits stay where training is stable
+
+
+# Rounded output logits.
+
+
+def with_output_logits(level, probe="log_z_square", widths=tuple(WIDTHS), seeds=(0, 1, 2), **changes):
+    """The runs, with levels of log Z by size, learning rate and part of the run."""
+    unstable_at_the_top = {"logit": lambda size, lr: 1e3 if lr > 0.05 else 1.0}
+    for run, rows in runs_of(widths, seeds=seeds, **{**unstable_at_the_top, **changes}):
+        size, lr = run["parameters_without_embeddings"], run["optimizer.lr"]
+        draw = np.random.default_rng([size, round(1e4 * lr), run["seed"]])
+        factor = 10 ** draw.normal(0, 0.01)
+        levels = [(step, factor * level(size, lr, (step + 1) / 400)) for step in range(0, 400, 3)]
+        yield run, [*rows, *((n, probe, "", z**2 if probe == "log_z_square" else -z) for n, z in levels)]
+
+
+def level(size, lr, part):
+    return 10 * (size / 4e5) ** 0.5 * (lr / 1e-2) ** 0.3 * part**0.8
+
+
+def cells(records, column):
+    """A column of the rows of the highest stable and of the highest learning rate."""
+    (_, runs), *_ = output_logits.observe(records).groupby("arm")
+    return output_logits._table(runs)[column].tolist()
+
+
+@pytest.mark.parametrize("probe", ["log_z_square", "log_z"])
+def test_a_planted_growth_of_log_z_is_found_and_followed_to_the_level_of_bf16(probe):
+    """Of 400k parameters and at 0.01 the level is 10; it is 64 at 6.4^2 times the size or 6.4^1.25 times the steps."""
+    records = gathered(*with_output_logits(level, probe))
+    assert cells(records, "learning rate") == ["0.01 (highest stable)", "0.1 (highest)"]
+    assert [float(cell) for cell in cells(records, "|log Z|")] == pytest.approx([10, 20], rel=0.03)
+    for column, exponent in (("growth with size", 0.5), ("growth with steps", 0.8)):
+        for cell in cells(records, column):
+            slope, half = map(float, cell.split(" ± "))
+            assert slope == pytest.approx(exponent, abs=0.05)
+            assert half < 0.1
+    size, steps = cells(records, "bf16 from size")[0], cells(records, "bf16 from steps")[0]
+    assert float(size.split("M (")[0]) == pytest.approx(0.4 * 6.4**2, rel=0.2)
+    assert float(steps.split(" (")[0]) == pytest.approx(400 * 6.4**1.25, rel=0.2)
+    assert " to " in size
+    assert " to " in steps
+    assert cells(records, "largest foretold")[0].endswith(" of 3")
+
+
+def test_growth_that_is_none_and_levels_that_are_reached_are_said():
+    still = gathered(*with_output_logits(lambda size, lr, part: 10 * (size / 4e5) ** -0.2 * part**-0.2))
+    assert cells(still, "bf16 from size") == cells(still, "bf16 from steps") == ["does not grow"] * 2
+    high = gathered(*with_output_logits(lambda size, lr, part: 7 * level(size, lr, part)))
+    assert cells(high, "bf16 from size") == cells(high, "bf16 from steps") == ["already there"] * 2
+
+
+def test_too_few_sizes_or_seeds_have_a_slope_and_no_forecast():
+    records = gathered(*with_output_logits(level, widths=(32, 64), seeds=(0,), logit=lambda size, lr: 1))
+    assert cells(records, "bf16 from size") == ["needs 3 sizes"]
+    assert cells(records, "bf16 from steps") == ["needs 2 seeds"]
+
+
+def test_one_size_has_levels_alone_and_is_no_error(tmp_path, capsys):
+    assert main(["predict", str(written(tmp_path, *with_output_logits(level, widths=(128,))))]) == 0
+    out = capsys.readouterr().out
+    assert "64 in bf16, 4 in E4M3 and 2 in E5M2" in " ".join(out.split())
+    assert "0.01 (highest stable)" in out
+    assert "growth" not in out.split("nothing to fit")[0].split("cannot tell")[0]
+
+
+def test_records_without_log_z_have_no_such_section():
+    assert output_logits.say(gathered(*runs_of()), 120) == []
+
+
+def test_runs_that_diverged_count_for_no_level():
+    runs = changed(with_output_logits(level), lambda run: run["optimizer.lr"] == 0.1, status="diverged", diverged_at=9)
+    assert cells(gathered(*runs), "learning rate") == ["0.01 (highest stable)"]

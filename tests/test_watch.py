@@ -9,12 +9,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import planted
 from lab.__main__ import main
 from lab.analysis.spikes import Log, detect
-from lab.analysis.spikes.detectors import LEAD
+from lab.analysis.spikes.detectors import HELD, LEAD
+from lab.analysis.spikes.logs import logs_of
 from lab.core.detectors import FEWEST, LEAST_RISE, MERGE, STALLED_FOR, Span, SpikeWatch, window_statistics
+from lab.records import store
 from planted import cards, write
 
 STEPS = np.arange(1000)
@@ -315,3 +319,99 @@ def test_a_rise_of_exactly_a_tenth_of_a_nat_is_none() -> None:
 def test_statistics_take_twenty_finite_measurements(finite: int, known: bool) -> None:
     window_nw = np.where(np.arange(50) < finite, 2.0, np.nan)[None]
     assert [bool(np.isfinite(number_n[0])) for number_n in window_statistics(window_nw)] == [known, known]
+
+
+# Rounded output logits.
+
+# What each column holds where log Z has a level: the mean of its square, or a mean logit of either sign.
+OUTPUT_LOGITS = {
+    "log_z": lambda level: -level,
+    "z_loss": lambda level: level**2,
+    "log_z_squared": lambda level: level**2,
+    "mean_logit": lambda level: -level,
+}
+
+
+def output_logit_log(path: Path, level: np.ndarray, column: str = "log_z") -> str:
+    values = zip(STEPS, calm(), OUTPUT_LOGITS[column](level), strict=True)
+    path.write_text(f"step,loss,{column}\n" + "".join(f"{n},{loss:.4f},{value:.6g}\n" for n, loss, value in values))
+    return str(path)
+
+
+def rounding_alarms(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+    events = json.loads(watched(capsys, *words, "--json")[1])["events"]
+    return [event for event in events if event["kind"] == "logit_rounding"]
+
+
+@pytest.mark.parametrize("column", OUTPUT_LOGITS)
+def test_output_logits_whose_rounding_is_costly_raise_one_alarm_a_crossing(
+    column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In bf16 a level of 300 has neighbours 2 apart: log sinh 1, 0.161 nats."""
+    level = np.where((STEPS >= 400) & (STEPS < 600) | (STEPS >= 800), 300.0, 60.0)
+    path = output_logit_log(tmp_path / "log.csv", level, column)
+    first, second = rounding_alarms(capsys, path)
+    assert (first["step"], second["step"]) == (400, 800)
+    assert first["value"] == pytest.approx(np.log(np.sinh(1)), rel=1e-6)
+    assert (first["level"], first["mantissa_bits"]) == (pytest.approx(300), 7)
+    _, out, _ = watched(capsys, path)
+    line = "log.csv step 400: rounding of output logits, a level of 300 costs 0.161 nats per token in bf16"
+    assert out.splitlines()[0].startswith(line)
+
+
+@pytest.mark.parametrize(("rows", "alarms"), [(HELD - 1, 0), (HELD, 1)])
+def test_a_costly_rounding_must_last(rows: int, alarms: int) -> None:
+    """Five measurements, also where only every tenth row has one."""
+    cost = np.where((STEPS >= 500) & (500 + rows > STEPS), 0.02, 0.001)
+    assert len(detect(log(calm(), logit_rounding=cost, output_logit=cost))) == alarms
+    sparse = np.where(STEPS % 10, np.nan, np.where((STEPS >= 500) & (500 + 10 * rows > STEPS), 0.02, 0.001))
+    events = detect(log(calm(), logit_rounding=sparse, output_logit=sparse))
+    assert [event.step for event in events] == [500] * alarms
+
+
+@pytest.mark.parametrize(("bits", "level"), [(2, 2), (3, 4), (7, 64), (10, 512), (23, 2**22)])
+def test_the_format_sets_the_level_of_the_alarm(
+    bits: int, level: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neighbours half a unit apart cost 0.0104 nats, a quarter apart 0.0026."""
+    for factor, alarms in ((1.01, 1), (0.99, 0)):
+        path = output_logit_log(tmp_path / "log.csv", np.full(1000, level * factor))
+        assert len(rounding_alarms(capsys, path, "--mantissa-bits", str(bits))) == alarms
+
+
+def test_a_log_z_counts_before_a_mean_logit_and_before_a_scaled_z_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{n},{loss:.4f},30,0.09,500\n" for n, loss in zip(STEPS, calm(), strict=True))
+    (tmp_path / "log.csv").write_text(f"step,loss,log_z,z_loss,mean_logit\n{rows}")
+    assert rounding_alarms(capsys, str(tmp_path / "log.csv")) == []
+    (event,) = rounding_alarms(capsys, str(tmp_path / "log.csv"), "--mantissa-bits=3")
+    assert event["level"] == 30
+
+
+@pytest.mark.parametrize("text", ["1", "24", "abc", "-7", "7.5", "9" * 5000])
+def test_mantissa_bits_that_no_format_has_are_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = output_logit_log(tmp_path / "log.csv", np.full(1000, 300.0))
+    code, out, err = watched(capsys, path, f"--mantissa-bits={text}")
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert "a whole number from 2 to 23" in err
+
+
+@pytest.mark.parametrize(
+    ("precision", "bits", "alarms"),
+    [("fp32", 0, 0), ("fp16_emulated", 0, 0), ("bf16", 0, 1), ("mantissa", 3, 1), ("mantissa", 11, 0)],
+)
+def test_records_say_in_which_format_logits_are_rounded_and_the_option_overrides(
+    precision: str, bits: int, alarms: int
+) -> None:
+    (run,) = cards(arms=("z_loss",), widths=(32,), lrs=(1e-3,), seeds=(0,), precision=precision, mantissa_bits=bits)
+    rows = [
+        (run["id"], n, probe, "", value) for n in STEPS for probe, value in (("train_loss", 2.0), ("log_z", -300.0))
+    ]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    records = store.Records(planted.table([run]), metrics)
+    for override, expected in ((None, alarms), (23, 0), (2, 1)):
+        (made,) = logs_of(records, override)
+        assert [event.kind for event in detect(made)] == ["logit_rounding"] * expected

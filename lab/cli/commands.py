@@ -28,6 +28,7 @@ lab batch DIR [--json]                           the gradient noise scale, and w
 lab scan DIR [--run ID] [--json]                 from a checkpoint, the best single step at each batch size
 lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
     [--replay DIR|LOG]                           a log of the same steps trained again: what made the loss rise
+    [--mantissa-bits N]                          of the format that rounds output logits (default: 7, as bf16 has)
 lab claims [DIR ...] [--json|--markdown]         which claims of papers the records bear out (default: results)
     [--source NAME]                              those of one source, such as PaLM-540B, and the figures that show them
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
@@ -222,13 +223,15 @@ def _scan(arguments: list[str]) -> None:
 
 
 def _watch(arguments: list[str]) -> None:
+    from lab.analysis.logit_rounding import mantissa_bits_of
     from lab.analysis.spikes.alarms import watch
 
-    given = _OptionParser("--replay", switches=["--json"]).read(arguments)
+    given = _OptionParser("--replay", "--mantissa-bits", switches=["--json"]).read(arguments)
     if len(given.folders) != 1:
         raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--replay DIR|LOG] [--json]")
     replay = Path(given.replay) if given.replay else None
-    lines, alarmed = watch(given.folders[0], replay=replay, as_json=given.json)
+    bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
+    lines, alarmed = watch(given.folders[0], replay=replay, mantissa_bits=bits, as_json=given.json)
     for line in lines:
         say(line)
     raise SystemExit(int(alarmed))

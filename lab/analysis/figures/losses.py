@@ -43,7 +43,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
     if swept is None:
         raise NothingToDrawError("nothing to draw: no numeric setting, or more than one, has three values or more")
     depth = swept.runs["id"].map(records.runs.set_index("id")["model.depth"])
-    blockless = (depth == 0) & (depth > 0).any()  # where no run has a block these are the curves themselves
+    blockless = (depth == 0) & bool((depth > 0).any())  # where no run has a block these are the curves themselves
     shown, without_blocks = swept.runs[~blockless], swept.runs[blockless]
     line = "lr" if shown["lr"].nunique() > 1 else "size"
     shades = style.shades(shown[line], style.LR_SHADES if line == "lr" else style.SIZE_SHADES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -202,6 +202,33 @@ def lr_beyond(lines: Mapping[float, Line], limit: float, sign: int, size: float)
     predictions = [lines[lr].predict(size) for lr in lrs]
     together = Prediction(*(np.array(part, dtype=float) for part in zip(*predictions, strict=True)))
     return _beyond(lrs, together, limit, sign)
+
+
+def slope_text(line: Line) -> str:
+    """``+0.52 ± 0.03``: slope and half its 95 % interval."""
+    error = line.slope_error
+    return f"{line.slope:+.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
+
+
+def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: float, last: float) -> str:
+    """``1.2M (700k to > 98.6M)``: where a line crosses its limit, and where the ends of its interval do.
+
+    Args:
+        crossing: in the unit of ``first`` and ``last``.
+        spell: writes a value as text.
+        first: the smallest value searched.
+        last: the largest value searched.
+    """
+
+    def bounded(value: float) -> str:
+        if math.isnan(value):
+            return ""
+        if math.isinf(value):
+            return f"> {spell(last)}"
+        return f"≤ {spell(first)}" if value <= first * (1 + 1e-9) else spell(value)
+
+    middle, *ends = map(bounded, crossing)
+    return middle if {*ends} <= {middle, ""} else f"{middle} ({ends[0]} to {ends[1]})"
 
 
 def _beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
 
 import lab.analysis.forecast.fits as fits
+import lab.analysis.forecast.output_logits as output_logits
 from lab.analysis.curves import load, points
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
-from lab.analysis.forecast.fits import REACH, Crossing, Line
+from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, make_forecasts
 from lab.analysis.rendering import layout
 from lab.analysis.text import count, listed, plain_text, spell
@@ -140,33 +141,6 @@ def _left_out(forecast: Forecast) -> Iterator[str]:
         yield f"No line, for want of a second size: learning rate {listed(map(spell, without_line))}."
 
 
-def slope_text(line: Line) -> str:
-    """``+0.52 ± 0.03``: slope and half its 95 % interval."""
-    error = line.slope_error
-    return f"{line.slope:+.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
-
-
-def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: float, last: float) -> str:
-    """``1.2M (700k to > 98.6M)``: where a line crosses its limit, and where the ends of its interval do.
-
-    Args:
-        crossing: in the unit of ``first`` and ``last``.
-        spell: writes a value as text.
-        first: the smallest value searched.
-        last: the largest value searched.
-    """
-
-    def bounded(value: float) -> str:
-        if math.isnan(value):
-            return ""
-        if math.isinf(value):
-            return f"> {spell(last)}"
-        return f"≤ {spell(first)}" if value <= first * (1 + 1e-9) else spell(value)
-
-    middle, *ends = map(bounded, crossing)
-    return middle if {*ends} <= {middle, ""} else f"{middle} ({ends[0]} to {ends[1]})"
-
-
 SCORE_COLUMNS = ("held-out error", "inside", "class right")
 LINE_LENGTH = 120
 LEGEND = """Slopes are in log10 per decade; errors in log10, predicted minus measured (geometric mean over seeds). In
@@ -178,14 +152,22 @@ def predict(folder: Path) -> list[str]:
     """Forecast from a results folder, and write ``figures/*_forecast.svg`` into it.
 
     Returns:
-        The lines of ``say``, and one per figure.
+        The lines of ``say``, those on rounded output logits where they were recorded, and one per figure.
 
     Raises:
-        RequestError: the folder cannot be read, recorded neither quantity, or has too few sizes to score a forecast.
+        RequestError: the folder cannot be read; or it has no records of output logits, and recorded neither quantity or
+            has too few sizes to score a forecast.
     """
     records = load(folder)
-    lines = say(records)
-    _check_scored(records)
+    rounded = output_logits.say(records, LINE_LENGTH)
+    try:
+        lines = say(records)
+        _check_scored(records)
+    except RequestError as error:
+        if not rounded:
+            raise
+        return [*rounded, "", str(error)]
+    lines += ["", *rounded] if rounded else []
     for draw in (logit_forecast, gradient_forecast):
         try:
             figure = draw(records)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.spikes.detectors import KINDS, Event, Log, detect
@@ -26,6 +27,7 @@ LABELS = {
     "epsilon_ratio": ("epsilon above the gradients", "epsilon /\ngradient RMS"),
     "loss_scale": ("loss scale at its floor", "loss scale"),
     "curvature": ("curvature above limit", "curvature /\nlimit"),
+    "logit_rounding": ("rounding of output logits", "cost of rounding,\nnats/token"),
 }
 # Rows shown on both sides of an event.
 MARGIN = 100
@@ -33,7 +35,9 @@ MARGIN = 100
 MOST_FIGURES = 50
 
 
-def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> tuple[list[str], bool]:
+def watch(
+    path: Path, *, replay: Path | None = None, mantissa_bits: int | None = None, as_json: bool = False
+) -> tuple[list[str], bool]:
     """Find the alarms of a results folder or a log, and draw those that are not asked for as JSON.
 
     Figures go into ``alarms/`` in the folder, or in ``NAME.alarms/`` beside the log.
@@ -42,6 +46,7 @@ def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> t
         path: the folder or the log.
         replay: a folder or a log of the same steps, trained again; loss spikes then have a likely cause, and runs
             without one may have a step at which they depart from their replay.
+        mantissa_bits: of the format that rounds output logits; None for what the records tell, and else bf16.
         as_json: whether to return the alarms as JSON and draw nothing.
 
     Returns:
@@ -50,7 +55,7 @@ def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> t
     Raises:
         RequestError: it cannot be read.
     """
-    logs, replays = read_logs(path), read_logs(replay) if replay else []
+    logs, replays = read_logs(path, mantissa_bits), read_logs(replay) if replay else []
     notes = [f"{log.name}: {log.note}" for log in (*logs, *replays) if log.note]
     events = {log.name: detect(log) for log in logs}
     alarms = [(log, event) for log in logs for event in events[log.name]]
@@ -61,7 +66,7 @@ def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> t
     departures = [departure(log, replay_of[log.name], events[log.name]) for log in logs if replay]
     departed = [each for each in departures if each]
     if as_json:
-        plain = [_plain(event) | ({"cause": causes.get(event)} if replay else {}) for _, event in alarms]
+        plain = [_plain(log, event) | ({"cause": causes.get(event)} if replay else {}) for log, event in alarms]
         output: dict[str, Any] = {"events": plain}
         output |= {"departures": [each._asdict() for each in departed]} if replay else {}
         output |= {"notes": notes} if notes else {}
@@ -73,7 +78,7 @@ def watch(path: Path, *, replay: Path | None = None, as_json: bool = False) -> t
         if number < MOST_FIGURES:
             files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"), within=folder.parent)
         cause = _because(causes[event]) if event in causes else ""
-        lines.append(f"{sentence(event)}{cause}{f'  {drawn}' if number < MOST_FIGURES else ''}")
+        lines.append(f"{sentence(log, event)}{cause}{f'  {drawn}' if number < MOST_FIGURES else ''}")
     lines += [f"{each.run} step {each.step}: departs from its replay{_because(each.cause)}" for each in departed]
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
     return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
@@ -83,9 +88,12 @@ def _because(cause: str) -> str:
     return f", likely cause: {cause} ({CAUSES[cause]})"
 
 
-def sentence(event: Event) -> str:
+def sentence(log: Log, event: Event) -> str:
     """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
     name, _ = LABELS[event.kind]
+    if event.kind == "logit_rounding":
+        cost = f"{event.value:.3g} nats per token in {format_name(log.mantissa_bits)}"
+        return f"{event.run} step {event.step}: {name}, a level of {_level(log, event):.3g} costs {cost}"
     words = [f"{event.run} step {event.step}: {name}, {event.usual:.3g} to {event.value:.3g}"]
     if event.ending != "none":
         words.append(f"{event.ending} at step {event.end}")
@@ -96,10 +104,18 @@ def sentence(event: Event) -> str:
     return ", ".join(words)
 
 
-def _plain(event: Event) -> dict[str, Any]:
+def _level(log: Log, event: Event) -> float:
+    """Level of the output logits where rounding costs most during an alarm."""
+    during_n = (log.step_n >= event.step) & (log.columns["logit_rounding"] == event.value)
+    return float(log.columns["output_logit"][during_n].max())
+
+
+def _plain(log: Log, event: Event) -> dict[str, Any]:
+    facts = event._asdict()
+    if event.kind == "logit_rounding":
+        facts |= {"level": _level(log, event), "mantissa_bits": log.mantissa_bits}
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in event._asdict().items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
     }
 
 
@@ -117,7 +133,7 @@ def event_figure(log: Log, event: Event) -> Sheet:
         axes.set_ylabel(label)
         axes.tick_params(labelbottom=index == len(columns) - 1)
     axes.set_xlabel("step")
-    panels.title(sheet.figure.axes[0], sentence(event))
+    panels.title(sheet.figure.axes[0], sentence(log, event))
     return sheet
 
 

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from scipy.ndimage import binary_opening
 
+from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, WINDOW, Numbers, Span, SpikeWatch, window_statistics
 
 # A gradient spike is so many times the running mean, which forgets at this rate and stands still meanwhile.
@@ -18,6 +20,8 @@ GRADIENT_RISE, MEMORY = 5.0, 0.99
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one epsilon exceeds the gradient, and the curvature along the update the limit of stability.
 LIMIT = 1.0
+# Rounding of output logits raises an alarm where it is costly in so many measurements in a row.
+HELD = 5
 # How far back an alarm counts as a warning of a loss spike, in measurements.
 LEAD = 100
 
@@ -29,14 +33,18 @@ class Log(NamedTuple):
         name: the id of a run, or the name of a file.
         step_n: training steps.
         columns: measurements ``[n]`` by name: ``loss``, and where there are any ``grad_norm``, ``lr``, ``loss_scale``,
-            ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``; NaN where one is missing.
+            ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``; NaN where one is missing. From
+            what was measured of output logits follow their level, ``output_logit``, and what its rounding costs,
+            ``logit_rounding``, nats per token.
         note: how the rows differ from those that were written; empty if they do not.
+        mantissa_bits: stored mantissa bits of the format that rounds output logits.
     """
 
     name: str
     step_n: NDArray[np.int64]
     columns: Mapping[str, Numbers]
     note: str = ""
+    mantissa_bits: float = BF16
 
 
 class Event(NamedTuple):
@@ -45,8 +53,8 @@ class Event(NamedTuple):
     Attributes:
         run: name of the log.
         step: training step at which it begins.
-        kind: ``spike``, ``gradient_spike``, ``logit_growth``, ``update_rms``, ``epsilon_ratio``, ``loss_scale`` or
-            ``curvature``.
+        kind: ``spike``, ``gradient_spike``, ``logit_growth``, ``update_rms``, ``epsilon_ratio``, ``loss_scale``,
+            ``curvature`` or ``logit_rounding``.
         ending: ``recovered``, ``stuck``, ``diverged``, ``stalled``, or ``none`` where there was none yet.
         end: the step of the ending; None without one.
         value: the largest value during the event.
@@ -179,6 +187,14 @@ def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
         row = last + 1
 
 
+def costly_rounding(cost_n: Numbers) -> Iterator[Span]:
+    """Output logits whose rounding costs ``COSTLY`` nats per token or more, in ``HELD`` measurements in a row."""
+    known_n = np.flatnonzero(~np.isnan(cost_n))
+    lasting_n = binary_opening(cost_n[known_n] >= COSTLY, structure=np.ones(HELD))
+    for span in _runs(lasting_n, lambda _: COSTLY):
+        yield Span(int(known_n[span.first]), int(known_n[span.last]), span.usual)
+
+
 KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]]]] = {
     "spike": ("loss", loss_spikes),
     "gradient_spike": ("grad_norm", gradient_spikes),
@@ -187,4 +203,5 @@ KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]]]] = {
     "epsilon_ratio": ("eps_ratio", above_limit),
     "loss_scale": ("loss_scale", loss_scale_floor),
     "curvature": ("update_curvature", above_limit),
+    "logit_rounding": ("logit_rounding", costly_rounding),
 }

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run, rounding_cost
 from lab.analysis.spikes.detectors import Log
 from lab.core import files
 from lab.core.errors import RequestError
@@ -42,32 +44,43 @@ NAMES = {
     "eps_ratio": ("eps_ratio",),
     "update_curvature": ("update_curvature",),
     "parts_error": ("parts_error",),
+    "log_z": ("log_z", "train_log_z"),
+    "log_z_square": ("log_z_square", "log_z_squared", "train_log_z_square", "z_loss", "train_z_loss"),
+    "output_logit_mean": ("output_logit_mean", "mean_logit", "train_output_logit_mean", "train_mean_logit"),
 }
+# Columns that tell the level of output logits: log Z, the mean of its square, the mean logit.
+OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"
 # Probes of the lab by the column they fill; of several places the largest value counts.
 PROBES = {
     "train_loss": "loss",
     **{name: name for name in ("grad_norm", "attention_logit_max", "update_rms", "eps_ratio", "update_curvature")},
+    **{name: name for name in ("log_z", "log_z_square")},
 }
 
 
-def read_logs(path: Path) -> list[Log]:
+def read_logs(path: Path, mantissa_bits: int | None = None) -> list[Log]:
     """Read the runs of a results folder, or one log of another program.
+
+    Args:
+        path: the folder or the log.
+        mantissa_bits: of the format that rounds output logits; None for what the records tell, and else bf16.
 
     Raises:
         RequestError: there is no such file or folder, it holds no runs, cannot be read as CSV or JSON lines, or lacks a
             column of steps or of losses.
     """
     if path.is_dir():
-        return list(logs_of(store.read(path)))
+        return list(logs_of(store.read(path), mantissa_bits))
     if not path.is_file():
         raise RequestError(f"no results folder or log {path}")
-    return [_log(path)]
+    return [_log(path, BF16 if mantissa_bits is None else mantissa_bits)]
 
 
-def logs_of(records: store.Records) -> Iterator[Log]:
-    """The runs of records that recorded a training loss, as logs."""
+def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterator[Log]:
+    """The runs of records that recorded a training loss, as logs; ``mantissa_bits`` as in ``read_logs``."""
+    bits = mantissa_bits_by_run(records.runs)
     wanted = records.metrics[records.metrics["probe"].isin(PROBES)]
     table = wanted.assign(column=wanted["probe"].map(PROBES)).sort_values("value", kind="stable", na_position="last")
     # the largest value, NaN where one is: a part of the model that broke is not hidden by another
@@ -75,14 +88,27 @@ def logs_of(records: store.Records) -> Iterator[Log]:
     for name, rows in largest.groupby("id"):
         values = rows.pivot(index="step", columns="column", values="value").sort_index()
         if "loss" in values:
-            yield Log(str(name), values.index.to_numpy(dtype=np.int64), _columns(values))
+            yield _made_log(str(name), values, float(bits[name]) if mantissa_bits is None else mantissa_bits)
 
 
-def _columns(values: pd.DataFrame) -> dict[str, Any]:
-    return {str(name): values[name].to_numpy(dtype=float) for name in values}
+def _made_log(name: str, values: pd.DataFrame, mantissa_bits: float, note: str = "") -> Log:
+    """A log of measurements, indexed by step; of output logits it has the level and what rounding it costs."""
+    columns = {str(column): values[column].to_numpy(dtype=float) for column in values if column not in OUTPUT_LOGITS}
+    level_n = _output_logits(values)
+    if not np.isnan(level_n).all():
+        columns |= {"output_logit": level_n, "logit_rounding": rounding_cost(level_n, mantissa_bits)}
+    return Log(name, values.index.to_numpy(dtype=np.int64), columns, note, mantissa_bits)
 
 
-def _log(path: Path) -> Log:
+def _output_logits(values: pd.DataFrame) -> NDArray[np.float64]:
+    """Level ``[n]``: that of log Z, or of the mean logit where no log Z is known; NaN without either."""
+    log_z_n, square_n, mean_n = values.reindex(columns=OUTPUT_LOGITS).to_numpy(dtype=float).T
+    with np.errstate(invalid="ignore"):
+        level_n = np.fmax(np.abs(log_z_n), np.sqrt(square_n))
+    return np.asarray(np.abs(mean_n) if np.isnan(level_n).all() else level_n)
+
+
+def _log(path: Path, mantissa_bits: int) -> Log:
     try:
         text = files.read_bytes(path).decode("utf-8", errors="replace")
     except OSError as error:
@@ -103,7 +129,7 @@ def _log(path: Path) -> Log:
     kept = numbers.sort_values(STEP, kind="stable").drop_duplicates(STEP, keep="last")
     is_as_written = kept.index.equals(numbers.index)
     note = "" if is_as_written else f"sorted by step, the last row of each kept: {len(kept)} of {len(numbers)} rows"
-    return Log(path.name, kept.pop(STEP).to_numpy(dtype=np.int64), _columns(kept), note)
+    return _made_log(path.name, kept.astype({STEP: np.int64}).set_index(STEP), mantissa_bits, note)
 
 
 def _json_rows(path: Path, text: str) -> list[dict[str, Any]]:

@@ -1,0 +1,116 @@
+"""Rounded output logits: the level that they reach, how it grows, and from where on a number format costs loss."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+import lab.analysis.forecast.fits as fits
+import lab.analysis.probe_values as probe_values
+from lab.analysis.curves import points
+from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
+from lab.analysis.logit_rounding import BF16, COSTLY, FORMATS, level_at_cost
+from lab.analysis.sensitivity import judge
+from lab.analysis.text import count, listed, plain_text, spell
+from lab.records.store import Records
+
+LEVEL, MIDDLE = "level", "level half-way"
+# Fewer sizes, or fewer runs over steps, have no interval worth the name.
+FEWEST_SIZES, FEWEST_RUNS = 3, 2
+TITLE = "Rounded output logits"
+CAUTION = """Straight lines in logarithms, with the 95 % interval of one new run in brackets; > not up to 1000 times the
+largest. Growth with steps is that from the middle to the end of these runs, whose schedule is part of it."""
+
+
+def say(records: Records, line_length: int) -> list[str]:
+    """The section on rounded output logits; no line where no run recorded ``log_z_square`` or ``log_z``."""
+    runs = observe(records)
+    if runs.empty:
+        return []
+    levels = [f"{level_at_cost(COSTLY, bits):g} in {name}" for bits, name in FORMATS.items() if bits < max(FORMATS)]
+    lines = textwrap.wrap(
+        f"{TITLE}: rounding costs {COSTLY:g} nats per token where |log Z| reaches {listed(levels)}.", line_length
+    )
+    grows = False
+    for arm, arm_runs in runs.groupby("arm", sort=False):
+        table = _table(arm_runs)
+        grows |= len(table.columns) > 2
+        largest = count(arm_runs["size"].max())
+        lines += ["", *textwrap.wrap(f"{TITLE}; {arm}; {largest} parameters", line_length), *plain_text(table)]
+    return [*lines, *(textwrap.wrap(CAUTION, line_length) if grows else [])]
+
+
+def observe(records: Records) -> pd.DataFrame:
+    """``judge(points)`` of runs that did not diverge, with ``level`` and ``level half-way``, |log Z|, and ``updates``.
+
+    A level is the root of the mean of log^2 Z over tokens, or else the absolute mean of log Z; both are positive.
+    """
+    probes = set(records.metrics["probe"])
+    probe = next((name for name in ("log_z_square", "log_z") if name in probes), None)
+    if probe is None:
+        return pd.DataFrame()
+    runs = judge(points(records.runs))
+    runs["updates"] = runs["id"].map(probe_values.updates(records.runs))
+    for column, part in ((LEVEL, 1.0), (MIDDLE, 0.5)):
+        value = runs["id"].map(probe_values.near(records, probe, "", part)).abs().to_numpy(dtype=float)
+        runs[column] = np.sqrt(value) if probe == "log_z_square" else value
+    levels = runs[[LEVEL, MIDDLE]].to_numpy(dtype=float)
+    usable: pd.DataFrame = runs[(np.isfinite(levels) & (levels > 0)).all(axis=1) & (runs["outcome"] != "diverged")]
+    return usable
+
+
+def _table(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row for the highest stable learning rate of the largest size, and one for its highest."""
+    sizes, rows = sorted(runs["size"].unique()), []
+    for lr, name in _top_lrs(runs[runs["size"] == sizes[-1]]).items():
+        own = runs[runs["lr"] == lr]
+        largest = own[own["size"] == sizes[-1]]
+        level = 10 ** float(np.log10(largest[LEVEL]).mean())
+        row = {"learning rate": f"{spell(lr)} ({name})", "|log Z|": f"{level:.3g}"}
+        if len(sizes) > 1:
+            steps = np.concatenate([largest["updates"] / 2, largest["updates"]])
+            over_steps = np.concatenate([largest[MIDDLE], largest[LEVEL]])
+            enough_runs = "" if len(largest) >= FEWEST_RUNS else f"needs {FEWEST_RUNS} seeds"
+            enough_sizes = "" if own["size"].nunique() >= FEWEST_SIZES else f"needs {FEWEST_SIZES} sizes"
+            of_size = _growth(own["size"].to_numpy(), own[LEVEL].to_numpy(), level, enough_sizes, count)
+            of_steps = _growth(steps, over_steps, level, enough_runs, "{:.3g}".format)
+            row |= dict(zip(("growth with size", "largest foretold", "bf16 from size"), of_size, strict=True))
+            row |= {"growth with steps": of_steps[0], "bf16 from steps": of_steps[2]}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _top_lrs(runs: pd.DataFrame) -> dict[float, str]:
+    """The highest learning rate at which no run is unstable, and the highest; one if they are the same."""
+    unstable = set(runs.loc[runs["outcome"] != "", "lr"])
+    lrs = sorted(map(float, runs["lr"].unique()))
+    top, stable = lrs[-1], [(lr, "highest stable") for lr in lrs if lr not in unstable][-1:]
+    return {**dict(stable), **({} if stable and stable[0][0] == top else {top: "highest"})}
+
+
+def _growth(
+    x: np.ndarray, level: np.ndarray, reached: float, missing: str, write: Callable[[float], str]
+) -> tuple[str, str, str]:
+    """Slope, how many runs at the largest ``x`` the others foretell, and the ``x`` from which bf16 is costly."""
+    limit = level_at_cost(COSTLY, BF16)
+    if len(set(x)) < 2:
+        return "", "", "already there" if reached >= limit else missing
+    line, first, last = fits.fit(x, level), float(x.min()), float(x.max())
+    is_last, inside = x == last, ""
+    if len(set(x)) > 2:
+        _, low, high = map(float, fits.fit(x[~is_last], level[~is_last]).predict(last))
+        measured = np.log10(level[is_last])
+        inside = f"{((low <= measured) & (measured <= high)).sum()} of {len(measured)}" if math.isfinite(low) else ""
+    if reached >= limit:
+        answer = "already there"
+    elif missing:
+        answer = missing
+    elif not line.slope > line.slope_error:
+        answer = "does not grow" if line.slope <= 0 else "no certain growth"
+    else:
+        answer = crossing_text(fits.size_beyond(line, limit, 1, first, last), write, first, REACH * last)
+    return slope_text(line), inside, answer
