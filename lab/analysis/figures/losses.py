@@ -43,7 +43,8 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
     if swept is None:
         raise NothingToDrawError("nothing to draw: no numeric setting, or more than one, has three values or more")
     depth = swept.runs["id"].map(records.runs.set_index("id")["model.depth"])
-    shown, without_blocks = swept.runs[depth > 0], swept.runs[depth == 0]
+    is_reference = (depth == 0) & (depth > 0).any()
+    shown, without_blocks = swept.runs[~is_reference], swept.runs[is_reference]
     line = "lr" if shown["lr"].nunique() > 1 else "size"
     shades = style.shades(shown[line], style.LR_SHADES if line == "lr" else style.SIZE_SHADES)
     gradients = late(records, "grad_rms", "block0.mlp_up") if swept.key == EPSILON else pd.Series(dtype=float)
