@@ -98,6 +98,11 @@ def output_logit_drift(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape,
     return shape, {("log_z_square", ""): (40, 40, half, late) if off else 40 if good else 1e3}
 
 
+def final_gain(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    drifts = c["intervention"] == "fixed_gains" and good
+    return {"high": 0.1}, {("log_z_square", ""): (40, 40, 400, 4e3) if drifts else 40}
+
+
 def warm_up(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     return {"high": 0.3 if (c["schedule.warmup"] < 0.1) == good else 0.1}, {}
 
@@ -410,6 +415,11 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         output_logit_drift,
         {"intervention": ("none", "z_loss"), "precision": ("fp32", "bf16"), "optimizer.lr": (0.1, 0.3, 1.0)}
         | {WD: (0.0,), "model.depth": (0,), "data.name": ("synthetic_sample",)},
+    ),
+    "final_gain": (
+        final_gain,
+        {"intervention": ("none", "fixed_gains"), "optimizer.lr": (0.3, 1.0), "precision": ("fp32",)}
+        | {WD: (0.0,), "model.depth": (0,), "data.name": ("synthetic",)},
     ),
     "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.25)}),
     "weight_decay": (
