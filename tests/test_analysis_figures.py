@@ -166,6 +166,13 @@ def test_the_model_of_no_blocks_is_a_line_and_no_panel():
     assert all(y == [2.0] * 3 for _, y in line(axes))
 
 
+def test_models_of_no_blocks_alone_are_drawn_like_others():
+    made = cards(loss=lambda card: 2.0, **{EPS: (1e-9, 1e-8, 1e-3), DEPTH: (0,)})
+    (axes,) = FIGURES["loss_against_setting"](records(made, everything)).axes
+    assert [y for _, y in line(axes)] == [[2.0] * 3] * 2
+    assert "model of no blocks" not in [line.get_label() for line in axes.get_lines()]
+
+
 def test_growth_is_shown_against_size_learning_rate_and_block():
     figure = FIGURES["gradient_with_size"](records(cards(**{WIDTH: (16, 64)}), everything))
     left, middle, right = figure.axes

@@ -108,7 +108,10 @@ REFUSALS = [
     (["train", "seed=-1"], "lab: seed must be at least 0, not -1"),
     (["train", "intervention=null"], "a group cannot be null; choose a file of it by name, or none of them, as in"),
     (["train", "intervention.z_loss=null"], "intervention.z_loss is null; to leave it out say intervention=[qk_layern"),
-    (["train", "intervention=[qk_layernorm,qk_layernorm_model]"], "interventions qk_layernorm_model and qk_layernorm exclude each other"),
+    (
+        ["train", "intervention=[qk_layernorm,qk_layernorm_model]"],
+        "interventions qk_layernorm_model and qk_layernorm exclude each other",
+    ),
     (["train", "batch_size=1000000000", "data=synthetic"], "GB are free; batch_size="),
     (["train", "model.width=1048576", "data=synthetic", "--dry-run"], "GB are free; a smaller model may fit"),
     (["train", f"out={300 * 'a'}", "data=synthetic", "--dry-run"], "cannot be a folder: File name too long"),

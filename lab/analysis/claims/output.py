@@ -8,8 +8,20 @@ from functools import partial
 import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, coincide, exceeds, log10
-from lab.analysis.claims.evidence import ArmTables, Config
-from lab.analysis.claims.judging import DECAY, ON, QK, TENFOLD, TO_SPARE, Z_LOSS, Presumption, claim
+from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, Config
+from lab.analysis.claims.judging import (
+    DECAY,
+    DEPTH,
+    FIXED_GAINS,
+    ON,
+    QK,
+    TENFOLD,
+    TO_SPARE,
+    WIDTH,
+    Z_LOSS,
+    Presumption,
+    claim,
+)
 from lab.analysis.probe_values import late, near
 
 LOG_Z, PRECISION = "log_z_square", "precision"
@@ -185,3 +197,30 @@ def rounding_makes_the_drift_costly(*arms: ArmTables) -> Effects:
     """Loss in bf16 minus loss in fp32, without z-loss minus with it."""
     bf16_off, bf16_on, fp32_off, fp32_on = (arm.loss(max(arm.lrs)).iloc[:, 0] for arm in arms)
     return (bf16_off - fp32_off) - (bf16_on - fp32_on)
+
+
+def _fixed_and_learned(group: ComparisonGroup) -> list[ArmTables]:
+    """Gains fixed at one, and learned gains at the widths at which there are fixed ones."""
+    widths = {curve[WIDTH] for curve in group.curves.values() if FIXED_GAINS in curve}
+    return group.arms(
+        lambda curve: FIXED_GAINS in curve, lambda curve: FIXED_GAINS not in curve and curve[WIDTH] in widths
+    )
+
+
+@claim(
+    "4",
+    "with neither z-loss nor decay, learned gains keep the final log^2 Z over tenfold lower than gains of one, at the "
+    "top LR",
+    arms=_fixed_and_learned,
+    frees=[FIXED_GAINS],
+    holds={DEPTH: 0, DECAY: 0.0, Z_LOSS: None, PRECISION: "fp32", "data.name": "synthetic"},
+    side=TENFOLD,
+    unit="decades",
+    sweep="final_gain",
+    shown_in="output_logits_over_steps",
+    restates="output_logits_drift_late",
+)
+def learned_gains_keep_log_z_small(fixed: ArmTables, learned: ArmTables) -> Effects:
+    """End with gains of one over end with learned ones, at each size."""
+    lr = max(fixed.lrs)
+    return log10(fixed.probe(lr, LOG_Z, "", late)) - log10(learned.probe(lr, LOG_Z, "", late))
