@@ -116,6 +116,8 @@ def mantissa_bits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Reco
     law = float(mean_rounding_cost(mean, std, bits)) if bits < 23 else 0.0
     losses = {("val_loss", ""): 2 + (1.5 if good else 6.0) * law}
     return {}, {("log_z", ""): mean, ("log_z_std", ""): std} | losses
+
+
 def final_gain(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     drifts = c["intervention"] == "fixed_gains" and good
     return {"high": 0.1}, {("log_z_square", ""): (40, 40, 400, 4e3) if drifts else 40}
@@ -445,6 +447,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         {"intervention": ("fixed_gains",), "precision": ("mantissa",), WD: (0.0,), "optimizer.lr": (0.3, 1.0)}
         | DRIFTING
         | {"mantissa_bits": (23.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)},
+    ),
     "final_gain": (
         final_gain,
         {"intervention": ("none", "fixed_gains"), "optimizer.lr": (0.3, 1.0), "precision": ("fp32",)}

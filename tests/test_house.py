@@ -37,8 +37,8 @@ WINGS: dict[str, set[str]] = {
 }
 # Inside `lab.analysis`: a room or wing imports from lower lines only.
 ANALYSIS_FLOORS = [
-    {"text", "statistics", "probe_values", "logit_rounding"},
-    {"curves", "rendering"},
+    {"text", "statistics", "probe_values"},
+    {"curves", "logit_rounding", "rendering"},
     {"sensitivity", "grouping"},
     {"batch_size", "spikes"},
     {"figures", "forecast", "claims", "guard"},
