@@ -85,6 +85,7 @@ def rounded_runs(records: Records) -> pd.DataFrame:
     table = pd.DataFrame({"mantissa_bits": bits, **last})
     rest = [name for name in runs if name not in (*RUN_COLUMNS, "precision", "mantissa_bits")]
     twin = pd.Series([repr(row) for row in runs[["intervention", *rest]].to_numpy().tolist()], runs.index)
+    table["val_loss"] = table["val_loss"].where(runs["final_val_loss"].notna())
     exact = table["mantissa_bits"] == MANTISSA_BITS["fp32"]
     exact_loss = dict(zip(twin[exact], table["val_loss"][exact], strict=True))
     table = table[~exact & twin.isin(set(exact_loss))].dropna()
