@@ -1,8 +1,8 @@
 """Leave out of results folders the probe values that no claim and no figure reads: ``python results/prune.py DIR ...``.
 
 A probe of every tensor has most of the values.  Read are those of the first MLP layer and of the key projection of each
-block, the embedding's gradient, and the sizes of the last norm's gain and of the head; ``eps_ratio`` follows from
-``grad_rms`` and the config.  Alarms are scored on the largest value of a step, so a folder of labelled spikes keeps
+block, the embedding's gradient, and in models without blocks the sizes of the last norm's gain and of the head;
+``eps_ratio`` follows from ``grad_rms`` and the config.  Alarms are scored on the largest value of a step, so a folder of labelled spikes keeps
 that as well.  Of cosines those of all weights are read, and where there are any, the updates of every tensor.  Of
 distances from the initial values those of the embedding's tables are read.
 """
@@ -27,7 +27,8 @@ def prune(folder: Path) -> None:
     metrics = files.read_table(path)
     is_read = ~metrics["probe"].isin(OF_EVERY_TENSOR) | metrics["where"].str.endswith(READ)
     is_read |= (metrics["probe"] == "grad_rms") & (metrics["where"] == "embedding")
-    is_read |= (metrics["probe"] == "param_rms") & metrics["where"].isin(["final_norm", "head"])
+    if (runs["model.depth"] == 0).all():
+        is_read |= (metrics["probe"] == "param_rms") & metrics["where"].isin(["final_norm", "head"])
     is_read &= metrics["probe"] != "eps_ratio"
     is_read &= (metrics["probe"] != DISTANCE) | metrics["where"].str.startswith("embedding")
     if metrics["probe"].isin(COSINES).any():

@@ -51,10 +51,6 @@ def test_the_make_targets_exist() -> None:
     assert {"quickstart", "test"} <= set(named) <= set(targets)
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 100
-
-
 @in_one_process
 @pytest.mark.parametrize("page", TABLES)
 def test_the_tables_of_claims_are_those_of_the_committed_results(page: str) -> None:
