@@ -2,9 +2,9 @@
 
 A probe of every tensor has most of the values.  Read are those of the first MLP layer and of the key projection of each
 block, the embedding's gradient, and in models without blocks the sizes of the last norm's gain and of the head;
-``eps_ratio`` follows from ``grad_rms`` and the config.  Alarms are scored on the largest value of a step, so a folder of labelled spikes keeps
-that as well.  Of cosines those of all weights are read, and where there are any, the updates of every tensor.  Of
-distances from the initial values those of the embedding's tables are read.
+``eps_ratio`` follows from ``grad_rms`` and the config.  Alarms are scored on the largest value of a step, so a folder
+of labelled spikes keeps that as well.  Of cosines those of all weights are read, and where there are any, the updates
+of every tensor.  Of distances from the initial values those of the embedding's tables are read.
 """
 
 import sys
