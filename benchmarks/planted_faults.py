@@ -94,7 +94,7 @@ FAULTS = {
     "second moment over 1000 steps: beta2 0.999 (config)": Fault(("optimizer.beta2=0.999",), verdict="drift"),
     "no cosine: constant schedule (config)": Fault(("schedule=constant",), verdict="drift"),
     "qk-layernorm silently off (code)": Fault(
-        replacements=((QKLayerNorm, "attach", lambda term, runs, config: nn.Identity()),)
+        replacements=((QKLayerNorm, "attach", lambda term, kind, runs, config: nn.Identity()),)
     ),
     "epsilon 0.1 (code)": Fault(replacements=((Adam, "__call__", _large_epsilon),)),
     "decay coupled to the learning rate (code)": Fault(
