@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # thousands of collected tests, and torch, live to the end: the collector need not walk them each time
+
+
+@pytest.fixture(autouse=True)
+def denormals() -> Iterator[None]:
+    """Training flushes denormal numbers to zero; tests that come after may want such numbers."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture

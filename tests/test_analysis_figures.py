@@ -77,7 +77,7 @@ SETTINGS = {"loss_against_setting", "updates_by_epsilon"}
 SPIKES = {"responses", "spike_arms", "anatomy_of_a_spike", "state_and_data", "ledger", "detector_scores"}
 SPIKES |= {"updates_and_descent", "repeated_bursts"}
 DEEP = {"gradient_with_depth", "embedding_gradient"}
-OF_ONE_PROBE = {"distance_from_init", "loss_scale_over_steps"}
+OF_ONE_PROBE = {"distance_from_init", "logit_rounding", "loss_scale_over_steps"}
 BATCHES = {"batch_ramps", "noise_scale_with_loss", "best_lr_with_batch", "steps_with_batch"}
 WARMUP = "schedule.warmup"
 

@@ -73,6 +73,10 @@ def telling(one: dict[str, Any]) -> dict[str, Any]:
     return {**leaves, "probes.names": sorted(leaves["probes.names"]), **switched}
 
 
+# Which values of these go together is a rule of the config.
+OF_PRECISION = ("precision", "master_weights", "mantissa_bits")
+
+
 @settings(max_examples=5 * settings.default.max_examples)
 @given(trees(), trees(), st.data())
 def test_ids_are_equal_where_all_that_tells_is(
@@ -80,7 +84,7 @@ def test_ids_are_equal_where_all_that_tells_is(
 ) -> None:
     """One part of a config is replaced by that of another."""
     key = data.draw(st.sampled_from(sorted(one)))
-    other = {**one, key: source[key]}
+    other = {**one, **{each: source[each] for each in (OF_PRECISION if key in OF_PRECISION else [key])}}
     if isinstance(one[key], Mapping) and (inner := sorted(one[key].keys() & source[key].keys())):
         leaf = data.draw(st.sampled_from(inner))
         mixed = {**one, key: {**one[key], leaf: source[key][leaf]}}

@@ -26,6 +26,9 @@ from small import tree
 from sweeping import TIMINGS, assert_same
 from test_store import leave
 
+# What every run says, without which records make no sense.
+WHOLE = {"optimizer.lr": 1e-3, "steps": 4, "batch_size": 4, "seq_len": 12}
+
 
 def of_records(folder: Path) -> dict[str, str]:
     """The statuses as the records tell them, read whole."""
@@ -90,8 +93,8 @@ def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypat
 @pytest.mark.parametrize(
     "change",
     [
-        lambda out, patch: leave(out, "more"),
-        lambda out, patch: (leave(out, "more"), store.gather(out)),
+        lambda out, patch: leave(out, "more", **WHOLE),
+        lambda out, patch: (leave(out, "more", **WHOLE), store.gather(out)),
         lambda out, patch: store.note_command(out, "lab sweep other"),
         lambda out, patch: (out / "report.html").write_text("edited"),
         lambda out, patch: (out / "report.html").unlink(),
@@ -131,7 +134,7 @@ def test_records_that_arrive_while_a_report_is_drawn_outdate_it(
 ) -> None:
     def interrupted(folders: Sequence[Path]) -> Any:
         read = study(folders)
-        leave(reported, "more")
+        leave(reported, "more", **WHOLE)
         store.gather(reported)
         return read
 

@@ -92,6 +92,7 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
         drawn[factor] = min(drawn[factor], most)  # their product, the tokens, is MOST at most
     if drawn["precision"] == "fp32":  # weights without a master copy are kept in a narrower format
         drawn["master_weights"] = "fp32"
+    drawn["mantissa_bits"] = float(draw(st.integers(2, 23))) if drawn["precision"] == "mantissa" else 0.0
     drawn["gradient_sum"] = "fp32"  # others take micro-batches and a loss scale
     return made | drawn
 

@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +93,7 @@ EVENT_COLUMNS = {
 }
 # Within which the numbers of a run make sense, so that they can be counted, added and drawn.
 BOUNDS = {
-    "optimizer.lr": (1e-300, 1e300),
+    "optimizer.lr": (math.ulp(0.0), sys.float_info.max),  # as a config may have it
     "wall_seconds": (0, 1e12),
     **dict.fromkeys(
         ("steps", "batch_size", "seq_len", *(name for name, kind in RUN_COLUMNS.items() if kind == "Int64")), (0, 2**53)

@@ -50,11 +50,11 @@ inconclusive. A claim on a cure is not testable here where these runs do not sho
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 NAMED_ARMS = 12  # of more the tables have the names
 # Figures that come first on the page, in this order; the others follow by name.
-# Those of batches, of spikes and of embeddings apply to sweeps of these alone.
+# Those of batches, of spikes, of embeddings and of rounded logits apply to sweeps of these alone.
 FIRST = (
     *("steps_with_batch", "best_lr_with_batch", "noise_scale_with_loss", "batch_ramps"),
     *("updates_and_descent", "responses", "repeated_bursts", "spike_arms", "state_and_data", "ledger"),
-    *("detector_scores", "embedding_gradient", "distance_from_init", "loss_scale_over_steps"),
+    *("detector_scores", "embedding_gradient", "distance_from_init", "loss_scale_over_steps", "logit_rounding"),
     *("learning_rate_sensitivity", "best_loss_with_size", "loss_against_setting", "loss_over_steps"),
 )
 
