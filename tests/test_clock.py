@@ -165,6 +165,7 @@ def test_an_update_left_out_changes_nothing_and_the_run_stalls() -> None:
     assert run.outcome["ending"] == "stalled"
     assert run.outcome["skipped_batches"] == 13  # one more than it has steps
     assert control(stuck).clock.age_r.tolist() == [0, 0]
+    assert control(stuck).clock.batch_r.tolist() == [13, 13]  # its batch is not seen again
 
 
 def test_no_update_is_left_out_before_the_start() -> None:

@@ -80,6 +80,15 @@ def test_the_embeddings_share_is_its_gradients_norm_over_that_of_all_others(name
     assert recorded == pytest.approx(exact, rel=1e-6)
 
 
+def test_a_share_is_not_a_number_where_no_other_weight_has_a_gradient() -> None:
+    """Rounding can leave the whole norm below that of the embedding: then the remainder is negative, not small."""
+    card = planted.card(parameters=40, parameters_without_embeddings=20)
+    rows = [(card["id"], 0, "grad_rms", "embedding", 1.0), (card["id"], 0, "grad_norm_clipped", "", 3.0)]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    (share,) = embedding_share(Records(planted.table([card]), metrics))["value"]
+    assert math.isnan(share)
+
+
 def shown(*interventions: str) -> Records:
     """Runs whose embedding has 20 of 29 parts of the squared gradient."""
     runs = [planted.card(intervention=name, seed=seed) for name in interventions for seed in (0, 1)]

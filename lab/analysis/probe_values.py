@@ -107,7 +107,7 @@ def embedding_share(records: Records) -> pd.DataFrame:
     tables = 2 - runs["intervention"].str.contains("tied_head", regex=False).astype(int)
     entries = (runs["parameters"] - runs["parameters_without_embeddings"]) / tables
     squares = _recorded(records, "grad_rms", "embedding")
-    squares["value"] = squares["value"] ** 2 * squares["id"].map(entries)
+    squares["value"] = squares["value"] ** 2 * squares["id"].map(entries).astype(float)
     whole = _recorded(records, "grad_norm_clipped", "")
     both = squares.merge(whole, on=["id", "step"], suffixes=("", "_whole"))
     rest = both["value_whole"] ** 2 - both["value"]

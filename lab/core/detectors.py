@@ -96,9 +96,8 @@ class SpikeWatch:
             self.calm = self.median + max(BACK * self.deviation, 0.0)
         return self._ended(loss) if self.first >= 0 else None
 
-    def forget(self, rows: int) -> None:
-        """Drop the last rows, from which training went back, and the spike under way."""
-        self.row -= rows
+    def forget(self) -> None:
+        """Drop the spike under way, and the last one: training went back to before them."""
         self.first, self.last = -1, self.row - MERGE
 
     def _is_new(self, is_high: bool) -> bool:

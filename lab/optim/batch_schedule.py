@@ -273,5 +273,4 @@ class Adaptive(BatchSchedule):
         if not trace > 0:
             return int(self.start)
         ideal = math.sqrt(self.exchange * trace / squared_norm) if squared_norm > 0 else math.inf
-        limited = min(max(ideal, self.start), batch_size)
-        return max(int(self.start), int(limited / self.micro_batch) * self.micro_batch)
+        return max(int(self.start), int(min(ideal, batch_size) / self.micro_batch) * self.micro_batch)
