@@ -97,6 +97,18 @@ def test_bursts_that_overlap_or_come_a_fraction_of_a_time_are_refused(keys: str,
         configs(keys, shared=("burst=rare_tokens", "burst.start=4"))
 
 
+def test_bursts_that_just_fill_the_rest_of_the_run_are_taken() -> None:
+    (run,) = configs("burst.length=4 burst.repeats=2", shared=("burst=rare_tokens", "burst.start=4"))
+    assert [len(each) for each in run.burst.entry.batches(run.steps)] == [4, 4]
+
+
+def test_conflicting_labels_rename_every_second_token_from_the_first_target_on() -> None:
+    windows_nt = np.arange(8).reshape(1, 8)
+    drawn_nt = np.zeros((1, 8), dtype=np.uint64)
+    changed_nt = BURSTS["conflicting_labels"](0, 1, 1).change(windows_nt, drawn_nt, 256)
+    assert (changed_nt == windows_nt)[0].tolist() == [True, False] * 4
+
+
 def test_a_burst_that_comes_once_has_the_id_from_before_it_could_repeat() -> None:
     once, said, thrice = configs("", "burst.repeats=1", "burst.repeats=3", shared=("burst=shift", "burst.start=3"))
     assert "burst.repeats" not in columns(once)

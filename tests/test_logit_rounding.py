@@ -101,6 +101,13 @@ def test_a_rounded_run_is_held_against_the_twin_that_differs_in_nothing_else() -
     assert set(runs.loc[rounded_runs(alone).index, "seed"]) == {0, 2}
 
 
+def test_a_run_that_did_not_end_has_no_harm() -> None:
+    records = planted_bits()
+    broken = records.runs["mantissa_bits"] == 2
+    runs = records.runs.assign(final_val_loss=records.runs["final_val_loss"].where(~broken))
+    assert set(rounded_runs(records._replace(runs=runs))["mantissa_bits"]) == {3, 4, 5, 6, 7}
+
+
 def test_bf16_has_its_twin_in_fp32() -> None:
     records = planted_bits()
     precision = records.runs["mantissa_bits"].map({7: "bf16", 23: "fp32"})
