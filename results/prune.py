@@ -3,8 +3,9 @@
 A probe of every tensor has most of the values.  Read are those of the first MLP layer and of the key projection of each
 block, the embedding's gradient, and in models without blocks the sizes of the last norm's gain and of the head;
 ``eps_ratio`` follows from ``grad_rms`` and the config.  Alarms are scored on the largest value of a step, so a folder
-of labelled spikes keeps that as well.  Of cosines those of all weights are read, and where there are any, the updates
-of every tensor.  Of distances from the initial values those of the embedding's tables are read.
+of labelled spikes keeps that as well.  Nobody reads entropies of attention or the size of output logits.  Of cosines those
+of all weights are read, and where there are any, the updates of every tensor.  Of distances from the initial values those of
+the embedding's tables are read.
 """
 
 import sys
@@ -17,6 +18,7 @@ from lab.records import store
 from lab.records.parts import written
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
+UNREAD = ["attention_entropy", "output_logit_rms"]
 COSINES, OF_UPDATES = ["update_descent_cosine", "grad_lag_cosine"], ["update_rms", "update_large"]
 
 
@@ -29,7 +31,7 @@ def prune(folder: Path) -> None:
     is_read |= (metrics["probe"] == "grad_rms") & (metrics["where"] == "embedding")
     if (runs["model.depth"] == 0).all():
         is_read |= (metrics["probe"] == "param_rms") & metrics["where"].isin(["final_norm", "head"])
-    is_read &= metrics["probe"] != "eps_ratio"
+    is_read &= ~metrics["probe"].isin([*UNREAD, "eps_ratio"])
     is_read &= (metrics["probe"] != DISTANCE) | metrics["where"].str.startswith("embedding")
     if metrics["probe"].isin(COSINES).any():
         is_read |= metrics["probe"].isin(OF_UPDATES)
