@@ -1,7 +1,7 @@
 """Where fp32 loses at learning rate 1 in the sweep ``rounded_logits``: ``python results/loss_by_target.py``.
 
-Trains five of its arms anew on seeds 0 to 2, about five minutes on one core, and prints the loss of targets by how often
-they occur in the held-out text: of the 128 most frequent tokens and of the other 128; means with 95 % intervals.
+Trains five of its arms anew on seeds 0 to 2, about five minutes on one core, and prints the loss of targets by how
+often they occur in the held-out text: of the 128 most frequent tokens and of the other 128; means with 95 % intervals.
 """
 
 import torch
@@ -13,8 +13,7 @@ from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.loop import train
 
-SHARED = """data=synthetic model=d64 model.depth=0 steps=8000 batch_size=2 seq_len=32 precision=fp32 probes.names=[]
-    seed=0,1,2""".split()
+SHARED = ["data=synthetic", "model=d64", "model.depth=0", "steps=8000", "batch_size=2", "seq_len=32", "precision=fp32"]
 ARMS = {
     "learning rate 0.1": "intervention=[fixed_gains] optimizer.weight_decay=0 optimizer.lr=1e-1",
     "learning rate 1": "intervention=[fixed_gains] optimizer.weight_decay=0 optimizer.lr=1",
@@ -39,7 +38,9 @@ def losses_by_target(fleet: Fleet) -> tuple[list[float], list[float]]:
 
 if __name__ == "__main__":
     for name, words in ARMS.items():
-        fleet = Fleet([run_config(tree) for tree in compose_points([*SHARED, *words.split()])])
+        fleet = Fleet(
+            [run_config(tree) for tree in compose_points([*SHARED, *words.split(), "probes.names=[]", "seed=0,1,2"])]
+        )
         for _ in train(fleet):
             pass
         frequent, rare = losses_by_target(fleet)
