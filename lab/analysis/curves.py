@@ -200,11 +200,12 @@ def load(*folders: str | Path) -> Records:
     tables = [store.read(Path(folder)) for folder in folders]
     runs = pd.concat([table.runs.assign(folder=index) for index, table in enumerate(tables)], ignore_index=True)
     runs = runs.loc[(runs["status"] == "failed").sort_values(kind="stable").index].drop_duplicates("id")
-    kept = [set(runs.loc[runs["folder"] == index, "id"]) for index in range(len(tables))]
-    metrics = [table.metrics[table.metrics["id"].isin(ids)] for table, ids in zip(tables, kept, strict=True)]
-    events = [table.events[table.events["id"].isin(ids)] for table, ids in zip(tables, kept, strict=True)]
+    kept = [table.of(set(runs.loc[runs["folder"] == index, "id"])) for index, table in enumerate(tables)]
     runs = runs.drop(columns="folder").sort_values("id", ignore_index=True)
-    return Records(runs, pd.concat(metrics, ignore_index=True), pd.concat(events, ignore_index=True))
+    metrics, events = (
+        pd.concat([getattr(one, name) for one in kept], ignore_index=True) for name in Records._fields[1:]
+    )
+    return Records(runs, metrics, events)
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:

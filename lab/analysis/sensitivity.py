@@ -240,7 +240,15 @@ def study(folders: str | Path | Sequence[str | Path]) -> Study:
     Raises:
         RequestError: a folder cannot be read, or all runs failed.
     """
-    records = load(*([folders] if isinstance(folders, str | Path) else folders))
+    return study_of(load(*([folders] if isinstance(folders, str | Path) else folders)))
+
+
+def study_of(records: Records) -> Study:
+    """As ``study``, of records that were read.
+
+    Raises:
+        RequestError: all runs failed.
+    """
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")

@@ -27,7 +27,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,6 +112,10 @@ class Records(NamedTuple):
     runs: pd.DataFrame
     metrics: pd.DataFrame
     events: pd.DataFrame = NO_EVENTS
+
+    def of(self, ids: Collection[str]) -> Records:
+        """Those of runs with these ids."""
+        return Records(*(table[table["id"].isin(ids)].reset_index(drop=True) for table in self))
 
 
 def run_id(card: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import say
 from lab.records import plans, store
+from lab.sweep.growing import GrowingReport
 from lab.sweep.local_jobs import Slot
 from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
 
@@ -93,7 +94,8 @@ def run_sweep(
         name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
         untrained = {point.id for point in missing}
-        with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained]):
+        growing = GrowingReport(folder, mine, fleets)
+        with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained], growing):
             if distributed.world_size() > 1:
                 deaths = _on_every_rank(folder, name, len(jobs))
             else:
@@ -112,7 +114,9 @@ def _planned(point: Point) -> dict[str, Any]:
     return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
-def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point]) -> ProgressMonitor:
+def _monitor(
+    folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point], growing: GrowingReport
+) -> ProgressMonitor:
     """A monitor of these fleets: it prints lines, and in a terminal also draws a live display."""
     from lab.sweep.planner import training_flops
     from lab.training.recorder import fleet_label
@@ -122,12 +126,12 @@ def _monitor(folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: S
     part = CAMPAIGN_PART.get()
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn, part)
-        return ProgressMonitor(folder, plan, labels, sizes, say, _warn, log)
+        return ProgressMonitor(folder, plan, labels, sizes, say, _warn, log, growing)
     from lab.sweep.terminal import Terminal, scene
 
     losses = _last_losses(folder) if done else {}
     terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done], part))
-    return ProgressMonitor(folder, plan, labels, sizes, terminal.say, _warn, terminal)
+    return ProgressMonitor(folder, plan, labels, sizes, terminal.say, _warn, terminal, growing)
 
 
 def _last_losses(folder: Path) -> dict[str, float]:

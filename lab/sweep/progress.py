@@ -19,6 +19,7 @@ from lab.records.status import clock, time_left
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lab.sweep.growing import GrowingReport
     from lab.training.loop import Moment
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
@@ -213,6 +214,7 @@ class ProgressMonitor(threading.Thread):
         say: prints a line.
         warn: prints a note of a fleet.
         screen: redrawn at each reading.
+        growing: the report of what is complete, told of each reading.
     """
 
     def __init__(
@@ -224,10 +226,12 @@ class ProgressMonitor(threading.Thread):
         say: Callable[[str], None],
         warn: Callable[[str], None],
         screen: Screen | None = None,
+        growing: GrowingReport | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.folder, self.plan, self.labels, self.sizes = folder, plan, labels, sizes
         self.say, self.warn, self.screen, self.over = say, warn, screen, threading.Event()
+        self.growing = growing
         self.started, self.ended, self.noted = time.monotonic(), set[int](), set[str]()
 
     def __enter__(self) -> ProgressMonitor:
@@ -239,6 +243,8 @@ class ProgressMonitor(threading.Thread):
         try:
             self.over.set()
             self.join()
+            if self.growing:
+                self.growing.close()
             self.report()
         finally:  # even if interrupted meanwhile
             if self.screen:
@@ -262,9 +268,12 @@ class ProgressMonitor(threading.Thread):
                 self.ended.add(index)
                 with suppress(BrokenPipeError):  # nobody reads the output any more, but training goes on
                     self.say(self.last_line(index, fleet))
+        done = sum(self.sizes[index] * fleet.share for index, fleet in fleets.items()) / sum(self.sizes)
+        elapsed = time.monotonic() - self.started
+        if self.growing and (line := self.growing.update(self.ended, seconds_left(done, elapsed))):
+            self.say(line)
         if self.screen:
-            done = (self.sizes[index] * fleet.share for index, fleet in fleets.items())
-            self.screen.show(fleets, sum(done) / sum(self.sizes), time.monotonic() - self.started)
+            self.screen.show(fleets, done, elapsed)
 
     def read(self) -> dict[int, FleetProgress]:
         """Progress of each fleet that has started, by index; records that make no sense are ignored."""

@@ -21,16 +21,19 @@ POLICY = (
     f"default-src 'none'; script-src 'sha256-{SCRIPT_DIGEST}'; style-src 'unsafe-inline'; img-src 'self' file: data:; "
     "base-uri 'none'; form-action 'none'"
 )
+RELOAD_SECONDS = 10
+RELOAD = f'<meta http-equiv="refresh" content="{RELOAD_SECONDS}">\n'
 HEADING = re.compile(r'^<section id="([\w-]+)">\n<h2>(.*)</h2>', re.MULTILINE)
 
 
-def document(title: str, body: Iterable[str], heading: str = "") -> str:
+def document(title: str, body: Iterable[str], heading: str = "", *, reloads: bool = False) -> str:
     """A whole page, with a list of contents where it has three sections or more.
 
     Args:
         title: plain text, for the window; also the heading, or where there is another stands above that.
         body: HTML.
         heading: plain text.
+        reloads: while it is open, every ``RELOAD_SECONDS``.
     """
     content = "\n".join(body)
     contents = _contents(content)
@@ -38,6 +41,7 @@ def document(title: str, body: Iterable[str], heading: str = "") -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{RELOAD if reloads else ''}"
         f"<title>{_literal(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
         f'<div class="page{" with-contents" if contents else ""}">\n{contents}<main>\n'
         f"{paragraph(title, 'kicker') if heading else ''}<h1>{_literal(heading or title)}</h1>\n{content}\n"

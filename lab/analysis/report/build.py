@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from lab.analysis.claims import scoreboard
 from lab.analysis.claims.evidence import Evidence
 from lab.analysis.claims.judging import VERDICTS
 from lab.analysis.claims.scoreboard import ScoreboardRow
-from lab.analysis.curves import switches_text
+from lab.analysis.curves import load, switches_text
 from lab.analysis.figures import FIGURES
 from lab.analysis.figures.registry import NothingToDrawError, run_counts
 from lab.analysis.rendering import html, layout
@@ -24,7 +24,7 @@ from lab.analysis.report import stamp, tables
 from lab.analysis.report.answers import answer, compared, dates, questions, special_answer
 from lab.analysis.report.batch_answers import batch_cautions
 from lab.analysis.report.findings import brief_headline, notes
-from lab.analysis.sensitivity import Study, has_sensitivity, study
+from lab.analysis.sensitivity import Study, has_sensitivity, study, study_of
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
@@ -99,10 +99,26 @@ def make_report(folders: Sequence[Path]) -> tuple[Report, str]:
     return report, text
 
 
-def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
+def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None:
+    """Write the report of these runs of a folder in which a sweep still trains; it reloads itself, and is not stamped.
+
+    Args:
+        folder: the results folder.
+        ids: of the runs.
+        growth: on how much the report rests, such as ``1 of 3 seeds``.
+
+    Raises:
+        RequestError: the folder cannot be read or written, or all these runs failed.
+    """
+    read = study_of(load(folder).of(ids))
+    stamp.remove(folder)
+    write_report(read, [folder], growth)
+
+
+def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") -> Report:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
-    The same records give the same bytes.
+    The same records give the same bytes.  ``growth`` is as for ``make_growing_report``.
     """
     paths = [Path(folder) for folder in folders]
     out = paths[0]
@@ -113,7 +129,8 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
     question, sentence, claims = " ".join(questions(paths)), answer(study, special), _claims(study, paths)
     first, *others = [*_figures(study, out), ""]
     counts = _counts(claims)
-    head = [html.paragraph(sentence, "lead"), *_partial(study), *_verdicts(counts), first, *_facts(study, paths)]
+    lead = [html.paragraph(sentence, "lead"), *_growing(growth), *_partial(study)]
+    head = [*lead, *_verdicts(counts), first, *_facts(study, paths)]
     body = [
         *head,
         *_findings(study, claims, between_arms=not special),
@@ -122,7 +139,7 @@ def write_report(study: Study, folders: Sequence[str | Path]) -> Report:
         *_cautions(study),
         *_provenance(study, paths),
     ]
-    files.write_text(out / "report.html", html.document(title, body, question))
+    files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in FIRST if (path := out / "figures" / f"{name}.svg").is_file()), None)
     return Report(out / "report.html", question, sentence, counts, thumbnail)
 
@@ -151,6 +168,11 @@ def _claims(study: Study, folders: list[Path]) -> list[ScoreboardRow]:
     evidence = Evidence(str(folders[0]), study.records, commands)
     rows = scoreboard.judge_all([evidence])
     return [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
+
+
+def _growing(growth: str) -> Iterator[str]:
+    if growth:
+        yield html.paragraph(f"So far {growth}. The sweep trains the rest, and this page reloads itself.", "warning")
 
 
 def _partial(study: Study) -> Iterator[str]:

@@ -1,0 +1,81 @@
+"""The report of a sweep that still trains: drawn when the first seed is complete, and again after each further one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.core.errors import RequestError
+from lab.sweep.local_jobs import run_jobs
+
+if TYPE_CHECKING:
+    from lab.sweep.planner import Point
+
+# Seconds that a sweep must still have to train; a report takes about as long to draw.
+WORTH_DRAWING = 15.0
+
+
+class GrowingReport:
+    """Draws the report of the complete seeds in a process of its own, one at a time, while the sweep goes on.
+
+    Args:
+        folder: the results folder.
+        requested: all points of the sweep.
+        fleets: those that are to be trained, packed.
+    """
+
+    def __init__(self, folder: Path, requested: Sequence[Point], fleets: Sequence[Sequence[Point]]) -> None:
+        self.folder, self.requested = folder, requested
+        self.fleet_of = {point.id: index for index, fleet in enumerate(fleets) for point in fleet}
+        self.seeds = {point.config.seed for point in requested}
+        self.drawn = len(self.complete(()))
+        self.drawing: threading.Thread | None = None
+        self.over = threading.Event()
+        self.line = ""
+
+    def complete(self, ended: Collection[int]) -> set[Any]:
+        """Seeds of which all runs are there when these fleets have ended."""
+        missing = {
+            point.config.seed
+            for point in self.requested
+            if point.id in self.fleet_of and self.fleet_of[point.id] not in ended
+        }
+        return self.seeds - missing
+
+    def update(self, ended: Collection[int], seconds_left: float | None) -> str:
+        """Begin to draw if more seeds are complete and training goes on for a while; returns a line once drawn."""
+        if self.drawing and not self.drawing.is_alive():
+            self.drawing, line = None, self.line
+            return line
+        seeds = self.complete(ended)
+        if self.drawing or len(seeds) <= self.drawn or seeds == self.seeds or (seconds_left or 0) < WORTH_DRAWING:
+            return ""
+        self.drawn = len(seeds)
+        ids = frozenset(point.id for point in self.requested if point.config.seed in seeds)
+        self.drawing = threading.Thread(target=self._draw, args=(ids, len(seeds)), daemon=True)
+        self.drawing.start()
+        return ""
+
+    def close(self) -> None:
+        """Stop drawing: the report of all runs follows, or the sweep was interrupted."""
+        self.over.set()
+        if self.drawing:
+            self.drawing.join()
+
+    def _draw(self, ids: frozenset[str], seeds: int) -> None:
+        growth = f"{seeds} of {len(self.seeds)} seeds"
+        ends = run_jobs(draw, [(self.folder, ids, growth)], [None], told_to_stop=self.over.is_set)
+        self.line = f"report of {growth}: {self.folder / 'report.html'}" if ends and ends[0].answer else ""
+
+
+def draw(folder: Path, ids: frozenset[str], growth: str) -> bool:
+    """Write the report of these runs of a folder, which says that it grows; returns whether there was one to write."""
+    from lab.analysis.report import build  # slow to load
+
+    with suppress(RequestError):  # all of them failed
+        build.make_growing_report(folder, ids, growth)
+        return True
+    return False
