@@ -10,6 +10,8 @@ import pytest
 
 import lab.data
 import lab.records.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
+from lab.analysis.figures import FIGURES
+from lab.cli import listing
 from lab.core import registry
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, first_line
@@ -171,3 +173,11 @@ def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, mon
     assert "theirs" in INTERVENTIONS
     del sys.modules["theirs"]
     assert first_line(INTERVENTIONS["theirs"]) == "What it does."
+
+
+def test_lists_read_from_the_sources_are_those_of_the_registries() -> None:
+    filled = {name: one for name, one in vars(registry).items() if isinstance(one, Registry)} | {"FIGURES": FIGURES}
+    for name, one in filled.items():
+        entries = {each: getattr(one[each], "measure", one[each]) for each in one}
+        own = {each: first_line(entry) for each, entry in entries.items() if entry.__module__.startswith("lab.")}
+        assert listing._own_entries()[name] == own, name

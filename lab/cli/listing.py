@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from lab.cli import hydra_app, launch
 from lab.cli.compose import reading_request
+from lab.core import registry as core_registry
 from lab.core.errors import RequestError, nearest
-from lab.core.registry import KINDS, first_line
+from lab.core.registry import first_line
+
+# Decorators of the lab's own entries.
+REGISTERING = re.compile(r"^@(probe|figure|[A-Z_]+\.register)\(", re.MULTILINE)
 
 
 def _comment(path: Path) -> str:
@@ -48,51 +58,71 @@ def _ledgers() -> Iterator[tuple[str, str]]:
         yield path.stem, _comment(path)
 
 
-def _entries(kind: str) -> Callable[[], Iterator[tuple[str, str]]]:
-    def lines() -> Iterator[tuple[str, str]]:
-        import lab.training.config  # noqa: F401  (fills the registries)
+@cache
+def _own_entries() -> dict[str, dict[str, str]]:
+    """The lab's own entries by the name of what registers them, with the first lines of their docstrings.
 
-        registry = KINDS[kind]
-        for name in registry:
-            yield name, first_line(getattr(registry[name], "measure", registry[name]))
+    They are read from the sources: importing them loads torch, pandas and matplotlib, which takes seconds.
+    """
+    entries: dict[str, dict[str, str]] = defaultdict(dict)
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if not REGISTERING.search(source):
+            continue
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                line = (ast.get_docstring(node) or "").split("\n")[0]
+                for decorator in node.decorator_list:
+                    match decorator:
+                        case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]):
+                            entries[registry][name] = line
+                        case ast.Call(ast.Name("figure"), [ast.Constant(str(name))]):
+                            entries["FIGURES"][name] = line
+                        case ast.Call(ast.Name("probe")):
+                            entries["PROBES"][node.name] = line
+    return entries
+
+
+def _entries(registry: str, group: str, module: str = "lab.training.config") -> Callable[[], Iterator[tuple[str, str]]]:
+    """Lines of a registry, given its name; installed packages, and scripts that import the module, may add some."""
+
+    def lines() -> Iterator[tuple[str, str]]:
+        if module not in sys.modules and not any(entry_points(group=f"lab.{name}") for name in (group, "plugins")):
+            yield from sorted(_own_entries()[registry].items())
+            return
+        filled = getattr(import_module(module), registry, None) or getattr(core_registry, registry)
+        for name in filled:
+            yield name, first_line(getattr(filled[name], "measure", filled[name]))
 
     return lines
 
 
-def _figures() -> Iterator[tuple[str, str]]:
-    from lab.analysis.figures import FIGURES
-
-    for name in FIGURES:
-        yield name, first_line(FIGURES[name])
-
-
 def _detectors() -> Iterator[tuple[str, str]]:
-    from lab.analysis.spikes.alarms import LABELS
-    from lab.analysis.spikes.detectors import KINDS
+    from lab.core.detectors import LABELS
 
-    for name in KINDS:
-        yield name, LABELS[name][0]
+    for name, (label, _) in LABELS.items():
+        yield name, label
 
 
 LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
     "campaigns": _campaigns,
     "models": _models,
-    "guests": _entries("model"),
-    "interventions": _entries("intervention"),
-    "parametrizations": _entries("parametrization"),
+    "guests": _entries("MODELS", "models"),
+    "interventions": _entries("INTERVENTIONS", "interventions"),
+    "parametrizations": _entries("PARAMETRIZATIONS", "parametrizations"),
     "optimizers": _optimizers,
-    "schedules": _entries("schedule"),
-    "batches": _entries("batch"),
-    "data": _entries("data"),
-    "bursts": _entries("burst"),
-    "loss_scales": _entries("loss_scale"),
-    "responses": _entries("response"),
+    "schedules": _entries("SCHEDULES", "schedules"),
+    "batches": _entries("BATCHES", "batches"),
+    "data": _entries("DATA", "data"),
+    "bursts": _entries("BURSTS", "bursts"),
+    "loss_scales": _entries("LOSS_SCALES", "loss_scales"),
+    "responses": _entries("RESPONSES", "responses"),
     "ledgers": _ledgers,
     "detectors": _detectors,
-    "probes": _entries("probe"),
-    "trackers": _entries("tracker"),
-    "figures": _figures,
+    "probes": _entries("PROBES", "probes"),
+    "trackers": _entries("TRACKERS", "trackers"),
+    "figures": _entries("FIGURES", "figures", "lab.analysis.figures"),
 }
 
 

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from lab.analysis.figures.registry import NothingToDrawError, figure
 from lab.analysis.rendering import layout, marks, panels, style
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.spikes.alarms import LABELS
 from lab.analysis.spikes.scores import NONE, Score, score_runs, summarize
+from lab.core.detectors import LABELS
 from lab.records.store import Records
 
 # Room for names of alarms and bursts, and heights of their rows, in multiples of the size of text.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lab.analysis.sensitivity import Study
-from lab.analysis.spikes.alarms import LABELS
 from lab.analysis.spikes.scores import Score, score_runs, summarize
 from lab.analysis.text import listed
+from lab.core.detectors import LABELS
 
 
 def alarm_answer(study: Study) -> str:

@@ -17,18 +17,8 @@ from lab.analysis.spikes.detectors import KINDS, Event, Log, detect
 from lab.analysis.spikes.logs import read_logs
 from lab.analysis.spikes.replays import CAUSES, departure, find_replay, spike_cause
 from lab.core import files
+from lab.core.detectors import LABELS
 
-# What the events are called, and the unit of their values.
-LABELS = {
-    "spike": ("loss spike", "loss, nats/token"),
-    "gradient_spike": ("gradient spike", "gradient norm"),
-    "logit_growth": ("growth of attention logits", "largest\nattention logit"),
-    "update_rms": ("large update", "update RMS"),
-    "epsilon_ratio": ("epsilon above the gradients", "epsilon /\ngradient RMS"),
-    "loss_scale": ("loss scale at its floor", "loss scale"),
-    "curvature": ("curvature above limit", "curvature /\nlimit"),
-    "logit_rounding": ("rounding of output logits", "cost of rounding,\nnats/token"),
-}
 # Rows shown on both sides of an event.
 MARGIN = 100
 # More figures than this nobody opens; every event has its line.
