@@ -102,6 +102,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cuda")
 def test_replaying_a_captured_step_is_training() -> None:
     """The state moves once a step, the first one too; new batches are seen, and values heard outlive the next step."""

@@ -326,6 +326,7 @@ def test_a_figure_without_its_probe_says_so():
         FIGURES["max_attention_logit"](Records(runs, metrics[metrics["probe"] == "train_loss"]))
 
 
+@pytest.mark.slow
 def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, monkeypatch):
     figure, two = "learning_rate_sensitivity", {**LONE, "lrs": (1e-3, 1e-2)}
     monkeypatch.setattr(build, "FIGURES", {figure: FIGURES[figure]})
@@ -351,6 +352,7 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, mon
     assert "no runs in" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_report_is_opened_in_the_browser_on_request(tmp_path, undrawn, capsys, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)

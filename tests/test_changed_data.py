@@ -129,6 +129,7 @@ def test_a_file_written_again_with_the_same_text_changes_nothing(
     assert len(store.read(folder).runs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "briefly")
 def test_the_next_sweep_trains_on_the_data_as_they_are(
     folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

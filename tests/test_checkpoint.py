@@ -237,8 +237,9 @@ def test_a_sweep_killed_in_mid_run_goes_on_to_the_same_records(tmp_path: Path, w
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("everybody", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("everybody", [False, True])
 def test_sigterm_keeps_and_exits_75(everybody: bool, tmp_path: Path, whole: store.Records) -> None:
     """As a scheduler sends it: to the command, or to every process of it."""
     sweep = begin(tmp_path, "hydra/launcher=local", "hydra.launcher.processes=1")

@@ -336,6 +336,7 @@ def ends(engine: str, interventions: str) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in fleet.tensors().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_traced_step_in_fp16_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda graph, **options: graph)

@@ -87,6 +87,7 @@ def test_the_example_of_the_page_is_the_recipe_in_which_faults_are_planted() -> 
     assert example == smoke
 
 
+@pytest.mark.slow
 def test_three_seeds_are_enough_to_find_a_norm_that_is_silently_off(tmp_path: Path) -> None:
     name = "qk-layernorm silently off (code)"
     comparison = planted_faults.check(name, tmp_path, "seed=0,1,2", "probes=none")

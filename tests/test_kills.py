@@ -153,6 +153,7 @@ def test_sweeps_killed_many_times_are_the_sweep(kills: int, start: Start, tmp_pa
     survive(kills, start, tmp_path, undisturbed(start, tmp_path / "alone"))
 
 
+@pytest.mark.slow
 def test_two_processes_that_train_the_same_leave_one_sweep(tmp_path: Path, alone: tuple[store.Records, float]) -> None:
     both = [Forked(tmp_path) for _ in range(2)]
     assert [swept.ended() for swept in both] == [0, 0]

@@ -59,7 +59,7 @@ def most_at_once(found: list[dict[str, Any]]) -> int:
     return max(sum(other["began"] <= one["began"] < other["ended"] for other in found) for one in found)
 
 
-@pytest.mark.parametrize(("processes", "each"), [(0, 1), (4, 2)])
+@pytest.mark.parametrize(("processes", "each"), [(4, 2), pytest.param(0, 1, marks=pytest.mark.slow)])
 def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1", "2"])
     jobs = launch(tmp_path, 6, at_once=2 * each, processes=processes, devices=[0, 2], timeout_minutes=2)
@@ -97,6 +97,7 @@ def test_without_devices_there_is_a_job_per_core(monkeypatch: pytest.MonkeyPatch
     assert choose_slots(3, ["a", "b"], "cpu") == ["a", "b", "a"]
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_loses_only_itself(tmp_path: Path) -> None:
     folder = tmp_path / "hangs"
     folder.mkdir()

@@ -104,7 +104,11 @@ def test_each_leads_to_the_next(path: Path, following: Path) -> None:
     assert f"]({following.name})" in read(path).cells[-1].source
 
 
-@each
+@pytest.mark.parametrize(
+    "path",
+    [NOTEBOOKS[0], *(pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[1:])],
+    ids=lambda path: path.stem,
+)
 def test_its_code_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     names: dict[str, object] = {}

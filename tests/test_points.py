@@ -17,6 +17,7 @@ from lab.cli import launch
 from lab.cli.compose import expand, parse, resolved
 from lab.cli.points import TreeComposer
 from lab.core.errors import RequestError
+from sampling import few
 
 SWEEPS = launch.sweeps()
 
@@ -47,7 +48,7 @@ def by_lab(composer: TreeComposer, point: Sequence[str]) -> str:
         return "refused"
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", few(SWEEPS, 6))
 def test_points_of_a_sweep_are_those_of_hydra(name: str) -> None:
     hydra, points = points_of(name, "cpu")
     composer = TreeComposer(*hydra)

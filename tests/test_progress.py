@@ -437,8 +437,9 @@ class Teletype:
                 return
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-@pytest.mark.parametrize("launcher", ["local", pytest.param("basic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["local", "basic"])
 def test_in_a_terminal_a_block_comes_and_goes(launcher: str, tmp_path: Path) -> None:
     terminal = Teletype(tmp_path, *SWEEP, "steps=300", f"hydra/launcher={launcher}")
     fleets = min(2, cores()) if launcher == "local" else 1  # of two runs
@@ -452,6 +453,7 @@ def test_in_a_terminal_a_block_comes_and_goes(launcher: str, tmp_path: Path) -> 
     assert "2 trained, 0 already there, 1 diverged, 0 failed" in after
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_an_interrupted_terminal_is_left_clean(tmp_path: Path) -> None:
     terminal = Teletype(tmp_path, *SWEEP, "steps=100000")

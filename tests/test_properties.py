@@ -24,6 +24,7 @@ from lab.records import store
 from lab.sweep.planner import Point, pack, points, shard_points
 from lab.training.config import run_config
 from lab.training.identity import columns, run_id, static_key
+from sampling import few
 from small import tree
 from trees import shuffled, trees
 
@@ -137,7 +138,7 @@ def another(one: dict[str, Any], key: str, value: Any) -> dict[str, Any] | None:
     return None
 
 
-@pytest.mark.parametrize("choice", [(), *((choice,) for choice in choices())], ids="".join)
+@pytest.mark.parametrize("choice", [(), *few(((choice,) for choice in choices()), 20)], ids="".join)
 def test_every_leaf_of_every_choice_is_in_the_id_or_known_not_to_be(choice: tuple[str, ...]) -> None:
     """Of a choice the leaves that it brings or sets; the others are those of the default."""
     one = tree(*choice)

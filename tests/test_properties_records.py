@@ -52,6 +52,7 @@ def alike(one: Records, other: Records) -> None:
 folders = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["finished", "failed"]), min_size=1)
 
 
+@pytest.mark.slow
 @given(folders, folders, st.integers(0, 4), st.integers(0, 4))
 def test_folders_overlay_in_any_order_and_any_number_of_times(
     a: dict[str, str], b: dict[str, str], some: int, more: int

@@ -80,6 +80,7 @@ def found(folder: Path, alone: dict[int, list[dict[str, Any]]]) -> Any:
     return json.loads((folder / "found.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 @pytest.mark.parametrize("runs", [1, 3])
 def test_losses_norms_and_probes_are_those_of_one_process(how: str, runs: int, found: Any, alone: Any) -> None:

@@ -31,6 +31,7 @@ def test_a_sweep_killed_and_resumed_equals_one_left_alone(
     assert_same(resumed, alone[1])
 
 
+@pytest.mark.slow
 @needs_proc
 def test_an_interrupt_ends_with_130_and_leaves_no_process_behind(tmp_path: Path) -> None:
     sweep = begin(tmp_path, "local")
@@ -57,6 +58,7 @@ def test_a_job_that_is_killed_loses_only_itself(tmp_path: Path) -> None:
     assert len(finish(tmp_path).runs) == RUNS
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_trained_again_to_the_same_bits(tmp_path: Path, alone: tuple[Path, store.Records]) -> None:
     folder, whole = shutil.copytree(alone[0], tmp_path / "damaged"), alone[1]
     damaged, gone = sorted((folder / "runs").glob("*/metrics.parquet"))[:2]

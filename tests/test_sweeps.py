@@ -14,6 +14,7 @@ from lab.cli import launch
 from lab.cli.hydra_app import data_folder
 from lab.cli.points import TreeComposer
 from lab.training.config import RunConfig, run_config
+from sampling import few
 
 SWEEPS = launch.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
@@ -46,7 +47,7 @@ def ends(numbers: Iterable[int]) -> tuple[int, int]:
     return min(values), max(values)
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", few(SWEEPS, 4))
 def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
     """``Cost: 63 runs of width 64, 200 to 800 steps of 512 tokens; ...`` is what its points at the scale `cpu` are."""
     (cost,) = re.findall(
@@ -62,7 +63,7 @@ def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
     assert ends(widths) == ends(config.model.width for config in configs)
 
 
-@pytest.mark.parametrize("name", [name for name in SWEEPS if name not in ("smoke", "quickstart", *AS_LONG_AS_IT_TAKES)])
+@pytest.mark.parametrize("name", few(sorted({*SWEEPS} - {"smoke", "quickstart", *AS_LONG_AS_IT_TAKES}), 4))
 def test_a_sweep_is_as_long_as_the_papers_at_its_scale(name: str) -> None:
     points, composed = requested(name, "paper")
     assert composed(points[-1]).steps >= 25_000

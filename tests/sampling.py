@@ -1,0 +1,16 @@
+"""Samples of long lists of cases: the tests before a commit take a few of them, those of every push take all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def few(cases: Iterable[Any], count: int) -> list[Any]:
+    """All cases, of which so many, spread evenly, are quick and the others slow."""
+    every = list(cases)
+    quick = {round(place) for place in np.linspace(0, len(every) - 1, count)}
+    return [case if n in quick else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(every)]
