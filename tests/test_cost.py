@@ -23,6 +23,7 @@ from lab.sweep.planner import plan_sweep, points
 from lab.training.config import RunConfig
 from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet
 from lab.training.loop import train
+from sampling import few
 from small import configs, tree
 
 GIGABYTE = 1e9
@@ -82,13 +83,16 @@ def allocated_at_most(work: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     "shape",
-    [
-        "model.width=64 seq_len=128 batch_size=8",
-        "model.width=256 batch_size=2",
-        "model.width=64 seq_len=64 batch_size=16",
-        "model.width=64 model.depth=4 seq_len=256 batch_size=2",
-        "model.width=64 seq_len=128 batch_size=24 batch=constant batch.micro_batch=8",
-    ],
+    few(
+        [
+            "model.width=64 seq_len=128 batch_size=8",
+            "model.width=256 batch_size=2",
+            "model.width=64 seq_len=64 batch_size=16",
+            "model.width=64 model.depth=4 seq_len=256 batch_size=2",
+            "model.width=64 seq_len=128 batch_size=24 batch=constant batch.micro_batch=8",
+        ],
+        2,
+    ),
 )
 def test_tensors_take_what_was_counted(shape: str) -> None:
     def taken(runs: int) -> int:

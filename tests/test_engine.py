@@ -27,6 +27,7 @@ from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
 from lab.training.identity import static_key
 from lab.training.loop import train
+from sampling import few
 from small import brief, configs, trained, tree
 
 RATES = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=3e-2 seed=1 optimizer.eps=1e-6")
@@ -269,7 +270,7 @@ ARMS = {
 }
 
 
-@pytest.mark.parametrize("arms", ARMS)
+@pytest.mark.parametrize("arms", few(ARMS, 1))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_arms_leave_the_same_weights_when_traced(arms: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the compiler is given is the whole step: no number of a step is frozen into it and no state is lost."""

@@ -91,6 +91,7 @@ def test_losses_norms_and_probes_are_those_of_one_process(how: str, runs: int, f
     assert min(norms) > 0.1  # so that clipping acts
 
 
+@pytest.mark.slow
 def test_micro_batches_and_their_noise_are_those_of_one_process(found: Any) -> None:
     alone = on_ranks.trained_in_parts()
     for how in ("ddp", "fsdp"):

@@ -24,6 +24,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.shards import ShardedReader, write_shards
+from sampling import few
 from sweeping import finished
 
 HOME = Path(__file__).parents[1]
@@ -96,7 +97,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("content", FILES)
+@pytest.mark.parametrize("content", few(FILES, 10))
 def test_a_sweep_file_makes_no_object(content: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(content)
     assert FILES[content] in refused(capsys, "sweep", "mine.yaml", *SMALL)
@@ -245,7 +246,7 @@ def test_a_file_sweeps_keys_of_a_run(key: str, flags: str, capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("_victims")
-@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("flags", few(FLAGS, 3))
 def test_a_file_leads_to_no_settings(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither by what it sweeps, nor by its defaults, nor by a file in the user's own folder."""
     Path("conf/model").mkdir(parents=True)
