@@ -202,10 +202,8 @@ def load(*folders: str | Path) -> Records:
     runs = runs.loc[(runs["status"] == "failed").sort_values(kind="stable").index].drop_duplicates("id")
     kept = [table.of(set(runs.loc[runs["folder"] == index, "id"])) for index, table in enumerate(tables)]
     runs = runs.drop(columns="folder").sort_values("id", ignore_index=True)
-    metrics, events = (
-        pd.concat([getattr(one, name) for one in kept], ignore_index=True) for name in Records._fields[1:]
-    )
-    return Records(runs, metrics, events)
+    metrics = pd.concat([one.metrics for one in kept], ignore_index=True)
+    return Records(runs, metrics, pd.concat([one.events for one in kept], ignore_index=True))
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:

@@ -64,7 +64,7 @@ def mean_rounding_cost(mean: ArrayLike, std: ArrayLike, mantissa_bits: ArrayLike
 def level_at_cost(cost: float, mantissa_bits: int) -> float:
     """The smallest power of two at which logits in this format cost at least so many nats per token."""
     size = brentq(lambda log2: float(rounding_cost(2.0**log2, 0)) - cost, -20, 20)
-    return float(2.0 ** (round(size) + mantissa_bits))
+    return float(2.0 ** (round(size) + mantissa_bits))  # the cost jumps at powers of two, so the root is a whole number
 
 
 def rounded_runs(records: Records) -> pd.DataFrame:

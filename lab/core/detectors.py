@@ -22,6 +22,7 @@ BACK, PATIENCE = 2.0, 300
 LOST_FOR = 100
 # Stalled: so many measurements in a row at the floor or without an update; or overflows at the floor, in training.
 STALLED_FOR, FLOOR_FOR = 100, 20
+NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a normal distribution
 # What the events that a log is searched for are called, and the unit of their values.
 LABELS = {
     "spike": ("loss spike", "loss, nats/token"),
@@ -33,7 +34,6 @@ LABELS = {
     "curvature": ("curvature above limit", "curvature /\nlimit"),
     "logit_rounding": ("rounding of output logits", "cost of rounding,\nnats/token"),
 }
-NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a normal distribution
 
 
 class Span(NamedTuple):

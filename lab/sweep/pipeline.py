@@ -94,7 +94,8 @@ def run_sweep(
         name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
         untrained = {point.id for point in missing}
-        growing = GrowingReport(folder, mine, fleets)
+        # a shard does not know which seeds the others have completed
+        growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
         with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained], growing):
             if distributed.world_size() > 1:
                 deaths = _on_every_rank(folder, name, len(jobs))
@@ -115,7 +116,7 @@ def _planned(point: Point) -> dict[str, Any]:
 
 
 def _monitor(
-    folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point], growing: GrowingReport
+    folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point], growing: GrowingReport | None
 ) -> ProgressMonitor:
     """A monitor of these fleets: it prints lines, and in a terminal also draws a live display."""
     from lab.sweep.planner import training_flops

@@ -271,7 +271,8 @@ class ProgressMonitor(threading.Thread):
         done = sum(self.sizes[index] * fleet.share for index, fleet in fleets.items()) / sum(self.sizes)
         elapsed = time.monotonic() - self.started
         if self.growing and (line := self.growing.update(self.ended, seconds_left(done, elapsed))):
-            self.say(line)
+            with suppress(BrokenPipeError):
+                self.say(line)
         if self.screen:
             self.screen.show(fleets, done, elapsed)
 
