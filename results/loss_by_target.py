@@ -14,12 +14,13 @@ from lab.training.fleet import Fleet
 from lab.training.loop import train
 
 SHARED = ["data=synthetic", "model=d64", "model.depth=0", "steps=8000", "batch_size=2", "seq_len=32", "precision=fp32"]
+NO_DECAY = "optimizer.weight_decay=0"
 ARMS = {
-    "learning rate 0.1": "intervention=[fixed_gains] optimizer.weight_decay=0 optimizer.lr=1e-1",
-    "learning rate 1": "intervention=[fixed_gains] optimizer.weight_decay=0 optimizer.lr=1",
-    "with z-loss": "intervention=[fixed_gains,z_loss] optimizer.weight_decay=0 optimizer.lr=1",
-    "with decay": "intervention=[fixed_gains] optimizer.weight_decay=1.25e-3 optimizer.lr=1",
-    "with a centred head": "intervention=[fixed_gains,mu_centering] optimizer.weight_decay=0 optimizer.lr=1",
+    "learning rate 0.1": f"intervention=[fixed_gains] {NO_DECAY} optimizer.lr=1e-1",
+    "learning rate 1": f"intervention=[fixed_gains] {NO_DECAY} optimizer.lr=1",
+    "with z-loss": f"arm=with_z_loss {NO_DECAY} optimizer.lr=1",
+    "with decay": "intervention=[fixed_gains] arm=total_decay_10 optimizer.lr=1",
+    "with a centred head": f"arm=with_mu_centering {NO_DECAY} optimizer.lr=1",
 }
 FREQUENT = 128
 

@@ -18,6 +18,7 @@ from lab.analysis import load, show, verdicts
 from lab.analysis.claims import scoreboard
 from lab.analysis.claims.judging import FIGURES_OF_THE_PAPER
 from lab.core.errors import RequestError
+from sampling import few
 
 HOME = Path(__file__).parents[1]
 QUICKSTART = HOME / "results/quickstart"
@@ -104,11 +105,7 @@ def test_each_leads_to_the_next(path: Path, following: Path) -> None:
     assert f"]({following.name})" in read(path).cells[-1].source
 
 
-@pytest.mark.parametrize(
-    "path",
-    [NOTEBOOKS[0], *(pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[1:])],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", few(NOTEBOOKS, 1), ids=lambda path: path.stem)
 def test_its_code_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     names: dict[str, object] = {}

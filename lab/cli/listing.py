@@ -10,14 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from lab.cli import hydra_app, launch
 from lab.cli.compose import reading_request
-from lab.core import registry as core_registry
 from lab.core.errors import RequestError, nearest
-from lab.core.registry import first_line
+from lab.core.registry import first_line, others_add
 
 # Decorators of the lab's own entries.
 REGISTERING = re.compile(r"^@(probe|figure|[A-Z_]+\.register)\(", re.MULTILINE)
@@ -83,14 +81,17 @@ def _own_entries() -> dict[str, dict[str, str]]:
     return entries
 
 
-def _entries(registry: str, group: str, module: str = "lab.training.config") -> Callable[[], Iterator[tuple[str, str]]]:
-    """Lines of a registry, given its name; installed packages, and scripts that import the module, may add some."""
+def _entries(
+    registry: str, home: str = "lab.core.registry", filled_by: str = "lab.training.config"
+) -> Callable[[], Iterator[tuple[str, str]]]:
+    """Lines of a registry of the module ``home``; installed packages and scripts may add to those of the lab."""
 
     def lines() -> Iterator[tuple[str, str]]:
-        if module not in sys.modules and not any(entry_points(group=f"lab.{name}") for name in (group, "plugins")):
+        if filled_by not in sys.modules and not others_add(registry.lower()):
             yield from sorted(_own_entries()[registry].items())
             return
-        filled = getattr(import_module(module), registry, None) or getattr(core_registry, registry)
+        import_module(filled_by)
+        filled = getattr(import_module(home), registry)
         for name in filled:
             yield name, first_line(getattr(filled[name], "measure", filled[name]))
 
@@ -108,21 +109,21 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": _sweeps,
     "campaigns": _campaigns,
     "models": _models,
-    "guests": _entries("MODELS", "models"),
-    "interventions": _entries("INTERVENTIONS", "interventions"),
-    "parametrizations": _entries("PARAMETRIZATIONS", "parametrizations"),
+    "guests": _entries("MODELS"),
+    "interventions": _entries("INTERVENTIONS"),
+    "parametrizations": _entries("PARAMETRIZATIONS"),
     "optimizers": _optimizers,
-    "schedules": _entries("SCHEDULES", "schedules"),
-    "batches": _entries("BATCHES", "batches"),
-    "data": _entries("DATA", "data"),
-    "bursts": _entries("BURSTS", "bursts"),
-    "loss_scales": _entries("LOSS_SCALES", "loss_scales"),
-    "responses": _entries("RESPONSES", "responses"),
+    "schedules": _entries("SCHEDULES"),
+    "batches": _entries("BATCHES"),
+    "data": _entries("DATA"),
+    "bursts": _entries("BURSTS"),
+    "loss_scales": _entries("LOSS_SCALES"),
+    "responses": _entries("RESPONSES"),
     "ledgers": _ledgers,
     "detectors": _detectors,
-    "probes": _entries("PROBES", "probes"),
-    "trackers": _entries("TRACKERS", "trackers"),
-    "figures": _entries("FIGURES", "figures", "lab.analysis.figures"),
+    "probes": _entries("PROBES"),
+    "trackers": _entries("TRACKERS"),
+    "figures": _entries("FIGURES", "lab.analysis.figures.registry", "lab.analysis.figures"),
 }
 
 

@@ -35,6 +35,11 @@ def load_plugins() -> None:
         _load(point)
 
 
+def others_add(plural: str) -> bool:
+    """Whether installed packages add entries to the registry of this plural."""
+    return any(entry_points(group=f"lab.{group}") for group in (plural, "plugins"))
+
+
 class Registry(Generic[Entry]):
     """Entries of one kind by name.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,29 +29,27 @@ class GrowingReport:
 
     def __init__(self, folder: Path, requested: Sequence[Point], fleets: Sequence[Sequence[Point]]) -> None:
         self.folder, self.requested = folder, requested
-        self.fleet_of = {point.id: index for index, fleet in enumerate(fleets) for point in fleet}
-        self.seeds = {point.config.seed for point in requested}
-        self.drawn = len(self.complete(()))
+        self.fleets_of = {point.config.seed: set[int]() for point in requested}
+        for index, fleet in enumerate(fleets):
+            for point in fleet:
+                self.fleets_of[point.config.seed].add(index)
+        self.drawn = len(self.complete(set()))
         self.drawing: threading.Thread | None = None
         self.over = threading.Event()
         self.line = ""
 
-    def complete(self, ended: Collection[int]) -> set[Any]:
+    def complete(self, ended: set[int]) -> set[Any]:
         """Seeds of which all runs are there when these fleets have ended."""
-        missing = {
-            point.config.seed
-            for point in self.requested
-            if point.id in self.fleet_of and self.fleet_of[point.id] not in ended
-        }
-        return self.seeds - missing
+        return {seed for seed, fleets in self.fleets_of.items() if fleets <= ended}
 
-    def update(self, ended: Collection[int], seconds_left: float | None) -> str:
+    def update(self, ended: set[int], seconds_left: float | None) -> str:
         """Begin to draw if more seeds are complete and training goes on for a while; returns a line once drawn."""
         if self.drawing and not self.drawing.is_alive():
             self.drawing, line = None, self.line
             return line
         seeds = self.complete(ended)
-        if self.drawing or len(seeds) <= self.drawn or seeds == self.seeds or (seconds_left or 0) < WORTH_DRAWING:
+        is_worth_it = self.drawn < len(seeds) < len(self.fleets_of) and (seconds_left or 0) >= WORTH_DRAWING
+        if self.drawing or not is_worth_it:
             return ""
         self.drawn = len(seeds)
         ids = frozenset(point.id for point in self.requested if point.config.seed in seeds)
@@ -66,7 +64,7 @@ class GrowingReport:
             self.drawing.join()
 
     def _draw(self, ids: frozenset[str], seeds: int) -> None:
-        growth = f"{seeds} of {len(self.seeds)} seeds"
+        growth = f"{seeds} of {len(self.fleets_of)} seeds"
         ends = run_jobs(draw, [(self.folder, ids, growth)], [None], told_to_stop=self.over.is_set)
         self.line = f"report of {growth}: {self.folder / 'report.html'}" if ends and ends[0].answer else ""
 

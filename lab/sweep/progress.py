@@ -243,10 +243,10 @@ class ProgressMonitor(threading.Thread):
         try:
             self.over.set()
             self.join()
-            if self.growing:
-                self.growing.close()
             self.report()
         finally:  # even if interrupted meanwhile
+            if self.growing:
+                self.growing.close()
             if self.screen:
                 self.screen.close()
         plans.forget_progress(self.folder, self.plan)

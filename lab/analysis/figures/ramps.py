@@ -83,7 +83,7 @@ def _best(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
 
 def _curves(records: Records, best: pd.DataFrame) -> dict[str, Curves]:
     """By batch schedule and seed, loss and batch over tokens in percent of the run's."""
-    over = over_tokens(records._replace(metrics=records.metrics[records.metrics["id"].isin(best["id"])]))
+    over = over_tokens(records.of(best["id"]))
     total = records.runs.set_index("id")["tokens"].astype(float)
     shares = {name: run.assign(tokens=run["tokens"] * 100 / total[name]) for name, run in over.items()}
     return {

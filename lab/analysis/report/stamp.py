@@ -7,10 +7,11 @@ import platform
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 
 from lab.core import files
+from lab.core.registry import others_add
 from lab.records import store
 
 LIBRARIES = ("matplotlib", "numpy", "pandas", "scipy")
@@ -40,7 +41,7 @@ def _requests(folder: Path) -> dict[str, str]:
 
 
 def _has_other_figures() -> bool:
-    if any(entry_points(group=f"lab.{group}") for group in ("figures", "plugins")):
+    if others_add("figures"):
         return True
     registry = sys.modules.get("lab.analysis.figures.registry")  # a script that adds a figure has imported it
     entries = registry.FIGURES._entries.values() if registry else ()

@@ -74,7 +74,7 @@ def _curves(arm: ArmTables) -> Curves:
 def _recorded(arm: ArmTables, ids: Iterable[str]) -> Curves:
     """These runs over their tokens, by id."""
     records = arm.evidence.records
-    runs = over_tokens(records._replace(metrics=records.metrics[records.metrics["id"].isin(list(ids))]))
+    runs = over_tokens(records.of(list(ids)))
     if missing := [name for name in ids if name not in runs]:
         raise MissingRunsError(f"run {missing[0]} did not record batch and val_loss")
     return runs
