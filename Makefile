@@ -24,7 +24,7 @@ test-all: .venv/installed-extras lint
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 docs: .venv/installed-docs
 	$(BIN)/python -m sphinx -q -W -E --keep-going -c docs . build/docs

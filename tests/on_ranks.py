@@ -1,6 +1,7 @@
 """What test_ranks.py has torchrun run: fleets trained by all ranks, in every way, and with a fault planted.
 
-on_ranks.py FOLDER: leaves ``found.json`` there, values by name, and the checkpoints of two ranks.
+on_ranks.py FOLDER [--one-run]: leaves ``found.json`` there, values by name, and the checkpoints of two ranks; of one
+run alone, or of all fleets.
 """
 
 from __future__ import annotations
@@ -95,10 +96,11 @@ def mine(number_r: Tensor) -> Tensor:
     return number_r
 
 
-def main(folder: Path) -> None:
-    machine.configure_process()
-    machine.configure_torch()
-    distributed.join()
+def one_run(folder: Path) -> dict[str, Any]:
+    return {f"{how} 1": trained(folder, 1, how) for how in ("ddp", "fsdp")}
+
+
+def all_fleets(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for how in ("ddp", "fsdp"):
         for runs in (1, 3):
@@ -117,11 +119,19 @@ def main(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "SHARDED_AXIS", 0)
         found["held, cut along runs"] = share_held()
+    return found
+
+
+def main(folder: Path, *options: str) -> None:
+    machine.configure_process()
+    machine.configure_torch()
+    distributed.join()
+    found = (one_run if options else all_fleets)(folder)
     if distributed.is_first_rank():
         (folder / "found.json").write_text(json.dumps(found))
     distributed.leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
     os._exit(0)  # as lab does

@@ -10,7 +10,13 @@ import pytest
 
 
 def few(cases: Iterable[Any], count: int) -> list[Any]:
-    """All cases, of which so many, spread evenly, are quick and the others slow."""
+    """All cases, of which so many, spread evenly, are quick and the others slow; several values are a pytest.param."""
     every = list(cases)
     quick = {round(place) for place in np.linspace(0, len(every) - 1, count)}
-    return [case if n in quick else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(every)]
+    return [case if n in quick else _slow(case) for n, case in enumerate(every)]
+
+
+def _slow(case: Any) -> Any:
+    if hasattr(case, "marks"):
+        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.slow], id=case.id)
+    return pytest.param(case, marks=pytest.mark.slow)

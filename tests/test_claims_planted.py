@@ -17,15 +17,20 @@ from lab.analysis.claims.evidence import ArmTables, Config, Evidence
 from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
 from lab.analysis.claims.scoreboard import read
 from lab.analysis.spikes.updates import DESCENT
+from sampling import few
 
 NAMES = list(CLAIMS)
 # Claims on one sweep meet in one process, which plants it once for all of them.
 EACH = [pytest.param(name, marks=pytest.mark.xdist_group(CLAIMS[name].sweep)) for name in NAMES]
-# The machinery is the same for all claims on a sweep: the first of each stands for it, unless all are asked for.
+# The machinery is the same for all claims on a sweep, and much of it for all sweeps: the first claim of each stands for
+# the sweep, and a few of these for all of them, unless all are asked for.
 _FIRST = {CLAIMS[name].sweep: name for name in reversed(NAMES)}
 ONE_A_SWEEP = [
     pytest.param(each.values[0], marks=[*each.marks, *[pytest.mark.slow] * (each.values[0] not in _FIRST.values())])
     for each in EACH
+]
+A_FEW = few([each for each in ONE_A_SWEEP if len(each.marks) == 1], 12) + [
+    each for each in ONE_A_SWEEP if len(each.marks) > 1
 ]
 HOLDS, FAILS = dict.fromkeys(range(3), True), dict.fromkeys(range(3), False)
 # Claims that take whichever depths, bursts or largest epsilon there are: without one of their arms they take another.
@@ -257,7 +262,7 @@ def test_harm_of_a_large_epsilon_is_judged_under_as_much_decay_as_the_papers(dec
     assert f"decay times steps is {decay * 400:g} and must be 10, as with scale=day" in verdict.reason
 
 
-@pytest.mark.parametrize("name", ONE_A_SWEEP)
+@pytest.mark.parametrize("name", A_FEW)
 def test_seeds_that_disagree_settle_nothing(name: str) -> None:
     verdict = judged(CLAIMS[name], MIXED)
     assert (verdict.verdict, verdict.seeds) == ("inconclusive", 3), verdict
@@ -265,14 +270,14 @@ def test_seeds_that_disagree_settle_nothing(name: str) -> None:
     assert verdict.low < verdict.effect < verdict.high
 
 
-@pytest.mark.parametrize("name", ONE_A_SWEEP)
+@pytest.mark.parametrize("name", A_FEW)
 def test_two_seeds_are_too_few(name: str) -> None:
     verdict = judged(CLAIMS[name], {0: True, 1: True})
     assert (verdict.verdict, verdict.seeds) == ("inconclusive", 2)
     assert verdict.reason.startswith("2 whole seeds")
 
 
-@pytest.mark.parametrize("name", ONE_A_SWEEP)
+@pytest.mark.parametrize("name", A_FEW)
 def test_without_runs_there_is_no_verdict(name: str) -> None:
     claim = CLAIMS[name]
     assert judge_claim(claim, []).verdict == "not run"
@@ -293,7 +298,7 @@ def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict()
     assert "no run tells its lag" in verdict.reason
 
 
-@pytest.mark.parametrize("name", ONE_A_SWEEP)
+@pytest.mark.parametrize("name", A_FEW)
 def test_a_partial_sweep_is_not_enough_and_says_so(name: str) -> None:
     claim = CLAIMS[name]
     arm = arms_of(claim)[-1]
@@ -303,7 +308,7 @@ def test_a_partial_sweep_is_not_enough_and_says_so(name: str) -> None:
     assert f"partial: {len(runs)} of" in verdict.reason
 
 
-@pytest.mark.parametrize("name", ONE_A_SWEEP)
+@pytest.mark.parametrize("name", A_FEW)
 def test_an_arm_of_nothing_but_nan_passes_nothing(name: str) -> None:
     claim = CLAIMS[name]
     arms = arms_of(claim)

@@ -104,7 +104,7 @@ EVERY_STEP = "probes.every=1 probes.names=[train_loss,attention_logit_max,grad_n
 @pytest.mark.parametrize(
     ("precision", "probes"),
     [
-        ("fp32", EVERY_STEP),
+        pytest.param("fp32", EVERY_STEP, marks=pytest.mark.slow),
         pytest.param("fp32", "probes=all", marks=pytest.mark.slow),
         pytest.param("bf16", "probes=all", marks=pytest.mark.slow),
     ],

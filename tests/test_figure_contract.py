@@ -146,7 +146,7 @@ def test_figures_can_be_read_in_a_column_of_a_paper(shape: str) -> None:
     assert {round(float(drawing.get_figwidth()), 6) for _, drawing in shown} == {3.25}
 
 
-@pytest.mark.parametrize("folder", few(FOLDERS, 6), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", few(FOLDERS, 3), ids=lambda folder: folder.name)
 def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
     runs = pd.read_parquet(folder / "runs.parquet")
     records = Records(runs, pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))

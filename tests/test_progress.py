@@ -468,6 +468,7 @@ def test_an_interrupted_terminal_is_left_clean(tmp_path: Path) -> None:
     assert "\x1b[?25h" in text.rsplit("loss so far", 1)[1]
 
 
+@pytest.mark.slow
 def test_without_a_terminal_nothing_is_drawn_and_rich_is_not_loaded(tmp_path: Path) -> None:
     program = "import sys; from lab.__main__ import main; code = main(); sys.exit(code or 'rich' in sys.modules)"
     words = [sys.executable, "-c", program, *SWEEP, "steps=30", "hydra/launcher=basic"]

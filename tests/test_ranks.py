@@ -72,12 +72,23 @@ def alone(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return {1: on_ranks.trained(folder, 1), 3: on_ranks.trained(folder, 3, halfway="one process")}
 
 
-@pytest.fixture(scope="module")
-def found(folder: Path, alone: dict[int, list[dict[str, Any]]]) -> Any:
-    words = [*TORCHRUN, str(HERE / "on_ranks.py"), str(folder)]
+def by_two(folder: Path, *options: str) -> Any:
+    """What two ranks found."""
+    words = [*TORCHRUN, str(HERE / "on_ranks.py"), str(folder), *options]
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, alone: dict[int, list[dict[str, Any]]]) -> Any:
+    return by_two(folder)
+
+
+def test_a_run_of_two_processes_is_that_of_one(tmp_path: Path) -> None:
+    found, alone = by_two(tmp_path, "--one-run"), on_ranks.trained(tmp_path, 1)
+    assert [differing(found[f"{how} 1"], alone) for how in ("ddp", "fsdp")] == [[], []]
+    assert len(alone[0]) > 300
 
 
 @pytest.mark.slow
@@ -101,6 +112,7 @@ def test_micro_batches_and_their_noise_are_those_of_one_process(found: Any) -> N
     assert noise[-1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "shows"),
     [
@@ -115,16 +127,19 @@ def test_a_planted_fault_is_seen(fault: str, shows: str, found: Any, alone: Any)
     assert any(shows in name for name in differing(found["faults"][fault], alone[1]))
 
 
+@pytest.mark.slow
 def test_fsdp_leaves_each_rank_its_half_of_the_weights(found: Any) -> None:
     assert found["held"] == 0.5
     assert found["held, cut along runs"] == 1  # a run alone would be all on the first rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp resumed", "fsdp resumed", "ddp resumed as fsdp"])
 def test_ranks_go_on_from_one_process_and_from_one_another(name: str, found: Any, alone: Any) -> None:
     assert differing(found[name], alone[3]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_one_process_goes_on_from_two_ranks(how: str, folder: Path, found: Any, alone: Any) -> None:
     assert differing(on_ranks.trained(folder, 3, resumed=f"{how} 3"), alone[3]) == []

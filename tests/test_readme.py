@@ -30,6 +30,8 @@ COMMANDS = [
 ]
 # Which table of `lab claims --markdown` stands where.
 TABLES = {"README.md": scoreboard.SUBJECT_MARKS, "results/README.md": scoreboard.MARKS}
+# Sweeps that are judged in a moment, and on one text.
+A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
 SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
 
@@ -51,12 +53,23 @@ def test_the_make_targets_exist() -> None:
     assert {"quickstart", "test"} <= set(named) <= set(targets)
 
 
+def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
+    rows = scoreboard.judge_all(scoreboard.read([RESULTS / name for name in A_FEW]))
+    made = [row for row in rows if row.claim.sweep in A_FEW]
+    lines = scoreboard.markdown(made, scoreboard.earlier_verdicts([RESULTS])).splitlines()
+    expected = [line for line in lines if line.startswith("| ")][1:]
+    assert len(expected) > 20
+    assert set(expected) <= set((RESULTS / "README.md").read_text().splitlines())
+
+
+@pytest.mark.slow
 @in_one_process
 @pytest.mark.parametrize("page", TABLES)
 def test_the_tables_of_claims_are_those_of_the_committed_results(page: str) -> None:
     assert between((HOME / page).read_text(), TABLES[page]) == between(claims(), TABLES[page])
 
 
+@pytest.mark.slow
 @in_one_process
 def test_the_counts_by_subject_are_those_of_the_claims() -> None:
     """The verdicts of the long table, counted again."""

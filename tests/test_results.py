@@ -77,6 +77,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_pruned_folder_holds_all_runs_and_decides_the_same_claims(pruned: Path) -> None:
     whole, less = store.read(RESULTS / "quickstart"), store.read(pruned)
     pd.testing.assert_frame_equal(less.runs, whole.runs)
@@ -101,6 +102,7 @@ def test_a_pruned_folder_has_the_same_figures(pruned: Path, tmp_path: Path) -> N
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.slow
 @in_one_process
 def test_no_interval_on_the_results_has_zero_width() -> None:
     verdicts = [row.verdict for row in judged() if row.verdict.seeds >= 3]

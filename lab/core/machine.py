@@ -83,8 +83,7 @@ EXIT_PREEMPTED = 75
 def configure_process() -> None:
     """Configure the allocator, matrix products and the compile cache for reproducible runs."""
     configure_allocator()
-    if not is_intel():  # elsewhere MKL's bits depend on a matrix's address, unless told otherwise
-        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # otherwise MKL's bits depend on a matrix's address
     with suppress(OSError, RuntimeError):  # no home folder that can be written: torch uses a temporary cache
         cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
