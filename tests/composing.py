@@ -12,7 +12,6 @@ from hydra import initialize_config_dir
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import Overrides
-from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
@@ -67,4 +66,3 @@ def remember(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(config_loader_impl, "create_defaults_list", list_of)
     patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", compose)
-    patch.setattr(Hydra, "get_mode", lambda *_, **__: None)  # for which it composes once more

@@ -70,8 +70,8 @@ FILES = {
     "hydra: {launcher: {processes: 2}}": "Key 'processes' not in 'BasicLauncherConf'",
     "hydra: {launcher: 3}": "",
     "hydra: {launcher: ???}": "",
-    "hydra: {sweeper: {_target_: test_security.spring}}": "hydra.sweeper._target_ is not for a file to set",
-    "hydra: {sweeper: {_recursive_: true}}": "hydra.sweeper._recursive_ is not for a file to set",
+    "hydra: {sweeper: {_target_: test_security.spring}}": "Key '_target_' not in 'FleetSweeperConf'",
+    "hydra: {sweeper: {_recursive_: true}}": "Key '_recursive_' not in 'FleetSweeperConf'",
     f"hydra: {{sweeper: {{params: {{seed: {TRAP}}}}}}}": "",
     "hydra: {sweeper: {params: {seed: '${oc.create:{_target_: test_security.spring}}'}}}": "",
     "hydra: {sweeper: {params: {hydra.launcher.processes: 1}}}": "holds hydra.launcher.processes, which is not",
@@ -175,6 +175,7 @@ FLAGS: dict[str, list[str]] = {
 TRUNCATES = (
     "{version: 1, handlers: {x: {class: logging.FileHandler, filename: victim.txt, mode: w}}, root: {handlers: [x]}}"
 )
+SPRINGS = "{(): test_security.spring}"
 IMPORTS = "{version: 1, handlers: {x: {class: trap.Handler}}, root: {handlers: [x]}}"
 # What a file may not sweep, and what is said of it.
 SWEPT = {
@@ -328,9 +329,8 @@ def test_keys_of_a_run_are_swept(
 def test_the_trap_would_spring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra itself does as it is told, so what refuses is ours."""
     monkeypatch.setattr(override_rules, "_refuse_differences", lambda *_: None)
-    Path("mine.yaml").write_text(f"hydra: {{callbacks: {{x: {TRAP}}}}}")
-    with pytest.warns(UserWarning, match="Callback NoneType"):
-        lab("sweep", "mine.yaml", *SMALL, "--dry-run")
+    Path("mine.yaml").write_text(f"hydra: {{hydra_logging: {{handlers: {{x: {SPRINGS}}}, root: {{handlers: [x]}}}}}}")
+    lab("sweep", "mine.yaml", *SMALL)
     assert SPRUNG
 
 

@@ -1,14 +1,9 @@
-"""Hydra's sweeper for fleets: a shell around ``lab.cli.multirun``."""
+"""How a request is swept, as Hydra's own settings: ``lab.cli.multirun`` does it."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
 
 
 @dataclass
@@ -20,8 +15,6 @@ class FleetSweeperConf:
     ``shard`` i/n trains the i-th of n parts, for machines that share a folder and no scheduler.
     """
 
-    _target_: str = "hydra_plugins.fleet_sweeper.fleet_sweeper.FleetSweeper"
-    _recursive_: bool = False  # values of params are never made into objects
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int | None = None
     dry_run: str | None = None
@@ -30,23 +23,3 @@ class FleetSweeperConf:
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSweeperConf, provider="instability-lab")
-
-
-class FleetSweeper(Sweeper):
-    """Trains what is missing of the points requested, fleet by fleet."""
-
-    def __init__(self, params: DictConfig, **options: Any) -> None:
-        self.params = {str(key): value for key, value in params.items()}
-        self.options = options
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.config_loader, self.config = hydra_context.config_loader, config
-        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
-    def sweep(self, arguments: list[str]) -> None:
-        from lab.cli import multirun  # not above: Hydra imports every plugin into every program that uses Hydra
-
-        params = [] if self.options["one"] else [f"{key}={value}" for key, value in self.params.items()]
-        multirun.sweep([*params, *arguments], self.config_loader, self.config, self.launcher, self.options)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -22,7 +23,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli import hydra_app
 from lab.core.errors import RequestError, nearest, similar_names
-from lab.core.files import quoted
 
 CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 # The folder that --config-dir names, if it was given.
@@ -135,23 +135,24 @@ def composer() -> Iterator[Callable[..., DictConfig]]:
 
     def composed(overrides: Sequence[str], **options: Any) -> DictConfig:
         with reading_request():
-            return _compose(overrides, **options)
+            return compose("config", list(overrides), **options)
 
-    with _hydra_initialized():
+    with config_loader():
         yield composed
 
 
 @contextmanager
-def _hydra_initialized() -> Iterator[None]:
+def config_loader() -> Iterator[Any]:
+    """Within the block, Hydra's loader of the lab's configs and of those in the folder of --config-dir."""
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(hydra_app.data_folder("conf")), version_base="1.3"):
-        yield
+    with initialize_config_dir(str(hydra_app.data_folder("conf")), version_base="1.3", job_name="lab"):
+        loader: Any = GlobalHydra.instance().config_loader()
+        search_path = loader.get_search_path()
+        for folder in config_dirs():
+            search_path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
+        loader.repository.initialize_sources(search_path)
+        yield loader
     GlobalHydra.instance().clear()
-
-
-def _compose(overrides: Sequence[str], **options: Any) -> DictConfig:
-    search_paths = [f"hydra.searchpath=[{quoted(folder)}]" for folder in config_dirs()]
-    return compose("config", [*overrides, *search_paths], **options)
 
 
 def groups() -> set[str]:
@@ -167,8 +168,8 @@ def known_keys() -> list[str]:
 
 @cache
 def _known_keys(folders: tuple[Path, ...]) -> list[str]:
-    with _hydra_initialized():
-        tree = _compose([])  # without ``reading_request``, which asks for these keys
+    with config_loader():
+        tree = compose("config")  # without ``reading_request``, which asks for these keys
     keys: set[str] = set()
 
     def walk(node: Any, prefix: str) -> None:

@@ -88,7 +88,8 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     Raises:
         RequestError: the request cannot be carried out; nothing is written.
     """
-    from lab.sweep import pipeline  # here, since lists and tab completion need none of it
+    from lab.cli import multirun  # here, since lists and tab completion need none of it
+    from lab.sweep import pipeline
 
     pipeline.COMMAND.set(shlex.join([*_program(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
@@ -106,11 +107,13 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
     overrides = [_with_ledger(word) for word in overrides]
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
+    shows = any(flag.split("=")[0] in SHOW for flag in flags)
+    if not shows and (alone := [flag for flag in flags if flag.split("=")[0] in SHOW_OPTIONS]):
+        raise RequestError(f"{alone[0]} goes with --cfg job")
     override_rules.check_overrides(overrides)
     override_rules.check_defaults(content)
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
         added.append(f"out={quoted(Path('runs', name))}")
-    shows = any(flag.split("=")[0] in SHOW for flag in flags)
     if shows or sweep not in (None, *sweeps().values()) or not override_rules.chooses_own_files_only(overrides):
         point = override_rules.first_point([*added, *overrides], one=one)
     if shows:
@@ -119,7 +122,7 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
         dry_run = [f"dry_run={kind}" for word, kind in DRY_RUNS.items() if word in words][-1:]
         sweeper_options = [*shard, *dry_run, *["one=true"] * one]
         sweeper_overrides = [f"hydra.sweeper.{option}" for option in sweeper_options]
-        _call_hydra(["--multirun", *flags, *added, *overrides, *sweeper_overrides])
+        multirun.train_points([*added, *overrides, *sweeper_overrides])
 
 
 def _with_ledger(word: str) -> str:

@@ -1,4 +1,4 @@
-"""What the Hydra plugins do: compose every point, plan the sweep, and hand its fleets to a launcher as jobs."""
+"""Training a request: compose every point, plan the sweep, and hand its fleets to one of Hydra's launchers as jobs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from copy import deepcopy
 from functools import cached_property, partial
 from textwrap import shorten
 from typing import Any
 
+from hydra._internal.callbacks import Callbacks
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lab.cli.compose import expand, parse, running_own_code
+from lab.cli import hydra_app
+from lab.cli.compose import config_loader, expand, parse, reading_request, running_own_code
 from lab.cli.planning import show_planning
-from lab.cli.points import TreeComposer
+from lab.cli.points import TreeComposer, chooses_file
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -27,16 +32,45 @@ from lab.sweep.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_
 from lab.sweep.requests import recognizable
 
 
-@running_own_code()
-def sweep(overrides: Sequence[str], config_loader: Any, config: Any, launcher: Launcher, options: Any) -> None:
-    """Train every point of these overrides; ``options`` are those of ``run_sweep``.
+def train_points(words: Sequence[str]) -> None:
+    """Train every point of these overrides, with the launcher that they choose.
 
     Raises:
         RequestError: a point cannot be composed, or makes no sense; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
-    points = expand(parse(overrides, config_loader))
-    trees = list(show_planning(map(TreeComposer(config_loader, config).tree, points), len(points)))
+    with config_loader() as loader:
+        overrides = parse(words, loader)
+        settings = [one for one in overrides if one.is_hydra_override()]
+        of_points = [one for one in overrides if not one.is_hydra_override()]
+        fixed = [one for one in of_points if not one.is_sweep_override()]
+        files = [one for one in fixed if chooses_file(one, loader)]
+        values = [one for one in fixed if not chooses_file(one, loader)]
+        with reading_request():
+            chosen = loader.load_configuration("config", _lines([*settings, *files]), RunMode.RUN)
+            config = deepcopy(chosen)
+            loader._apply_overrides_to_config(values, config)
+            context = HydraContext(config_loader=loader, callbacks=Callbacks())
+            launcher: Launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=context, task_function=hydra_app.hydra_task, config=config
+            )
+            options: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=True)
+        params = options.pop("params")
+        swept = [] if options["one"] else [f"{key}={value}" for key, value in params.items()]
+        points = expand([*parse(swept, loader), *of_points])
+        composer = TreeComposer(loader, chosen, _lines(files))
+        _train(points, composer, launcher, config, options)
+
+
+def _lines(overrides: Sequence[Override]) -> list[str]:
+    return [str(one.input_line) for one in overrides]
+
+
+def _train(
+    points: Sequence[Sequence[str]], composer: TreeComposer, launcher: Launcher, config: DictConfig, options: Any
+) -> None:
+    """Train the points; ``options`` are those of ``run_sweep``."""
+    trees = list(show_planning(map(composer.tree, points), len(points)))
     launcher_options = OmegaConf.to_container(config.hydra.launcher)
     request = None if options["dry_run"] else recognizable(trees, {**options, "launcher": launcher_options})
     if request and (ids := request.finished_ids()) is not None:

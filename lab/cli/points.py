@@ -42,12 +42,13 @@ class _Kind(NamedTuple):
 class TreeComposer:
     """Composes the config tree of one point after another; the trees share equal parts."""
 
-    def __init__(self, config_loader: Any, config: DictConfig) -> None:
+    def __init__(self, config_loader: Any, config: DictConfig, files: Sequence[str] = ()) -> None:
+        """Take what Hydra composed of its own settings and of the words that choose these ``files`` for all points."""
         self._loader, self._config = config_loader, config
         self._parser = OverridesParser.create(config_loader=config_loader)
         self._overrides: dict[str, Override] = {}
         self._chooses_file: dict[str, bool] = {}
-        self._composed_files: dict[tuple[str, ...], DictConfig] = {}
+        self._composed_files: dict[tuple[str, ...], DictConfig] = {tuple(files): config}
         self._kinds: dict[tuple[tuple[str, ...], tuple[str, ...]], _Kind] = {}
 
     def tree(self, point: Sequence[str]) -> Tree:
@@ -71,7 +72,7 @@ class TreeComposer:
         if word not in self._overrides:
             with reading_request():
                 (override,) = self._parser.parse_overrides([word])
-                self._chooses_file[word] = self._loader.repository.group_exists(override.key_or_group)
+                self._chooses_file[word] = chooses_file(override, self._loader)
             self._overrides[word] = override
         return self._overrides[word]
 
@@ -118,6 +119,11 @@ class TreeComposer:
         config = self._composed(words)
         with reading_request():
             return resolved(config)
+
+
+def chooses_file(override: Override, config_loader: Any) -> bool:
+    """Whether an override chooses a file of a config group, rather than a value."""
+    return bool(config_loader.repository.group_exists(override.key_or_group))
 
 
 def _substituted(tree: Tree, places: Places, values: Mapping[str, Any]) -> dict[str, Any]:
