@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis.claims import scoreboard
+from lab.analysis.claims import history, scoreboard
 from lab.analysis.claims.scoreboard import ScoreboardRow
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -17,4 +17,5 @@ in_one_process = pytest.mark.xdist_group("committed")
 @cache
 def judged() -> list[ScoreboardRow]:
     """The rows of ``lab claims results``."""
-    return scoreboard.judge_all(scoreboard.read([RESULTS]), other_text=scoreboard.read_other_text([RESULTS]))
+    other_text, earlier = scoreboard.read_other_text([RESULTS]), history.readings([RESULTS])
+    return scoreboard.judge_all(scoreboard.read([RESULTS]), other_text=other_text, earlier=earlier)

@@ -78,7 +78,7 @@ def qk_layernorm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recor
     }
     if good:
         return (
-            {"high": 0.03 * (i + 1), "knee": 3e-2} if on else {"high": 1.5, "knee": (0.12, 0.05, 0.02)[i]}
+            {"high": 0.06 * (i + 1), "knee": 3e-2} if on else {"high": 1.5, "knee": (0.12, 0.05, 0.02)[i]}
         ), recorded
     if on:
         return {"high": (1.7, 1.2, 0.8)[i], "floor": 2.0}, recorded

@@ -30,6 +30,7 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
 
+pytestmark = pytest.mark.xdist_group("page")  # one process draws the page
 # Of what planted runs recorded these figures can be drawn.
 DRAWN = {"learning_rate_sensitivity", "best_loss_with_size", "loss_over_steps", "max_attention_logit"}
 DRAWN |= {"attention_logit_with_size"}

@@ -15,6 +15,8 @@ from lab.analysis.guard import baseline, compare
 from lab.core.errors import RequestError
 from planted import BOTH, OFF_LABEL, ON_LABEL, card, cards, write
 
+pytestmark = pytest.mark.xdist_group("check")  # one process makes the folders that are checked
+
 Run = Callable[..., tuple[int, str, str]]
 
 

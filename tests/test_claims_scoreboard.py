@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
+from html import escape
 from pathlib import Path
 
 import pytest
 
 import planted
 from lab.__main__ import main
-from lab.analysis.claims import revision, scoreboard
+from lab.analysis.claims import history, revision, scoreboard
+from lab.analysis.claims.decision import VERDICTS
 from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, VERDICTS, Verdict, judge_claim
+from lab.analysis.claims.judging import CLAIMS, Verdict, judge_claim
 from lab.analysis.claims.scoreboard import ScoreboardRow
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -24,11 +28,21 @@ def verdict(name: str, reason: str = "", sweep: str = "qk_layernorm", steps: tup
     return Verdict(name, 1.0, 0.5, 1.5, 3, reason, f"results/{sweep}", sweep, (24_736, 393_856), steps, (0.1,))
 
 
-def row_of(text: str, sentence: str) -> dict[str, str]:
-    """The cells of a claim's line in a table of Markdown, by the name of their column."""
-    lines = [line.strip("| ").split(" | ") for line in text.replace("|  |", "| - |").splitlines()]
-    head = next(line for line in lines if line[0] == "source")
-    return dict(zip(head, next(line for line in lines if sentence in line), strict=True))
+def row_of(page: str, sentence: str) -> dict[str, str]:
+    """The cells of a claim's line on the page of claims, by the name of their column."""
+    lines = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in page.splitlines() if "<tr>" in line]
+    return dict(zip(lines[0], next(line for line in lines if escape(sentence) in line), strict=True))
+
+
+@pytest.fixture
+def page_of(tmp_path: Path) -> Callable[[Path], str]:
+    """What ``lab claims DIR --html FILE`` writes."""
+
+    def page(folder: Path) -> str:
+        assert main(["claims", str(folder), "--html", str(tmp_path / "claims.html")]) == 0
+        return (tmp_path / "claims.html").read_text()
+
+    return page
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +60,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_sweeps_on_other_text_are_judged_apart(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", str(results), "--markdown"]) == 0
-    text = capsys.readouterr().out
+def test_sweeps_on_other_text_are_judged_apart(
+    results: Path, page_of: Callable[[Path], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page_of(results)
     cells = row_of(text, FALLS.sentence)
-    assert (cells["verdict"], cells["also on other text"]) == ("reproduced", "contradicted")
+    assert (cells["verdict"], cells["on other text"]) == ("reproduced", "contradicted")
+    assert capsys.readouterr().out.startswith("page: ")
     assert cells["parameters"] == "24.7k to 394k"
     assert main(["claims", str(results / "other_text"), "--json"]) == 0
     alone = {one["claim"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
@@ -84,7 +100,7 @@ def test_only_verdicts_that_are_decided_on_both_texts_agree(
 
 
 def test_without_other_text_nothing_is_counted() -> None:
-    assert len(list(scoreboard.tallies([ScoreboardRow(FALLS, verdict("reproduced"))]))) == 1
+    assert not any("other text" in line for line in scoreboard.tallies([ScoreboardRow(FALLS, verdict("reproduced"))]))
 
 
 def test_decay_times_steps_is_that_of_decay_that_does_not_depend_on_the_learning_rate() -> None:
@@ -129,30 +145,32 @@ def test_a_changed_verdict_says_why(now: Verdict, cell: str) -> None:
         assert revision.revised(earlier._replace(rule=""), now) == "reproduced; since then: other runs"
 
 
-def test_earlier_verdicts_stand_beside_those_of_their_folder_and_dropped_claims_below(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_earlier_verdicts_stand_beside_those_of_their_folder_and_dropped_claims_above(
+    tmp_path: Path, page_of: Callable[[Path], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = {"sweep": "qk_layernorm", "steps": [1000]}
     earlier = {
         "instability_rises_without": {"figure": "1", "claim": "it rises", "verdict": "reproduced", "rule": ""} | common,
         "gone": {"figure": "E.11", "claim": "all is lost", "verdict": "contradicted", "rule": "not claimed"} | common,
     }
-    assert main(["claims", str(tmp_path), "--markdown"]) == 0
-    assert "| before |" not in capsys.readouterr().out
+    assert "by earlier rules" not in page_of(tmp_path)
     (tmp_path / revision.FILE).write_text(json.dumps(earlier))
-    assert main(["claims", str(tmp_path), "--markdown"]) == 0
-    text = capsys.readouterr().out
-    assert row_of(text, FALLS.sentence)["before"] == "reproduced; since then: no steps, not 1000"
-    assert '- Figure E.11, dropped: "all is lost" (contradicted); not claimed.' in text.splitlines()
+    text = page_of(tmp_path)
+    assert row_of(text, FALLS.sentence)["by earlier rules"] == "reproduced; since then: no steps, not 1000"
+    assert escape('Figure E.11, dropped: "all is lost" (contradicted); not claimed.') in text
     (tmp_path / revision.FILE).write_text('{"gone": {"figure": "E.11"}}')
-    assert main(["claims", str(tmp_path), "--markdown"]) == 2
+    assert main(["claims", str(tmp_path), "--html", str(tmp_path / "claims.html")]) == 2
     assert "cannot be read as verdicts" in capsys.readouterr().err
 
 
 def test_the_committed_earlier_verdicts_are_those_of_before_and_say_why_claims_were_dropped() -> None:
     earlier = revision.earlier_verdicts([RESULTS])
     verdicts = [entry.verdict for entry in earlier.values()]
-    assert [verdicts.count(name) for name in VERDICTS] == [36, 14, 24, 0, 0]
+    assert {name: verdicts.count(name) for name in VERDICTS if name in verdicts} == {
+        "reproduced": 36,
+        "contradicted": 14,
+        "inconclusive": 24,
+    }
     dropped = {name: entry for name, entry in earlier.items() if name not in set(CLAIMS)}
     assert {entry.figure for entry in dropped.values()} == {"E.1", "E.11"}
     assert all(entry.rule for entry in dropped.values())
@@ -165,11 +183,11 @@ def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart(
     after = [row.claim.sentence for row in rows].index(KAPPA.sentence) + 1
     assert figures[after:] == ["10 (ours)"] * 3 + ["10"]
     assert list(scoreboard.tallies(rows))[:2] == [
-        "3 claims: 0 reproduced, 0 contradicted, 0 inconclusive, 0 not testable here, 3 not run",
-        "3 restated by us: 0 reproduced, 0 contradicted, 0 inconclusive, 0 not testable here, 3 not run",
+        "3 claims: 3 not run",
+        "3 restated by us: 3 not run",
     ]
     table = scoreboard.markdown_by_subject(rows).splitlines()
-    assert table[-3:-1] == ["| all | 3 | 0 | 0 | 0 | 0 | 3 |", "| restated by us | 3 | 0 | 0 | 0 | 0 | 3 |"]
+    assert table[-3:-1] == [f"| {whose} | 3 | {6 * '0 | '}3 |" for whose in ("all", "restated by us")]
 
 
 def test_claims_of_another_module_are_counted_under_its_name() -> None:
@@ -177,7 +195,7 @@ def test_claims_of_another_module_are_counted_under_its_name() -> None:
 
     effects.__module__ = "package.spikes_of_loss"
     rows = [ScoreboardRow(FALLS._replace(effects=effects), verdict("reproduced"))]
-    assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
+    assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
 
 
 def test_the_log_of_a_size_is_shown_as_the_size() -> None:
@@ -204,3 +222,19 @@ def test_one_source_alone_ends_with_the_figures_that_show_its_claims(
     assert {one["source"] for one in json.loads(capsys.readouterr().out)} == {"GLM-130B"}
     assert main(["claims", str(results), "--source", "GLM-130"]) == 2
     assert capsys.readouterr().err.startswith("lab: no claims of 'GLM-130'; nearest: GLM-130B")
+
+
+def test_readings_of_a_claim_stand_in_its_row(results: Path, page_of: Callable[[Path], str]) -> None:
+    line = (
+        f"{FALLS.name},3-5,2026-11-23,inconclusive,0.1,-0.2,0.4\n{FALLS.name},3-9,2026-11-24,reproduced,0.1,0.05,0.15\n"
+    )
+    (results / history.FILE).write_text(f"claim,seeds,date,verdict,effect,low,high\n{line}")
+    cells = row_of(page_of(results), FALLS.sentence)
+    assert cells["readings"] == "3-5 (2026-11-23): inconclusive; 3-9 (2026-11-24): reproduced"
+    (results / history.FILE).unlink()
+
+
+def test_decided_claims_are_counted_by_their_q() -> None:
+    rows = [ScoreboardRow(FALLS, verdict(word), q=q) for word, q in (("in part", 0.05), ("no effect", 0.06))]
+    rows.append(ScoreboardRow(FALLS, verdict("inconclusive"), q=0.01))
+    assert list(scoreboard.tallies(rows))[1] == "2 decided, 1 of them with q at most 0.05"

@@ -17,6 +17,7 @@ import pytest
 
 import slurm
 from lab.records import store
+from sampling import few
 from sweeping import TIMINGS, assert_same
 
 WORDS = [
@@ -51,9 +52,10 @@ def train(folder: Path, *words: str, **environment: str) -> store.Records:
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "extra"), [("slurm", "slurm"), ("submitit_slurm", "slurm"), ("ray_cluster", "ray"), ("ray", "ray")]
-)
+LAUNCHERS = [("slurm", "slurm"), ("submitit_slurm", "slurm"), ("ray_cluster", "ray"), ("ray", "ray")]
+
+
+@pytest.mark.parametrize(("launcher", "extra"), few([pytest.param(*names) for names in LAUNCHERS], 1))
 def test_an_extra_that_is_not_there_is_named(launcher: str, extra: str, tmp_path: Path) -> None:
     if extra in there:
         pytest.skip(f"{extra} is installed")

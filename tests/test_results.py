@@ -18,6 +18,7 @@ from lab.analysis.claims.scoreboard import MARKS, OTHER_TEXT, judge_all, read, t
 from lab.cli import launch
 from lab.records import store
 from lab.records.parts import written
+from sampling import few
 
 NOT_YET_TRAINED = set[str]()
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
@@ -34,6 +35,7 @@ def row(folder: Path) -> str:
     return f"| {folder.name} | {question} | {commands} | {len(runs)} | {runs['wall_seconds'].sum() / 60:.0f} |"
 
 
+@pytest.mark.slow
 def test_the_readme_of_the_results_tells_of_every_folder() -> None:
     folders, _, _ = (RESULTS / "README.md").read_text().partition(MARKS[0])
     table = [line for line in folders.splitlines() if line.startswith("| ")]
@@ -50,7 +52,9 @@ def test_sweeps_on_other_text_are_those_of_their_campaign() -> None:
     assert sorted(trained) == sorted(map(shlex.split, planned))
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, *ON_OTHER_TEXT], ids=lambda folder: f"{folder.relative_to(RESULTS)}")
+@pytest.mark.parametrize(
+    "folder", few([*FOLDERS, *ON_OTHER_TEXT], 8), ids=lambda folder: f"{folder.relative_to(RESULTS)}"
+)
 def test_no_run_is_missing_or_failed(folder: Path) -> None:
     runs = load(folder).runs
     assert set(runs["status"]) <= {"finished", "diverged"}
@@ -109,6 +113,15 @@ def test_no_interval_on_the_results_has_zero_width() -> None:
     assert verdicts
     assert all(verdict.high - verdict.low > 1e-3 * max(abs(verdict.low), abs(verdict.high)) for verdict in verdicts)
     assert all(verdict.low < verdict.effect < verdict.high for verdict in verdicts)
+
+
+@pytest.mark.slow
+@in_one_process
+def test_the_last_reading_of_a_claim_is_that_of_the_committed_seeds() -> None:
+    for row in judged():
+        if row.readings:
+            ends = [list(map(int, part.split("-"))) for part in row.readings[-1].seeds.split(",")]
+            assert row.verdict.seeds == sum(last - first + 1 for first, last in ends), row.claim.name
 
 
 def git(*words: str, said: str = "") -> str:

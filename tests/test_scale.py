@@ -22,6 +22,7 @@ from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import run_card
+from sampling import few
 from small import tree
 from sweeping import TIMINGS, assert_same
 from test_store import leave
@@ -90,35 +91,22 @@ def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypat
     assert (reported / "report.html").stat().st_mtime_ns == after
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda out, patch: leave(out, "more", **WHOLE),
-        lambda out, patch: (leave(out, "more", **WHOLE), store.gather(out)),
-        lambda out, patch: store.note_command(out, "lab sweep other"),
-        lambda out, patch: (out / "report.html").write_text("edited"),
-        lambda out, patch: (out / "report.html").unlink(),
-        lambda out, patch: next(out.glob("tables/*.csv")).unlink(),
-        lambda out, patch: (out / stamp.STAMP).write_text("{"),
-        lambda out, patch: patch.setattr(stamp, "code", lambda: "changed"),
-        lambda out, patch: patch.setattr(stamp, "version", lambda name: "changed"),
-        lambda out, patch: patch.setattr(stamp, "_has_other_figures", lambda: True),
-        lambda out, patch: build.write_report(build.study([out]), [out, out]),
-    ],
-    ids=[
-        "run",
-        "gathered run",
-        "command",
-        "edited page",
-        "no page",
-        "no table",
-        "stamp",
-        "code",
-        "library",
-        "figures",
-        "two folders",
-    ],
-)
+CHANGES = [
+    pytest.param(lambda out, patch: leave(out, "more", **WHOLE), id="run"),
+    pytest.param(lambda out, patch: (leave(out, "more", **WHOLE), store.gather(out)), id="gathered run"),
+    pytest.param(lambda out, patch: store.note_command(out, "lab sweep other"), id="command"),
+    pytest.param(lambda out, patch: (out / "report.html").write_text("edited"), id="edited page"),
+    pytest.param(lambda out, patch: (out / "report.html").unlink(), id="no page"),
+    pytest.param(lambda out, patch: next(out.glob("tables/*.csv")).unlink(), id="no table"),
+    pytest.param(lambda out, patch: (out / stamp.STAMP).write_text("{"), id="stamp"),
+    pytest.param(lambda out, patch: patch.setattr(stamp, "code", lambda: "changed"), id="code"),
+    pytest.param(lambda out, patch: patch.setattr(stamp, "version", lambda name: "changed"), id="library"),
+    pytest.param(lambda out, patch: patch.setattr(stamp, "_has_other_figures", lambda: True), id="figures"),
+    pytest.param(lambda out, patch: build.write_report(build.study([out]), [out, out]), id="two folders"),
+]
+
+
+@pytest.mark.parametrize("change", few(CHANGES, 4))
 def test_a_report_of_anything_else_is_drawn_again(
     change: Callable[[Path, pytest.MonkeyPatch], object], reported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

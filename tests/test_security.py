@@ -455,7 +455,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return forbidden
 
 
-@pytest.mark.usefixtures("_alone", "briefly")
+@pytest.mark.usefixtures("_alone", "briefly", "undrawn")
 def test_nobody_is_called() -> None:
     with pytest.raises(AssertionError, match="a call to"):
         socket.create_connection(("localhost", 9))

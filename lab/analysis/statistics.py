@@ -25,13 +25,19 @@ def thousandths(value: float, scale: float | None = None) -> str:
 
 
 class Interval(NamedTuple):
-    """Mean over ``n`` seeds with its Student-t interval; ``low`` and ``high`` are NaN below three seeds."""
+    """Mean over ``n`` seeds with its Student-t interval; ``low`` and ``high`` are NaN below three seeds.
+
+    Attributes:
+        values: one per seed.
+        error: standard error of the mean; NaN where the interval is none of Student's.
+    """
 
     mean: float
     low: float
     high: float
     n: int
     values: tuple[float, ...] = ()
+    error: float = math.nan
 
     @property
     def bare(self) -> str:
@@ -50,11 +56,25 @@ class Interval(NamedTuple):
         spread = float(np.std(self.values, ddof=1)) if self.n >= FEWEST_SEEDS else 0.0
         return self.mean / spread if spread else math.nan
 
+    def p_outside(self, low: float, high: float) -> float:
+        """Two-sided p that the mean lies outside the open range: below it, the interval of 1 - p lies wholly inside."""
+        return min(1.0, 2 * max(self._tail(low - self.mean), self._tail(self.mean - high)))
+
+    def p_inside(self, low: float, high: float) -> float:
+        """Two-sided p that the mean lies inside the range: below it, the interval of 1 - p lies wholly outside."""
+        return min(1.0, 2 * min(self._tail(self.mean - low), self._tail(high - self.mean)))
+
+    def _tail(self, excess: float) -> float:
+        """The probability of a mean that lies so far beyond what it should be."""
+        if not self.error:
+            return 0.0 if excess < 0 else 1.0
+        return float(stdtr(self.n - 1, excess / self.error))
+
     def __str__(self) -> str:
         return f"{self.bare} (n = {self.n})"
 
     def __neg__(self) -> Interval:
-        return Interval(-self.mean, -self.high, -self.low, self.n, tuple(-value for value in self.values))
+        return Interval(-self.mean, -self.high, -self.low, self.n, tuple(-value for value in self.values), self.error)
 
 
 def student_t(values: Iterable[float], level: float = 0.95, grain: float = 0.0) -> Interval:
@@ -70,8 +90,9 @@ def student_t(values: Iterable[float], level: float = 0.95, grain: float = 0.0) 
     if n < FEWEST_SEEDS:
         return Interval(mean, math.nan, math.nan, n, shown)
     spread = math.sqrt(float(known.var(ddof=1)) + grain**2 / 12)
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * spread / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n, shown)
+    error = spread / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * error
+    return Interval(mean, mean - half, mean + half, n, shown, error)
 
 
 def share_interval(hits: int, trials: int, level: float = 0.95) -> Interval:
@@ -160,6 +181,23 @@ def holm(ps: Sequence[float]) -> list[float]:
     for rank, index in enumerate(tests):
         largest = max(largest, min(1.0, (len(tests) - rank) * ps[index]))
         adjusted[index] = largest
+    return adjusted
+
+
+def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
+    """The q of several tests: of those with a q below a level, at most that share is expected to be false.
+
+    NaN is no test: it stays NaN, and the others are adjusted as if it were not there.
+
+    References:
+        Benjamini and Hochberg 1995, Controlling the false discovery rate,
+        https://doi.org/10.1111/j.2517-6161.1995.tb02031.x.
+    """
+    adjusted, smallest = [math.nan] * len(ps), 1.0
+    tests = sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
+    for rank, index in reversed(list(enumerate(tests, 1))):
+        smallest = min(smallest, ps[index] * len(tests) / rank)
+        adjusted[index] = smallest
     return adjusted
 
 

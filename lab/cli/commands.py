@@ -30,6 +30,7 @@ lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also
     [--replay DIR|LOG]                           a log of the same steps trained again: what made the loss rise
     [--mantissa-bits N]                          of the format that rounds output logits (default: 7, as bf16 has)
 lab claims [DIR ...] [--json|--markdown]         which claims of papers the records bear out (default: results)
+    [--html FILE]                                as a page whose table sorts and filters
     [--source NAME]                              those of one source, such as PaLM-540B, and the figures that show them
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
@@ -239,10 +240,16 @@ def _watch(arguments: list[str]) -> None:
 
 def _claims(arguments: list[str]) -> None:
     from lab.analysis.claims import scoreboard
+    from lab.core import files
 
-    given = _OptionParser("--source", switches=["--json", "--markdown"]).read(arguments)
+    given = _OptionParser("--source", "--html", switches=["--json", "--markdown"]).read(arguments)
     formats = [option for option, is_given in (("--json", given.json), ("--markdown", given.markdown)) if is_given]
-    say(scoreboard.render(given.folders or [Path("results")], *formats, source=given.source or ""))
+    folders, source = given.folders or [Path("results")], given.source or ""
+    if given.html:
+        files.write_text(Path(given.html), scoreboard.render(folders, "--html", source=source))
+        say(f"page: {given.html}")
+        return
+    say(scoreboard.render(folders, *formats, source=source))
 
 
 def _export(arguments: list[str]) -> None:

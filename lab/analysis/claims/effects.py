@@ -13,6 +13,7 @@ import pandas as pd
 
 from lab.analysis.claims.evidence import LOST, ArmTables, MissingRunsError
 from lab.analysis.statistics import Interval, student_t
+from lab.analysis.text import count
 
 FEWEST_SIZES = 3
 # To which effects are rounded: what is equal but for the arithmetic must not count as a difference.
@@ -41,6 +42,12 @@ class Qualified(NamedTuple):
     def __neg__(self) -> Qualified:
         return self._replace(table=-self.table)
 
+    @property
+    def parts(self) -> list[str]:
+        """What the parts are called: by a name, or the size of a model; by their number where that is not enough."""
+        names = [_part_name(label) for label in pd.DataFrame(self.table).columns]
+        return names if len(set(names)) == len(names) else [f"part {number}" for number in range(1, len(names) + 1)]
+
     def intervals(self) -> list[Interval]:
         """One for each part, over the seeds at which every part, also of control and presumption, is known."""
         return _intervals(self, self._known())
@@ -56,6 +63,12 @@ class Qualified(NamedTuple):
     def _known(self) -> pd.Index[str]:
         tables = [pd.DataFrame(one.table) for one in (self, self.control, self.presumed) if one]
         return pd.concat(tables, axis=1).replace([-math.inf, math.inf], math.nan).dropna().index
+
+
+def _part_name(label: Hashable) -> str:
+    if isinstance(label, (int, np.integer)):
+        return f"{count(int(label))} parameters"
+    return " ".join(map(_part_name, label)) if isinstance(label, tuple) else str(label).replace("_", " ")
 
 
 def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval]:

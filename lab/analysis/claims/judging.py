@@ -7,6 +7,19 @@ from collections.abc import Callable, Sequence
 from itertools import count as numbers
 from typing import NamedTuple
 
+from lab.analysis.claims.decision import (
+    ABOVE_ZERO,
+    DECIDED,
+    IN_PART,
+    INCONCLUSIVE,
+    NO_EFFECT,
+    NOT_RUN,
+    NOT_TESTABLE,
+    REPRODUCED,
+    Decision,
+    alpha_of,
+    decide,
+)
 from lab.analysis.claims.effects import Effects, Qualified
 from lab.analysis.claims.evidence import (
     ArmTables,
@@ -21,12 +34,10 @@ from lab.analysis.claims.evidence import (
     steps_of,
 )
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import count
+from lab.analysis.text import count, listed
 from lab.core.registry import Registry
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
-NOT_TESTABLE = "not testable here"
-VERDICTS = ("reproduced", "contradicted", "inconclusive", NOT_TESTABLE, "not run")
 ON = "on"
 QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
 FIXED_GAINS = "intervention.fixed_gains"
@@ -49,11 +60,11 @@ PLAIN: Config = {
 # How the unit of an effect begins that is the log10 of a number.
 LOG10 = "log10 "
 # What sentences claim of an effect: the open range in which it lies.
-ABOVE_ZERO, TENFOLD, HALF_DECADE = (0.0, math.inf), (1.0, math.inf), (-0.5, 0.5)
+TENFOLD, HALF_DECADE = (1.0, math.inf), (-0.5, 0.5)
 # The unit of what a loss has to spare before a limit: zero is the limit then, not the lack of an effect.
 TO_SPARE = "nats/token to spare"
-# By unit, the size below which a difference is none; figures 1 and 3 call losses that are this near the same.
-NEGLIGIBLE = {"nats/token": 0.02, "nats/token per decade": 0.02}
+# By unit, the size below which an effect does not count; figures 1 and 3 call losses that are this near the same.
+MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02}
 
 ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
 EffectsOfArms = Callable[..., Effects]
@@ -89,6 +100,7 @@ class Claim(NamedTuple):
         restates: the name of the claim of the paper that it says anew without constants that no small model meets;
             empty for the paper's own.
         source: the paper, one of ``SOURCES``.
+        name: the name under which it is filed.
         presumes: without which the claim is not testable here, whatever its own effects are; None without one.
     """
 
@@ -107,6 +119,7 @@ class Claim(NamedTuple):
     restates: str
     source: str
     presumes: Presumption | None
+    name: str
 
 
 CLAIMS: Registry[Claim] = Registry("claim", "claims")
@@ -163,6 +176,7 @@ def claim(
                 restates,
                 source,
                 presumes,
+                effects.__name__,
             )
         )
         return effects
@@ -170,39 +184,16 @@ def claim(
     return file
 
 
-def decide(intervals: Sequence[Interval], side: tuple[float, float], negligible: float = 0.0) -> tuple[str, Interval]:
-    """The one rule: a claim is reproduced where every interval lies wholly inside ``side``, contradicted where one
-    lies wholly outside, else inconclusive; below three seeds it is inconclusive.
-
-    A claim of an effect above zero is contradicted too where an interval reaches down to zero and stays below
-    ``negligible``: then there is no effect that counts.
-
-    Returns:
-        The verdict, and the interval that speaks loudest against the claim.
-    """
-    low, high = side
-    few = [interval for interval in intervals if interval.n < FEWEST_SEEDS]
-    if few:
-        return "inconclusive", min(few, key=lambda interval: interval.n)
-    outside = max(intervals, key=lambda one: max(low - one.high, one.low - high))
-    if outside.high < low or outside.low > high:
-        return "contradicted", outside
-    none = [one for one in intervals if side == ABOVE_ZERO and one.low <= 0 and one.high < negligible]
-    if none:
-        return "contradicted", min(none, key=lambda one: one.high)
-    weakest = max(intervals, key=lambda one: max(low - one.low, one.high - high))
-    return ("reproduced" if low < weakest.low and weakest.high < high else "inconclusive"), weakest
-
-
 class Verdict(NamedTuple):
     """The verdict on a claim.
 
     Attributes:
-        effect: of its weakest part, as are ``low`` and ``high``; NaN where there is none.
+        effect: of the part that speaks loudest against the claim, as are ``low`` and ``high``; NaN where there is none.
         sweep: the one that was judged, or that would train its runs.
         parameters: of the models judged, rising.
         steps: numbers of training steps of the runs judged, rising.
         decay_times_steps: weight decay times steps of the runs judged, rising.
+        p: see ``Decision``; NaN where nothing was tested, as where nothing can be.
     """
 
     verdict: str
@@ -216,12 +207,16 @@ class Verdict(NamedTuple):
     parameters: Sequence[int] = ()
     steps: Sequence[int] = ()
     decay_times_steps: Sequence[float] = ()
+    p: float = math.nan
 
 
-def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
+def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> Verdict:
     """Judge a claim on a group of curves from its own sweep, or from another folder where that has none.
 
     Of several groups the one with the most runs counts; of equals the one in the earlier folder.
+
+    Args:
+        reading: how often, with this time, the claim has been judged on fresh seeds.
     """
     candidates: list[list[ArmTables]] = []
     missing: list[MissingRunsError] = []
@@ -236,10 +231,10 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
         except MissingRunsError as error:
             missing.append(error)
         else:
-            return _verdict(claim, arms, effects)
+            return _verdict(claim, arms, effects, reading)
     gap = next((str(error) for error in missing if error.arms_exist), "no folder has its arms")
     reason = f"{gap}; lab sweep {claim.sweep} trains what it takes"
-    return Verdict("not run", math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
+    return Verdict(NOT_RUN, math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
 
 
 def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
@@ -256,38 +251,50 @@ def _qualified(effects: Effects) -> Qualified:
     return effects if isinstance(effects, Qualified) else Qualified(effects)
 
 
-def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified) -> Verdict:
-    verdict, interval = _decide(claim, effects)
+def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:
+    decision = _decide(claim, effects, reading)
+    verdict, shown, p, *_ = decision
+    weak = [one for one in effects.control_intervals() if not one.low > 0]
     reason = ""
-    if interval.n < FEWEST_SEEDS:
-        reason = "; ".join([f"{interval.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
+    if shown.n < FEWEST_SEEDS:
+        reason = "; ".join([f"{shown.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
     elif unmet := _unmet(claim, effects, arms):
-        verdict, reason = NOT_TESTABLE, unmet
-    elif caution := _undertrained(claim, arms, verdict):
-        verdict, reason = "inconclusive", caution
-    elif verdict == "reproduced" and (weak := [one for one in effects.control_intervals() if not one.low > 0]):
-        verdict, reason = "inconclusive", _vacuous(claim, min(weak, key=lambda one: one.low), arms)
-    elif verdict != "reproduced":
-        reason = f"the interval {_relation(claim, verdict, interval)}; tried: {extent(arms)}"
+        verdict, reason, p = NOT_TESTABLE, unmet, math.nan
+    elif caution := _undertrained(claim, arms, verdict, reading):
+        verdict, reason = INCONCLUSIVE, caution
+    elif verdict in DECIDED and weak:
+        control = min(weak, key=lambda one: one.low)
+        verdict, reason = (NOT_TESTABLE if control.high <= 0 else INCONCLUSIVE), _vacuous(claim, control, arms)
+    elif verdict != REPRODUCED:
+        reason = f"{_relation(claim, decision, effects, alpha_of(reading))}; tried: {extent(arms)}"
     reason = "; ".join(filter(None, [reason, effects.caution]))
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
     tried = sizes_of(arms), steps_of(arms), decay_times_steps_of(arms)
-    return Verdict(verdict, *interval[:4], reason, folder.name, sweep, *tried)
+    return Verdict(verdict, *shown[:4], reason, folder.name, sweep, *tried, math.nan if verdict == NOT_TESTABLE else p)
 
 
-def _decide(claim: Claim, effects: Qualified) -> tuple[str, Interval]:
-    return decide(effects.intervals(), claim.side, NEGLIGIBLE.get(claim.unit, 0.0))
+def _decide(claim: Claim, effects: Qualified, reading: int) -> Decision:
+    return decide(effects.intervals(), claim.side, MARGINS.get(claim.unit, 0.0), reading)
 
 
-def _relation(claim: Claim, verdict: str, interval: Interval) -> str:
-    """How an interval lies to what is claimed."""
-    low, high = claim.side
-    if verdict == "inconclusive":
-        return f"reaches beyond what is claimed, {_range(claim)}"
-    if interval.high < low or interval.low > high:
-        return f"lies wholly on the other side of what is claimed, {_range(claim)}"
-    return f"reaches down to 0 and stays below {NEGLIGIBLE[claim.unit]:g} {claim.unit}, which counts as none"
+def _relation(claim: Claim, decision: Decision, effects: Qualified, alpha: float) -> str:
+    """How the intervals lie to what is claimed."""
+    (low, high), shown = claim.side, decision.shown
+    if decision.verdict == INCONCLUSIVE:
+        if low < shown.low and shown.high < high:
+            return (
+                f"the {100 * (1 - alpha):g} % interval, which decides, reaches beyond what is claimed, {_range(claim)}"
+            )
+        return f"the interval reaches beyond what is claimed, {_range(claim)}"
+    if decision.verdict == NO_EFFECT:
+        return f"no effect that counts: within {MARGINS[claim.unit]:g} {claim.unit} of 0"
+    if decision.verdict == IN_PART:
+        inside, against = ([effects.parts[part] for part in parts] for parts in (decision.inside, decision.against))
+        return f"so for {listed(inside)}, not for {listed(against)}"
+    if shown.high < low or shown.low > high:
+        return f"the interval lies wholly on the other side of what is claimed, {_range(claim)}"
+    return f"one part has no effect that counts, within {MARGINS[claim.unit]:g} {claim.unit} of 0"
 
 
 def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
@@ -298,16 +305,15 @@ def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
     return f"{claim.presumes.unmet.format(_spell(min(weak, key=lambda one: one.low)))}; tried: {extent(arms)}"
 
 
-def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str) -> str:
+def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: int) -> str:
     """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
-    if verdict == "inconclusive" or not any(arm.reads_sensitivity for arm in arms):
+    if verdict == INCONCLUSIVE or not any(arm.reads_sensitivity for arm in arms):
         return ""
-    effects = _effects(claim, [arm.without_undertraining() for arm in arms])
-    stability, interval = _decide(claim, effects)
-    if stability == verdict:
+    stability = _decide(claim, _effects(claim, [arm.without_undertraining() for arm in arms]), reading)
+    if stability.verdict == verdict:
         return ""
     return (
-        f"undertrained: {verdict} by S, but {stability} by its instability part, {_spell(interval)}; "
+        f"undertrained: {verdict} by S, but {stability.verdict} by its instability part, {_spell(stability.shown)}; "
         f"tried: {extent(arms)}"
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.analysis.claims.judging import NOT_TESTABLE, Verdict
+from lab.analysis.claims.decision import NOT_TESTABLE
+from lab.analysis.claims.judging import Verdict
 from lab.core import files
 from lab.core.errors import RequestError
 

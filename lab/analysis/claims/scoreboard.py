@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.analysis.claims import history
+from lab.analysis.claims.decision import DECIDED, VERDICTS
 from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.history import Reading
 from lab.analysis.claims.judging import (
     CLAIMS,
     FIGURES_OF_THE_PAPER,
     LOG10,
     SOURCES,
-    VERDICTS,
     Claim,
     Verdict,
     amount,
@@ -24,6 +27,8 @@ from lab.analysis.claims.judging import (
 )
 from lab.analysis.claims.replication import compare
 from lab.analysis.claims.revision import EarlierVerdict, dropped, earlier_verdicts, revised
+from lab.analysis.rendering import html
+from lab.analysis.statistics import benjamini_hochberg, thousandths
 from lab.analysis.text import count, plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
@@ -55,17 +60,25 @@ SUBJECTS = {
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 EFFECT = "effect [95 % interval]"
+FALSE_SHARE = 0.05  # of the decided claims that are counted at most so many are expected to be decided falsely
 # The folder, inside one of results, of sweeps trained on a corpus that every machine has; of which figures it is asked.
 OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
-DECIDED = ("reproduced", "contradicted")
 
 
 class ScoreboardRow(NamedTuple):
-    """A claim and its verdict, and that on another corpus (empty where it was not judged there)."""
+    """A claim and its verdict.
+
+    Attributes:
+        on_other_text: its verdict on another corpus; empty where it was not judged there.
+        q: the share of false verdicts to expect among all of the board whose q is at most this one; NaN without a test.
+        readings: how it came out on fresh seeds, each time.
+    """
 
     claim: Claim
     verdict: Verdict
     on_other_text: str = ""
+    q: float = math.nan
+    readings: Sequence[Reading] = ()
 
     @property
     def ours(self) -> bool:
@@ -116,15 +129,23 @@ def judge_all(
     folders: Sequence[Evidence],
     figures: Collection[str] = (),
     other_text: Sequence[Evidence] = (),
+    earlier: Mapping[str, Sequence[Reading]] | None = None,
 ) -> list[ScoreboardRow]:
     """Judge claims on these folders, those of the first source in the order of its figures; apart from them on others.
 
     Args:
         figures: of the first source, to which the claims are limited; empty is every claim of every source.
+        earlier: readings by name of the claim, this one the last.
     """
     claims = [one for one in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(one, figures)]
     claims.sort(key=_position)
-    return [ScoreboardRow(claim, judge_claim(claim, folders), _judge_apart(claim, other_text)) for claim in claims]
+    read_before = [(earlier or {}).get(claim.name, ()) for claim in claims]
+    verdicts = [
+        judge_claim(claim, folders, history.number(each)) for claim, each in zip(claims, read_before, strict=True)
+    ]
+    qs = benjamini_hochberg([verdict.p for verdict in verdicts])
+    apart = [_judge_apart(claim, other_text) for claim in claims]
+    return list(starmap(ScoreboardRow, zip(claims, verdicts, apart, qs, read_before, strict=True)))
 
 
 def _is_of(claim: Claim, figures: Collection[str]) -> bool:
@@ -163,8 +184,8 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
 def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
     """The scoreboard as a table.
 
-    Its columns: ``source, figure, claim, verdict, effect [95 % interval], parameters, steps, λT, seeds, why not``; λT
-    is weight decay times steps.
+    Its columns: ``source, figure, claim, verdict, effect [95 % interval], q, parameters, steps, λT, seeds, readings,
+    why not``; λT is weight decay times steps.
     """
     return pd.DataFrame(
         {
@@ -173,10 +194,12 @@ def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
             "claim": [row.claim.sentence for row in rows],
             "verdict": [row.verdict.verdict for row in rows],
             EFFECT: [row.effect for row in rows],
+            "q": ["" if math.isnan(row.q) else thousandths(row.q) for row in rows],
             "parameters": [_range(row.verdict.parameters, count) for row in rows],
             "steps": [_range(row.verdict.steps) for row in rows],
             "λT": [_range(row.verdict.decay_times_steps) for row in rows],
             "seeds": [row.verdict.seeds for row in rows],
+            "readings": ["; ".join(map(str, row.readings)) for row in rows],
             "why not": [row.verdict.reason for row in rows],
         }
     )
@@ -187,7 +210,10 @@ def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format
 
 
 def render(folders: Sequence[Path], *style: str, source: str = "") -> str:
-    """All of it for ``lab claims``, or the claims of one source: for the eye, or as ``--json`` or ``--markdown``.
+    """All of it for ``lab claims``, or the claims of one source: for the eye, or in a ``style``.
+
+    Args:
+        style: the last of ``--json``, ``--markdown`` and ``--html`` counts.
 
     Raises:
         RequestError: no such source, no such folder, or records that cannot be read.
@@ -195,12 +221,14 @@ def render(folders: Sequence[Path], *style: str, source: str = "") -> str:
     if source and source not in SOURCES:
         raise RequestError(f"no claims of {source!r}; {nearest(source, SOURCES)}")
     evidence = read(folders)
-    rows = judge_all(evidence, other_text=read_other_text(folders))
+    rows = judge_all(evidence, other_text=read_other_text(folders), earlier=history.readings(folders))
     rows = [row for row in rows if not source or row.claim.source == source]
+    if style[-1:] == ("--html",):
+        return page(rows, earlier_verdicts(folders))
     if not style:
         below = list(_drawn(rows) if source else compare(evidence))
         return "\n".join([*text(rows), *[""] * bool(below), *below])
-    return as_json(rows) if style[-1] == "--json" else markdown_tables(rows, earlier_verdicts(folders))
+    return as_json(rows) if style[-1] == "--json" else markdown_tables(rows)
 
 
 def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
@@ -218,7 +246,7 @@ def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
             {
                 "source": columns["source"],
                 "figure": columns["figure"],
-                **columns[["verdict", EFFECT, "parameters", "steps", "λT", "seeds"]],
+                **columns[["verdict", EFFECT, "q", "parameters", "steps", "λT", "seeds"]],
                 "claim (our figure)": [f"{row.claim.sentence}{row.shown and f' ({row.shown})'}" for row in rows],
             }
         )
@@ -232,8 +260,11 @@ def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
 
 
 def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
-    """``60 claims: 30 reproduced, ...`` of the paper's, then of ours, then how far verdicts on other text agree."""
+    """``60 claims: 30 reproduced, ...`` of the paper's, how many are decided, ours, how far other text agrees."""
     yield _tally("claims", [row.verdict.verdict for row in rows if not row.ours])
+    if decided := [row.q for row in rows if row.verdict.verdict in DECIDED]:
+        certain = sum(q <= FALSE_SHARE for q in decided)
+        yield f"{len(decided)} decided, {certain} of them with q at most {FALSE_SHARE:g}"
     if restated := [row.verdict.verdict for row in rows if row.ours]:
         yield _tally("restated by us", restated)
     pairs = [(row.verdict.verdict, row.on_other_text) for row in rows if row.on_other_text]
@@ -246,28 +277,31 @@ def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
 
 
 def _tally(what: str, names: Sequence[str]) -> str:
-    return f"{len(names)} {what}: {', '.join(f'{names.count(verdict)} {verdict}' for verdict in VERDICTS)}"
+    counts = [f"{names.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in names]
+    return f"{len(names)} {what}: {', '.join(counts) or 'none'}"
 
 
 def as_json(rows: Sequence[ScoreboardRow]) -> str:
     """A list of objects, null where unknown.
 
     Their keys: ``source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
-    decay_times_steps, ours``; ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest, largest]`` of what
-    was judged, and ``ours`` is whether we restated a claim of the source.
+    decay_times_steps, ours, p, q, readings``; ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest,
+    largest]`` of what was judged, ``ours`` is whether we restated a claim of the source, and each of ``readings`` has
+    the attributes of ``Reading``.
     """
     return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
 
 
 def _plain(row: ScoreboardRow) -> dict[str, Any]:
     verdict = row.verdict
-    numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high")}
+    numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high", "p")} | {"q": row.q}
+    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
     return {
         "source": row.claim.source,
         "figure": row.claim.figure,
         "claim": row.claim.sentence,
         "verdict": verdict.verdict,
-        **{name: None if math.isnan(value) else value for name, value in numbers.items()},
+        **{name: known[name] for name in ("effect", "low", "high")},
         "seeds": verdict.seeds,
         "sweep": verdict.sweep,
         "parameters": _ends(verdict.parameters),
@@ -275,6 +309,9 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
         "reason": verdict.reason,
         "decay_times_steps": _ends(verdict.decay_times_steps),
         "ours": row.ours,
+        "p": known["p"],
+        "q": known["q"],
+        "readings": [reading._asdict() for reading in row.readings],
     }
 
 
@@ -282,9 +319,9 @@ def _ends(rising: Sequence[float]) -> list[float] | None:
     return [rising[0], rising[-1]] if rising else None
 
 
-def markdown_tables(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -> str:
-    """Both tables of Markdown, each between its marks: the counts by subject, then every claim."""
-    return f"{markdown_by_subject(rows)}\n\n{markdown(rows, earlier)}"
+def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
+    """Markdown, each part between its marks: the counts by subject, then every claim."""
+    return f"{markdown_by_subject(rows)}\n\n{markdown(rows)}"
 
 
 def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
@@ -292,7 +329,7 @@ def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     paper = [row for row in rows if not row.ours]
     verdicts_by_subject: dict[str, list[str]] = {subject: [] for subject in SUBJECTS.values()}
     for row in paper:
-        verdicts_by_subject.setdefault(_subject(row.claim), []).append(row.verdict.verdict)
+        verdicts_by_subject.setdefault(subject_of(row.claim), []).append(row.verdict.verdict)
     head = [
         "| claims on | claims |" + "".join(f" {name} |" for name in VERDICTS),
         "|---|" + "---:|" * (len(VERDICTS) + 1),
@@ -303,7 +340,8 @@ def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, restated, SUBJECT_MARKS[1]])
 
 
-def _subject(claim: Claim) -> str:
+def subject_of(claim: Claim) -> str:
+    """What a claim is about."""
     module = claim.effects.__module__.rpartition(".")[2]
     return SUBJECTS.get(module, module.replace("_", " "))
 
@@ -313,14 +351,38 @@ def _count_row(label: str, names: Sequence[str]) -> str:
     return f"| {' | '.join([label, *counts])} |"
 
 
-def markdown(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -> str:
-    """The table of `results/README.md`: every claim, how it came out, and how it did by ``earlier`` rules, if any."""
-    columns = table(rows).astype(str)
-    columns.insert(list(columns).index("why not"), "also on other text", [row.on_other_text for row in rows])
-    if earlier:
-        columns["before"] = [revised(earlier.get(row.claim.effects.__name__), row.verdict) for row in rows]
+def markdown(rows: Sequence[ScoreboardRow]) -> str:
+    """The tables of `results/README.md`: of each subject every claim, in few columns; tallies below."""
+    lines = [MARKS[0]]
+    for subject in dict.fromkeys(subject_of(row.claim) for row in rows):
+        lines += [f"### {subject[:1].upper()}{subject[1:]}", "", *_few_columns(rows, subject), ""]
+    return "\n".join([*lines, *(f"- {tally}." for tally in tallies(rows)), MARKS[1]])
+
+
+def _few_columns(rows: Sequence[ScoreboardRow], subject: str) -> list[str]:
+    shown = [row for row in rows if subject_of(row.claim) == subject]
+    columns = table(shown)[["claim", "verdict", EFFECT, "q", "seeds", "steps", "parameters"]].astype(str)
+    columns.insert(1, "stated in", [f"{row.claim.source}, {row.figure}" for row in shown])
     cells = [[cell.replace("|", "&#124;") for cell in line] for line in columns.to_numpy().tolist()]
     lines = [f"| {' | '.join(line)} |" for line in [list(columns), *cells]]
     lines.insert(1, "|---" * columns.shape[1] + "|")
+    return lines
+
+
+def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -> str:
+    """A page of every claim with all that is known of it; its table sorts and filters.
+
+    Args:
+        earlier: verdicts by earlier rules, which stand beside those of today.
+    """
+    columns = table(rows)
+    columns.insert(0, "about", [subject_of(row.claim) for row in rows])
+    columns.insert(list(columns).index("why not"), "on other text", [row.on_other_text for row in rows])
+    if earlier:
+        columns["by earlier rules"] = [revised(earlier.get(row.claim.name), row.verdict) for row in rows]
     notes = [f"{note}." for note in (*tallies(rows), *dropped(earlier, set(CLAIMS)))]
-    return "\n".join([MARKS[0], *lines, "", "\n".join(f"- {note}" for note in notes), MARKS[1]])
+    body = [
+        html.bullets(notes),
+        html.table(columns, prose=("about", "claim", EFFECT, "readings", "why not", "by earlier rules"), sorts=True),
+    ]
+    return html.document("Claims of papers and how they came out", body)

@@ -92,15 +92,21 @@ def links(files: Mapping[str, str], drawing: str = "", formats: Iterable[str] = 
     return f'<p class="files">{" ".join(parts)}</p>'
 
 
-def table(frame: pd.DataFrame, prose: Iterable[str] = ()) -> str:
-    """A table whose cells are shown as plain text; it scrolls inside itself. Columns of ``prose`` are wrapped."""
+def table(frame: pd.DataFrame, prose: Iterable[str] = (), *, sorts: bool = False) -> str:
+    """A table whose cells are shown as plain text; it scrolls inside itself.
+
+    Args:
+        prose: columns that are wrapped.
+        sorts: by the column whose head is pressed; a field above keeps the rows that have all words typed.
+    """
     wrapped = [' class="prose"' if name in set(prose) else "" for name in frame]
     cells = [[_literal(str(cell)) for cell in row] for row in [list(frame.columns), *frame.to_numpy().tolist()]]
     head = "".join(f'<th scope="col">{cell}</th>' for cell in cells[0])
     rows = ["".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(wrapped, row, strict=True)) for row in cells[1:]]
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     content = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
-    return f'<div class="table" tabindex="0"><table>\n{content}\n</table></div>'
+    kind = ' data-sorts=""' if sorts else ""
+    return f'<div class="table" tabindex="0"><table{kind}>\n{content}\n</table></div>'
 
 
 def figure(svg: str, caption: str, files: str = "") -> str:

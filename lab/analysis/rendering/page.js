@@ -63,6 +63,44 @@
   document.addEventListener("keydown", function (event) { if (event.key === "Escape") hide(); });
   document.addEventListener("scroll", hide, { passive: true, capture: true });
 
+  document.querySelectorAll("table[data-sorts]").forEach(function (table) {
+    var body = table.tBodies[0], rows = Array.prototype.slice.call(body.rows), heads = table.tHead.rows[0].cells;
+    var field = document.createElement("input"), count = document.createElement("output"), frame = table.parentNode;
+    field.type = "search";
+    field.placeholder = "words that a row must have, such as: contradicted warm-up";
+    field.setAttribute("aria-label", field.placeholder);
+    frame.parentNode.insertBefore(field, frame);
+    frame.parentNode.insertBefore(count, frame);
+    function filter() {
+      var words = field.value.toLowerCase().split(/\s+/), shown = 0;
+      rows.forEach(function (row) {
+        var text = row.textContent.toLowerCase();
+        row.hidden = !words.every(function (word) { return text.indexOf(word) >= 0; });
+        shown += row.hidden ? 0 : 1;
+      });
+      count.textContent = shown + " of " + rows.length;
+    }
+    field.addEventListener("input", filter);
+    filter();
+    Array.prototype.forEach.call(heads, function (head, column) {
+      var button = document.createElement("button");
+      button.type = "button";
+      button.textContent = head.textContent;
+      head.textContent = "";
+      head.appendChild(button);
+      button.addEventListener("click", function () {
+        var down = head.getAttribute("aria-sort") === "ascending", sign = down ? -1 : 1;
+        Array.prototype.forEach.call(heads, function (other) { other.removeAttribute("aria-sort"); });
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        rows.slice().sort(function (one, other) {
+          var a = one.cells[column].textContent, b = other.cells[column].textContent;
+          if (!a || !b) return a ? -1 : b ? 1 : 0; // empty cells last, either way
+          return sign * a.localeCompare(b, "en", { numeric: true });
+        }).forEach(function (row) { body.appendChild(row); });
+      });
+    });
+  });
+
   document.querySelectorAll("button[data-png]").forEach(function (button) { // a picture of the drawing above it
     button.hidden = false;
     button.addEventListener("click", function () {

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.claims import scoreboard
+from lab.analysis.claims.decision import VERDICTS
 from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import VERDICTS
 from lab.analysis.claims.scoreboard import ScoreboardRow
 from lab.analysis.curves import load, switches_text
 from lab.analysis.figures import FIGURES
@@ -44,8 +44,9 @@ LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
 lower than at initialization."""
 CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim
-is reproduced where the whole 95 % interval lies on its side, contradicted where it lies wholly on the other side, else
-inconclusive. A claim on a cure is not testable here where these runs do not show the trouble that it cures."""
+is reproduced where the intervals of all its parts lie on its side, contradicted where one surely does not and none
+surely does, and holds in part where some surely do. No effect is one that surely does not count. A claim on a cure is
+not testable here where these runs do not show the trouble that it cures. Everything else is inconclusive."""
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 NAMED_ARMS = 12  # of more the tables have the names

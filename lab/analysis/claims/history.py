@@ -1,0 +1,61 @@
+"""How often a claim has been judged on fresh seeds, and how it came out each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from lab.analysis.claims.decision import DECIDED
+from lab.core.errors import RequestError
+
+FILE = "readings.csv"
+
+
+class Reading(NamedTuple):
+    """A verdict on seeds on which no rule had been made.
+
+    Attributes:
+        seeds: as ranges, ``3-9``.
+        date: of the records, as in ISO 8601.
+        verdict: by the rules of that day.
+        effect: of the part that spoke loudest against the claim, with its 95 % interval from ``low`` to ``high``.
+    """
+
+    seeds: str
+    date: str
+    verdict: str
+    effect: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.seeds} ({self.date}): {self.verdict}"
+
+
+def number(earlier: Sequence[Reading]) -> int:
+    """Which reading this is, whose record is the last of these: the first, and one more for each left undecided before.
+
+    A claim that was decided and is read again is tested anew; only reading on until an interval decides costs alpha.
+    """
+    return 1 + sum(reading.verdict not in DECIDED for reading in earlier[:-1])
+
+
+def readings(folders: Sequence[Path]) -> Mapping[str, list[Reading]]:
+    """By name of the claim, earliest first, those of the first folder that has any; none where no folder has.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
+    for path in (folder / FILE for folder in folders):
+        if path.exists():
+            try:
+                table = pd.read_csv(path)
+                rows = [(str(claim), Reading(*values)) for claim, *values in table.itertuples(index=False)]
+            except (OSError, ValueError, TypeError):
+                columns = ",".join(("claim", *Reading._fields))
+                raise RequestError(f"{path} cannot be read as readings: a table with columns {columns}") from None
+            return {claim: [reading for name, reading in rows if name == claim] for claim, _ in rows}
+    return {}

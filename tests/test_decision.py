@@ -1,0 +1,197 @@
+"""The rule of the board: which intervals give which word, and how often it errs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import planted
+from lab.analysis.claims import history
+from lab.analysis.claims.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
+from lab.analysis.claims.effects import Qualified, parts
+from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.history import Reading
+from lab.analysis.claims.judging import CLAIMS, judge_claim
+from lab.analysis.statistics import benjamini_hochberg, student_t
+from lab.core.errors import RequestError
+
+UP, DOWN, WIDE = [1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 1.1, 1.2]
+NONE, SLIGHT = [0.001, 0.0, -0.001], [0.010, 0.011, 0.012]
+NEAR = (-0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "side", "margin", "verdict"),
+    [
+        ([UP], ABOVE_ZERO, 0, "reproduced"),
+        ([DOWN], ABOVE_ZERO, 0, "contradicted"),
+        ([WIDE], ABOVE_ZERO, 0, "inconclusive"),
+        ([UP[:2]], ABOVE_ZERO, 0, "inconclusive"),
+        ([[0.0, 0.0, 0.0]], ABOVE_ZERO, 0, "inconclusive"),
+        ([[0.01, 0.0, -0.01]], NEAR, 0, "reproduced"),
+        ([[0.5, 0.51, 0.52]], NEAR, 0, "contradicted"),
+        ([[0.1, 0.0, -0.1]], NEAR, 0, "inconclusive"),
+        # several parts
+        ([UP, UP], ABOVE_ZERO, 0, "reproduced"),
+        ([UP, WIDE], ABOVE_ZERO, 0, "inconclusive"),
+        ([UP, DOWN], ABOVE_ZERO, 0, "in part"),
+        ([WIDE, DOWN], ABOVE_ZERO, 0, "contradicted"),
+        # an effect that does not count, whether or not its interval touches zero
+        ([NONE], ABOVE_ZERO, 0.02, "no effect"),
+        ([SLIGHT], ABOVE_ZERO, 0.02, "no effect"),
+        ([SLIGHT], ABOVE_ZERO, 0, "reproduced"),
+        ([[-0.010, -0.011, -0.012]], ABOVE_ZERO, 0.02, "no effect"),
+        ([[0.01, 0.0, -0.01]], ABOVE_ZERO, 0.02, "inconclusive"),  # up to .025
+        ([[-0.3, -0.15, -0.01]], ABOVE_ZERO, 0.02, "inconclusive"),  # surely below .3, not surely below zero
+        ([UP, NONE], ABOVE_ZERO, 0.02, "in part"),
+        ([NONE, SLIGHT], ABOVE_ZERO, 0.02, "no effect"),
+        ([WIDE, NONE], ABOVE_ZERO, 0.02, "contradicted"),
+        ([NONE], (-0.01, math.inf), 0.02, "reproduced"),  # the margin is for claims of an effect above zero
+    ],
+)
+def test_the_word(seeds: list[list[float]], side: tuple[float, float], margin: float, verdict: str) -> None:
+    assert decide([student_t(values) for values in seeds], side, margin).verdict == verdict
+
+
+def test_parts_are_told_apart_and_the_one_against_the_claim_is_shown() -> None:
+    up, down, wide = map(student_t, (UP, DOWN, WIDE))
+    decision = decide([up, wide, down], ABOVE_ZERO)
+    assert (decision.verdict, decision.inside, decision.against, decision.shown) == ("in part", (0,), (2,), down)
+    weak = student_t([0.2, 0.21, 0.22])
+    assert decide([up, weak], ABOVE_ZERO).shown == weak
+
+
+def test_any_part_may_speak_against_a_claim_so_each_is_tested_at_its_share() -> None:
+    """A part whose 95 % interval lies just on the other side contradicts alone, and does not beside two others."""
+    against = student_t([-0.5, -2.2, -3.0, -2.1, -0.3])
+    assert -0.2 < against.high < 0
+    assert decide([against], ABOVE_ZERO).verdict == "contradicted"
+    assert decide([against, student_t(WIDE), student_t(WIDE)], ABOVE_ZERO).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("level", [0.9, 0.99])
+def test_a_p_is_that_of_the_interval_that_ends_at_the_bound(level: float) -> None:
+    values = [0.3, 0.5, 0.45, 0.2]
+    ends = student_t(values, level)
+    interval = student_t(values)
+    assert interval.p_outside(ends.low, math.inf) == pytest.approx(1 - level)
+    assert interval.p_outside(-math.inf, ends.high) == pytest.approx(1 - level)
+    assert interval.p_inside(ends.high, math.inf) == pytest.approx(1 - level)
+    assert interval.p_inside(-math.inf, ends.low) == pytest.approx(1 - level)
+    assert interval.p_outside(0.0, 0.0) == 1
+    assert interval.p_inside(0.0, math.inf) == 1
+
+
+def test_the_p_of_a_verdict_is_corrected_for_parts_and_readings() -> None:
+    values = [1.0, 1.2, 0.7, 1.4]
+    alone = stats.ttest_1samp(values, 0).pvalue
+    first = ALPHA / alpha_of(1)
+    assert decide([student_t(values)], ABOVE_ZERO).p == pytest.approx(alone * first)
+    assert decide([student_t(values)], ABOVE_ZERO, reading=2).p == pytest.approx(min(1, alone * ALPHA / alpha_of(2)))
+    down = student_t([-value for value in values])
+    assert decide([down, student_t(WIDE)], ABOVE_ZERO).p == pytest.approx(2 * alone * first)
+
+
+def test_alpha_is_spent_once() -> None:
+    assert sum(alpha_of(reading) for reading in range(1, READINGS + 1)) == pytest.approx(ALPHA)
+    with pytest.raises(ValueError, match="reading 7 of 6"):
+        alpha_of(READINGS + 1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+@pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "fresh"])
+def test_a_claim_read_until_it_is_decided_is_decided_falsely_in_one_of_twenty_cases_at_most(
+    count: int, pooled: bool
+) -> None:
+    """Six readings of four seeds each, all effects zero, so both `reproduced` and `contradicted` are false.
+
+    By the plain 95 % interval of each reading it would be one in five with one part, and more with more.
+    """
+    draws = np.random.default_rng(count)
+    worlds, false, plain = 1000, 0, 0
+    for values in draws.normal(size=(worlds, count, 4 * READINGS)):
+        seen = [values[:, (0 if pooled else 4 * n) : 4 * (n + 1)] for n in range(READINGS)]
+        intervals = [[student_t(part) for part in each] for each in seen]
+        words = (decide(each, ABOVE_ZERO, reading=n).verdict for n, each in enumerate(intervals, 1))
+        false += any(word in DECIDED for word in words)
+        plain += any(one.high < 0 or (count == 1 and one.low > 0) for each in intervals for one in each)
+    chance = stats.binom.ppf(0.999, worlds, ALPHA)
+    assert false <= chance
+    assert plain > 2 * chance
+
+
+def test_only_readings_that_left_a_claim_undecided_cost_alpha() -> None:
+    def read(*verdicts: str) -> list[Reading]:
+        return [Reading("3-5", "2026-11-23", verdict, 0, 0, 0) for verdict in verdicts]
+
+    assert history.number([]) == history.number(read("inconclusive")) == 1
+    assert history.number(read("reproduced", "inconclusive")) == 1
+    assert history.number(read("inconclusive", "reproduced", "inconclusive", "reproduced")) == 3
+
+
+def test_a_second_reading_takes_a_wider_interval_and_says_so() -> None:
+    claim = CLAIMS["qk_layernorm_lowers_sensitivity"]
+    cards = list(planted.cards())
+    for card in cards:  # seeds that differ so much that the first reading just decides
+        if "qk_layernorm" in card["intervention"] and card["optimizer.lr"] > 0.01:
+            card["final_val_loss"] += 0.1 * card["seed"] * (card["optimizer.lr"] / 0.3)
+    folders = [Evidence("made", planted.records(cards))]
+    first, second = (judge_claim(claim, folders, reading) for reading in (1, 2))
+    assert (first.verdict, second.verdict) == ("reproduced", "inconclusive")
+    assert first[1:4] == second[1:4]
+    assert second.reason.startswith("the 99.8 % interval, which decides, reaches beyond what is claimed, above 0 ")
+
+
+@pytest.mark.parametrize(
+    ("effect", "control", "verdict"),
+    [
+        (UP, UP, "reproduced"),
+        (DOWN, UP, "contradicted"),
+        (NONE, UP, "no effect"),
+        *((effect, WIDE, "inconclusive") for effect in (UP, DOWN, NONE)),
+        *((effect, DOWN, "not testable here") for effect in (UP, DOWN, NONE)),
+        (WIDE, DOWN, "inconclusive"),
+    ],
+)
+def test_every_decision_takes_a_control(effect: list[float], control: list[float], verdict: str) -> None:
+    def effects(*_: object) -> Qualified:
+        return Qualified(pd.Series(effect, list("012")), control=Qualified(pd.Series(control, list("012"))))
+
+    claim = CLAIMS["qk_layernorm_lowers_sensitivity"]._replace(effects=effects, unit="nats/token")
+    judged = judge_claim(claim, [Evidence("made", planted.records(list(planted.cards())))])
+    assert judged.verdict == verdict
+    assert judged.verdict in VERDICTS
+    assert math.isnan(judged.p) == (verdict == "not testable here")
+
+
+def test_a_claim_that_holds_in_part_says_for_which_parts() -> None:
+    def effects(*_: object) -> pd.DataFrame:
+        return parts(rare_tokens=pd.Series(UP, list("012")), final=pd.Series(DOWN, list("012")))
+
+    claim = CLAIMS["qk_layernorm_lowers_sensitivity"]._replace(effects=effects)
+    judged = judge_claim(claim, [Evidence("made", planted.records(list(planted.cards())))])
+    assert judged.verdict == "in part"
+    assert judged.reason.startswith("so for rare tokens, not for final; tried: ")
+    sizes = pd.DataFrame([[1, 2], [1, 2]], columns=[24_736, 98_624])
+    assert Qualified(sizes).parts == ["24.7k parameters", "98.6k parameters"]
+    assert Qualified(pd.concat([sizes, sizes], axis=1)).parts == ["part 1", "part 2", "part 3", "part 4"]
+
+
+def test_q_is_that_of_benjamini_and_hochberg() -> None:
+    ps = [0.001, 0.5, 0.03, 0.02, 0.9, 0.04]
+    assert benjamini_hochberg(ps) == pytest.approx(stats.false_discovery_control(ps).tolist())
+    with_gap = benjamini_hochberg([*ps[:2], math.nan, *ps[2:]])
+    assert math.isnan(with_gap.pop(2))
+    assert with_gap == benjamini_hochberg(ps)
+
+
+def test_a_table_of_readings_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "readings.csv").write_text("claim,seeds\na,3-5\n")
+    with pytest.raises(RequestError, match="cannot be read as readings: a table with columns claim,seeds,date"):
+        history.readings([tmp_path])
+    assert history.readings([tmp_path / "nowhere"]) == {}
