@@ -67,7 +67,7 @@ def test_no_interaction_is_reproduced_where_the_burst_raises_no_loss(name: str) 
         peak = -0.5 if run["burst.fraction"] and is_earlier else 0.0
         recorded["val_loss", ""] = (5.6, 2.0, 2.0, 2.0 + peak)
     verdict = judge_claim(CLAIMS[name], [Evidence("state_and_data", planted_claims.records(runs))])
-    assert verdict.verdict == "inconclusive", verdict
+    assert verdict.verdict == "not testable here", verdict
     assert verdict.low > 0.4
     assert "the control shows no effect" in verdict.reason
 

@@ -102,7 +102,7 @@ def test_a_loss_that_does_not_rise_shows_nothing(name: str) -> None:
     for _, recorded in runs:
         recorded["val_loss", ""] = [*[2.0] * 62, *[2.01] * 3, *[2.0] * 36]
     verdict = judge_claim(CLAIMS[name], [Evidence("adam_theory", planted_claims.records(runs))])
-    assert verdict.verdict == "inconclusive", verdict
+    assert verdict.verdict == "not testable here", verdict
     assert "the control shows no effect" in verdict.reason
 
 
@@ -113,7 +113,7 @@ def test_no_lower_epsilon_prevents_a_freeze_that_no_epsilon_brings() -> None:
     verdict = judge_claim(
         CLAIMS["a_lower_epsilon_prevents_the_freeze"], [Evidence("adam_theory", planted_claims.records(runs))]
     )
-    assert verdict.verdict == "inconclusive", verdict
+    assert verdict.verdict == "not testable here", verdict
     assert "the control shows no effect" in verdict.reason
 
 
