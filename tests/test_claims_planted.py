@@ -16,12 +16,15 @@ import planted_claims
 from lab.analysis.claims import restated
 from lab.analysis.claims.effects import Qualified
 from lab.analysis.claims.evidence import ArmTables, Config, Evidence
-from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
+from lab.analysis.claims.judging import CLAIMS as FILED
+from lab.analysis.claims.judging import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
 from lab.analysis.claims.scoreboard import read
 from lab.analysis.spikes.updates import DESCENT
 from sampling import few
 
-NAMES = list(CLAIMS)
+NAMES = list(FILED)
+# Each judged by its effects, whether or not its sweep could test it.
+CLAIMS = {name: FILED[name]._replace(untestable="") for name in NAMES}
 # Claims on one sweep meet in one process, which plants it once for all of them.
 EACH = [pytest.param(name, marks=pytest.mark.xdist_group(CLAIMS[name].sweep)) for name in NAMES]
 # The machinery is the same for all claims on a sweep, and much of it for all sweeps: the first claim of each stands for
@@ -49,7 +52,8 @@ TAKE_SIX_SEEDS = {
 PRESUME_THEMSELVES = {"top_is_lost_with_neither"}
 # Claims whose own effect reads the trouble that they presume: one by the learning rates below a tenth of eta_div.
 READ_WHAT_THEY_PRESUME = {*PRESUME_THEMSELVES, "z_loss_curves_coincide"}
-PRESUMING = [each for each in EACH if CLAIMS[each.values[0]].presumes]
+ON_EPSILON = {"larger_epsilon_raises_the_loss", "larger_epsilon_loses_training"}
+PRESUMING = [each for each in EACH if CLAIMS[each.values[0]].presumes and each.values[0] not in ON_EPSILON]
 CALM: dict[str, Callable[[Config], bool]] = {
     "everywhere": lambda run: True,
     "at one size": lambda run: run["model.width"] == 64,
@@ -143,7 +147,7 @@ def calm(sweep: str, where: str, *, good: bool) -> list[Evidence]:
 
 
 def test_all_claims_on_the_drift_of_output_logits_presume_that_it_does_harm() -> None:
-    presuming = {name for name in NAMES if CLAIMS[name].presumes}
+    presuming = {name for name in NAMES if CLAIMS[name].presumes} - ON_EPSILON
     assert presuming == {name for name in NAMES if CLAIMS[name].sweep == "output_logits"}
     assert len(presuming) == 7
     assert presuming >= PRESUME_THEMSELVES
@@ -176,6 +180,20 @@ def test_what_is_not_testable_is_so_whatever_its_own_effect_says(name: str, good
     holds = good and name not in READ_WHAT_THEY_PRESUME
     assert (verdict.verdict, alone.verdict) == ("not testable here", "reproduced" if holds else "contradicted")
     assert verdict[1:5] == alone[1:5]
+
+
+@pytest.mark.parametrize("name", sorted(ON_EPSILON))
+def test_what_a_large_epsilon_does_is_not_testable_where_gradients_stay_above_it(name: str) -> None:
+    """In the planted sweep they are 1e-7, a tenth of epsilon."""
+    runs = [
+        (run, {key: 1e3 * values if key[0] == "grad_rms" else values for key, values in recorded.items()})
+        for run, recorded in planted_claims.cards("epsilon", HOLDS)
+    ]
+    verdict = judge_claim(CLAIMS[name], [Evidence("epsilon", planted_claims.records(runs))])
+    assert verdict.verdict == "not testable here"
+    assert verdict.reason.startswith(
+        "gradients stay above the large epsilon: the log10 of epsilon over their RMS is -2 "
+    )
 
 
 def test_a_seed_that_does_not_tell_what_a_claim_presumes_does_not_count() -> None:
@@ -307,6 +325,16 @@ def test_without_runs_there_is_no_verdict(name: str) -> None:
     verdict = judged(claim, HOLDS, frozenset().union(*(arm.ids for arm in without)))
     assert (verdict.verdict, verdict.seeds) == ("not run", 0), verdict
     assert f"lab sweep {claim.sweep}" in verdict.reason
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if FILED[name].untestable])
+@pytest.mark.parametrize("world", [HOLDS, FAILS], ids=["holds", "fails"])
+def test_what_no_run_of_a_sweep_can_test_is_said_to_be_so(name: str, world: dict[int, bool]) -> None:
+    claim = FILED[name]
+    verdict = judged(claim, world)
+    assert (verdict.verdict, verdict.reason, verdict.seeds) == ("not testable here", claim.untestable, 3)
+    assert math.isnan(verdict.p)
+    assert judge_claim(claim, []).verdict == "not run"
 
 
 def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.claims.evidence import LOST, ArmTables, MissingRunsError
+from lab.analysis.sensitivity import HIGH
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
 
@@ -164,9 +165,12 @@ def exceeds(table: pd.DataFrame | pd.Series, bound: float) -> Qualified:
 
 
 def worst(arm: ArmTables) -> pd.DataFrame:
-    """Of the learning rates above the best one, the largest loss minus the best one + 0.3, at each size."""
-    losses = np.stack([arm.lost_by(lr).where(arm.table("log_best") < math.log10(lr), -LOST) for lr in arm.lrs])
-    best = arm.table("log_best")
+    """Of the learning rates above the best one, in the paper's window, the largest loss minus the best one + 0.3.
+
+    At each size.
+    """
+    best, lrs = arm.table("log_best"), [lr for lr in arm.lrs if lr <= HIGH] or [arm.top]
+    losses = np.stack([arm.lost_by(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
     return pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna())
 
 

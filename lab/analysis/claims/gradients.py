@@ -12,7 +12,7 @@ import pandas as pd
 
 from lab.analysis.claims.effects import Effects, Qualified, at_each_size, exceeds, log10, mean, parts, slope
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.claims.judging import ON, QK, TO_SPARE, WIDTH, claim
+from lab.analysis.claims.judging import ON, QK, TO_SPARE, WIDTH, Presumption, claim
 from lab.analysis.curves import LR
 from lab.analysis.probe_values import late
 
@@ -182,14 +182,28 @@ def smaller_epsilon_keeps_gradients(tiny: ArmTables, usual: ArmTables) -> Effect
     return larger - smaller
 
 
-@epsilon("12", "at the top LR epsilon 1e-6 ends higher than 1e-8", arms=[LARGE, USUAL])
+def _epsilon_over_gradient(large: ArmTables, usual: ArmTables) -> Effects:
+    """Log10 of the large epsilon over the late gradient RMS of the first MLP layer at 1e-8, top LR and largest size."""
+    return math.log10(large.setting(EPS)) - late_log(usual, "grad_rms", MLP)[usual.top].iloc[:, -1]
+
+
+REACHED = Presumption(
+    _epsilon_over_gradient, "gradients stay above the large epsilon: the log10 of epsilon over their RMS is {}"
+)
+
+
+@epsilon("12", "at the top LR epsilon 1e-6 ends higher than 1e-8", arms=[LARGE, USUAL], presumes=REACHED)
 def larger_epsilon_raises_the_loss(large: ArmTables, usual: ArmTables) -> Effects:
     """Loss at 1e-6 minus that at 1e-8, largest size."""
     return loss_at_top(large) - loss_at_top(usual)
 
 
 @epsilon(
-    "E.15", "at the top LR training is lost with epsilon 1e-6 and not with 1e-8", arms=[LARGE, USUAL], unit=TO_SPARE
+    "E.15",
+    "at the top LR training is lost with epsilon 1e-6 and not with 1e-8",
+    arms=[LARGE, USUAL],
+    unit=TO_SPARE,
+    presumes=REACHED,
 )
 def larger_epsilon_loses_training(large: ArmTables, usual: ArmTables) -> Effects:
     """Loss minus the best one + 0.3 at 1e-6, the reverse at 1e-8, largest size."""

@@ -100,8 +100,9 @@ class Claim(NamedTuple):
         restates: the name of the claim of the paper that it says anew without constants that no small model meets;
             empty for the paper's own.
         source: the paper, one of ``SOURCES``.
-        name: the name under which it is filed.
         presumes: without which the claim is not testable here, whatever its own effects are; None without one.
+        untestable: why no runs of its sweep can test it, by how they are made; empty where they can.
+        name: the name under which it is filed.
     """
 
     figure: str
@@ -119,6 +120,7 @@ class Claim(NamedTuple):
     restates: str
     source: str
     presumes: Presumption | None
+    untestable: str
     name: str
 
 
@@ -141,6 +143,7 @@ def claim(
     restates: str = "",
     source: str = SOURCES[0],
     presumes: Presumption | None = None,
+    untestable: str = "",
 ) -> Callable[[EffectsOfArms], EffectsOfArms]:
     """Function decorator: file a claim under the name of the function that computes its effects from its arms.
 
@@ -176,6 +179,7 @@ def claim(
                 restates,
                 source,
                 presumes,
+                untestable,
                 effects.__name__,
             )
         )
@@ -258,7 +262,7 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: i
     reason = ""
     if shown.n < FEWEST_SEEDS:
         reason = "; ".join([f"{shown.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
-    elif unmet := _unmet(claim, effects, arms):
+    elif unmet := claim.untestable or _unmet(claim, effects, arms):
         verdict, reason, p = NOT_TESTABLE, unmet, math.nan
     elif caution := _undertrained(claim, arms, verdict, reading):
         verdict, reason = INCONCLUSIVE, caution

@@ -17,7 +17,7 @@ from lab.analysis.claims.effects import Effects, Qualified, exceeds, log10, part
 from lab.analysis.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.claims.judging import BATCH, OPTIMIZER, STEPS, claim
 
-MCCANDLISH, SHALLUE, GLM = "McCandlish 2018", "Shallue 2018", "GLM-130B"
+MCCANDLISH, SHALLUE = "McCandlish 2018", "Shallue 2018"
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"
 # What differs between batch sizes and optimizers of one model.
 LINKS = ("chain", "beta1", "beta2", "eps", "momentum")
@@ -189,7 +189,7 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     arms=_arms_of(ADAM),
     side=(2.0, 3.0),
     unit="ratio",
-    source=GLM,
+    source=MCCANDLISH,
 )
 def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
     """Tokens to the target at 4 B_crit over those at B_crit, log-log straight between tuned batch sizes.

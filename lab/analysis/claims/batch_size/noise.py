@@ -68,7 +68,7 @@ def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
 
 @noise(
     "app. C",
-    "a higher learning rate lowers the noise scale, as a temperature does",
+    "a higher learning rate lowers the noise scale",
     unit="decades per decade",
     cause=[LR],
 )

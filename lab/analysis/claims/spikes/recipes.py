@@ -94,7 +94,8 @@ def _between(small: ArmTables) -> Qualified:
 
 
 @epsilon(
-    "run 3", "with gradients between them, the first learning rate to be lost is higher with epsilon 1e-6 than 1e-8"
+    "run 3",
+    "with gradients between them (epsilon 1e-2 and 1e-4 here), the larger epsilon raises the first unstable rate",
 )
 def a_larger_epsilon_raises_the_lost_rate(small: ArmTables, large: ArmTables) -> Effects:
     """Log10 of the first lost learning rate at the large epsilon minus that at the small one, largest size."""
@@ -105,7 +106,7 @@ def a_larger_epsilon_raises_the_lost_rate(small: ArmTables, large: ArmTables) ->
 
 @epsilon(
     "run 3",
-    "epsilon 1e-6 is more than a lower rate: the range from the best learning rate to the first lost one widens",
+    "a larger epsilon (1e-2 for 1e-4 here) is more than a lower rate: from the best to the first unstable one is wider",
 )
 def a_larger_epsilon_widens_the_range(small: ArmTables, large: ArmTables) -> Effects:
     """Decades from the best learning rate to the first lost one at the large epsilon minus those at the small one."""
