@@ -91,11 +91,12 @@ def test_eta_div_is_where_the_loss_crosses_the_best_one_and_is_known_to_a_step_o
 
 
 def test_a_learning_rate_is_lost_by_what_its_loss_exceeds_the_best_one_plus_three_tenths() -> None:
-    arm = arm_of_losses({1e-3: 2.6, 1e-2: 1.9, 1e-1: 2.15, 1.0: 2.3})
-    assert arm.lost_by(1.0).to_numpy() == pytest.approx(0.1)
+    arm = arm_of_losses({1e-3: 2.6, 1e-2: 1.9, 1e-1: 2.15, 0.3: 2.3, 1.0: 2.9})
+    assert arm.lost_by(0.3).to_numpy() == pytest.approx(0.1)
     assert arm.lost_by(0.1).to_numpy() == pytest.approx(-0.05)
-    assert [arm.lost(lr).to_numpy().tolist() for lr in arm.lrs] == [[[0]] * 3, [[0]] * 3, [[0]] * 3, [[1]] * 3]
-    assert effects.worst(arm).to_numpy() == pytest.approx(0.1)  # not the 0.4 of the under-trained 1e-3
+    assert [arm.lost(lr).to_numpy().tolist() for lr in arm.lrs] == [[[lost]] * 3 for lost in (0, 0, 0, 1, 1)]
+    # not the 0.4 of the under-trained 1e-3, nor the 0.7 of 1.0, which lies beyond the paper's window
+    assert effects.worst(arm).to_numpy() == pytest.approx(0.1)
     stuck = arm_of_losses(dict.fromkeys((1e-3, 1e-2, 1e-1, 1.0), planted.BIGRAM + 1))
     assert stuck.lost_by(1.0).isna().all(axis=None)
 
@@ -202,7 +203,7 @@ def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.Cap
     assert main(["claims", str(results), "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)
     numbers = ("effect", "low", "high", "seeds")
-    keys = ("source", "figure", "claim", "verdict", *numbers, "sweep", "parameters", "steps", "reason")
+    keys = ("name", "source", "figure", "claim", "verdict", *numbers, "sweep", "parameters", "steps", "reason")
     assert {tuple(one) for one in claims} == {(*keys, "decay_times_steps", "ours", "p", "q", "readings")}
     sources = list(dict.fromkeys(one["source"] for one in claims))
     assert sources == [source for source in SOURCES if source in {CLAIMS[name].source for name in CLAIMS}]

@@ -67,6 +67,15 @@ def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
     assert made <= without_q((RESULTS / "README.md").read_text())
 
 
+def test_the_findings_are_effects_of_the_tables() -> None:
+    page = (RESULTS / "README.md").read_text()
+    findings, tables = page[: page.index("## What the folders hold")], page[page.index(scoreboard.MARKS[0]) :]
+    effect = r"[\d.]+ \[[\d.]+, [\d.]+\]"
+    shown = re.findall(effect, " ".join(findings.split()))
+    assert len(shown) >= 10
+    assert set(shown) <= set(re.findall(effect, tables))
+
+
 @pytest.mark.slow
 @in_one_process
 @pytest.mark.parametrize("page", TABLES)

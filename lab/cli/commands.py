@@ -31,6 +31,7 @@ lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also
     [--mantissa-bits N]                          of the format that rounds output logits (default: 7, as bf16 has)
 lab claims [DIR ...] [--json|--markdown]         which claims of papers the records bear out (default: results)
     [--html FILE]                                as a page whose table sorts and filters
+lab power DIR CLAIM [--effect X] [--reading N]   how many seeds a claim takes, from the spread of the pilot seeds there
     [--source NAME]                              those of one source, such as PaLM-540B, and the figures that show them
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
@@ -252,6 +253,17 @@ def _claims(arguments: list[str]) -> None:
     say(scoreboard.render(folders, *formats, source=source))
 
 
+def _power(arguments: list[str]) -> None:
+    from lab.analysis.claims import power
+
+    given = _OptionParser("--effect", "--reading").read(arguments)
+    if len(given.folders) != 2:
+        raise RequestError("power of which claim? lab power DIR CLAIM [--effect NUMBER] [--reading N]")
+    folder, claim = given.folders
+    for line in power.power_lines(folder, str(claim), given.effect, given.reading or "1"):
+        say(line)
+
+
 def _export(arguments: list[str]) -> None:
     from lab.records import export
 
@@ -335,6 +347,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "scan": _scan,
     "watch": _watch,
     "claims": _claims,
+    "power": _power,
     "check": _check,
     "compare": _compare,
     "status": _status,

@@ -215,12 +215,26 @@ class Verdict(NamedTuple):
 
 
 def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> Verdict:
-    """Judge a claim on a group of curves from its own sweep, or from another folder where that has none.
-
-    Of several groups the one with the most runs counts; of equals the one in the earlier folder.
+    """Judge a claim on the runs that ``effects_of`` finds.
 
     Args:
         reading: how often, with this time, the claim has been judged on fresh seeds.
+    """
+    try:
+        arms, effects = effects_of(claim, folders)
+    except MissingRunsError as error:
+        reason = f"{error}; lab sweep {claim.sweep} trains what it takes"
+        return Verdict(NOT_RUN, math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
+    return _verdict(claim, arms, effects, reading)
+
+
+def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTables], Qualified]:
+    """The arms of a claim and its effects, on a group of curves from its own sweep, or where that has none another.
+
+    Of several groups the one with the most runs counts; of equals the one in the earlier folder.
+
+    Raises:
+        MissingRunsError: no folder has the runs that it takes.
     """
     candidates: list[list[ArmTables]] = []
     missing: list[MissingRunsError] = []
@@ -231,14 +245,10 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> 
             missing.append(error)
     for arms in sorted(candidates, key=lambda arms: _weight(claim, arms), reverse=True):
         try:
-            effects = _effects(claim, arms)
+            return arms, _effects(claim, arms)
         except MissingRunsError as error:
             missing.append(error)
-        else:
-            return _verdict(claim, arms, effects, reading)
-    gap = next((str(error) for error in missing if error.arms_exist), "no folder has its arms")
-    reason = f"{gap}; lab sweep {claim.sweep} trains what it takes"
-    return Verdict(NOT_RUN, math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
+    raise MissingRunsError(next((str(error) for error in missing if error.arms_exist), "no folder has its arms"))
 
 
 def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:

@@ -284,7 +284,7 @@ def _tally(what: str, names: Sequence[str]) -> str:
 def as_json(rows: Sequence[ScoreboardRow]) -> str:
     """A list of objects, null where unknown.
 
-    Their keys: ``source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
+    Their keys: ``name, source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
     decay_times_steps, ours, p, q, readings``; ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest,
     largest]`` of what was judged, ``ours`` is whether we restated a claim of the source, and each of ``readings`` has
     the attributes of ``Reading``.
@@ -297,6 +297,7 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
     numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high", "p")} | {"q": row.q}
     known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
     return {
+        "name": row.claim.name,
         "source": row.claim.source,
         "figure": row.claim.figure,
         "claim": row.claim.sentence,
