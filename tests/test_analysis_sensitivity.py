@@ -61,6 +61,14 @@ def test_no_learning_rate_is_best_where_all_diverged(tmp_path):
     assert not [note for note in notes if "without z-loss at" in note]
 
 
+def test_a_cell_of_losses_has_the_mark_of_its_worst_seed(tmp_path):
+    cards = list(planted.cards(["none"], [32], lrs=[1e-2, 1e-1, 3e-1]))  # those at 0.3 are unstable
+    cards[3] |= {"final_val_loss": planted.BIGRAM + 0.1}
+    cards[7] |= {"status": "diverged", "diverged_at": 3, "final_val_loss": math.nan}
+    (row,) = tables.losses(sensitivity.study([planted.write(tmp_path, cards)])).to_dict("records")
+    assert [row[lr].partition(" ")[2] for lr in ("0.01", "0.1", "0.3")] == ["", "*", "†"]
+
+
 def test_below_two_learning_rates_nothing_is_defined():
     assert math.isnan(lr_sensitivity(curve([2.0])))
     assert math.isnan(lr_sensitivity(curve([2.0, 3.0], lrs=(1e-2, 1.0))))

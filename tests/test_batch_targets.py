@@ -25,6 +25,7 @@ def records(runs: list[dict[str, object]], rows: list[tuple[object, int, str, st
 def test_a_crossing_is_straight_between_records() -> None:
     assert crossing([0, 10, 20, 40], [5.0, 4.0, 3.0, 2.0], 2.5) == (30.0, 20.0)
     assert crossing([0, 10, 20], [5.0, 3.0, 2.0], 3.0) == (10.0, 10.0)
+    assert crossing([0, 10, 20], [5.0, 4.0, 3.0], 3.0) == (20.0, 10.0), "as low as the target in the last record"
     assert crossing([5, 10], [2.0, 1.0], 3.0) == (5.0, 0.0), "low enough from the first record on"
 
 

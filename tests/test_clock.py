@@ -14,6 +14,7 @@ from lab.core import machine
 from lab.core.detectors import STALLED_FOR
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.responses.between_steps import RestartAndLower
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard
 from lab.sweep.capacity import bytes_asked
@@ -23,7 +24,7 @@ from lab.training.clock import Clock
 from lab.training.control import Control, begin_readings
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
-from lab.training.loop import train
+from lab.training.loop import Moment, train
 from lab.training.recorder import Recorder, Run
 from lab.training.snapshots import Snapshots
 from small import brief, configs
@@ -123,6 +124,24 @@ def test_skipped_batches_are_never_drawn() -> None:
     ]
 
 
+def test_what_going_back_costs_adds_up_over_spikes() -> None:
+    made = fleet("seed=0")
+    for skip in (5, 2):
+        for _ in range(10):
+            control(made).before_step()
+            control(made).after_step()
+        control(made)._carry_out(0, Action(rewind=4, skip=skip))
+    outcome = control(made).outcome(0)
+    assert (outcome["rewound_steps"], outcome["skipped_batches"]) == (4 + 4, 5 + 2)
+
+
+def test_a_run_whose_end_alone_is_no_number_diverged_after_its_updates_and_not_after_those_it_repeated() -> None:
+    recorder = Recorder(fleet("seed=0"))
+    recorder.keep(Moment(0, 0, {}, torch.tensor([5.0])))
+    recorder.keep(Moment(20, 15, {}, torch.tensor([torch.nan])))  # of 16 steps, four of them made twice
+    assert recorder.runs()[0].outcome["diverged_at"] == 16
+
+
 def test_a_rewound_run_equals_one_that_drew_those_batches_from_the_start() -> None:
     made = fleet("seed=0", actions={0: Action(rewind=4, skip=5)})
     (run,) = records(made)
@@ -188,6 +207,13 @@ def test_the_soft_guard_divides_by_the_fourth_power_of_the_excess() -> None:
     assert factor_r.tolist() == pytest.approx([0.19753086, 1, 1, 1])
     assert guard.usual_loss(2.0, 4.0) == pytest.approx(2.4)
     assert guard.usual_loss(2.0, float("nan")) == 2.0
+
+
+def test_each_further_spike_lowers_the_rate_again_and_by_more_if_it_returns_soon() -> None:
+    response = RestartAndLower(first_factor=0.5, repeated_factor=0.25, repeated_within=10)
+    memory: Memory = {}
+    actions = [response.act(Reading(step, 9.0, 1.0, spike_begins=True), memory) for step in (20, 29, 39, 40)]
+    assert [action and action.lr_factor for action in actions] == [0.5, 0.125, 0.0625, None]
 
 
 @pytest.mark.parametrize("killed_after", [8, 11, 13])

@@ -17,6 +17,7 @@ from lab.analysis.guard.side_by_side import SideBySide, compare_folders
 from lab.analysis.sensitivity import per_seed
 from lab.analysis.statistics import student_t
 from lab.records import plans, store
+from lab.records.status import read_status
 
 WITHOUT, WITH = "without qk-layernorm", "with qk-layernorm"
 LRS = (3e-3, 1e-2, 3e-2, 1e-1)
@@ -157,6 +158,14 @@ def test_a_status_tells_what_is_there_failed_running_and_missing(
     output = capsys.readouterr().out
     assert "0 running, 4 missing" in output
     assert "step 100 of 400, and no sign for 1:00:00: killed, or cut off from this folder" in output
+
+
+def test_a_failed_run_that_trains_again_counts_as_running_and_no_longer_as_failed(tmp_path: Path) -> None:
+    place, (plan, *_) = under_way(tmp_path)
+    plans.write_progress(place, plan, 0, plans.read_progress(place, plan)[1])
+    status = read_status(place)
+    assert (status.finished, status.failed, status.running, status.missing) == (1, 0, 3, 2)
+    assert status.reasons == {}
 
 
 def test_a_status_takes_one_folder_with_runs_or_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -254,8 +254,9 @@ def test_the_leaderboard_is_paired_and_ranked_by_the_peak() -> None:
         "rewind and skip (skip 0)",
         "none",
     ]
-    change = [line for line in figure.axes[2].get_lines() if line.get_marker() == "o"]
+    change, lost = ([line for line in axes.get_lines() if line.get_marker() == "o"] for axes in figure.axes[2:4])
     assert [float(x) for x in change[0].get_xdata()] == pytest.approx([-0.25, 0.5])
+    assert [float(x) for x in lost[0].get_xdata()] == [10 + 75, 10, 10]
 
 
 def spiked() -> Records:
@@ -320,6 +321,12 @@ def test_bands_of_many_seeds_leave_out_the_extremes() -> None:
     assert ends == pytest.approx(list(np.quantile(values, [0.1, 0.9])))
     assert values.min() < ends[0]
     assert ends[1] < values.max()
+
+
+def test_a_band_is_the_range_of_five_seeds_and_the_middle_of_six() -> None:
+    assert [marks.kind_of_band(seeds) for seeds in (5, 6)] == [marks.RANGE, marks.MIDDLE]
+    assert marks.band_ends(np.arange(5)) == (0, 4)
+    assert marks.band_ends(np.arange(6)) == pytest.approx((0.5, 4.5))
 
 
 def test_arms_of_one_size_are_rows_not_sizes() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lab.core.hooks import HookIntervention, listening
 from lab.core.registry import INTERVENTIONS
 from lab.model.config import ModelConfig
+from lab.responses.within_step import ActivationClamp
 from pieces import intervention, model, tokens, weights_of
 from tests import reference
 
@@ -44,6 +45,13 @@ def test_kappa_of_a_zero_vector_is_zero_with_a_finite_gradient() -> None:
     assert out.eq(0).all()
     assert z.grad is not None
     assert not z.grad.isnan().any()
+
+
+def test_activations_are_clamped_on_both_sides_to_a_multiple_of_the_rms_of_their_own_run() -> None:
+    clamp = ActivationClamp(torch.tensor([1.0, 2.0])).attach("block_output", 2, None)
+    x_rbtd = torch.tensor([[7.0, -7.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
+    clamped_rbtd = torch.tensor([[5.0, -5.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
+    torch.testing.assert_close(clamp(x_rbtd), clamped_rbtd)  # the RMS is 5, and 50
 
 
 def test_layernorm_over_the_model_width_sees_all_heads_at_once() -> None:

@@ -15,6 +15,8 @@ import planted
 import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records
+from lab.analysis.claims.evidence import Evidence
+from lab.analysis.claims.judging import CLAIMS, judge_claim
 from lab.analysis.figures import FIGURES
 from lab.analysis.rendering import style
 from lab.analysis.report.answers import answer
@@ -124,11 +126,17 @@ def test_the_intervals_are_exact() -> None:
 
 @pytest.fixture(scope="module")
 def sweep() -> Records:
-    """The sweep of labelled spikes in which the gradient norm warns; one run has a false alarm."""
+    """The sweep of labelled spikes in which the gradient norm warns; one run has a false alarm.
+
+    It warns three measurements before the loss, in shifts two.
+    """
     made = planted_claims.records(planted_claims.cards("labelled_spikes", dict.fromkeys(range(3), True)))
     metrics = made.metrics.copy()
     clean = made.runs.loc[made.runs["burst"] == "none", "id"].iloc[0]
     metrics.loc[(metrics["id"] == clean) & (metrics["probe"] == "grad_norm") & (metrics["step"] == 200), "value"] = 90.0
+    shifts = made.runs.loc[made.runs["burst"] == "shift", "id"]
+    is_first = (metrics["probe"] == "grad_norm") & (metrics["step"] == 243)
+    metrics.loc[metrics["id"].isin(shifts) & is_first, "value"] = 1.0
     return made._replace(metrics=metrics)
 
 
@@ -139,8 +147,20 @@ def test_the_figure_can_be_read_and_says_what_was_scored(sweep: Records, page: s
         assert not complaints(figure)
     texts = [text for points in figure.points for text in points.texts]
     assert "gradient spike\nfound 12 of 12 bursts\n95 % interval 0.74 to 1.00" in texts
+    assert "gradient spike\nmedian lead 10 steps\nquartiles 8 to 12\n12 bursts with both alarms" in texts
     assert "gradient spike\n1 false alarms in 5,280 steps\n95 % interval 0.0048 to 1.06" in texts
     assert "12 runs have a burst; 5,280 steps are before one or without." in figure.caption
+
+
+def test_a_long_warning_of_one_burst_does_not_stand_for_those_without_any() -> None:
+    runs = planted_claims.cards("labelled_spikes", dict.fromkeys(range(3), False))
+    for card, recorded in runs:
+        if card["burst"] == "shift" and card["optimizer.lr"] == 1e-2:
+            recorded["grad_norm", ""][61] = 20.0
+            recorded["train_loss", ""] = [2.0] * 75 + [4.0] * 3 + [2.0] * 23
+    name = "gradient_norms_warn_of_the_spike"
+    verdict = judge_claim(CLAIMS[name], [Evidence("labelled_spikes", planted_claims.records(runs))])
+    assert (verdict.verdict, verdict.effect) == ("in part", pytest.approx(-4.5)), "there are few false alarms"
 
 
 @pytest.fixture(scope="module")

@@ -33,10 +33,10 @@ def planted_records() -> Records:
     return planted_claims.records(planted_claims.cards("repeated_bursts", SEEDS))
 
 
-def costs(repeats: float, onsets: tuple[int, ...], loss_n: np.ndarray) -> tuple[float, float]:
-    """Peak and recovery of a run of 400 steps whose held-out loss was measured at every second step."""
+def costs(repeats: float, onsets: tuple[int, ...], loss_n: np.ndarray, steps: int = 400) -> tuple[float, float]:
+    """Peak and recovery of a run whose held-out loss was measured at every second step."""
     watched = {"spikes": 0, "rewound_steps": 0, "skipped_batches": 0}
-    card = planted.card(burst="shift", **{"burst.repeats": repeats}) | watched
+    card = planted.card(burst="shift", steps=steps, **{"burst.repeats": repeats}) | watched
     rows = [(card["id"], 2 * step, "val_loss", "", value) for step, value in enumerate(loss_n)]
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     met = [(card["id"], step, step, "burst", 1.0, "") for step in onsets]
@@ -61,6 +61,10 @@ def test_of_several_bursts_the_largest_peak_counts_and_recoveries_add_up() -> No
     lasting = spiking((202, 300, 2.5))
     assert costs(3.0, ONSETS, lasting) == pytest.approx((0.5, 50 + 50 + 0))
     assert costs(3.0, ONSETS, spiking((302, 400, 3.0))) == pytest.approx((1.0, 100))
+
+
+def test_the_last_held_out_loss_is_of_other_text_and_no_peak() -> None:
+    assert costs(1.0, ONSETS[:1], spiking((202, 210, 2.5), (398, 400, 9.0)), steps=399) == pytest.approx((0.5, 10))
 
 
 def test_a_burst_that_a_run_meets_again_after_going_back_is_no_other_burst() -> None:

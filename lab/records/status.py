@@ -98,12 +98,13 @@ def read_status(folder: Path) -> Status:
     if not records and not planned:
         raise RequestError(f"no runs and no plans in {folder}")
     statuses = dict(zip(records.runs["id"], records.runs["status"], strict=True)) if records else {}
-    reasons: Iterable[str] = (
-        records.runs.loc[records.runs["status"] == "failed", "reason"].fillna("no reason") if records else []
-    )
     fleets = [fleet for name in planned for fleet in _fleets_under_way(folder, name, planned[name], statuses)]
     running = {name for fleet in fleets if fleet.is_running for name in fleet.runs}
     unrecorded = {name for plan in planned.values() for fleet in plan for name in fleet} - set(statuses)
+    reasons: Iterable[str] = ()
+    if records:
+        failed = records.runs[records.runs["status"].eq("failed") & ~records.runs["id"].isin(running)]
+        reasons = failed["reason"].fillna("no reason")
     counts = Counter(status for name, status in statuses.items() if name not in running)
     return Status(
         str(folder),

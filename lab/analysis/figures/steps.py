@@ -177,7 +177,7 @@ def _lines(values: pd.DataFrame, runs: pd.DataFrame, row: ProbeSeries, rows: int
     kept["mean"] = np.log(kept["value"]) if row.scale == "log" else kept["value"]
     by_step = kept.groupby([*keys, "step"], sort=False)
     lines = by_step.agg(mean=("mean", "mean"), low=("value", "min"), high=("value", "max"))
-    if runs.groupby(keys).size().max() > marks.MOST_SEEDS_OF_RANGE:
+    if marks.kind_of_band(runs.groupby(keys).size().max()) == marks.MIDDLE:
         lines["low"] = by_step["value"].quantile(marks.MIDDLE_PART[0])
         lines["high"] = by_step["value"].quantile(marks.MIDDLE_PART[1])
     lines["mean"] = np.exp(lines["mean"]) if row.scale == "log" else lines["mean"]

@@ -223,7 +223,7 @@ def _orders(
             continue
         change, gap_now = difference(old_gap, new_gap), _from_zero(new_gap)
         verdict = "same" if gap_now.low > 0 else "unclear"
-        if gap_now.high < 0 and change.high < -limit:
+        if gap_now.high < 0:
             first_got_worse = difference(before[first]["total"], now[first]["total"]).low > 0
             verdict = REGRESSION if first_got_worse else "better"
         numbers = (float(old_gap.mean()), float(new_gap.mean()), change.mean, change.low, change.high, limit)
