@@ -158,8 +158,8 @@ def test_a_long_warning_of_one_burst_does_not_stand_for_those_without_any() -> N
         if card["burst"] == "shift" and card["optimizer.lr"] == 1e-2:
             recorded["grad_norm", ""][61] = 20.0
             recorded["train_loss", ""] = [2.0] * 75 + [4.0] * 3 + [2.0] * 23
-    name = "gradient_norms_warn_of_the_spike"
-    verdict = judge_claim(CLAIMS[name], [Evidence("labelled_spikes", planted_claims.records(runs))])
+    claim = CLAIMS["gradient_norms_warn_of_the_spike"]._replace(untestable="")
+    verdict = judge_claim(claim, [Evidence("labelled_spikes", planted_claims.records(runs))])
     assert (verdict.verdict, verdict.effect) == ("in part", pytest.approx(-4.5)), "there are few false alarms"
 
 
