@@ -60,6 +60,11 @@ SUBJECTS = {
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 EFFECT = "effect [95 % interval]"
+COLUMNS_OF_PAGE = (
+    *("claim", "verdict", EFFECT, "q", "seeds", "why not", "readings", "stated in", "about"),
+    *("parameters", "steps", "λT", "on other text", "by earlier rules"),
+)
+PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about", "by earlier rules")
 FALSE_SHARE = 0.05  # of the decided claims that are counted at most so many are expected to be decided falsely
 # The folder, inside one of results, of sweeps trained on a corpus that every machine has; of which figures it is asked.
 OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
@@ -376,14 +381,15 @@ def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -
     Args:
         earlier: verdicts by earlier rules, which stand beside those of today.
     """
-    columns = table(rows)
-    columns.insert(0, "about", [subject_of(row.claim) for row in rows])
-    columns.insert(list(columns).index("why not"), "on other text", [row.on_other_text for row in rows])
-    if earlier:
-        columns["by earlier rules"] = [revised(earlier.get(row.claim.name), row.verdict) for row in rows]
+    known = table(rows)
+    known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
+    known["about"] = [subject_of(row.claim) for row in rows]
+    known["on other text"] = [row.on_other_text for row in rows]
+    known["by earlier rules"] = [revised(earlier.get(row.claim.name), row.verdict) for row in rows]
+    columns = known[list(COLUMNS_OF_PAGE) if earlier else list(COLUMNS_OF_PAGE[:-1])]
     notes = [f"{note}." for note in (*tallies(rows), *dropped(earlier, set(CLAIMS)))]
     body = [
         html.bullets(notes),
-        html.table(columns, prose=("about", "claim", EFFECT, "readings", "why not", "by earlier rules"), sorts=True),
+        html.table(columns, prose=PROSE, sorts=True),
     ]
     return html.document("Claims of papers and how they came out", body)

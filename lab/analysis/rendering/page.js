@@ -67,7 +67,7 @@
     var body = table.tBodies[0], rows = Array.prototype.slice.call(body.rows), heads = table.tHead.rows[0].cells;
     var field = document.createElement("input"), count = document.createElement("output"), frame = table.parentNode;
     field.type = "search";
-    field.placeholder = "words that a row must have, such as: contradicted warm-up";
+    field.placeholder = "rows with all these words";
     field.setAttribute("aria-label", field.placeholder);
     frame.parentNode.insertBefore(field, frame);
     frame.parentNode.insertBefore(count, frame);
@@ -95,7 +95,8 @@
         rows.slice().sort(function (one, other) {
           var a = one.cells[column].textContent, b = other.cells[column].textContent;
           if (!a || !b) return a ? -1 : b ? 1 : 0; // empty cells last, either way
-          return sign * a.localeCompare(b, "en", { numeric: true });
+          var numbers = [parseFloat(a), parseFloat(b)], words = numbers.some(isNaN);
+          return sign * (words ? a.localeCompare(b, "en", { numeric: true }) : numbers[0] - numbers[1]);
         }).forEach(function (row) { body.appendChild(row); });
       });
     });
