@@ -110,9 +110,8 @@ def test_no_lower_epsilon_prevents_a_freeze_that_no_epsilon_brings() -> None:
     runs = planted_claims.cards("adam_theory", SEEDS)
     for _, recorded in runs:
         recorded["update_rms", "embedding"] = [0.12] * 101
-    verdict = judge_claim(
-        CLAIMS["a_lower_epsilon_prevents_the_freeze"], [Evidence("adam_theory", planted_claims.records(runs))]
-    )
+    claim = CLAIMS["a_lower_epsilon_prevents_the_freeze"]._replace(untestable="")
+    verdict = judge_claim(claim, [Evidence("adam_theory", planted_claims.records(runs))])
     assert verdict.verdict == "not testable here", verdict
     assert "the control shows no effect" in verdict.reason
 
