@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -133,6 +133,7 @@ class Evidence:
         first = self.runs.drop_duplicates("curve")
         keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
         self.curves = {n: _present(curves[key]) for n, key in zip(first["curve"], keys, strict=True)}
+        self._groups: dict[tuple[str, ...], list[ComparisonGroup]] = {}
         self._probe_values: dict[Any, dict[str, float]] = {}
         self._run_tables: dict[Callable[[Records], pd.DataFrame], pd.DataFrame] = {}
 
@@ -147,7 +148,13 @@ class Evidence:
         return score_runs(self.records).set_index(["kind", "id"])
 
     def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
-        """Group the curves that agree in everything but the keys ``frees`` and those below them."""
+        """Group the curves that agree in everything but the keys ``frees`` and those below them; made once."""
+        key = tuple(frees)
+        if key not in self._groups:
+            self._groups[key] = self._grouped(key)
+        return self._groups[key]
+
+    def _grouped(self, frees: Sequence[str]) -> list[ComparisonGroup]:
         groups: dict[Hashable, dict[int, Config]] = {}
         freed = {key for key in set().union(*self.curves.values()) if _below(key, frees)}
         for number, curve in self.curves.items():
