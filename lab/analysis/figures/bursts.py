@@ -25,11 +25,11 @@ ROOM = 0.5  # of a row, the part that the learning rates share
 COLUMNS = (
     Cost(
         "change",
-        "final loss above that\nwithout a burst (nats/token)",
+        "final loss above\nthat without a burst\n(nats/token)",
         Quantity("final loss minus that without a burst", "nats/token"),
     ),
     Cost(
-        "peak", "largest peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token")
+        "peak", "largest peak above\nthe usual held-out\nloss (nats/token)", Quantity("peak excess loss", "nats/token")
     ),
 )
 
