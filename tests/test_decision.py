@@ -179,6 +179,8 @@ def test_a_claim_that_holds_in_part_says_for_which_parts() -> None:
     assert judged.reason.startswith("so for rare tokens, not for final; tried: ")
     sizes = pd.DataFrame([[1, 2], [1, 2]], columns=[24_736, 98_624])
     assert Qualified(sizes).parts == ["24.7k parameters", "98.6k parameters"]
+    assert Qualified(sizes.iloc[:, 1]).parts == ["98.6k parameters"]
+    assert Qualified(pd.Series([1.0])).parts == ["all of it"]
     assert Qualified(pd.concat([sizes, sizes], axis=1)).parts == ["part 1", "part 2", "part 3", "part 4"]
 
 

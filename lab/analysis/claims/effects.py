@@ -46,7 +46,8 @@ class Qualified(NamedTuple):
     @property
     def parts(self) -> list[str]:
         """What the parts are called: by a name, or the size of a model; by their number where that is not enough."""
-        names = [_part_name(label) for label in pd.DataFrame(self.table).columns]
+        labels = [self.table.name] if isinstance(self.table, pd.Series) else self.table.columns
+        names = [_part_name(label) for label in labels]
         return names if len(set(names)) == len(names) else [f"part {number}" for number in range(1, len(names) + 1)]
 
     def intervals(self) -> list[Interval]:
@@ -67,6 +68,8 @@ class Qualified(NamedTuple):
 
 
 def _part_name(label: Hashable) -> str:
+    if label is None:
+        return "all of it"
     if isinstance(label, (int, np.integer)):
         return f"{count(int(label))} parameters"
     return " ".join(map(_part_name, label)) if isinstance(label, tuple) else str(label).replace("_", " ")
