@@ -278,15 +278,17 @@ def test_arms_leave_the_same_weights_when_traced(arms: str, monkeypatch: pytest.
     torch.testing.assert_close(*weights_of_arms(arms), rtol=1e-6, atol=1e-9)
 
 
-# Inductor of torch 2.13 looks up a buffer that the fusion of outer loops has dropped: KeyError in is_contiguous_index.
-FAILS_TO_COMPILE = pytest.mark.xfail(reason="a fault of inductor, reported as a failed run")
-
-
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("arms", [pytest.param(name, marks=[FAILS_TO_COMPILE] * (name == "palm")) for name in ARMS])
+@pytest.mark.parametrize("arms", ARMS)
 def test_arms_leave_the_same_weights_when_compiled(arms: str) -> None:
-    eager, compiled = weights_of_arms(arms)
+    """Inductor of torch 2.13 cannot compile one of them: its fusion of outer loops looks up a buffer that is gone."""
+    try:
+        eager, compiled = weights_of_arms(arms)
+    except torch._inductor.exc.InductorError:
+        if arms != "palm":
+            raise
+        pytest.xfail("KeyError in is_all_write_read_contiguous of inductor")
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
 
 
