@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,26 @@ from lab.analysis.claims.judging import CLAIMS as FILED
 from lab.analysis.claims.judging import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
 from lab.analysis.claims.scoreboard import read
 from lab.analysis.spikes.updates import DESCENT
-from sampling import few
 
 NAMES = list(FILED)
 # Each judged by its effects, whether or not its sweep could test it.
 CLAIMS = {name: FILED[name]._replace(untestable="") for name in NAMES}
 # Claims on one sweep meet in one process, which plants it once for all of them.
 EACH = [pytest.param(name, marks=pytest.mark.xdist_group(CLAIMS[name].sweep)) for name in NAMES]
+
+
+def _quick(names: Collection[str]) -> list[Any]:
+    """Each claim, of which these are quick and the others slow."""
+    return [
+        pytest.param(*each.values, marks=[*each.marks, *[pytest.mark.slow] * (each.values[0] not in names)])
+        for each in EACH
+    ]
+
+
 # The machinery is the same for all claims on a sweep, and much of it for all sweeps: the first claim of each stands for
-# the sweep, and a few of these for all of them, unless all are asked for.
-_FIRST = {CLAIMS[name].sweep: name for name in reversed(NAMES)}
-ONE_A_SWEEP = [
-    pytest.param(each.values[0], marks=[*each.marks, *[pytest.mark.slow] * (each.values[0] not in _FIRST.values())])
-    for each in EACH
-]
-A_FEW = few([each for each in ONE_A_SWEEP if len(each.marks) == 1], 12) + [
-    each for each in ONE_A_SWEEP if len(each.marks) > 1
-]
+# the sweep, and every third of these for all of them, unless all are asked for.
+_FIRST = list({CLAIMS[name].sweep: name for name in reversed(NAMES)}.values())
+ONE_A_SWEEP, A_FEW = _quick(_FIRST), _quick(_FIRST[::3])
 HOLDS, FAILS = dict.fromkeys(range(3), True), dict.fromkeys(range(3), False)
 # Claims that take whichever depths, bursts or largest epsilon there are: without one of their arms they take another.
 DISPENSABLE = {

@@ -171,7 +171,7 @@ FLAGS: dict[str, list[str]] = {
     "config": ["--cfg", "job"],
     "config of Hydra": ["--cfg", "hydra"],
 }
-# Logging that is set up so truncates a file, or imports a module.
+# Logging that is set up so truncates a file, calls a function, or imports a module.
 TRUNCATES = (
     "{version: 1, handlers: {x: {class: logging.FileHandler, filename: victim.txt, mode: w}}, root: {handlers: [x]}}"
 )

@@ -176,8 +176,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     References:
         Holm 1979, A simple sequentially rejective multiple test procedure, https://www.jstor.org/stable/4615733.
     """
-    adjusted, largest = [math.nan] * len(ps), 0.0
-    tests = sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
+    adjusted, largest, tests = [math.nan] * len(ps), 0.0, _by_p(ps)
     for rank, index in enumerate(tests):
         largest = max(largest, min(1.0, (len(tests) - rank) * ps[index]))
         adjusted[index] = largest
@@ -193,12 +192,16 @@ def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
         Benjamini and Hochberg 1995, Controlling the false discovery rate,
         https://doi.org/10.1111/j.2517-6161.1995.tb02031.x.
     """
-    adjusted, smallest = [math.nan] * len(ps), 1.0
-    tests = sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
+    adjusted, smallest, tests = [math.nan] * len(ps), 1.0, _by_p(ps)
     for rank, index in reversed(list(enumerate(tests, 1))):
         smallest = min(smallest, ps[index] * len(tests) / rank)
         adjusted[index] = smallest
     return adjusted
+
+
+def _by_p(ps: Sequence[float]) -> list[int]:
+    """The places of the tests by rising p; NaN is no test."""
+    return sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
 
 
 def difference(old: pd.Series, new: pd.Series, grain: float = 0.0) -> Difference:

@@ -244,13 +244,12 @@ def _claims(arguments: list[str]) -> None:
     from lab.core import files
 
     given = _OptionParser("--source", "--html", switches=["--json", "--markdown"]).read(arguments)
-    formats = [option for option, is_given in (("--json", given.json), ("--markdown", given.markdown)) if is_given]
-    folders, source = given.folders or [Path("results")], given.source or ""
+    options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
+    formats = [option for option, is_given in options.items() if is_given]
+    text = scoreboard.render(given.folders or [Path("results")], *formats, source=given.source or "")
     if given.html:
-        files.write_text(Path(given.html), scoreboard.render(folders, "--html", source=source))
-        say(f"page: {given.html}")
-        return
-    say(scoreboard.render(folders, *formats, source=source))
+        files.write_text(Path(given.html), text)
+    say(f"page: {given.html}" if given.html else text)
 
 
 def _power(arguments: list[str]) -> None:

@@ -84,10 +84,10 @@ def decide(intervals: Sequence[Interval], side: tuple[float, float], margin: flo
     fails = tuple(part for part in parts if against[part] < alpha / count)
     weakest = max(intervals, key=lambda one: max(low - one.low, one.high - high))
     loudest = max(intervals, key=lambda one: max(low - one.high, one.low - high))
-    if ps[REPRODUCED] < alpha and not (ps[NO_EFFECT] < alpha):
-        return Decision(REPRODUCED, weakest, p, tuple(parts))
     if ps[NO_EFFECT] < alpha:
         return Decision(NO_EFFECT, max(intervals, key=lambda one: abs(one.mean)), p, (), tuple(parts))
+    if ps[REPRODUCED] < alpha:
+        return Decision(REPRODUCED, weakest, p, tuple(parts))
     if fails:
         return Decision(IN_PART if holds else CONTRADICTED, loudest, p, holds, fails)
     return Decision(INCONCLUSIVE, weakest, p, holds)

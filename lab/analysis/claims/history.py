@@ -52,10 +52,11 @@ def readings(folders: Sequence[Path]) -> Mapping[str, list[Reading]]:
     for path in (folder / FILE for folder in folders):
         if path.exists():
             try:
-                table = pd.read_csv(path)
-                rows = [(str(claim), Reading(*values)) for claim, *values in table.itertuples(index=False)]
-            except (OSError, ValueError, TypeError):
+                return {
+                    str(claim): [Reading(*row) for row in rows[list(Reading._fields)].itertuples(index=False)]
+                    for claim, rows in pd.read_csv(path).groupby("claim", sort=False)
+                }
+            except (OSError, ValueError, KeyError):
                 columns = ",".join(("claim", *Reading._fields))
                 raise RequestError(f"{path} cannot be read as readings: a table with columns {columns}") from None
-            return {claim: [reading for name, reading in rows if name == claim] for claim, _ in rows}
     return {}

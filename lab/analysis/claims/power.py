@@ -60,7 +60,7 @@ def power_lines(folder: Path, name: str, effect: str | None = None, reading: str
     """
     if reading not in map(str, range(1, READINGS + 1)):
         raise RequestError(f"--reading must be a number from 1 to {READINGS}, not {reading}")
-    wanted = _finite(effect) if effect is not None else None
+    number, wanted = int(reading), _finite(effect) if effect is not None else None
     if name not in set(CLAIMS):
         raise RequestError(f"no claim {name!r}; {nearest(name, CLAIMS)}")
     claim = CLAIMS[name]
@@ -75,14 +75,13 @@ def power_lines(folder: Path, name: str, effect: str | None = None, reading: str
     means = [one.mean if wanted is None else wanted for one in intervals]
     spreads = [one.error * math.sqrt(one.n) for one in intervals]
     distances = [min(mean - low, high - mean) for mean in means]
-    seeds = [seeds_for(*each, reading=int(reading)) for each in zip(distances, spreads, strict=True)]
+    seeds = [seeds_for(*each, reading=number) for each in zip(distances, spreads, strict=True)]
     yield f"{claim.sentence} ({claim.source}, {claim.figure}), in {claim.unit}"
     table = {"part": effects.parts, "pilot mean": [one.mean for one in intervals], "spread over seeds": spreads}
     table |= {"distance to the bound": distances}
     rounded = pd.DataFrame(table).map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
-    yield from plain_text(rounded.assign(**{f"seeds for {POWER:.0%}": [_count(number) for number in seeds]}))
-    level = 1 - alpha_of(int(reading))
-    yield f"pilot of {intervals[0].n} seeds; the interval is that of reading {reading}, {level:.1%}"
+    yield from plain_text(rounded.assign(**{f"seeds for {POWER:.0%}": [_count(each) for each in seeds]}))
+    yield f"pilot of {intervals[0].n} seeds; the interval is that of reading {number}, {1 - alpha_of(number):.1%}"
     yield f"seeds for every part to lie where it is claimed, with {POWER:.0%} probability each: {_count(max(seeds))}"
 
 
