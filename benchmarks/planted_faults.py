@@ -123,7 +123,7 @@ def train(folder: Path, *words: str) -> Path:
     from lab.__main__ import main as lab
 
     command = ["sweep", *words, "hydra/launcher=basic", f"out={folder}"]
-    with patch.object(sys, "argv", ["lab", *command]), patch("lab.analysis.report.build.FIGURES", {}):
+    with patch.object(sys, "argv", ["lab", *command]), patch("lab.report.build.FIGURES", {}):
         code = lab(command)
     torch.set_flush_denormal(False)
     if code:

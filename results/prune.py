@@ -11,8 +11,8 @@ values those of the embedding's tables are read.
 import sys
 from pathlib import Path
 
+from lab.analysis.events.scores import score_runs
 from lab.analysis.probe_values import DISTANCE
-from lab.analysis.spikes.scores import score_runs
 from lab.core import files
 from lab.records import store
 from lab.records.parts import written

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis.claims import history, scoreboard
-from lab.analysis.claims.scoreboard import ScoreboardRow
+from lab.analysis.judging import history
+from lab.report import scoreboard
+from lab.report.scoreboard import ScoreboardRow
 
 RESULTS = Path(__file__).parents[1] / "results"
 in_one_process = pytest.mark.xdist_group("committed")

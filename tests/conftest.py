@@ -51,7 +51,7 @@ def denormals() -> Iterator[None]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of this process without figures, which take longer than a small command takes to train."""
-    monkeypatch.setattr("lab.analysis.report.build.FIGURES", {})
+    monkeypatch.setattr("lab.report.build.FIGURES", {})
 
 
 @pytest.fixture

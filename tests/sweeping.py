@@ -32,7 +32,7 @@ def finished(folder: Path, *words: str) -> store.Records:
     """What a command line that trains leaves behind, timings left out; run in this process, which has torch already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lab", *words, f"out={folder}"])
-        patch.setattr("lab.analysis.report.build.FIGURES", {})
+        patch.setattr("lab.report.build.FIGURES", {})
         assert main(sys.argv[1:]) == 0
     torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     records = store.read(folder)

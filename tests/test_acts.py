@@ -12,7 +12,7 @@ import torch
 
 import planted
 from cap import Cap
-from lab.analysis.claims.evidence import Evidence
+from lab.analysis.judging.evidence import Evidence
 from lab.core.hooks import Act, HookIntervention, HookPoint, acting_at, unlike_names
 from lab.core.registry import INTERVENTIONS
 from lab.core.rounding import as_fp16

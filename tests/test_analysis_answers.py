@@ -7,14 +7,14 @@ import pytest
 
 import planted
 from lab.analysis.curves import arm_factors, points
-from lab.analysis.report.answers import answer, compared, dates, questions
-from lab.analysis.report.comparisons import contrasts, nearest, reference_arm
-from lab.analysis.report.findings import brief_headline
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
 from lab.cli.launch import compose_points
 from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
+from lab.report.answers import answer, compared, dates, questions
+from lab.report.comparisons import contrasts, nearest, reference_arm
+from lab.report.findings import brief_headline
 from planted import BOTH, LRS, cards
 
 

@@ -10,12 +10,12 @@ import pytest
 import planted
 from lab.analysis import Records
 from lab.analysis.curves import points
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.grouping import ways_to_grow
 from lab.analysis.sensitivity import judge
 from lab.core import files
 from lab.records import store
+from lab.studies.figures import FIGURES
 
 SEEDS = (0, 1)
 LR, EPS, WIDTH, DEPTH = "optimizer.lr", "optimizer.eps", "model.width", "model.depth"

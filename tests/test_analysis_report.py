@@ -16,19 +16,19 @@ import pytest
 import planted
 from lab.__main__ import main
 from lab.analysis import Records
-from lab.analysis.claims.scoreboard import judge_all, read
 from lab.analysis.curves import points
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import svg
-from lab.analysis.report import build, findings
-from lab.analysis.report.answers import answer
 from lab.analysis.sensitivity import all_pairs, study
 from lab.analysis.text import plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
+from lab.report import build, findings
+from lab.report.answers import answer
+from lab.report.scoreboard import judge_all, read
+from lab.studies.figures import FIGURES
 
 pytestmark = pytest.mark.xdist_group("page")  # one process draws the page
 # Of what planted runs recorded these figures can be drawn.

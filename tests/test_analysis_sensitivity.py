@@ -12,11 +12,11 @@ from scipy import stats
 
 import planted
 from lab.analysis import sensitivity
-from lab.analysis.claims.evidence import curve_summaries
 from lab.analysis.curves import points
-from lab.analysis.report import findings, tables
+from lab.analysis.judging.evidence import curve_summaries
 from lab.analysis.sensitivity import lr_sensitivity, split
 from lab.analysis.statistics import student_t
+from lab.report import findings, tables
 
 
 def curve(losses, lrs=planted.LRS, at_init=5.0):

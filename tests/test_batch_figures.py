@@ -8,18 +8,19 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, judge_claim
 from lab.analysis.curves import points
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.report.answers import answer
-from lab.analysis.report.batch_answers import batch_cautions
-from lab.analysis.report.build import FIRST
 from lab.analysis.sensitivity import Study, judge
 from lab.analysis.text import spell
 from lab.records.store import Records
+from lab.report.answers import answer
+from lab.studies.batch_size import FIRST_FIGURES
+from lab.studies.batch_size.answer import cautions as batch_cautions
+from lab.studies.claims import CLAIMS
+from lab.studies.figures import FIGURES
 
 COLUMN = style.Page(3.25, 8.0)
 HEADLINES = {
@@ -56,7 +57,7 @@ def test_figures_of_batches_can_be_read(sweep: str, name: str, page: style.Page)
 def test_a_report_of_batches_opens_with_their_figure(sweep: str) -> None:
     records = planted(sweep)
     drawn = []
-    for name in FIRST[:3]:
+    for name in FIRST_FIGURES[:3]:
         try:
             FIGURES[name](records)
         except NothingToDrawError:
@@ -65,7 +66,7 @@ def test_a_report_of_batches_opens_with_their_figure(sweep: str) -> None:
     assert drawn[0] == HEADLINES[sweep]
 
 
-@pytest.mark.parametrize("name", FIRST[:3])
+@pytest.mark.parametrize("name", FIRST_FIGURES[:3])
 def test_other_sweeps_have_no_figures_of_batches(name: str) -> None:
     with pytest.raises(NothingToDrawError):
         FIGURES[name](planted("steps"))

@@ -12,16 +12,17 @@ import pytest
 import planted
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.batch_size.ramps import loss_at, over_tokens, predicted_saving, tokens_to
-from lab.analysis.batch_size.targets import crossings
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, judge_claim
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.probe_values import late, near
 from lab.analysis.rendering import style
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.batch_size.ramps import loss_at, over_tokens, predicted_saving, tokens_to
+from lab.studies.batch_size.targets import crossings
+from lab.studies.claims import CLAIMS
+from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
 
 SCHEDULES = ("quarter", "palm", "glm_130b", "mt_nlg", "gpt3", "adaptive", "constant")

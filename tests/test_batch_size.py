@@ -13,13 +13,13 @@ import pytest
 
 import planted_claims
 from lab.__main__ import main
-from lab.analysis.batch_size import exponent, learning_rate_curve, regimes, steps_curve
-from lab.analysis.batch_size.advice import advise
-from lab.analysis.batch_size.tuning import TunedSteps
-from lab.analysis.figures import FIGURES
 from lab.analysis.statistics import share_interval
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.batch_size import exponent, learning_rate_curve, regimes, steps_curve
+from lab.studies.batch_size.advice import advise
+from lab.studies.batch_size.tuning import TunedSteps
+from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
 from planted import card, table
 
@@ -158,7 +158,7 @@ def test_a_gradient_lost_in_noise_gives_no_noise_scale() -> None:
 
 
 def test_lab_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: planted())
+    monkeypatch.setattr("lab.studies.batch_size.advice.load", lambda _: planted())
     assert main(["batch", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "a batch of about 105 sequences" in " ".join(text.split())
@@ -176,7 +176,7 @@ def test_curves_whose_gradients_tell_no_noise_scale_are_left_out(
     records = planted()
     lost = records.metrics["id"].isin(records.runs["id"][records.runs["optimizer.lr"] == 1e-2])
     records.metrics.loc[lost & records.metrics["where"].str.startswith("squared"), "value"] *= -1
-    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: records)
+    monkeypatch.setattr("lab.studies.batch_size.advice.load", lambda _: records)
     assert main(["batch", str(tmp_path)]) == 0
     table, _, sentences = capsys.readouterr().out.partition("\n\n")
     assert len(table.splitlines()) == 2  # names, and one curve
@@ -198,7 +198,7 @@ def test_lab_batch_of_a_sweep_of_batch_sizes_also_says_what_steps_to_a_target_sa
     records = steps_to_target()
     lost = records.runs["id"][records.runs["batch_size"] == 1]
     records.metrics.loc[records.metrics["id"].isin(lost) & (records.metrics["probe"] == "val_loss"), "value"] = 9.0
-    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: records)
+    monkeypatch.setattr("lab.studies.batch_size.advice.load", lambda _: records)
     assert main(["batch", str(tmp_path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     numbers = re.search(r"with Adam: (\S+) at least, twice that at the critical batch of (\S+) seq", text)
@@ -217,9 +217,9 @@ def test_steps_that_every_batch_halves_name_no_critical_batch(
     """Neither `lab batch`, in words and as data, nor the figure."""
     steps = pd.DataFrame([1000 / GRID * np.exp(0.05 * np.array([1, -1, -1, 1, 1, -1, -1, 1]))] * 3, columns=GRID)
     halved = TunedSteps("Adam", steps, steps, {}, {})
-    for reader in ("batch_size.advice", "figures.batches"):
-        monkeypatch.setattr(f"lab.analysis.{reader}.tuned_steps", lambda _: [halved])
-    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: planted())
+    for reader in ("advice", "figures"):
+        monkeypatch.setattr(f"lab.studies.batch_size.{reader}.tuned_steps", lambda _: [halved])
+    monkeypatch.setattr("lab.studies.batch_size.advice.load", lambda _: planted())
     words = "the critical batch is above 2.69e+03 sequences (95 % interval, unbounded above)."
     assert main(["batch", str(tmp_path)]) == 0
     assert f"with Adam: {words}" in " ".join(capsys.readouterr().out.split())
@@ -235,7 +235,7 @@ def test_steps_that_every_batch_halves_name_no_critical_batch(
 def test_a_target_that_no_run_reached_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: steps_to_target(rise=math.inf))
+    monkeypatch.setattr("lab.studies.batch_size.advice.load", lambda _: steps_to_target(rise=math.inf))
     assert main(["batch", str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert "learning rates reached the target" in message
@@ -247,7 +247,7 @@ def test_a_folder_without_the_probe_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without = planted()._replace(metrics=planted().metrics.iloc[:0])
-    monkeypatch.setattr("lab.analysis.batch_size.advice.load", lambda _: without)
+    monkeypatch.setattr("lab.studies.batch_size.advice.load", lambda _: without)
     assert main(["batch", str(tmp_path)]) == 2
     assert "no run recorded the probe noise_scale" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.analysis.batch_size import growth
-from lab.analysis.batch_size.targets import crossing, crossings, mean_noise_scale, noise_sums, ratio_of_means, tune
-from lab.analysis.batch_size.tuning import budget_pairs, tuned_steps
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.batch_size import growth
+from lab.studies.batch_size.targets import crossing, crossings, mean_noise_scale, noise_sums, ratio_of_means, tune
+from lab.studies.batch_size.tuning import budget_pairs, tuned_steps
 from planted import BIGRAM, card, table
 
 LRS = [0.01, 0.02, 0.04, 0.08, 0.16]

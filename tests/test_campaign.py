@@ -12,9 +12,9 @@ import pytest
 
 from composing import remember
 from lab.__main__ import main
-from lab.analysis.claims.judging import CLAIMS
 from lab.cli import campaign, launch, listing
 from lab.records import store
+from lab.studies.claims import CLAIMS
 from lab.sweep import dry_run
 from lab.sweep.capacity import Host
 from lab.sweep.planner import Point, SweepPlan, points, with_engine

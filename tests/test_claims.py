@@ -15,14 +15,16 @@ import planted
 import planted_claims
 from lab.__main__ import main
 from lab.analysis import probe_values, sensitivity
-from lab.analysis.claims import effects, replication, scoreboard
-from lab.analysis.claims.decision import VERDICTS
-from lab.analysis.claims.evidence import ArmTables, Evidence, curve_summaries
-from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, judge_claim
 from lab.analysis.curves import points
-from lab.analysis.report import findings
+from lab.analysis.judging import effects
+from lab.analysis.judging.decision import VERDICTS
+from lab.analysis.judging.evidence import ArmTables, Evidence, curve_summaries
+from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, judge_claim
 from lab.analysis.sensitivity import judge, study
 from lab.analysis.statistics import student_t
+from lab.report import findings, scoreboard
+from lab.studies.claims import CLAIMS
+from lab.studies.wortsman import replication
 
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
 BOUNDS = CLAIMS["qk_layernorm_bounds_the_logits"]
@@ -252,7 +254,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_every_figure_named_is_ours() -> None:
-    from lab.analysis.figures import FIGURES
+    from lab.studies.figures import FIGURES
 
     assert {CLAIMS[name].shown_in for name in CLAIMS} <= set(FIGURES)
 

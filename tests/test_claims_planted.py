@@ -13,13 +13,13 @@ import pytest
 
 import planted
 import planted_claims
-from lab.analysis.claims import restated
-from lab.analysis.claims.effects import Qualified
-from lab.analysis.claims.evidence import ArmTables, Config, Evidence
-from lab.analysis.claims.judging import CLAIMS as FILED
-from lab.analysis.claims.judging import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
-from lab.analysis.claims.scoreboard import read
-from lab.analysis.spikes.updates import DESCENT
+from lab.analysis.judging.effects import Qualified
+from lab.analysis.judging.evidence import ArmTables, Config, Evidence
+from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
+from lab.report.scoreboard import read
+from lab.studies.claims import CLAIMS as FILED
+from lab.studies.spikes.adam_updates import DESCENT
+from lab.studies.wortsman import restated
 
 NAMES = list(FILED)
 # Each judged by its effects, whether or not its sweep could test it.

@@ -13,11 +13,13 @@ import pytest
 
 import planted
 from lab.__main__ import main
-from lab.analysis.claims import history, revision, scoreboard
-from lab.analysis.claims.decision import VERDICTS
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, Verdict, judge_claim
-from lab.analysis.claims.scoreboard import ScoreboardRow
+from lab.analysis.judging import history
+from lab.analysis.judging.decision import VERDICTS
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import Verdict, judge_claim
+from lab.report import revision, scoreboard
+from lab.report.scoreboard import ScoreboardRow
+from lab.studies.claims import CLAIMS
 
 RESULTS = Path(__file__).parents[1] / "results"
 FALLS = CLAIMS["instability_rises_without"]

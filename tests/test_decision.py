@@ -11,14 +11,15 @@ import pytest
 from scipy import stats
 
 import planted
-from lab.analysis.claims import history
-from lab.analysis.claims.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
-from lab.analysis.claims.effects import Qualified, parts
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.history import Reading
-from lab.analysis.claims.judging import CLAIMS, judge_claim
+from lab.analysis.judging import history
+from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
+from lab.analysis.judging.effects import Qualified, parts
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.history import Reading
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import benjamini_hochberg, student_t
 from lab.core.errors import RequestError
+from lab.studies.claims import CLAIMS
 
 UP, DOWN, WIDE = [1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 1.1, 1.2]
 NONE, SLIGHT = [0.001, 0.0, -0.001], [0.010, 0.011, 0.012]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.analysis.spikes.doubles import Evidence, diagnose
 from lab.model.loss import losses
+from lab.studies.alarms.doubles import Evidence, diagnose
 from lab.training.fleet import Fleet
 from pieces import model, tokens
 from small import configs

@@ -19,17 +19,17 @@ from drawn_texts import complaints
 from lab.__main__ import main
 from lab.analysis import Records, load
 from lab.analysis.curves import points
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.guard import baseline, render
 from lab.analysis.rendering import layout, marks, style
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.report.build import FIRST
 from lab.analysis.sensitivity import HIGH, LOW, judge
 from lab.analysis.statistics import student_t
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.report.build import first_figures
+from lab.studies.figures import FIGURES
 from lab.sweep.coordinate_growth import figure as coordinate_growth
 from sampling import few
 
@@ -153,7 +153,7 @@ def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
     if runs.loc[runs["optimizer.lr"].between(LOW, HIGH), "optimizer.lr"].nunique() > 1:
         assert not wrong(drawings(records, iter(["learning_rate_sensitivity"])))
     else:
-        assert not wrong(islice(drawings(load(folder), iter(FIRST)), 1))
+        assert not wrong(islice(drawings(load(folder), iter(first_figures())), 1))
 
 
 @pytest.mark.slow
@@ -397,7 +397,7 @@ def test_figures_for_a_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "learning_rate_sensitivity"
-    monkeypatch.setattr("lab.analysis.report.paper.FIGURES", {name: FIGURES[name]})
+    monkeypatch.setattr("lab.report.paper.FIGURES", {name: FIGURES[name]})
     folder = planted.write(tmp_path / "study", list(planted.cards(lrs=LRS, widths=(32,))))
     assert main(["report", str(folder), "--format", "pdf", "--width", "3.5"]) == 0
     path = folder / "figures" / "learning_rate_sensitivity.pdf"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lab.__main__ import main
-from lab.analysis.report import stamp
 from lab.core import registry
 from lab.records import store
+from lab.report import stamp
 from lab.sweep import requests
 from lab.sweep.requests import recognizable
 from small import tree

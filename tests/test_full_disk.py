@@ -77,7 +77,7 @@ def test_whichever_write_fails_first_the_rest_is_made_with_space(
 def test_a_figure_that_cannot_be_written_is_no_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lab.analysis.report.build.FIGURES", {"blank": lambda *_: Drawing()})
+    monkeypatch.setattr("lab.report.build.FIGURES", {"blank": lambda *_: Drawing()})
     planted.write(tmp_path, list(planted.cards()))
     (tmp_path / "figures").write_text("in the way")
     assert lab("report", str(tmp_path)) == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import planted
-from lab.analysis.report import build, stamp
+from lab.report import build, stamp
 from lab.sweep import growing
 from lab.sweep.growing import WORTH_DRAWING, GrowingReport
 from lab.sweep.local_jobs import JobEnd

@@ -37,7 +37,7 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     begin, patch = Fleet.__init__, pytest.MonkeyPatch()
-    patch.setattr("lab.analysis.report.build.FIGURES", {})
+    patch.setattr("lab.report.build.FIGURES", {})
     patch.setattr(Fleet, "__init__", lambda fleet, *configs: (begin(fleet, *configs), brief(fleet))[0])
 
     def launch(jobs: Sequence[Sequence[str]]) -> list[str]:

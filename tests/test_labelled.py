@@ -15,15 +15,16 @@ import planted
 import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, judge_claim
-from lab.analysis.figures import FIGURES
+from lab.analysis.events.scores import score_runs, summarize
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.report.answers import answer
 from lab.analysis.sensitivity import study
-from lab.analysis.spikes.scores import score_runs, summarize
 from lab.analysis.statistics import rate_interval, share_interval
 from lab.records import store
+from lab.report.answers import answer
+from lab.studies.claims import CLAIMS
+from lab.studies.figures import FIGURES
 from test_figure_contract import COLUMN
 
 BURST = {"burst": "shift", "burst.start": 0.6, "burst.length": 10.0, "burst.fraction": 0.3}  # steps 240 to 249

@@ -13,17 +13,17 @@ import planted
 import planted_claims
 from drawn_texts import complaints
 from lab.analysis import probe_values
-from lab.analysis.claims.spikes import ledgers as claims
 from lab.analysis.curves import points
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.ledgers import spread
+from lab.analysis.events.costs import named_costs
 from lab.analysis.rendering import style
-from lab.analysis.report.spike_answers import spike_answer
 from lab.analysis.sensitivity import Study, judge
-from lab.analysis.spikes.costs import named_costs
-from lab.analysis.spikes.restarts import restarts_of
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.figures import FIGURES
+from lab.studies.spikes import ledgers as claims
+from lab.studies.spikes.answer import sentence as spike_answer
+from lab.studies.spikes.ledger_figures import spread
+from lab.studies.spikes.restarts import restarts_of
 from small import configs
 
 OPT = "20: optimizer.lr={:g}+80: optimizer.weight_decay=2e-4 optimizer.beta2=0.95+320: optimizer.clip=0.3"

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import planted_claims
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.logit_rounding import (
     MANTISSA_BITS,
     level_at_cost,
@@ -21,6 +20,7 @@ from lab.analysis.logit_rounding import (
     spacing,
 )
 from lab.records.store import Records
+from lab.studies.figures import FIGURES
 from test_figure_contract import small, wrong
 
 VOCABULARY, TOKENS = 4000, 400

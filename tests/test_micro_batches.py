@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from lab.analysis.batch_size import noise_scale
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.optim.batch_schedule import BatchSchedule, Increments, LinearSamples, Steps
 from lab.probes.listener import Listener
+from lab.studies.batch_size import noise_scale
 from lab.training import accumulation
 from lab.training.fleet import Fleet
 from lab.training.identity import columns

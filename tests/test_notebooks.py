@@ -15,9 +15,9 @@ from nbformat import NotebookNode
 from traitlets.config import Config
 
 from lab.analysis import load, show, verdicts
-from lab.analysis.claims import scoreboard
-from lab.analysis.claims.judging import FIGURES_OF_THE_PAPER
+from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER
 from lab.core.errors import RequestError
+from lab.report import scoreboard
 from sampling import few
 
 HOME = Path(__file__).parents[1]

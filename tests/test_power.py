@@ -10,9 +10,9 @@ import pytest
 
 import planted
 from lab.__main__ import main
-from lab.analysis.claims.decision import ABOVE_ZERO, alpha_of, decide
-from lab.analysis.claims.power import POWER, seeds_for
+from lab.analysis.judging.decision import ABOVE_ZERO, alpha_of, decide
 from lab.analysis.statistics import student_t
+from lab.report.power import POWER, seeds_for
 
 CLAIM = "qk_layernorm_lowers_sensitivity"
 

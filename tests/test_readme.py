@@ -17,7 +17,8 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, study
-from lab.analysis.claims import history, scoreboard
+from lab.analysis.judging import history
+from lab.report import scoreboard
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -134,7 +135,7 @@ def test_the_lab_commands_work_in_their_order(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["lab", *smaller])
             if words[0] in ("sweep", "train"):
-                patch.setattr("lab.analysis.report.build.FIGURES", {})
+                patch.setattr("lab.report.build.FIGURES", {})
             code, output = main(smaller), capsys.readouterr()
             assert code == (2 if words[0] in ("check", "scan") else 0), output.err
             assert words[0] != "check" or output.out.startswith("cannot judge: ")

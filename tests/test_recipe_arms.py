@@ -13,12 +13,10 @@ from torch import Tensor
 import planted
 import planted_claims
 from lab.analysis import curves
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, judge_claim
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.probe_values import embedding_share
-from lab.analysis.report.update_answers import embedding_answer
 from lab.analysis.sensitivity import judge
 from lab.core.axes import per_run_norm, per_run_rms
 from lab.core.schema import stack
@@ -26,6 +24,9 @@ from lab.optim.links import Now
 from lab.optim.optimizer import build_optimizer
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.architecture.answer import embedding_answer
+from lab.studies.claims import CLAIMS
+from lab.studies.figures import FIGURES
 from pieces import CPU, intervention, model, recipe, tokens
 from test_model import gradients
 

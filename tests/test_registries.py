@@ -10,7 +10,6 @@ import pytest
 
 import lab.data
 import lab.records.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
-from lab.analysis.figures import FIGURES
 from lab.cli import listing
 from lab.core import registry
 from lab.core.errors import RequestError, nearest
@@ -19,6 +18,7 @@ from lab.core.schema import build
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import build_optimizer
 from lab.probes.listener import ProbesConfig
+from lab.studies.figures import FIGURES
 from pieces import CONF, recipe
 
 FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom models are users' own

@@ -13,14 +13,14 @@ import planted
 import planted_claims
 import planted_damage
 from drawn_texts import complaints
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
-from lab.analysis.report.spike_answers import spike_answer
-from lab.analysis.report.update_answers import distance_answer
-from lab.analysis.spikes.costs import spike_costs
-from lab.analysis.spikes.repeats import repeated_costs
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.events.costs import spike_costs
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.architecture.answer import distance_answer
+from lab.studies.figures import FIGURES
+from lab.studies.spikes.answer import sentence as spike_answer
+from lab.studies.spikes.repeats import repeated_costs
 from test_spike_arms import study
 
 SEEDS = dict.fromkeys(range(3), True)

@@ -14,10 +14,10 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
-from lab.analysis.claims.scoreboard import MARKS, OTHER_TEXT, judge_all, read, table
 from lab.cli import launch
 from lab.records import store
 from lab.records.parts import written
+from lab.report.scoreboard import MARKS, OTHER_TEXT, judge_all, read, table
 from sampling import few
 
 NOT_YET_TRAINED = set[str]()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import planted
-from lab.analysis.report import build, stamp
 from lab.core import files, machine
 from lab.data.corpus import bigram_loss
 from lab.records import store
+from lab.report import build, stamp
 from lab.sweep import pipeline
 from lab.sweep.planner import points
 from lab.training.config import run_config
@@ -133,7 +133,7 @@ def test_records_that_arrive_while_a_report_is_drawn_outdate_it(
 
 
 def test_the_figure_of_a_script_is_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab.analysis.figures.registry import FIGURES
+    from lab.analysis.drawing.registry import FIGURES
 
     assert not stamp._has_other_figures()
     monkeypatch.setitem(FIGURES._entries, "mine", lambda records: None)

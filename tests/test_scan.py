@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lab.__main__ import main
-from lab.analysis.batch_size.frozen import best_step, frozen_law
 from lab.cli import launch
 from lab.core.errors import RequestError
 from lab.data.text import Text
 from lab.records import plans
+from lab.studies.batch_size.frozen import best_step, frozen_law
 from lab.sweep import scan
 from lab.sweep.scan import RunLandscape, measure_noise
 from lab.training.config import run_config

@@ -9,16 +9,17 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, judge_claim
 from lab.analysis.curves import points
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.report.spike_answers import spike_answer
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
-from lab.analysis.spikes.arms import RECIPE, arm_costs
 from lab.records.store import Records
+from lab.studies.claims import CLAIMS
+from lab.studies.figures import FIGURES
+from lab.studies.spikes.answer import sentence as spike_answer
+from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
 from planted_claims import ARM_KEYS, OPTIMIZER_ARMS, SOFTENED
 
 SEEDS = dict.fromkeys(range(3), True)

@@ -10,14 +10,15 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, judge_claim
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.events.costs import spike_costs
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.spikes.costs import spike_costs
-from lab.analysis.spikes.state_and_data import Cell, cells, factors, factors_by_seed
 from lab.records.store import Records
+from lab.studies.claims import CLAIMS
+from lab.studies.figures import FIGURES
+from lab.studies.spikes.state_and_data import Cell, cells, factors, factors_by_seed
 
 INTERACTIONS = ("a_spike_takes_its_state", "a_spike_takes_its_weights", "a_spike_takes_its_moments")
 

@@ -61,8 +61,8 @@ def test_nothing_is_changed_through_a_link_out_of_a_folder(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = {"blank": lambda *_: Drawing()}
-    monkeypatch.setattr("lab.analysis.report.build.FIGURES", drawn)
-    monkeypatch.setattr("lab.analysis.report.paper.FIGURES", drawn)
+    monkeypatch.setattr("lab.report.build.FIGURES", drawn)
+    monkeypatch.setattr("lab.report.paper.FIGURES", drawn)
     log = "step,loss\n" + "".join(
         f"{step},{9 if step in range(500, 520) else 2 + step % 7 / 50}\n" for step in range(900)
     )
@@ -193,7 +193,7 @@ NUMBERS = ("optimizer.lr", "steps", "wall_seconds", "parameters_without_embeddin
 def test_odd_numbers_on_a_card_are_drawn_or_refused(
     number: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lab.analysis.report.build.FIGURES", {})
+    monkeypatch.setattr("lab.report.build.FIGURES", {})
     cards = list(planted.cards(widths=(32,), seeds=(0,), lrs=(1e-3, 1e-2), arms=("z_loss",)))
     for key in NUMBERS:
         folder = tmp_path / key

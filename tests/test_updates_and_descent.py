@@ -13,15 +13,16 @@ import pytest
 import planted
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.claims.evidence import Evidence
-from lab.analysis.claims.judging import CLAIMS, judge_claim
-from lab.analysis.figures import FIGURES
-from lab.analysis.figures.registry import NothingToDrawError
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.report.update_answers import update_answer
-from lab.analysis.spikes.updates import update_traits
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.claims import CLAIMS
+from lab.studies.figures import FIGURES
+from lab.studies.spikes.adam_updates import update_traits
+from lab.studies.spikes.updates_sentence import update_answer
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSET = 40

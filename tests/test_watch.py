@@ -14,9 +14,9 @@ import pytest
 
 import planted
 from lab.__main__ import main
-from lab.analysis.spikes import Log, detect
-from lab.analysis.spikes.detectors import HELD, LEAD
-from lab.analysis.spikes.logs import logs_of
+from lab.analysis.events import Log, detect
+from lab.analysis.events.detectors import HELD, LEAD
+from lab.analysis.events.logs import logs_of
 from lab.core.detectors import FEWEST, LEAST_RISE, MERGE, STALLED_FOR, Span, SpikeWatch, window_statistics
 from lab.records import store
 from planted import cards, write

@@ -10,12 +10,8 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis import forecast as forecast
     from lab.analysis import guard as guard
     from lab.analysis import probe_values as probe_values
-    from lab.analysis.claims.scoreboard import verdicts as verdicts
     from lab.analysis.curves import load as load
     from lab.analysis.curves import points as points
-    from lab.analysis.report import findings as findings
-    from lab.analysis.report import tables as tables
-    from lab.analysis.report.notebook import show as show
     from lab.analysis.sensitivity import Study as Study
     from lab.analysis.sensitivity import all_pairs as all_pairs
     from lab.analysis.sensitivity import by_curve as by_curve
@@ -24,23 +20,27 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis.sensitivity import per_seed as per_seed
     from lab.analysis.sensitivity import study as study
     from lab.records.store import Records as Records
+    from lab.report import findings as findings
+    from lab.report import tables as tables
+    from lab.report.notebook import show as show
+    from lab.report.scoreboard import verdicts as verdicts
 
 # Imported when first asked for, since matplotlib and scipy take longer to load than most of what is asked.
 _MODULES = {
-    "lab.analysis.claims.scoreboard": ("verdicts",),
+    "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
-    "lab.analysis.report.notebook": ("show",),
+    "lab.report.notebook": ("show",),
     "lab.analysis.sensitivity": ("Study", "all_pairs", "by_curve", "judge", "paired", "per_seed", "study"),
     "lab.records.store": ("Records",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 # Modules that are themselves names of this one.
 _PUBLIC_MODULES = {
-    "findings": "lab.analysis.report.findings",
+    "findings": "lab.report.findings",
     "forecast": "lab.analysis.forecast",
     "guard": "lab.analysis.guard",
     "probe_values": "lab.analysis.probe_values",
-    "tables": "lab.analysis.report.tables",
+    "tables": "lab.report.tables",
 }
 __all__ = [*_MODULE_OF, *_PUBLIC_MODULES]
 

@@ -51,3 +51,8 @@ def json_rows(rows: Iterable[NamedTuple]) -> list[dict[str, Any]]:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def of_arm(label: str) -> str:
+    """An arm as sentences name it: ``with qk-layernorm``, ``for cosine``."""
+    return label if label.startswith(("with ", "without ")) else f"for {label}"

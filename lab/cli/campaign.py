@@ -13,13 +13,14 @@ from typing import NamedTuple, NoReturn
 import pandas as pd
 from omegaconf import ListConfig
 
-from lab.analysis.claims.judging import CLAIMS, FIGURES_OF_THE_PAPER, SOURCES, Claim
+from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim
 from lab.analysis.text import listed, plain_text
 from lab.cli import launch
 from lab.cli.compose import parse
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.printing import say
+from lab.studies.claims import CLAIMS
 from lab.sweep import pipeline
 from lab.sweep.dry_run import core_seconds
 from lab.sweep.planner import SweepPlan

@@ -14,7 +14,7 @@ from lab.core.printing import say
 from lab.sweep.local_jobs import run_jobs
 
 if TYPE_CHECKING:
-    from lab.analysis.report.build import Report
+    from lab.report.build import Report
 
 USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
@@ -120,8 +120,8 @@ def _train(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    from lab.analysis.report import build
     from lab.records import store
+    from lab.report import build
 
     given = _OptionParser("--format", "--width", switches=["--open"]).read(arguments)
     folders = given.folders
@@ -151,9 +151,9 @@ def _report(arguments: list[str]) -> None:
 
 def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None) -> Iterator[Path]:
     """Write the figures of the folders for a paper, overlaid in the first, or of each folder in a single one."""
-    from lab.analysis.report import paper
     from lab.analysis.sensitivity import study
     from lab.records import store
+    from lab.report import paper
 
     form = paper.paper_of(format_name, width)
     several = store.results_folders(folders[0]) if len(folders) == 1 else []
@@ -164,7 +164,7 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None)
 def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
     """Write the report of each folder, as many at once as there are cores."""
     slots = [None] * min(machine.cores(), len(folders))
-    ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.analysis.report.build"])
+    ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.report.build"])
     for folder, end in zip(folders, ends, strict=True):
         if isinstance(end.answer, RequestError):
             raise end.answer
@@ -175,7 +175,7 @@ def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
 
 def _write_report(folder: Path) -> Report | RequestError:
     """The report; or the refusal, for the parent process to raise."""
-    from lab.analysis.report import build
+    from lab.report import build
 
     try:
         return build.make_report([folder])[0]
@@ -205,7 +205,7 @@ def _predict(arguments: list[str]) -> None:
 
 
 def _batch(arguments: list[str]) -> None:
-    from lab.analysis.batch_size import advice
+    from lab.studies.batch_size import advice
 
     given = _OptionParser(switches=["--json"]).read(arguments)
     if len(given.folders) != 1:
@@ -226,7 +226,7 @@ def _scan(arguments: list[str]) -> None:
 
 def _watch(arguments: list[str]) -> None:
     from lab.analysis.logit_rounding import mantissa_bits_of
-    from lab.analysis.spikes.alarms import watch
+    from lab.studies.alarms.watching import watch
 
     given = _OptionParser("--replay", "--mantissa-bits", switches=["--json"]).read(arguments)
     if len(given.folders) != 1:
@@ -240,8 +240,8 @@ def _watch(arguments: list[str]) -> None:
 
 
 def _claims(arguments: list[str]) -> None:
-    from lab.analysis.claims import scoreboard
     from lab.core import files
+    from lab.report import scoreboard
 
     given = _OptionParser("--source", "--html", switches=["--json", "--markdown"]).read(arguments)
     options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
@@ -253,7 +253,7 @@ def _claims(arguments: list[str]) -> None:
 
 
 def _power(arguments: list[str]) -> None:
-    from lab.analysis.claims import power
+    from lab.report import power
 
     given = _OptionParser("--effect", "--reading").read(arguments)
     if len(given.folders) != 2:

@@ -123,7 +123,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "detectors": _detectors,
     "probes": _entries("PROBES"),
     "trackers": _entries("TRACKERS"),
-    "figures": _entries("FIGURES", "lab.analysis.figures.registry", "lab.analysis.figures"),
+    "figures": _entries("FIGURES", "lab.analysis.drawing.registry", "lab.studies.figures"),
 }
 
 

@@ -71,7 +71,7 @@ class GrowingReport:
 
 def draw(folder: Path, ids: frozenset[str], growth: str) -> bool:
     """Write the report of these runs of a folder, which says that it grows; returns whether there was one to write."""
-    from lab.analysis.report import build  # slow to load
+    from lab.report import build
 
     with suppress(RequestError):  # all of them failed
         build.make_growing_report(folder, ids, growth)

@@ -229,11 +229,11 @@ def _gather_and_report(folder: Path, requested: Sequence[str], mine: Sequence[st
 
 def _report(folder: Path) -> str:
     """Gather the records and draw the report, unless it is of these very records; returns its summary."""
-    from lab.analysis.report import stamp
+    from lab.report import stamp
 
     if (summary := stamp.current_summary(folder)) is not None:
         return summary
-    from lab.analysis.report import build  # slow to load
+    from lab.report import build
 
     if store.digest_of_tables(folder) is None:
         store.gather(folder)

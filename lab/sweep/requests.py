@@ -10,13 +10,13 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from lab.analysis.report import stamp
 from lab.core import distributed
 from lab.core.files import digest
 from lab.core.registry import DATA, KINDS
 from lab.core.schema import build
 from lab.data.corpus import look_again
 from lab.records import plans, store
+from lab.report import stamp
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lab.analysis.batch_size.frozen import BestStep, FrozenLaw, best_step, frozen_law
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.model.loss import losses
 from lab.records import plans
+from lab.studies.batch_size.frozen import BestStep, FrozenLaw, best_step, frozen_law
 from lab.training.batches import BatchLoader
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import RunConfig, run_config

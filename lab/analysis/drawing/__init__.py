@@ -1,0 +1,1 @@
+"""Drawing figures: their registry, and panels that several studies share."""

@@ -1,0 +1,141 @@
+"""Scores of alarms on labelled runs: their bursts say in which steps an alarm is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.events.costs import repeats_of
+from lab.analysis.events.detectors import KINDS, Event, Log, detect
+from lab.analysis.events.logs import logs_of
+from lab.analysis.statistics import Interval, rate_interval, share_interval
+from lab.core.detectors import MERGE
+from lab.core.schema import batches_of_bursts
+from lab.records.store import Records
+
+NONE, SPIKE = "none", "spike"
+COLUMNS = ("id", "kind", "burst", "hit", "delay", "lead", "false_alarms", "clean_steps")
+Card = Mapping[Hashable, Any]
+PER_STEPS = 1000  # rates of false alarms are in so many steps
+QUARTILES = (0.25, 0.5, 0.75)
+
+
+def score_runs(records: Records) -> pd.DataFrame:
+    """Score each alarm on each labelled run: one that no response and no ledger changes, with or without a burst.
+
+    The label is the config. An alarm that begins between the first step of a burst and 20 measurements after its last,
+    or the next burst, is a hit. One that begins before the first burst, or anywhere in a run without one, is false.
+    Later ones count as neither, for the burst may still be behind them.
+
+    Returns:
+        A row per run, burst and kind of alarm that its measurements allow: ``id``, ``kind``; ``burst``, its name, or
+        ``none`` where the run has none or diverged before the first; ``hit``; ``delay`` of the hit after the first step
+        of the burst; ``lead``, steps from the hit to the loss spike of the burst, below 0 after it, NaN unless there
+        are both; ``false_alarms``; and ``clean_steps``, in which these could occur, both 0 from the second burst on.
+        No rows without runs of both sorts.
+    """
+    cards = {
+        card["id"]: card
+        for card in records.runs.to_dict("records")
+        if all(card.get(column, NONE) == NONE for column in ("response", "ledger"))
+    }
+    if len({bool(_labels(card)) for card in cards.values()}) < 2:
+        return pd.DataFrame(columns=list(COLUMNS))
+    rows = [row for log in logs_of(records) if log.name in cards for row in _score(log, cards[log.name])]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _score(log: Log, card: Card) -> Iterator[tuple[Any, ...]]:
+    """The rows of one run."""
+    events, ends = detect(log), _last_finite_step(log) + 1
+    labels = [label for label in _labels(card) if label.start < ends]
+    start = labels[0].start if labels else ends
+    kinds = [kind for kind, (column, _) in KINDS.items() if column in log.columns]
+    if not labels:
+        for kind in kinds:
+            yield log.name, kind, NONE, False, math.nan, math.nan, _before(events, kind, start), start
+    for label, after in zip_longest(labels, labels[1:]):
+        hits = _hits(log, events, label, after.start if after else math.inf)
+        onset, is_first = hits.get(SPIKE, math.nan), label is labels[0]
+        for kind in kinds:
+            step, false_alarms = hits.get(kind, math.nan), _before(events, kind, start) if is_first else 0
+            alarm = kind in hits, step - label.start, onset - step, false_alarms, start if is_first else 0
+            yield log.name, kind, str(card["burst"]), *alarm
+
+
+def _before(events: list[Event], kind: str, start: int) -> int:
+    return sum(event.kind == kind and event.step < start for event in events)
+
+
+def _labels(card: Card) -> list[range]:
+    """The steps of each burst of a run; none for a run without one."""
+    if card.get("burst", NONE) == NONE or not card["burst.fraction"]:
+        return []
+    bursts = batches_of_bursts(
+        float(card["burst.start"]), float(card["burst.length"]), int(card["steps"]), repeats_of(card)
+    )
+    return [steps for steps in bursts if len(steps)]
+
+
+def _last_finite_step(log: Log) -> int:
+    """The last step before the loss was no number; -1 without one."""
+    broken = np.flatnonzero(~np.isfinite(log.columns["loss"]))
+    rows = int(broken[0]) if len(broken) else len(log.step_n)
+    return int(log.step_n[rows - 1]) if rows else -1
+
+
+def _hits(log: Log, events: list[Event], label: range, before: float) -> dict[str, float]:
+    """The step at which each alarm first found the burst, before the next one."""
+    row = int(np.searchsorted(log.step_n, label.stop)) + MERGE
+    stop = min(before, int(log.step_n[row]) if row < len(log.step_n) else math.inf)
+    steps: dict[str, float] = {}
+    for event in events:  # in the order of their steps
+        if label.start <= event.step < stop:
+            steps.setdefault(event.kind, event.step)
+    return steps
+
+
+class Score(NamedTuple):
+    """How well one kind of alarm does on labelled runs.
+
+    Attributes:
+        kind: of the alarm.
+        found: share of the bursts that it found.
+        lead: quartiles of its lead, steps; NaN for the loss itself, and where no burst has both alarms.
+        leads: bursts that have both alarms.
+        false_alarms: per 1000 clean steps, with the exact interval of independent alarms; ``n`` is their number.
+        clean_steps: of all runs.
+    """
+
+    kind: str
+    found: Interval
+    lead: tuple[float, ...]
+    leads: int
+    false_alarms: Interval
+    clean_steps: int
+
+
+def summarize(scores: pd.DataFrame) -> list[Score]:
+    """The score of each kind of alarm over all rows of ``score_runs``, the loss first."""
+    return [_summary(str(kind), rows) for kind, rows in scores.groupby("kind", sort=False)]
+
+
+def _summary(kind: str, rows: pd.DataFrame) -> Score:
+    planted = rows[rows["burst"] != NONE]
+    leads = planted["lead"].dropna().to_numpy(dtype=float)
+    known = kind != SPIKE and len(leads) > 0
+    quartiles = tuple(map(float, np.quantile(leads, QUARTILES))) if known else (math.nan,) * len(QUARTILES)
+    clean_steps = int(rows["clean_steps"].sum())
+    return Score(
+        kind,
+        share_interval(int(planted["hit"].sum()), len(planted)),
+        quartiles,
+        len(leads) if known else 0,
+        rate_interval(int(rows["false_alarms"].sum()), clean_steps / PER_STEPS),
+        clean_steps,
+    )

@@ -1,0 +1,204 @@
+"""Effects: how the tables of arms become a number per seed, and what qualifies it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.judging.evidence import LOST, ArmTables, MissingRunsError
+from lab.analysis.sensitivity import HIGH
+from lab.analysis.statistics import Interval, student_t
+from lab.analysis.text import count
+
+FEWEST_SIZES = 3
+# To which effects are rounded: what is equal but for the arithmetic must not count as a difference.
+DIGITS = 9
+
+Table = TypeVar("Table", pd.DataFrame, pd.Series)
+
+
+class Qualified(NamedTuple):
+    """Effects that are no more certain than the grid they were read off, or that show something only with a control.
+
+    Attributes:
+        table: an effect per seed (row) for each part (column) of a claim.
+        grain: the step to which each effect is known, in its own unit; zero where no grid limits it.
+        control: what must lie above zero, or else the claim would hold without what it speaks of.
+        caution: what was left out, for the reader of the verdict.
+        presumed: what must lie above zero, or else the setting has nothing to cure; judging adds it.
+    """
+
+    table: pd.DataFrame | pd.Series
+    grain: pd.DataFrame | pd.Series | float = 0.0
+    control: Qualified | None = None
+    caution: str = ""
+    presumed: Qualified | None = None
+
+    def __neg__(self) -> Qualified:
+        return self._replace(table=-self.table)
+
+    @property
+    def parts(self) -> list[str]:
+        """What the parts are called: by a name, or the size of a model; by their number where that is not enough."""
+        labels = [self.table.name] if isinstance(self.table, pd.Series) else self.table.columns
+        names = [_part_name(label) for label in labels]
+        return names if len(set(names)) == len(names) else [f"part {number}" for number in range(1, len(names) + 1)]
+
+    def intervals(self) -> list[Interval]:
+        """One for each part, over the seeds at which every part, also of control and presumption, is known."""
+        return _intervals(self, self._known())
+
+    def control_intervals(self) -> list[Interval]:
+        """Those of the control, over the same seeds."""
+        return _intervals(self.control, self._known())
+
+    def presumed_intervals(self) -> list[Interval]:
+        """Those of the presumption, over the same seeds."""
+        return _intervals(self.presumed, self._known())
+
+    def _known(self) -> pd.Index[str]:
+        tables = [pd.DataFrame(one.table) for one in (self, self.control, self.presumed) if one]
+        return pd.concat(tables, axis=1).replace([-math.inf, math.inf], math.nan).dropna().index
+
+
+def _part_name(label: Hashable) -> str:
+    if label is None:
+        return "all of it"
+    if isinstance(label, (int, np.integer)):
+        return f"{count(int(label))} parameters"
+    return " ".join(map(_part_name, label)) if isinstance(label, tuple) else str(label).replace("_", " ")
+
+
+def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval]:
+    if effects is None:
+        return []
+    values_ps = np.atleast_2d(effects.table.to_numpy(dtype=float).T)
+    grains_ps = np.broadcast_to(np.atleast_2d(np.asarray(effects.grain, dtype=float).T), values_ps.shape)
+    known = effects.table.index.isin(seeds)
+    return [
+        student_t(values_s.round(DIGITS), grain=max(10**-DIGITS, math.sqrt(np.mean(grains_s**2)) if known.any() else 0))
+        for values_s, grains_s in zip(values_ps[:, known], grains_ps[:, known], strict=True)
+    ]
+
+
+Effects = pd.DataFrame | pd.Series | Qualified
+
+
+def log10(table: pd.DataFrame) -> pd.DataFrame:
+    """Log10, NaN where there is none."""
+    values = table.to_numpy(dtype=float)
+    return pd.DataFrame(np.log10(np.where(values > 0, values, np.nan)), table.index, table.columns)
+
+
+def mean(tables: Sequence[Table]) -> Table:
+    """Cell by cell; NaN where any is."""
+    return reduce(add, tables) / len(tables)
+
+
+def parts(**tables: pd.DataFrame | pd.Series) -> pd.DataFrame:
+    """Effects of several parts of a claim side by side; each must lie on its side."""
+    return pd.concat(tables, axis=1)
+
+
+def by_rate(lrs: Iterable[float], value: Callable[[float], pd.Series]) -> pd.DataFrame:
+    """``parts``, one for each learning rate."""
+    return parts(**{f"{lr:g}": value(lr) for lr in lrs})
+
+
+def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:
+    """Of each row, the slope of a straight line over log10 of the columns.
+
+    Raises:
+        MissingRunsError: there are fewer than ``fewest`` columns.
+    """
+    if table.shape[1] < fewest:
+        raise MissingRunsError(f"{table.shape[1]} of {fewest} points that a trend takes")
+    return pd.Series(table.to_numpy(dtype=float) @ _slope_weights(table), table.index)
+
+
+def slope_grain(grain: pd.DataFrame) -> pd.Series:
+    """The step to which ``slope`` is known of values known to the steps ``grain``, their errors independent."""
+    return pd.Series(np.sqrt(grain.to_numpy(dtype=float) ** 2 @ _slope_weights(grain) ** 2), grain.index)
+
+
+def _slope_weights(table: pd.DataFrame) -> np.ndarray:
+    x = np.log10(np.array(table.columns, dtype=float))
+    x -= x.mean()
+    return np.asarray(x / (x @ x))
+
+
+def slope_over_size(arm: ArmTables, quantity: str) -> Qualified:
+    """Slope of a quantity of ``CurveSummary.values`` over log10 size."""
+    return Qualified(slope(arm.table(quantity)), slope_grain(arm.grain(quantity)))
+
+
+def at_each_size(tables: Mapping[float, pd.DataFrame]) -> dict[Hashable, pd.DataFrame]:
+    """Tables by the value of a setting, turned: by size, a table with a column per value."""
+    sizes = next(iter(tables.values())).columns
+    return {size: pd.DataFrame({value: table.get(size) for value, table in tables.items()}) for size in sizes}
+
+
+def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
+    """Of each row, the straight line over log10 of the columns, at another size."""
+    middle = float(np.log10(np.array(table.columns, dtype=float)).mean())
+    return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
+
+
+def drifts(arm: ArmTables) -> Qualified:
+    """Decades by which eta* at the largest size lies further than half a decade from that at the smallest.
+
+    The control of a claim that eta* stays: the same rule must fail for the arm that is said to need it.
+    """
+    if len(arm.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    best, grain = arm.table("log_best"), arm.grain("log_best")
+    moved = (best.iloc[:, -1] - best.iloc[:, 0]).abs()
+    return Qualified(moved - 0.5, (grain.iloc[:, -1] ** 2 + grain.iloc[:, 0] ** 2) ** 0.5)
+
+
+def exceeds(table: pd.DataFrame | pd.Series, bound: float) -> Qualified:
+    """A control that must lie above a bound."""
+    return Qualified(table - bound)
+
+
+def worst(arm: ArmTables) -> pd.DataFrame:
+    """Of the learning rates above the best one, in the paper's window, the largest loss minus the best one + 0.3.
+
+    At each size.
+    """
+    best, lrs = arm.table("log_best"), [lr for lr in arm.lrs if lr <= HIGH] or [arm.top]
+    losses = np.stack([arm.lost_by(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
+    return pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna())
+
+
+def drift(arm: ArmTables) -> Qualified:
+    """Decades by which eta* (vertex of a parabola over log LR) lies above that of the smallest size, per larger one."""
+    if len(arm.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    best, squared_grain = arm.table("log_best"), arm.grain("log_best") ** 2
+    grain = squared_grain.iloc[:, 1:].add(squared_grain.iloc[:, 0], axis=0) ** 0.5
+    return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), grain)
+
+
+def coincide(first: ArmTables, second: ArmTables) -> Qualified:
+    """Loss of the second arm minus that of the first, mean over learning rates up to a tenth of the first's eta_div.
+
+    Per size; eta_div, where the loss crosses the best one + 0.3, is the smallest over seeds. The control: at the top
+    learning rate the first arm's loss is higher by more than 0.02, at every size.
+    """
+    means = {}
+    for size, lost in first.table("log_lost").min().items():
+        if math.isnan(lost):
+            means[size] = first.table("log_lost")[size]
+            continue
+        calm = [lr for lr in first.lrs if math.log10(lr) <= lost - 1 + 1e-6]
+        if not calm:
+            raise MissingRunsError("no learning rate as low as eta_div / 10")
+        means[size] = mean([second.loss(lr) - first.loss(lr) for lr in calm])[size]
+    return Qualified(pd.DataFrame(means), control=exceeds(first.loss(first.top) - second.loss(second.top), 0.02))

@@ -1,0 +1,400 @@
+"""Evidence: the runs of a folder as a claim reads them, in tables of one number per seed and size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+import lab.analysis.probe_values as probe_values
+from lab.analysis.curves import Curve, configs, points
+from lab.analysis.events.scores import score_runs
+from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
+from lab.analysis.text import count
+from lab.records import store
+from lab.records.store import Records
+
+# Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
+CURVE_QUANTITIES = (*PARTS, "coupled", "coupled_above", "log_best", "log_lost")
+# Quantities in which under-training counts as sensitivity, and their instability parts.
+SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
+COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
+FEWEST_LRS = 4
+COUPLED = "adamw_coupled"
+# A run above the best learning rate is lost where its loss lies further above the best one, nats/token.
+LOST = 0.3
+
+Config = Mapping[str, Any]
+Choice = Config | Callable[[Config], bool]
+
+
+class MissingRunsError(Exception):
+    """Runs that a claim needs are missing; ``arms_exist`` where its arms are there but hold too few of them."""
+
+    def __init__(self, message: str, *, arms_exist: bool = True) -> None:
+        super().__init__(message)
+        self.arms_exist = arms_exist
+
+
+class RunSummary(NamedTuple):
+    """A run: its final loss, at most that at initialization."""
+
+    id: str
+    loss: float
+
+
+class CurveSummary(NamedTuple):
+    """One curve and seed.
+
+    Attributes:
+        runs: by learning rate, rising.
+        alive: some final loss is a number.
+        learned: some run beat the bigram model.
+        values: ``best`` loss; ``total``, ``below``, ``above`` as in ``sensitivity.split``; ``coupled``, the smaller S
+            of the two windows that the paper uses for coupled decay (sec. 3.2.2), and ``coupled_above``, its
+            instability part; ``log_best``, log10 of eta* (vertex of a parabola); ``log_lost``, log10 of eta_div, where
+            the loss first crosses the best one + ``LOST`` above the best learning rate (straight between the two
+            learning rates around it), one step above the grid where it does not.  NaN where undefined.
+        grains: of values read off the grid of learning rates, the step of the grid there, in decades.
+    """
+
+    curve: int
+    size: int
+    seed: str
+    runs: dict[float, RunSummary]
+    alive: bool
+    learned: bool
+    values: dict[str, float]
+    grains: dict[str, float]
+
+
+def curve_summaries(runs: pd.DataFrame) -> list[CurveSummary]:
+    """Summarize each curve and seed of ``runs``, a table as made by ``sensitivity.judge``."""
+    rows: dict[tuple[int, str], list[Any]] = {}
+    for row in runs.sort_values("lr").itertuples():
+        rows.setdefault((row.curve, row.seed), []).append(row)  # type: ignore[arg-type]
+    return [_summarize(curve) for curve in rows.values()]
+
+
+def _summarize(rows: list[Any]) -> CurveSummary:
+    lr, loss = np.array([row.lr for row in rows]), np.array([row.capped for row in rows])
+    runs = {row.lr: RunSummary(row.id, row.capped) for row in rows}
+    alive = any(math.isfinite(row.loss) for row in rows)
+    learned = bool(loss.min() < np.fmin(rows[0].loss_at_init, rows[0].loss_bigram))
+    values = {"best": float(loss.min()) if alive else math.nan, **dict.fromkeys(CURVE_QUANTITIES, math.nan)}
+    grains: dict[str, float] = {}
+    if alive and learned:
+        values |= regret(lr, loss)._asdict()
+        coupled = min((regret(lr, loss, *window) for window in COUPLED_WINDOWS), key=lambda parts: parts.total)
+        values |= {"coupled": coupled.total, "coupled_above": coupled.above}
+        values["log_best"] = math.log10(vertex(lr, loss))
+        values["log_lost"], step = _crossing(lr, loss)
+        grains = {"log_lost": step, "log_best": _optimum_grain(lr, loss)}
+    return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, grains)
+
+
+def _grid_step(lr: np.ndarray) -> float:
+    """Smallest step of the grid, decades."""
+    return float(np.diff(np.log10(lr)).min()) if len(lr) > 1 else 0.5
+
+
+def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
+    """Log10 of eta_div, and the step of the grid around it."""
+    lrs, best, level = np.log10(lr), int(loss.argmin()), loss.min() + LOST
+    lost = np.flatnonzero(loss[best:] > level)
+    if not len(lost):
+        step = _grid_step(lr)
+        return float(lrs[-1] + step), step
+    after = best + int(lost[0])
+    step = float(lrs[after] - lrs[after - 1])
+    share = (level - loss[after - 1]) / (loss[after] - loss[after - 1])
+    return float(lrs[after - 1] + share * step), step
+
+
+def _optimum_grain(lr: np.ndarray, loss: np.ndarray) -> float:
+    """A step where the best learning rate ends the grid; between others the parabola resolves eta*."""
+    return 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)
+
+
+class Evidence:
+    """The runs of a folder, read once for all claims."""
+
+    def __init__(self, name: str, records: Records, commands: Iterable[str] = ()) -> None:
+        """Group the runs into curves; ``commands`` are those that filled the folder."""
+        self.name, self.records = name, records
+        self.sweeps = _sweeps(commands) or [Path(name).name]
+        self.runs = judge(points(records.runs))
+        first = self.runs.drop_duplicates("curve")
+        keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
+        self.curves = {n: _present(curves[key]) for n, key in zip(first["curve"], keys, strict=True)}
+        self._groups: dict[tuple[str, ...], list[ComparisonGroup]] = {}
+        self._probe_values: dict[Any, dict[str, float]] = {}
+        self._run_tables: dict[Callable[[Records], pd.DataFrame], pd.DataFrame] = {}
+
+    @cached_property
+    def summaries(self) -> list[CurveSummary]:
+        """One for each curve and seed."""
+        return curve_summaries(self.runs)
+
+    @cached_property
+    def alarm_scores(self) -> pd.DataFrame:
+        """Those of ``spikes.scores.score_runs``, indexed by kind of alarm and run id."""
+        return score_runs(self.records).set_index(["kind", "id"])
+
+    def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
+        """Group the curves that agree in everything but the keys ``frees`` and those below them; made once."""
+        key = tuple(frees)
+        if key not in self._groups:
+            self._groups[key] = self._grouped(key)
+        return self._groups[key]
+
+    def _grouped(self, frees: Sequence[str]) -> list[ComparisonGroup]:
+        groups: dict[Hashable, dict[int, Config]] = {}
+        freed = {key for key in set().union(*self.curves.values()) if _below(key, frees)}
+        for number, curve in self.curves.items():
+            fixed = frozenset((key, value) for key, value in curve.items() if key not in freed)
+            groups.setdefault(fixed, {})[number] = curve
+        return [ComparisonGroup(self, curves) for curves in groups.values()]
+
+    def probe_values(
+        self, reduce: Callable[..., pd.Series], probe: str, where: str, **options: float
+    ) -> dict[str, float]:
+        """A value per run id, reduced once; ``reduce`` is called like one of ``lab.analysis.probe_values``.
+
+        Raises:
+            MissingRunsError: no run recorded this probe there.
+        """
+        key = (reduce, probe, where, *options.items())
+        if key not in self._probe_values:
+            values = reduce(self.records, probe, where, **options)
+            self._probe_values[key] = dict(zip(values.index, values, strict=True))
+        if not self._probe_values[key]:
+            raise MissingRunsError(f"no run recorded {probe} {where}".rstrip())
+        return self._probe_values[key]
+
+    def run_table(self, tabulate: Callable[[Records], pd.DataFrame]) -> pd.DataFrame:
+        """What a function such as ``spike_costs`` makes of the records, indexed by run id; made once."""
+        if tabulate not in self._run_tables:
+            self._run_tables[tabulate] = tabulate(self.records)
+        return self._run_tables[tabulate]
+
+
+class ComparisonGroup:
+    """Curves that differ only in what a claim frees."""
+
+    def __init__(self, evidence: Evidence, curves: dict[int, Config]) -> None:
+        self.evidence, self.curves = evidence, curves
+
+    def holds(self, config: Config) -> bool:
+        """Whether all its curves have these values; ``None`` is absent."""
+        return all(curve.get(key) == value for key, value in config.items() for curve in self.curves.values())
+
+    def values(self, key: str) -> list[Any]:
+        """The values of a freed key in rising order, without absent."""
+        return sorted({value for curve in self.curves.values() if (value := curve.get(key)) is not None})
+
+    def arms(self, *choices: Choice) -> list[ArmTables]:
+        """One arm for each choice, all at the learning rates that any of them has.
+
+        Raises:
+            MissingRunsError: a choice has no curve, or two of one size.
+        """
+        arms = [tuple(n for n, curve in self.curves.items() if _chosen(curve, choice)) for choice in choices]
+        if not all(arms):
+            raise MissingRunsError("an arm has no curve", arms_exist=False)
+        chosen = {number for numbers in arms for number in numbers}
+        lrs = sorted({lr for summary in self.evidence.summaries if summary.curve in chosen for lr in summary.runs})
+        return [ArmTables(self.evidence, numbers, tuple(lrs)) for numbers in arms]
+
+
+class ArmTables:
+    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms that it is compared with.
+
+    Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
+
+    Attributes:
+        reads_sensitivity: some table of it was one of ``SENSITIVITIES``, so that a verdict knows what it rests on.
+    """
+
+    def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
+        self.evidence, self.numbers, self.lrs = evidence, numbers, lrs
+        self.reads_sensitivity = False
+        self.summaries = [summary for summary in evidence.summaries if summary.curve in numbers]
+        if len({(summary.size, summary.seed) for summary in self.summaries}) < len(self.summaries):
+            raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
+        self.sizes = sorted({summary.size for summary in self.summaries})
+        self.seeds = sorted({summary.seed for summary in self.summaries})
+        self.complete = [summary for summary in self.summaries if summary.alive and tuple(summary.runs) == lrs]
+
+    @property
+    def ids(self) -> set[str]:
+        """The runs that count."""
+        return {run.id for summary in self.complete for run in summary.runs.values()}
+
+    def without_undertraining(self) -> ArmTables:
+        """The same arm, with the instability part of each S in the place of S."""
+        arm = copy(self)
+        arm.complete = [one._replace(values=one.values | _instability_parts(one.values)) for one in self.complete]
+        return arm
+
+    def setting(self, key: str) -> Any:
+        """The value of a config key, which all its curves share."""
+        (value,) = {self.evidence.curves[number].get(key) for number in self.numbers}
+        return value
+
+    def table(self, quantity: str, largest: int = 0) -> pd.DataFrame:
+        """A quantity of ``CurveSummary.values``.
+
+        Args:
+            largest: at how many of the largest sizes; at all unless given.
+
+        Raises:
+            MissingRunsError: the quantity is one of a curve, and there are too few learning rates for one.
+        """
+        if quantity in CURVE_QUANTITIES and len(self.lrs) < FEWEST_LRS:
+            raise MissingRunsError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
+        self.reads_sensitivity |= quantity in SENSITIVITIES
+        return self._tabulate(lambda summary: summary.values[quantity])[self.sizes[-largest:]]
+
+    def grain(self, quantity: str) -> pd.DataFrame:
+        """The step of the grid that each value of ``table`` was read off, in decades; zero where it is none."""
+        return self._tabulate(lambda summary: summary.grains.get(quantity, 0.0))
+
+    def loss(self, lr: float) -> pd.DataFrame:
+        """Final held-out loss at a learning rate, at most that at initialization."""
+        return self._tabulate(lambda summary: summary.runs[lr].loss)
+
+    def lost_by(self, lr: float) -> pd.DataFrame:
+        """By how much the final loss exceeds the curve's best one + ``LOST``: above zero is lost.
+
+        NaN where no learning rate of the curve beat the bigram model.
+        """
+        level = {True: LOST, False: math.nan}
+        return self._tabulate(lambda one: one.runs[lr].loss - one.values["best"] - level[one.learned])
+
+    def lost(self, lr: float) -> pd.DataFrame:
+        """1 where the learning rate lies above eta_div, else 0, NaN where no learning rate beat the bigram model."""
+        return (math.log10(lr) > (first := self.table("log_lost"))).where(first.notna()).astype(float)
+
+    def probe(
+        self, lr: float, probe: str, where: str, reduce: Callable[..., pd.Series], **options: float
+    ) -> pd.DataFrame:
+        """What a probe recorded at a learning rate; ``reduce`` as in ``Evidence.probe_values``."""
+        values = self.evidence.probe_values(reduce, probe, where, **options)
+        return self._tabulate(lambda summary: values.get(summary.runs[lr].id, math.nan))
+
+    def column(self, lr: float, tabulate: Callable[[Records], pd.DataFrame], column: str) -> pd.DataFrame:
+        """A column of ``Evidence.run_table`` at a learning rate.
+
+        Raises:
+            MissingRunsError: the table has no row.
+        """
+        table = self.evidence.run_table(tabulate)
+        if table.empty:
+            raise MissingRunsError(f"no run tells its {column}")
+        values: dict[Any, Any] = table[column].to_dict()
+        return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
+
+    def alarm(self, lr: float, kind: str, column: str) -> pd.DataFrame:
+        """What ``spikes.scores.score_runs`` says of an alarm at a learning rate.
+
+        Raises:
+            MissingRunsError: no run recorded what the alarm reads.
+        """
+        scores = self.evidence.alarm_scores
+        if kind not in scores.index:
+            raise MissingRunsError(f"no run recorded what the alarm {kind} reads")
+        values: dict[Any, Any] = scores[column].xs(kind).to_dict()
+        return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
+
+    @property
+    def top(self) -> float:
+        """The largest learning rate of the paper's window."""
+        return max((lr for lr in self.lrs if lr <= HIGH), default=self.lrs[0])
+
+    def nearest(self, lr: float) -> float:
+        """The learning rate nearest to ``lr``.
+
+        Raises:
+            MissingRunsError: none is within a factor of two.
+        """
+        nearest = min(self.lrs, key=lambda other: abs(math.log(other / lr)))
+        if not 0.5 <= nearest / lr <= 2:
+            raise MissingRunsError(f"no learning rate near {lr:g}")
+        return nearest
+
+    def locations(self, probe: str) -> list[str]:
+        """Where this probe listened, in the order of blocks."""
+        return probe_values.places(self.evidence.records, probe)
+
+    def _tabulate(self, value: Callable[[CurveSummary], float]) -> pd.DataFrame:
+        table = np.full((len(self.seeds), len(self.sizes)), math.nan)
+        for summary in self.complete:
+            table[self.seeds.index(summary.seed), self.sizes.index(summary.size)] = value(summary)
+        return pd.DataFrame(table, self.seeds, self.sizes)
+
+
+def _instability_parts(values: Mapping[str, float]) -> dict[str, float]:
+    return {sensitivity: values[part] for sensitivity, part in SENSITIVITIES.items()}
+
+
+def sizes_of(arms: list[ArmTables]) -> list[int]:
+    """Numbers of parameters in rising order."""
+    return sorted({size for arm in arms for size in arm.sizes})
+
+
+def steps_of(arms: list[ArmTables]) -> list[int]:
+    """Numbers of training steps in rising order."""
+    return sorted(map(int, probe_values.updates(_runs_of(arms)).unique()))
+
+
+def decay_times_steps_of(arms: list[ArmTables]) -> list[float]:
+    """Weight decay times steps in rising order, of runs whose decay does not depend on the learning rate."""
+    runs = _runs_of(arms)
+    products = (runs["optimizer.weight_decay"] * runs["steps"])[~runs["optimizer.name"].eq(COUPLED)]
+    return sorted({float(f"{product:.6g}") for product in products})
+
+
+def _runs_of(arms: list[ArmTables]) -> pd.DataFrame:
+    runs = arms[0].evidence.records.runs
+    return runs[runs["id"].isin(set().union(*(arm.ids for arm in arms)))]
+
+
+def extent(arms: list[ArmTables]) -> str:
+    """Sizes, learning rates and steps that were tried, for the reader of a claim that is not reproduced."""
+    lrs = sorted({lr for arm in arms for lr in arm.lrs})
+    sizes, rates = _span(map(count, sizes_of(arms))), _span(map("{:g}".format, lrs))
+    return f"{sizes} parameters, learning rates {rates}, {_span(map(str, steps_of(arms)))} steps"
+
+
+def _span(words: Iterable[str]) -> str:
+    spelled = list(words)
+    return " to ".join(dict.fromkeys([spelled[0], spelled[-1]]))
+
+
+def _sweeps(commands: Iterable[str]) -> list[str]:
+    """Names of the sweeps that ``lab sweep NAME ...`` and ``lab sweep FILE.yaml ...`` train."""
+    words = [command.split() for command in commands]
+    return [Path(line[2]).stem for line in words if line[:2] == ["lab", "sweep"] and len(line) > 2]
+
+
+def _present(curve: Curve) -> dict[str, Hashable]:
+    """The config of a curve without absent keys; interventions are present by keys of their own."""
+    names = [name for name in str(curve["intervention"]).split("+") if name != "none"]
+    named = ("intervention", store.ORDER)
+    present = {key: value for key, value in curve.items() if value is not None and key not in named}
+    return {**present, **{f"intervention.{name}": "on" for name in names}}
+
+
+def _below(key: str, keys: Iterable[str]) -> bool:
+    return any(key == above or key.startswith(f"{above}.") for above in keys)
+
+
+def _chosen(curve: Config, choice: Choice) -> bool:
+    return choice(curve) if callable(choice) else all(curve.get(key) == value for key, value in choice.items())

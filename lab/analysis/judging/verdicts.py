@@ -1,0 +1,375 @@
+"""Judging claims: sentences of a paper that can be false, the rule of each, and its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import count as numbers
+from typing import NamedTuple
+
+from lab.analysis.judging.decision import (
+    ABOVE_ZERO,
+    DECIDED,
+    IN_PART,
+    INCONCLUSIVE,
+    NO_EFFECT,
+    NOT_RUN,
+    NOT_TESTABLE,
+    REPRODUCED,
+    Decision,
+    alpha_of,
+    decide,
+)
+from lab.analysis.judging.effects import Effects, Qualified
+from lab.analysis.judging.evidence import (
+    ArmTables,
+    Choice,
+    ComparisonGroup,
+    Config,
+    Evidence,
+    MissingRunsError,
+    decay_times_steps_of,
+    extent,
+    sizes_of,
+    steps_of,
+)
+from lab.analysis.statistics import FEWEST_SEEDS, Interval
+from lab.analysis.text import count, listed
+from lab.core.registry import Registry
+
+FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
+ON = "on"
+QK, Z_LOSS = "intervention.qk_layernorm", "intervention.z_loss"
+FIXED_GAINS = "intervention.fixed_gains"
+WIDTH, DEPTH, DECAY, STEPS = "model.width", "model.depth", "optimizer.weight_decay", "steps"
+BATCH, OPTIMIZER = "batch_size", "optimizer.name"
+# The papers whose claims are judged, in the order of the scoreboard; claims are of the first unless they say otherwise.
+SOURCES = (
+    *("Wortsman 2023", "McCandlish 2018", "Shallue 2018", "GPT-3", "MT-NLG"),
+    *("GLM-130B", "OPT-175B", "PaLM-540B", "WeLM-10B", "Adam instability", "Bai 2025"),
+)
+# What the runs of a claim are unless it says otherwise.
+PLAIN: Config = {
+    FIXED_GAINS: None,
+    "intervention.kappa_transplant": None,
+    "intervention.pointwise_attention": None,
+    "intervention.qk_layernorm_model": None,
+    "parametrization.name": "standard",
+    "optimizer.name": "adamw",
+}
+# How the unit of an effect begins that is the log10 of a number.
+LOG10 = "log10 "
+# What sentences claim of an effect: the open range in which it lies.
+TENFOLD, HALF_DECADE = (1.0, math.inf), (-0.5, 0.5)
+# The unit of what a loss has to spare before a limit: zero is the limit then, not the lack of an effect.
+TO_SPARE = "nats/token to spare"
+# By unit, the size below which an effect does not count; figures 1 and 3 call losses that are this near the same.
+MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02}
+
+ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
+EffectsOfArms = Callable[..., Effects]
+
+
+class Presumption(NamedTuple):
+    """The trouble that a setting must show before a claim about its cure can be tested there.
+
+    Attributes:
+        effects: of the arms of the claim, one effect per seed (row) for each part (column); every interval must lie
+            above zero.
+        unmet: what is said where one does not; ``{}`` in it stands for that interval.
+    """
+
+    effects: EffectsOfArms
+    unmet: str
+
+
+class Claim(NamedTuple):
+    """A sentence of a paper, and how it is judged.
+
+    Attributes:
+        figure: the figure of the paper that shows it; of other sources the section, figure or equation.
+        arms: picks the arms that it compares from runs alike in all but ``frees``.
+        effects: of those arms, one effect per seed (row) for each part (column) of the claim.
+        holds: config that its runs must have.
+        side: the open range in which the sentence claims each effect to lie; ends are in ``unit``.
+        sweep: the sweep that trains its runs.
+        shown_in: the figure of a report that shows it.
+        order: its position among all claims as they are filed.
+        cause: what the sentence says has an effect: config keys, ``step`` or ``where`` of a probe. Of records alike
+            in all but these, no claim is reproduced.
+        restates: the name of the claim of the paper that it says anew without constants that no small model meets;
+            empty for the paper's own.
+        source: the paper, one of ``SOURCES``.
+        presumes: without which the claim is not testable here, whatever its own effects are; None without one.
+        untestable: why no runs of its sweep can test it, by how they are made; empty where they can.
+        name: the name under which it is filed.
+    """
+
+    figure: str
+    sentence: str
+    arms: ChooseArms
+    effects: EffectsOfArms
+    frees: tuple[str, ...]
+    holds: Config
+    side: tuple[float, float]
+    unit: str
+    sweep: str
+    shown_in: str
+    order: int
+    cause: tuple[str, ...]
+    restates: str
+    source: str
+    presumes: Presumption | None
+    untestable: str
+    name: str
+
+
+CLAIMS: Registry[Claim] = Registry("claim", "claims")
+_orders = numbers()
+
+
+def claim(
+    figure: str,
+    sentence: str,
+    *,
+    arms: Sequence[Choice] | ChooseArms = ({},),
+    frees: Sequence[str] = (),
+    cause: Sequence[str] = (),
+    holds: Config | None = None,
+    side: tuple[float, float] = ABOVE_ZERO,
+    unit: str = "nats/token",
+    sweep: str,
+    shown_in: str = "learning_rate_sensitivity",
+    restates: str = "",
+    source: str = SOURCES[0],
+    presumes: Presumption | None = None,
+    untestable: str = "",
+) -> Callable[[EffectsOfArms], EffectsOfArms]:
+    """Function decorator: file a claim under the name of the function that computes its effects from its arms.
+
+    Args:
+        arms: a config or a condition for each arm, or a function that picks the arms where they depend on which values
+            of a key there are; one arm of everything unless given.
+        frees: keys in which the runs compared may differ, and those below them; width is always free.
+        cause: as in ``Claim``; what is freed unless given, else width.
+
+    The other arguments are the attributes of ``Claim``.
+    """
+
+    def file(effects: EffectsOfArms) -> EffectsOfArms:
+        free = (WIDTH, *frees)
+        config = {key: value for key, value in PLAIN.items() if key not in free} | dict(holds or {})
+        causes = tuple(cause or frees or (WIDTH,))
+        choose = arms if callable(arms) else lambda group: group.arms(*arms)
+        order = next(_orders)
+        CLAIMS.register(effects.__name__)(
+            Claim(
+                figure,
+                sentence,
+                choose,
+                effects,
+                free,
+                config,
+                side,
+                unit,
+                sweep,
+                shown_in,
+                order,
+                causes,
+                restates,
+                source,
+                presumes,
+                untestable,
+                effects.__name__,
+            )
+        )
+        return effects
+
+    return file
+
+
+class Verdict(NamedTuple):
+    """The verdict on a claim.
+
+    Attributes:
+        effect: of the part that speaks loudest against the claim, as are ``low`` and ``high``; NaN where there is none.
+        sweep: the one that was judged, or that would train its runs.
+        parameters: of the models judged, rising.
+        steps: numbers of training steps of the runs judged, rising.
+        decay_times_steps: weight decay times steps of the runs judged, rising.
+        p: see ``Decision``; NaN where nothing was tested, as where nothing can be.
+    """
+
+    verdict: str
+    effect: float
+    low: float
+    high: float
+    seeds: int
+    reason: str
+    folder: str
+    sweep: str
+    parameters: Sequence[int] = ()
+    steps: Sequence[int] = ()
+    decay_times_steps: Sequence[float] = ()
+    p: float = math.nan
+
+
+def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> Verdict:
+    """Judge a claim on the runs that ``effects_of`` finds.
+
+    Args:
+        reading: how often, with this time, the claim has been judged on fresh seeds.
+    """
+    try:
+        arms, effects = effects_of(claim, folders)
+    except MissingRunsError as error:
+        reason = f"{error}; lab sweep {claim.sweep} trains what it takes"
+        return Verdict(NOT_RUN, math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
+    return _verdict(claim, arms, effects, reading)
+
+
+def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTables], Qualified]:
+    """The arms of a claim and its effects, on a group of curves from its own sweep, or where that has none another.
+
+    Of several groups the one with the most runs counts; of equals the one in the earlier folder.
+
+    Raises:
+        MissingRunsError: no folder has the runs that it takes.
+    """
+    candidates: list[list[ArmTables]] = []
+    missing: list[MissingRunsError] = []
+    for group in (group for folder in folders for group in folder.groups(claim.frees) if group.holds(claim.holds)):
+        try:
+            candidates.append(claim.arms(group))
+        except MissingRunsError as error:
+            missing.append(error)
+    for arms in sorted(candidates, key=lambda arms: _weight(claim, arms), reverse=True):
+        try:
+            return arms, _effects(claim, arms)
+        except MissingRunsError as error:
+            missing.append(error)
+    raise MissingRunsError(next((str(error) for error in missing if error.arms_exist), "no folder has its arms"))
+
+
+def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
+    """Whether the arms come from the claim's own sweep, then how many runs they have."""
+    return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
+
+
+def _effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
+    effects = _qualified(claim.effects(*arms))
+    return effects._replace(presumed=_qualified(claim.presumes.effects(*arms))) if claim.presumes else effects
+
+
+def _qualified(effects: Effects) -> Qualified:
+    return effects if isinstance(effects, Qualified) else Qualified(effects)
+
+
+def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:
+    decision = _decide(claim, effects, reading)
+    verdict, shown, p, *_ = decision
+    weak = [one for one in effects.control_intervals() if not one.low > 0]
+    reason = ""
+    if shown.n < FEWEST_SEEDS:
+        reason = "; ".join([f"{shown.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
+    elif unmet := claim.untestable or _unmet(claim, effects, arms):
+        verdict, reason, p = NOT_TESTABLE, unmet, math.nan
+    elif caution := _undertrained(claim, arms, verdict, reading):
+        verdict, reason = INCONCLUSIVE, caution
+    elif verdict in DECIDED and weak:
+        control = min(weak, key=lambda one: one.low)
+        verdict, reason = (NOT_TESTABLE if control.high <= 0 else INCONCLUSIVE), _vacuous(claim, control, arms)
+    elif verdict != REPRODUCED:
+        reason = f"{_relation(claim, decision, effects, alpha_of(reading))}; tried: {extent(arms)}"
+    reason = "; ".join(filter(None, [reason, effects.caution]))
+    folder = arms[0].evidence
+    sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
+    tried = sizes_of(arms), steps_of(arms), decay_times_steps_of(arms)
+    return Verdict(verdict, *shown[:4], reason, folder.name, sweep, *tried, math.nan if verdict == NOT_TESTABLE else p)
+
+
+def _decide(claim: Claim, effects: Qualified, reading: int) -> Decision:
+    return decide(effects.intervals(), claim.side, MARGINS.get(claim.unit, 0.0), reading)
+
+
+def _relation(claim: Claim, decision: Decision, effects: Qualified, alpha: float) -> str:
+    """How the intervals lie to what is claimed."""
+    (low, high), shown = claim.side, decision.shown
+    if decision.verdict == INCONCLUSIVE:
+        if low < shown.low and shown.high < high:
+            return (
+                f"the {100 * (1 - alpha):g} % interval, which decides, reaches beyond what is claimed, {_range(claim)}"
+            )
+        return f"the interval reaches beyond what is claimed, {_range(claim)}"
+    if decision.verdict == NO_EFFECT:
+        return f"no effect that counts: within {MARGINS[claim.unit]:g} {claim.unit} of 0"
+    if decision.verdict == IN_PART:
+        inside, against = ([effects.parts[part] for part in parts] for parts in (decision.inside, decision.against))
+        return f"so for {listed(inside)}, not for {listed(against)}"
+    if shown.high < low or shown.low > high:
+        return f"the interval lies wholly on the other side of what is claimed, {_range(claim)}"
+    return f"one part has no effect that counts, within {MARGINS[claim.unit]:g} {claim.unit} of 0"
+
+
+def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
+    """What the claim presumes and the setting does not show; empty where it shows all."""
+    weak = [one for one in effects.presumed_intervals() if not one.low > 0]
+    if not claim.presumes or not weak:
+        return ""
+    return f"{claim.presumes.unmet.format(_spell(min(weak, key=lambda one: one.low)))}; tried: {extent(arms)}"
+
+
+def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: int) -> str:
+    """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
+    if verdict == INCONCLUSIVE or not any(arm.reads_sensitivity for arm in arms):
+        return ""
+    stability = _decide(claim, _effects(claim, [arm.without_undertraining() for arm in arms]), reading)
+    if stability.verdict == verdict:
+        return ""
+    return (
+        f"undertrained: {verdict} by S, but {stability.verdict} by its instability part, {_spell(stability.shown)}; "
+        f"tried: {extent(arms)}"
+    )
+
+
+def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
+    return (
+        f"the control shows no effect of {' and '.join(claim.cause)}: {_spell(control)}, which must lie above 0; "
+        f"tried: {extent(arms)}"
+    )
+
+
+def _spell(interval: Interval) -> str:
+    if interval.n < FEWEST_SEEDS:
+        return interval.bare
+    return f"{interval.mean:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
+
+
+def amount(value: float, unit: str) -> str:
+    """An effect without its unit; the number itself, to three digits, where the unit is the log10 of one."""
+    return count(10**value) if unit.startswith(LOG10) else f"{value:.3g}"
+
+
+def _range(claim: Claim) -> str:
+    low, high = (amount(end, claim.unit) for end in claim.side)
+    unit = claim.unit.removeprefix(LOG10)
+    if math.isinf(claim.side[1]):
+        return f"above {low} {unit}".rstrip()
+    return f"below {high} {unit}" if math.isinf(claim.side[0]) else f"from {low} to {high} {unit}"
+
+
+def _gaps(arms: list[ArmTables]) -> list[str]:
+    """What keeps seeds from counting."""
+    summaries = {(summary.curve, summary.seed): summary for arm in arms for summary in arm.summaries}
+    curves, seeds = ({key[part] for key in summaries} for part in (0, 1))
+    sizes = {size for arm in arms for size in arm.sizes}
+    expected = len(curves) * len(seeds) * len(arms[0].lrs)
+    missing = expected - sum(len(summary.runs) for summary in summaries.values())
+    gaps = [f"partial: {missing} of {expected} runs missing"] if missing else []
+    if any(set(arm.sizes) != sizes for arm in arms):
+        gaps.append("not every arm has every size")
+    if not all(summary.alive for summary in summaries.values()):
+        gaps.append("an arm is nothing but NaN")
+    elif not all(summary.learned for summary in summaries.values()):
+        gaps.append("a curve never fell below the bigram model's loss")
+    return gaps

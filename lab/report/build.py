@@ -1,0 +1,311 @@
+"""Write the report of one or more results folders: a page, its figures and its tables."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from lab import studies
+from lab.analysis.curves import load, switches_text
+from lab.analysis.drawing.registry import NothingToDrawError, run_counts
+from lab.analysis.judging.decision import VERDICTS
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.rendering import html, layout
+from lab.analysis.sensitivity import Study, has_sensitivity, study, study_of
+from lab.analysis.text import count, listed, plain_text, spell
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.core.registry import first_line
+from lab.records import store
+from lab.report import scoreboard, stamp, tables
+from lab.report.answers import answer, compared, dates, questions, special_answer
+from lab.report.findings import brief_headline, notes
+from lab.report.scoreboard import ScoreboardRow
+from lab.studies.figures import FIGURES
+
+SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
+a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). Its two parts add up to it:
+learning rates below the best one were too slow for the steps given (under-training), those above it too fast
+(instability). ± is a 95 % Student-t interval over n seeds; below three seeds the values are shown. eta_div is the
+smallest learning rate at which a run diverged or, above its best learning rate, ended worse than a bigram model."""
+PAIRED = "Differences are paired by seed, in nats/token; ± is a 95 % Student-t interval over n seeds."
+DIFFERENCES = """The first arm's number minus the second arm's, taken seed by seed: the same seed means the same order
+of the data and the same initial values of the weights both arms have. An interval that leaves out zero is a
+difference; intervals are not widened for the number of comparisons."""
+LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
+unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
+lower than at initialization."""
+CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim
+is reproduced where the intervals of all its parts lie on its side, contradicted where one surely does not and none
+surely does, and holds in part where some surely do. No effect is one that surely does not count. A claim on a cure is
+not testable here where these runs do not show the trouble that it cures. Everything else is inconclusive."""
+
+FORMATS = ("png", "pdf")  # of each figure, besides SVG
+NAMED_ARMS = 12  # of more the tables have the names
+
+
+class Report(NamedTuple):
+    """A page, and what an overview of many says of it.
+
+    Attributes:
+        page: its file.
+        question: of the sweep; empty without one.
+        answer: one sentence.
+        verdicts: how many claims of papers have which verdict on these runs; empty where none is about them.
+        thumbnail: file of its first figure; None without one.
+    """
+
+    page: Path
+    question: str
+    answer: str
+    verdicts: dict[str, int]
+    thumbnail: Path | None
+
+
+def summary(study: Study) -> str:
+    """The table of sensitivities as plain text, or of losses where none is defined, then the notes on it."""
+    table = tables.sensitivities(study) if has_sensitivity(study.curves) else tables.losses(study)
+    return "\n".join([*plain_text(table), *notes(study)])
+
+
+def make_report(folders: Sequence[Path]) -> tuple[Report, str]:
+    """Read results folders and write their report into the first; returns it and its ``summary``.
+
+    Raises:
+        RequestError: a folder cannot be read or written, or all runs failed.
+    """
+    # before the records are read: records that arrive meanwhile make the stamp out of date, not the report
+    made_from = stamp.origin(folders[0]) if len(folders) == 1 else None
+    read = study(folders)
+    stamp.remove(folders[0])
+    report, text = write_report(read, folders), summary(read)
+    if made_from:
+        stamp.write(folders[0], made_from, text)
+    return report, text
+
+
+def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None:
+    """Write the report of these runs of a folder in which a sweep still trains; it reloads itself, and is not stamped.
+
+    Args:
+        folder: the results folder.
+        ids: of the runs.
+        growth: on how much the report rests, such as ``1 of 3 seeds``.
+
+    Raises:
+        RequestError: the folder cannot be read or written, or all these runs failed.
+    """
+    read = study_of(load(folder).of(ids))
+    stamp.remove(folder)
+    write_report(read, [folder], growth)
+
+
+def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") -> Report:
+    """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
+
+    The same records give the same bytes.  ``growth`` is as for ``make_growing_report``.
+    """
+    paths = [Path(folder) for folder in folders]
+    out = paths[0]
+    for name, table in tables.files(study).items():
+        files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
+    title = " and ".join(path.resolve().name for path in paths)
+    special = special_answer(study)
+    question, sentence, claims = " ".join(questions(paths)), answer(study, special), _claims(study, paths)
+    first, *others = [*_figures(study, out), ""]
+    counts = _counts(claims)
+    lead = [html.paragraph(sentence, "lead"), *_growing(growth), *_partial(study)]
+    head = [*lead, *_verdicts(counts), first, *_facts(study, paths)]
+    body = [
+        *head,
+        *_findings(study, claims, between_arms=not special),
+        *_tables(study),
+        *others,
+        *_cautions(study),
+        *_provenance(study, paths),
+    ]
+    files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
+    thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
+    return Report(out / "report.html", question, sentence, counts, thumbnail)
+
+
+def write_index(folder: Path, reports: Sequence[Report]) -> Path:
+    """Write ``index.html``, an overview of the reports in a folder; returns its path."""
+    title, page = f"Results in {folder.resolve().name}", folder / "index.html"
+    lead = html.paragraph(f"{len(reports)} results folders. Each tile leads to its report.", "lead")
+    tiles = html.cards(_tile(report, folder) for report in reports)
+    files.write_text(page, html.document(title, [lead, tiles]))
+    return page
+
+
+def _tile(report: Report, folder: Path) -> str:
+    page, thumbnail = (
+        quote(path.relative_to(folder).as_posix()) if path else "" for path in (report.page, report.thumbnail)
+    )
+    question = [html.paragraph(report.question, "note")] if report.question else []
+    parts = [*question, html.paragraph(report.answer), *_verdicts(report.verdicts)]
+    return html.card(page, report.page.parent.name, thumbnail, *parts)
+
+
+def _claims(study: Study, folders: list[Path]) -> list[ScoreboardRow]:
+    """The claims of papers that the sweep of these runs tests, and their verdicts."""
+    commands = [command for folder in folders for command in store.commands(folder)]
+    evidence = Evidence(str(folders[0]), study.records, commands)
+    rows = scoreboard.judge_all([evidence])
+    return [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
+
+
+def _growing(growth: str) -> Iterator[str]:
+    if growth:
+        yield html.paragraph(f"So far {growth}. The sweep trains the rest, and this page reloads itself.", "warning")
+
+
+def _partial(study: Study) -> Iterator[str]:
+    ended, expected = run_counts(study.records.runs, study.points)
+    if ended < expected:
+        yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
+
+
+def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
+    """How many claims have which verdict, in the order of verdicts; without those that none has."""
+    verdicts = [row.verdict.verdict for row in claims]
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
+
+
+def _verdicts(counts: dict[str, int]) -> Iterator[str]:
+    if counts:
+        n = sum(counts.values())
+        tested = f"{n} {'claim' if n == 1 else 'claims'} of papers tested:"
+        yield html.bullets([tested, *(f"{n} {verdict}" for verdict, n in counts.items())], "verdicts")
+
+
+def _figures(study: Study, out: Path) -> Iterator[str]:
+    """Sections of the figures that apply, each also written as a file; files of the others are removed."""
+    first = first_figures()
+    for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
+        title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
+        try:
+            drawing = FIGURES[name](study.records, study.points)
+            svg = layout.svg(drawing, name)
+        except RequestError as refusal:
+            files.remove(file, within=out)
+            if isinstance(refusal, NothingToDrawError):
+                continue
+            shown = html.paragraph(str(refusal))
+        else:
+            files.write_text(file, svg, within=out)
+            shown = html.figure(svg, drawing.caption, _figure_links(file))
+        yield html.section(title, shown)
+
+
+def first_figures() -> list[str]:
+    """Figures that come first on the page where they apply, in this order; the others follow by name."""
+    return [name for room in studies.rooms() for name in room.FIRST_FIGURES]
+
+
+def _figure_links(svg: Path) -> str:
+    """Links to a figure in all formats it was drawn in; a button makes it in each of the others."""
+    links = {"SVG": f"figures/{svg.name}"}
+    drawn = [kind for kind in FORMATS if svg.with_suffix(f".{kind}").is_file()]
+    links |= {kind.upper(): f"figures/{svg.stem}.{kind}" for kind in drawn}
+    return html.links(links, svg.stem, [kind for kind in FORMATS if kind not in drawn])
+
+
+def _facts(study: Study, folders: list[Path]) -> Iterator[str]:
+    """When and how these runs were made, and what they are."""
+    runs = study.records.runs
+    commands = _commands(folders)
+    command = f"{commands[0]}{f' (and {len(commands) - 1} more)' if len(commands) > 1 else ''}" if commands else ""
+    data = [str(name) for name in runs["data.name"].dropna().unique()] if "data.name" in runs else []
+    versions = sorted(map(str, runs["versions"].dropna().unique()))
+    facts = [dates(folders), command, f"data: {listed(data)}" if data else "", "; ".join(versions)]
+    yield html.paragraph(" · ".join(fact for fact in facts if fact), "facts")
+    yield html.paragraph(_extent(study), "facts")
+
+
+def _extent(study: Study) -> str:
+    statuses = {name: int((study.records.runs["status"] == name).sum()) for name in store.STATUSES}
+    points, runs = study.points, study.records.runs
+    lrs, steps = sorted(points["lr"].unique()), sorted(set(map(spell, map(float, runs["steps"]))))
+    arms = list(points["arm"].unique())
+    shared = set.intersection(*(set(str(names).split("+")) for names in runs["intervention"])) - {"none"}
+    common = f", all {switches_text(sorted(shared), ())}" if shared else ""
+    names = f": {'; '.join(arms)}" if len(arms) <= NAMED_ARMS else ""
+    named = f"{len(arms)} arms{names}{common}" if len(arms) > 1 else f"one arm: {arms[0]}"
+    rates = (
+        f"{len(lrs)} peak learning rates from {spell(lrs[0])} to {spell(lrs[-1])}"
+        if len(lrs) > 1
+        else f"learning rate {spell(lrs[0])}"
+    )
+    seeds = points["seed"].nunique()
+    return (
+        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} "
+        f"({', '.join(f'{n} {name}' for name, n in statuses.items())}); "
+        f"{named}; {listed(map(count, sorted(points['size'].unique())))} parameters without embeddings; {rates}; "
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'}; {listed(steps)} steps."
+    )
+
+
+def _findings(study: Study, claims: Sequence[ScoreboardRow], *, between_arms: bool) -> Iterator[str]:
+    subjects, pairs = compared(study)
+    if between_arms and len(pairs) and (study.points["outcome"] != "diverged").any():
+        yield html.section(
+            "Between the arms", html.bullets(brief_headline(pairs, subjects)), html.paragraph(PAIRED, "note")
+        )
+    if claims:
+        rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
+        shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
+        yield html.section("Claims of papers", html.paragraph(CLAIMS, "note"), shown)
+
+
+def _tables(study: Study) -> Iterator[str]:
+    if has_sensitivity(study.curves):
+        sensitivities = html.table(tables.sensitivities(study))
+        by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
+        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(SENSITIVITY, "note"))
+        if len(study.pairs):
+            shown = html.table(tables.differences(study))
+            about = html.paragraph(DIFFERENCES, "note")
+            yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)
+    losses = html.table(tables.losses(study))
+    yield html.section("Final loss by learning rate", losses, _csv("losses"), html.paragraph(LOSSES, "note"))
+    lost = tables.lost(study)
+    if len(lost):
+        yield html.section("Runs that failed or diverged", html.table(lost))
+
+
+def _csv(*names: str) -> str:
+    return html.links({f"{name}.csv": f"tables/{name}.csv" for name in names})
+
+
+def _cautions(study: Study) -> Iterator[str]:
+    of_studies = (module.cautions(study) for module in studies.modules("answer") if hasattr(module, "cautions"))
+    cautions = [*chain(*of_studies), *notes(study)]
+    if cautions:
+        yield html.section("Read with care", html.bullets(cautions))
+
+
+def _commands(folders: list[Path]) -> list[str]:
+    return list(dict.fromkeys(command for folder in folders for command in store.commands(folder)))
+
+
+def _provenance(study: Study, folders: list[Path]) -> Iterator[str]:
+    """All that is needed to make the page again."""
+    runs, commands = study.records.runs, "\n".join(_commands(folders))
+    facts = {name: sorted(runs[name].dropna().unique()) for name in ("versions", "data_fingerprint", "data_notes")}
+    lines = [f"{name.replace('_', ' ')}: {'; '.join(values)}" for name, values in facts.items() if any(values)]
+    libraries = {"Python": platform.python_version(), "matplotlib": matplotlib.__version__}
+    libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
+    lines += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
+    settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(study).items())
+    yield html.section("What sets the arms and sizes apart", html.table(tables.arms(study)))
+    yield html.section("How this was made", html.block(commands or "no command on record"), html.bullets(lines))
+    yield html.section("What all runs share", html.block(settings))

@@ -1,0 +1,165 @@
+"""Findings in sentences: differences between arms, and notes on what limits the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from lab.analysis.curves import LR, significant
+from lab.analysis.sensitivity import HIGH, LOW, Study, has_sensitivity
+from lab.analysis.statistics import FEWEST_SEEDS
+from lab.analysis.text import count, listed, of_arm, spell
+
+PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
+MOST_PAIRS_IN_FULL = 3
+# Parametrizations in which every tensor has the peak learning rate.
+UNSCALED = ("standard", "inverse_head_width")
+
+
+def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
+    """Two sentences per pair of arms, on sensitivity and on its instability part.
+
+    Args:
+        pairs: as from ``all_pairs``.
+        subjects: columns of intervals to speak of, each with the subject of its sentences.
+    """
+    tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
+    return [f"{name} {_difference(table, part)}." for table in tables for part, name in subjects.items()]
+
+
+def brief_headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
+    """``headline`` of few pairs; of many only ``total``, and one sentence on arms that show no difference."""
+    tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
+    if len(tables) <= MOST_PAIRS_IN_FULL:
+        return headline(pairs, subjects)
+    subject = subjects["total"]
+    decided = [table for table in tables if not _undecided(table)]
+    sentences = [f"{subject} {_difference(table, 'total')}." for table in decided]
+    undecided: dict[str, list[str]] = {}
+    for table in tables:
+        if _undecided(table):
+            undecided.setdefault(table["second"].iloc[0], []).append(table["first"].iloc[0])
+    for reference, arms in undecided.items():
+        sentences.append(f"{subject} differs certainly at no size between {reference} and any of: {', '.join(arms)}.")
+    return sentences
+
+
+def _undecided(table: pd.DataFrame) -> bool:
+    return all(interval.low <= 0 <= interval.high for interval in table["total"])
+
+
+def _difference(table: pd.DataFrame, part: str) -> str:
+    first, second, intervals = of_arm(table["first"].iloc[0]), of_arm(table["second"].iloc[0]), list(table[part])
+    everywhere = "" if len(intervals) == 1 else " at every size"
+    if any(interval.n < FEWEST_SEEDS for interval in intervals):
+        verdict = f"{first} minus that {second}, with too few seeds for an interval:"
+    elif all(interval.low > 0 for interval in intervals):
+        verdict = f"is lower {second} than {first}{everywhere}, by"
+    elif all(interval.high < 0 for interval in intervals):
+        verdict, intervals = f"is lower {first} than {second}{everywhere}, by", [-i for i in intervals]
+    else:
+        settled = sum(interval.low > 0 or interval.high < 0 for interval in intervals)
+        where = f"{settled} of {len(intervals)} sizes" if settled else "no size"
+        verdict = f"{first} minus that {second} differs from zero at {where}:"
+    at_sizes = [f"{interval} at {count(size)}" for interval, size in zip(intervals, table["size"], strict=True)]
+    return f"{verdict} {listed(at_sizes)} parameters"
+
+
+def notes(study: Study) -> Iterator[str]:
+    """Sentences on what limits the numbers, one per kind of limit."""
+    runs, failed = study.records.runs, study.failed
+    if len(failed):
+        yield f"Failed, and left out of the curves: {len(failed)} of {len(runs)} runs ({listed(failed['id'])})."
+    repeated = sorted(set(runs["id"]) - set(failed["id"]) - set(study.points["id"]))
+    if repeated:
+        yield f"Left out, since another run is the same point: {len(repeated)} runs ({listed(repeated)})."
+        yield from _rounded_alike(runs[~runs["id"].isin(failed["id"])], repeated)
+    for curves, sentence in _cautions(study):
+        if len(curves):
+            yield sentence.format(_curve_names(curves))
+    yield from _gaps(study.points)
+
+
+def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]:
+    """Learning rates of which six digits tell nothing apart, where that makes runs repeat others."""
+    rates = runs[LR].astype(float)
+    alike = [group for _, group in runs.groupby(significant(rates)) if group[LR].nunique() > 1]
+    pairs = [listed(map(repr, sorted(set(rates[group.index])))) for group in alike if group["id"].isin(repeated).any()]
+    if pairs:
+        yield f"Learning rates that agree in six digits are one, and of such runs one is shown: {'; '.join(pairs)}."
+
+
+def _gaps(points: pd.DataFrame) -> Iterator[str]:
+    """Learning rates missing from whole curves that other curves have, then those missing from single seeds."""
+    curves = points.groupby(["arm", "size"], sort=False)
+    curves_by_gap: dict[str, list[str]] = {}
+    for (arm, size), curve in curves:
+        if missing := _missing(points["lr"], curve["lr"]):
+            curves_by_gap.setdefault(missing, []).append(_curve_name(arm, size))
+    for missing, names in curves_by_gap.items():
+        yield (
+            f"No seed has a run at learning rate {missing}, where other curves have one, and sensitivity averages over "
+            f"the learning rates a curve ran from {LOW:g} to {HIGH:g}: {listed(names)}."
+        )
+    for (arm, size), curve in curves:
+        for seed, runs in curve.groupby("seed"):
+            if missing := _missing(curve["lr"], runs["lr"]):
+                yield (
+                    f"{_curve_name(arm, size)}: seed {seed} has no run at learning rate {missing}; the mean "
+                    "sensitivity pools seeds, each over the learning rates it ran."
+                )
+
+
+def _missing(expected: pd.Series, ran: pd.Series) -> str:
+    lrs = sorted(set(expected) - set(ran))
+    return listed(map(spell, lrs)) if lrs else ""
+
+
+def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
+    """Groups of curves, each with the sentence that warns of them."""
+    curves = study.curves
+    total, below = (curves[part].map(lambda interval: interval.mean) for part in ("total", "below"))
+    n = curves["total"].map(lambda interval: interval.n)
+    learned = study.points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
+    worse = learned.index[learned["capped"] > learned["loss_bigram"]]
+    index = pd.MultiIndex.from_frame(curves[["arm", "size"]])
+    few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
+    slow = "More than half of the sensitivity is under-training, from learning rates below the best one, for {}."
+    idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable"
+    edge = "The best learning rate is the lowest or highest tried, so the window may miss the optimum: {}. Shift it."
+    other = "Learning rate means something else here, so compare these with other arms by their losses: {}."
+    without = f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}"
+    yield curves[n == 0], f"{without}: {{}}." if has_sensitivity(curves) else f"{without}."
+    yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
+    yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
+    yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
+    yield curves[index.isin(_at_the_edge(study)) & (n > 0)], edge
+    yield curves[index.isin(with_scaled_steps(study))], other
+
+
+def _at_the_edge(study: Study) -> pd.MultiIndex:
+    """Arms and sizes with a seed of three or more learning rates whose best one is the lowest or the highest."""
+    lrs = study.points.groupby(["arm", "size", "seed"]).agg(
+        best=("best_lr", "first"), low=("lr", "min"), high=("lr", "max"), n=("lr", "nunique")
+    )
+    at_edge = lrs[(lrs["n"] > 2) & ((lrs["best"] == lrs["low"]) | (lrs["best"] == lrs["high"]))]
+    return pd.MultiIndex.from_frame(at_edge.reset_index()[["arm", "size"]])
+
+
+def with_scaled_steps(study: Study) -> pd.MultiIndex:
+    """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
+    cards = study.records.runs.set_index("id").loc[study.points["id"]]
+    scaled = ~cards["parametrization.name"].isin(UNSCALED) | (cards["optimizer.name"] == "adamw_rms_scaled")
+    unlike_others = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
+    return pd.MultiIndex.from_frame(unlike_others[["arm", "size"]])
+
+
+def _curve_names(curves: pd.DataFrame) -> str:
+    """``a at 1k and 2k; b at 1k``."""
+    sizes = curves.groupby("arm", sort=False)["size"].agg(list)
+    return "; ".join(f"{arm} at {listed(map(count, sizes_of_arm))}" for arm, sizes_of_arm in sizes.items())
+
+
+def _curve_name(arm: object, size: object) -> str:
+    return f"{arm} at {count(float(str(size)))}"

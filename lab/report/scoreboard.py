@@ -1,0 +1,395 @@
+"""The scoreboard: every claim judged on results folders, as text, JSON or a table of Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import starmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lab.analysis.judging import history
+from lab.analysis.judging.decision import DECIDED, VERDICTS
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.history import Reading
+from lab.analysis.judging.verdicts import (
+    FIGURES_OF_THE_PAPER,
+    LOG10,
+    SOURCES,
+    Claim,
+    Verdict,
+    amount,
+    judge_claim,
+)
+from lab.analysis.rendering import html
+from lab.analysis.statistics import benjamini_hochberg, thousandths
+from lab.analysis.text import count, plain_text
+from lab.core.errors import RequestError, nearest
+from lab.records import store
+from lab.report.revision import EarlierVerdict, dropped, earlier_verdicts, revised
+from lab.studies.claims import CLAIMS
+from lab.studies.wortsman.replication import compare
+
+# What the claims of a module are about; of others the module's name says it.
+SUBJECTS = {
+    "attention": "attention logits and qk-layernorm",
+    "output": "output logits and z-loss",
+    "rounding": "output logits and z-loss",
+    "recipe": "warm-up, weight decay, steps and batch size",
+    "gradients": "gradients and Adam's epsilon",
+    "size": "width, depth, muP and architecture",
+    "architecture": "width, depth, muP and architecture",
+    "positions": "width, depth, muP and architecture",
+    "batches": "batch size and gradient noise",
+    "noise": "batch size and gradient noise",
+    "ramps": "batch size and gradient noise",
+    "adam": "loss spikes and what ends them",
+    "alarms": "loss spikes and what ends them",
+    "arms": "loss spikes and what ends them",
+    "damage": "loss spikes and what ends them",
+    "ledgers": "loss spikes and what ends them",
+    "precision": "loss spikes and what ends them",
+    "recipes": "warm-up, weight decay, steps and batch size",
+    "responses": "loss spikes and what ends them",
+    "swaps": "loss spikes and what ends them",
+}
+# Around the two tables, where a document shows them.
+MARKS = ("<!-- claims -->", "<!-- end of claims -->")
+SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
+EFFECT = "effect [95 % interval]"
+COLUMNS_OF_PAGE = (
+    *("claim", "verdict", EFFECT, "q", "seeds", "why not", "readings", "stated in", "about"),
+    *("parameters", "steps", "λT", "on other text", "by earlier rules"),
+)
+PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about", "by earlier rules")
+FALSE_SHARE = 0.05  # of the decided claims that are counted at most so many are expected to be decided falsely
+# The folder, inside one of results, of sweeps trained on a corpus that every machine has; of which figures it is asked.
+OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
+
+
+class ScoreboardRow(NamedTuple):
+    """A claim and its verdict.
+
+    Attributes:
+        on_other_text: its verdict on another corpus; empty where it was not judged there.
+        q: the share of false verdicts to expect among all of the board whose q is at most this one; NaN without a test.
+        readings: how it came out on fresh seeds, each time.
+    """
+
+    claim: Claim
+    verdict: Verdict
+    on_other_text: str = ""
+    q: float = math.nan
+    readings: Sequence[Reading] = ()
+
+    @property
+    def ours(self) -> bool:
+        """Whether we restated a claim of the paper."""
+        return bool(self.claim.restates)
+
+    @property
+    def figure(self) -> str:
+        """The figure of the paper, marked where the claim is ours."""
+        return f"{self.claim.figure} (ours)" if self.ours else self.claim.figure
+
+    @property
+    def shown(self) -> str:
+        """The folder judged and the figure of its report that shows the claim; empty where none was judged."""
+        return f"{Path(self.verdict.folder).name}/{self.claim.shown_in}" if self.verdict.folder else ""
+
+    @property
+    def effect(self) -> str:
+        """``0.148 [0.12, 0.17]`` and the unit; numbers themselves where the unit is the log10 of one."""
+        unit = self.claim.unit
+        effect, low, high = (amount(value, unit) for value in self.verdict[1:4])
+        if math.isnan(self.verdict.effect):
+            return ""
+        interval = "" if math.isnan(self.verdict.low) else f" [{low}, {high}]"
+        return f"{effect}{interval} {unit.removeprefix(LOG10)}"
+
+
+def read(folders: Sequence[Path]) -> list[Evidence]:
+    """Read the folders with records among these and those right inside them, by name.
+
+    Raises:
+        RequestError: one of them is no folder, or its records cannot be read.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise RequestError(f"no results folder {folder}")
+    inside = [path for folder in folders for path in (folder, *sorted(folder.iterdir())) if path.is_dir()]
+    records = {folder: store.find(folder) for folder in dict.fromkeys(inside)}
+    return [Evidence(str(folder), table, store.commands(folder)) for folder, table in records.items() if table]
+
+
+def read_other_text(folders: Sequence[Path]) -> list[Evidence]:
+    """Read the sweeps on other text inside these folders, which ``read`` leaves out."""
+    return read([path for folder in folders if (path := folder / OTHER_TEXT).is_dir()])
+
+
+def judge_all(
+    folders: Sequence[Evidence],
+    figures: Collection[str] = (),
+    other_text: Sequence[Evidence] = (),
+    earlier: Mapping[str, Sequence[Reading]] | None = None,
+) -> list[ScoreboardRow]:
+    """Judge claims on these folders, those of the first source in the order of its figures; apart from them on others.
+
+    Args:
+        figures: of the first source, to which the claims are limited; empty is every claim of every source.
+        earlier: readings by name of the claim, this one the last.
+    """
+    claims = [one for one in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(one, figures)]
+    claims.sort(key=_position)
+    read_before = [(earlier or {}).get(claim.name, ()) for claim in claims]
+    verdicts = [
+        judge_claim(claim, folders, history.number(each)) for claim, each in zip(claims, read_before, strict=True)
+    ]
+    qs = benjamini_hochberg([verdict.p for verdict in verdicts])
+    apart = [_judge_apart(claim, other_text) for claim in claims]
+    return list(starmap(ScoreboardRow, zip(claims, verdicts, apart, qs, read_before, strict=True)))
+
+
+def _is_of(claim: Claim, figures: Collection[str]) -> bool:
+    return claim.source == SOURCES[0] and claim.figure in figures
+
+
+def _position(claim: Claim) -> tuple[int, int, int, int]:
+    """By source and, of the first, by figure; what we restated after the original."""
+    original = CLAIMS[claim.restates] if claim.restates else claim
+    figure = FIGURES_OF_THE_PAPER.index(claim.figure) if claim.source == SOURCES[0] else 0
+    return SOURCES.index(claim.source), figure, original.order, claim.order
+
+
+def _judge_apart(claim: Claim, other_text: Sequence[Evidence]) -> str:
+    if not _is_of(claim, FIGURES_ON_OTHER_TEXT):
+        return ""
+    verdict = judge_claim(claim, other_text).verdict
+    return "" if verdict == "not run" else verdict
+
+
+def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
+    """Judge claims on a folder and those inside it.
+
+    Args:
+        figures: of Wortsman et al. 2023, such as ``"1"`` or ``"E.7"``; every claim of every source where none is given.
+
+    Raises:
+        RequestError: no such figure, no such folder, or records that cannot be read.
+    """
+    for figure in figures:
+        if figure not in FIGURES_OF_THE_PAPER:
+            raise RequestError(f"the paper has no figure {figure!r}; {nearest(figure, FIGURES_OF_THE_PAPER)}")
+    return table(judge_all(read([Path(folder)]), figures))
+
+
+def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
+    """The scoreboard as a table.
+
+    Its columns: ``source, figure, claim, verdict, effect [95 % interval], q, parameters, steps, λT, seeds, readings,
+    why not``; λT is weight decay times steps.
+    """
+    return pd.DataFrame(
+        {
+            "source": [row.claim.source for row in rows],
+            "figure": [row.figure for row in rows],
+            "claim": [row.claim.sentence for row in rows],
+            "verdict": [row.verdict.verdict for row in rows],
+            EFFECT: [row.effect for row in rows],
+            "q": ["" if math.isnan(row.q) else thousandths(row.q) for row in rows],
+            "parameters": [_range(row.verdict.parameters, count) for row in rows],
+            "steps": [_range(row.verdict.steps) for row in rows],
+            "λT": [_range(row.verdict.decay_times_steps) for row in rows],
+            "seeds": [row.verdict.seeds for row in rows],
+            "readings": ["; ".join(map(str, row.readings)) for row in rows],
+            "why not": [row.verdict.reason for row in rows],
+        }
+    )
+
+
+def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> str:
+    return " to ".join(dict.fromkeys(map(show, (rising[0], rising[-1])))) if rising else ""
+
+
+def render(folders: Sequence[Path], *style: str, source: str = "") -> str:
+    """All of it for ``lab claims``, or the claims of one source: for the eye, or in a ``style``.
+
+    Args:
+        style: the last of ``--json``, ``--markdown`` and ``--html`` counts.
+
+    Raises:
+        RequestError: no such source, no such folder, or records that cannot be read.
+    """
+    if source and source not in SOURCES:
+        raise RequestError(f"no claims of {source!r}; {nearest(source, SOURCES)}")
+    evidence = read(folders)
+    rows = judge_all(evidence, other_text=read_other_text(folders), earlier=history.readings(folders))
+    rows = [row for row in rows if not source or row.claim.source == source]
+    if style[-1:] == ("--html",):
+        return page(rows, earlier_verdicts(folders))
+    if not style:
+        below = list(_drawn(rows) if source else compare(evidence))
+        return "\n".join([*text(rows), *[""] * bool(below), *below])
+    return as_json(rows) if style[-1] == "--json" else markdown_tables(rows)
+
+
+def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
+    """A line for each figure that shows one of these claims, in the folder that it was judged on."""
+    shown = dict.fromkeys((row.verdict.folder, row.claim.shown_in) for row in rows if row.verdict.folder)
+    paths = [Path(folder) / "figures" / f"{name}.svg" for folder, name in shown]
+    return [f"figure: {path}" for path in paths if path.exists()]
+
+
+def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
+    """A line per claim, why it is not reproduced below it; a count at the end."""
+    columns = table(rows)
+    head, *lines = plain_text(
+        pd.DataFrame(
+            {
+                "source": columns["source"],
+                "figure": columns["figure"],
+                **columns[["verdict", EFFECT, "q", "parameters", "steps", "λT", "seeds"]],
+                "claim (our figure)": [f"{row.claim.sentence}{row.shown and f' ({row.shown})'}" for row in rows],
+            }
+        )
+    )
+    yield head
+    for line, reason in zip(lines, columns["why not"], strict=True):
+        yield line
+        if reason:
+            yield f"{' ' * head.index('verdict')}{reason}"
+    yield from tallies(rows)
+
+
+def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
+    """``60 claims: 30 reproduced, ...`` of the paper's, how many are decided, ours, how far other text agrees."""
+    yield _tally("claims", [row.verdict.verdict for row in rows if not row.ours])
+    if decided := [row.q for row in rows if row.verdict.verdict in DECIDED]:
+        certain = sum(q <= FALSE_SHARE for q in decided)
+        yield f"{len(decided)} decided, {certain} of them with q at most {FALSE_SHARE:g}"
+    if restated := [row.verdict.verdict for row in rows if row.ours]:
+        yield _tally("restated by us", restated)
+    pairs = [(row.verdict.verdict, row.on_other_text) for row in rows if row.on_other_text]
+    if pairs:
+        decided = [here == there for here, there in pairs if here in DECIDED and there in DECIDED]
+        yield (
+            f"{len(pairs)} also on other text: of {len(decided)} decided on both, {sum(decided)} agree and "
+            f"{len(decided) - sum(decided)} disagree"
+        )
+
+
+def _tally(what: str, names: Sequence[str]) -> str:
+    counts = [f"{names.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in names]
+    return f"{len(names)} {what}: {', '.join(counts) or 'none'}"
+
+
+def as_json(rows: Sequence[ScoreboardRow]) -> str:
+    """A list of objects, null where unknown.
+
+    Their keys: ``name, source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
+    decay_times_steps, ours, p, q, readings``; ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest,
+    largest]`` of what was judged, ``ours`` is whether we restated a claim of the source, and each of ``readings`` has
+    the attributes of ``Reading``.
+    """
+    return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(row: ScoreboardRow) -> dict[str, Any]:
+    verdict = row.verdict
+    numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high", "p")} | {"q": row.q}
+    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+    return {
+        "name": row.claim.name,
+        "source": row.claim.source,
+        "figure": row.claim.figure,
+        "claim": row.claim.sentence,
+        "verdict": verdict.verdict,
+        **{name: known[name] for name in ("effect", "low", "high")},
+        "seeds": verdict.seeds,
+        "sweep": verdict.sweep,
+        "parameters": _ends(verdict.parameters),
+        "steps": _ends(verdict.steps),
+        "reason": verdict.reason,
+        "decay_times_steps": _ends(verdict.decay_times_steps),
+        "ours": row.ours,
+        "p": known["p"],
+        "q": known["q"],
+        "readings": [reading._asdict() for reading in row.readings],
+    }
+
+
+def _ends(rising: Sequence[float]) -> list[float] | None:
+    return [rising[0], rising[-1]] if rising else None
+
+
+def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
+    """Markdown, each part between its marks: the counts by subject, then every claim."""
+    return f"{markdown_by_subject(rows)}\n\n{markdown(rows)}"
+
+
+def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
+    """The table of the README: how many claims on each subject have which verdict."""
+    paper = [row for row in rows if not row.ours]
+    verdicts_by_subject: dict[str, list[str]] = {subject: [] for subject in SUBJECTS.values()}
+    for row in paper:
+        verdicts_by_subject.setdefault(subject_of(row.claim), []).append(row.verdict.verdict)
+    head = [
+        "| claims on | claims |" + "".join(f" {name} |" for name in VERDICTS),
+        "|---|" + "---:|" * (len(VERDICTS) + 1),
+    ]
+    lines = [_count_row(subject, names) for subject, names in verdicts_by_subject.items()]
+    total = _count_row("all", [row.verdict.verdict for row in paper])
+    restated = _count_row("restated by us", [row.verdict.verdict for row in rows if row.ours])
+    return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, restated, SUBJECT_MARKS[1]])
+
+
+def subject_of(claim: Claim) -> str:
+    """What a claim is about."""
+    module = claim.effects.__module__.rpartition(".")[2]
+    return SUBJECTS.get(module, module.replace("_", " "))
+
+
+def _count_row(label: str, names: Sequence[str]) -> str:
+    counts = [str(count) for count in (len(names), *map(names.count, VERDICTS))]
+    return f"| {' | '.join([label, *counts])} |"
+
+
+def markdown(rows: Sequence[ScoreboardRow]) -> str:
+    """The tables of `results/README.md`: of each subject every claim, in few columns; tallies below."""
+    lines = [MARKS[0]]
+    for subject in dict.fromkeys(subject_of(row.claim) for row in rows):
+        lines += [f"### {subject[:1].upper()}{subject[1:]}", "", *_few_columns(rows, subject), ""]
+    return "\n".join([*lines, *(f"- {tally}." for tally in tallies(rows)), MARKS[1]])
+
+
+def _few_columns(rows: Sequence[ScoreboardRow], subject: str) -> list[str]:
+    shown = [row for row in rows if subject_of(row.claim) == subject]
+    columns = table(shown)[["claim", "verdict", EFFECT, "q", "seeds", "steps", "parameters"]].astype(str)
+    columns.insert(1, "stated in", [f"{row.claim.source}, {row.figure}" for row in shown])
+    cells = [[cell.replace("|", "&#124;") for cell in line] for line in columns.to_numpy().tolist()]
+    lines = [f"| {' | '.join(line)} |" for line in [list(columns), *cells]]
+    lines.insert(1, "|---" * columns.shape[1] + "|")
+    return lines
+
+
+def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -> str:
+    """A page of every claim with all that is known of it; its table sorts and filters.
+
+    Args:
+        earlier: verdicts by earlier rules, which stand beside those of today.
+    """
+    known = table(rows)
+    known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
+    known["about"] = [subject_of(row.claim) for row in rows]
+    known["on other text"] = [row.on_other_text for row in rows]
+    known["by earlier rules"] = [revised(earlier.get(row.claim.name), row.verdict) for row in rows]
+    columns = known[list(COLUMNS_OF_PAGE) if earlier else list(COLUMNS_OF_PAGE[:-1])]
+    notes = [f"{note}." for note in (*tallies(rows), *dropped(earlier, set(CLAIMS)))]
+    body = [
+        html.bullets(notes),
+        html.table(columns, prose=PROSE, sorts=True),
+    ]
+    return html.document("Claims of papers and how they came out", body)

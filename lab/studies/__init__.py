@@ -1,0 +1,20 @@
+"""Studies: a room each, with its claims, measures, figures and answer.  A study is found by being here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+HOME = Path(__file__).parent
+
+
+def rooms() -> list[ModuleType]:
+    """The packages of all studies, by name."""
+    return [import_module(f"{__name__}.{path.parent.name}") for path in sorted(HOME.glob("*/__init__.py"))]
+
+
+def modules(part: str) -> list[ModuleType]:
+    """The modules of all studies whose names end with ``part``, such as ``figures`` or ``answer``."""
+    files = sorted(HOME.glob(f"*/*{part}.py"))
+    return [import_module(f"{__name__}.{path.parent.name}.{path.stem}") for path in files]

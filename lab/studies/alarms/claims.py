@@ -1,0 +1,138 @@
+"""Claims on alarms: which of them sound before the loss spikes, how often, and how often in vain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+
+from lab.analysis.events.costs import NONE
+from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.judging.effects import Effects, Qualified, parts
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.verdicts import claim
+from lab.studies.spikes.claims import BURST, HALF, OPT
+
+# An indicator leads by so many steps, with so many false alarms in 1000 steps; it goes with the loss in so many bursts.
+LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE = 5, 1.0, 0.9
+AT_ONCE = "a planted burst raises the loss at the step that it comes, so nothing can lead it"
+LOSS, GRADIENT, UPDATES, CURVATURE = "spike", "gradient_spike", "update_rms", "curvature"
+BAI = "Bai 2025"
+
+
+def _labelled(group: ComparisonGroup) -> list[ArmTables]:
+    """An arm without a burst, then one for each burst."""
+    bursts = [burst for burst in group.values(BURST) if burst != NONE]
+    if not bursts:
+        raise MissingRunsError("no run has a burst", arms_exist=False)
+    return group.arms(*({BURST: burst} for burst in (NONE, *bursts)))
+
+
+labelled: Callable[..., Callable[..., object]] = partial(
+    claim, arms=_labelled, frees=(BURST,), cause=[BURST], sweep="labelled_spikes", shown_in="detector_scores"
+)
+
+
+def _alarm(arms: Sequence[ArmTables], kind: str, column: str) -> pd.DataFrame:
+    """A score of an alarm per seed (row), for each arm and learning rate (column)."""
+    return pd.concat([arm.alarm(lr, kind, column).iloc[:, -1] for arm in arms for lr in arm.lrs], axis=1)
+
+
+def _spikes_of_bursts(clean: ArmTables, bursts: Sequence[ArmTables]) -> Qualified:
+    """The control that more bursts than runs without one have a loss spike."""
+    share = _alarm(bursts, LOSS, "hit").mean(axis=1, skipna=False)
+    return Qualified(share - _alarm([clean], LOSS, "false_alarms").mean(axis=1, skipna=False))
+
+
+def _where_the_loss_spikes(bursts: Sequence[ArmTables], value: pd.DataFrame) -> pd.DataFrame:
+    """A value of each burst at which the loss spikes, NaN for the others; of a seed without one, 0 throughout."""
+    spikes = _alarm(bursts, LOSS, "hit")
+    kept = value.where(spikes > 0)
+    kept.loc[~(spikes > 0).any(axis=1)] = 0.0
+    kept.loc[spikes.isna().any(axis=1)] = math.nan
+    return kept
+
+
+@labelled(
+    "run 12.43",
+    "gradient norms rise at least five steps before the loss, with at most one false alarm in 1000 steps",
+    unit="steps, or false alarms in 1000 steps",
+    source=OPT,
+    untestable=AT_ONCE,
+)
+def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Effects:
+    """Median lead of the gradient norm's alarm minus 4.5; and 1 minus its false alarms in 1000 clean steps.
+
+    Where the loss spikes without an alarm of the gradient norm, the lead counts as 0.
+    """
+    warned = _alarm(bursts, GRADIENT, "lead").where(_alarm(bursts, GRADIENT, "hit") > 0, 0.0)
+    lead = _where_the_loss_spikes(bursts, warned).median(axis=1)
+    alarms, steps = (
+        _alarm([clean, *bursts], GRADIENT, column).sum(axis=1, skipna=False)
+        for column in ("false_alarms", "clean_steps")
+    )
+    return Qualified(parts(lead=lead - LEAST_LEAD + HALF, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps), HALF)
+
+
+@labelled(
+    "sec. 2.3",
+    "data that make the loss spike show in the gradient norm, in nine of ten bursts",
+    unit="share of bursts",
+    source=OPT,
+)
+def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Effects:
+    """Share of the bursts with a loss spike in which the gradient norm's alarm sounds as well, minus 0.9.
+
+    The control: the loss spikes in more bursts than in runs without one.
+    """
+    share = _where_the_loss_spikes(bursts, _alarm(bursts, GRADIENT, "hit")).mean(axis=1)
+    return Qualified(share - LEAST_SHARE, control=_spikes_of_bursts(clean, bursts))
+
+
+of_curvature = partial(labelled, "abstract", sweep="curvature_alarm", source=BAI)
+
+
+@of_curvature(
+    "a loss spikes where the curvature along Adam's update passes the limit of stability, in nine of ten spikes",
+    unit="share of bursts",
+    untestable="these spikes are planted: bad batches bring them, whatever the curvature",
+)
+def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> Effects:
+    """Share of the bursts with a loss spike in which the curvature's alarm sounds as well, minus 0.9.
+
+    A share is known to one burst among those of all seeds.  The control: the loss spikes in more bursts than in runs
+    without one.
+    """
+    hits = _alarm(bursts, CURVATURE, "hit")
+    share = _where_the_loss_spikes(bursts, hits).mean(axis=1)
+    return Qualified(share - LEAST_SHARE, 1 / hits.size, control=_spikes_of_bursts(clean, bursts))
+
+
+@of_curvature(
+    "of two alarms, curvature above the limit and large updates, the former sounds first in over half of the spikes, "
+    "with at most one false alarm in 1000 steps",
+    unit="share of bursts, or false alarms in 1000 steps",
+    untestable=AT_ONCE,
+)
+def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
+    """Two parts: how often curvature is no later than updates, and how seldom it is false; the comparison is ours.
+
+    Share of the bursts with a loss spike in which its alarm is no later, minus a half, known to one burst among those
+    of all seeds; and 1 minus its false alarms in 1000 clean steps.  The control is that of
+    ``spikes_pass_the_limit_of_stability``.
+    """
+    delays = [_alarm(bursts, kind, "delay") for kind in (CURVATURE, UPDATES)]
+    is_known = _alarm(bursts, CURVATURE, "hit").notna()
+    is_first = (delays[0] <= delays[1].fillna(math.inf)).astype(float).where(is_known)
+    alarms, steps = (
+        _alarm([clean, *bursts], CURVATURE, column).sum(axis=1, skipna=False)
+        for column in ("false_alarms", "clean_steps")
+    )
+    first = _where_the_loss_spikes(bursts, is_first).mean(axis=1) - HALF
+    return Qualified(
+        parts(first=first, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps),
+        1 / is_first.size,
+        control=_spikes_of_bursts(clean, bursts),
+    )

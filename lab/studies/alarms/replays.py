@@ -1,0 +1,115 @@
+"""Replays: logs of steps that were trained again, from which follows what made a loss rise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.analysis.events.detectors import Event, Log
+from lab.analysis.events.logs import MICRO_BATCH
+from lab.core.detectors import LEAST_RISE, Numbers
+from lab.studies.alarms.doubles import Evidence, diagnose
+
+# What each cause means; those that ``diagnose`` names, and two that need no evidence.
+CAUSES = {
+    "spike": "data and state, since it returns in the replay",
+    "faulty_micro_batch": "a fault in single micro-batches, which the replay does not have",
+    "scaling_bug": "gradients of micro-batches that do not add up to that of the batch",
+    "corrupted_state": "a fault of memory or checkpoint, since it does not return in the replay",
+    "rounding": "the last bits, in which log and replay differ first",
+    "stopped": "a process that was killed or hangs, since the replay goes on",
+    "not_replayed": "unknown, since the replay has no such step",
+}
+
+
+class Cause(NamedTuple):
+    """The likely cause of what happened at a step: one of ``CAUSES``."""
+
+    run: str
+    step: int
+    cause: str
+
+
+class _Pair(NamedTuple):
+    """A log and its replay at the steps that both have.
+
+    Attributes:
+        step_n: these steps.
+        log: columns of the log at these steps.
+        replay: those of the replay that the log has as well.
+    """
+
+    step_n: NDArray[np.int64]
+    log: dict[str, Numbers]
+    replay: dict[str, Numbers]
+
+
+def _pair(log: Log, replay: Log) -> _Pair:
+    step_n, rows_n, replayed_n = np.intersect1d(log.step_n, replay.step_n, return_indices=True)
+    columns = {name: column[rows_n] for name, column in log.columns.items()}
+    return _Pair(
+        step_n, columns, {name: replay.columns[name][replayed_n] for name in columns if name in replay.columns}
+    )
+
+
+def find_replay(log: Log, logs: Sequence[Log], replays: Sequence[Log]) -> Log | None:
+    """The replay of a log: the one of its name, or the only one of the only log."""
+    if len(logs) == len(replays) == 1:
+        return replays[0]
+    return next((replay for replay in replays if replay.name == log.name), None)
+
+
+def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:
+    """The likely cause of a loss spike of the log."""
+    pair = _pair(log, replay) if replay else None
+    if pair is None or spike.step not in pair.step_n:
+        return "not_replayed"
+    until = log.step_n[-1] if spike.end is None else spike.end
+    in_spike_n = (pair.step_n >= spike.step) & (pair.step_n <= until)
+    losses = [columns["loss"][in_spike_n] for columns in (pair.log, pair.replay)]
+    first, again = (float(np.max(loss_n, where=np.isfinite(loss_n), initial=-math.inf)) for loss_n in losses)
+    returns = (
+        not _departs(pair, int(until)).any()
+        or not np.isfinite(losses[1]).all()
+        or (first - spike.usual > LEAST_RISE and again - spike.usual > (first - spike.usual) / 2)
+    )
+    return diagnose(_evidence(log, pair, spike.step, int(until), returns))
+
+
+def departure(log: Log, replay: Log | None, events: Sequence[Event]) -> Cause | None:
+    """The first step of a log without a loss spike at which its replay differs, or at which the log ends too early."""
+    if replay is None or any(event.kind == "spike" for event in events):
+        return None
+    pair, last = _pair(log, replay), int(log.step_n[-1])
+    differs = np.flatnonzero(_departs(pair, last))
+    if len(differs):
+        step = int(pair.step_n[differs[0]])
+        return Cause(log.name, step, diagnose(_evidence(log, pair, step, last, returns=False)))
+    return Cause(log.name, last, "stopped") if last < replay.step_n[-1] else None
+
+
+def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
+    """Where any measurement of the replay differs ``[n]``, up to a step."""
+    pairs = [(pair.log[name], replayed_n) for name, replayed_n in pair.replay.items()]
+    differs_n = np.logical_or.reduce([~((a == b) | (np.isnan(a) & np.isnan(b))) for a, b in pairs])
+    departs_n: NDArray[np.bool_] = differs_n & (pair.step_n <= until)
+    return departs_n
+
+
+def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Evidence:
+    """What log and replay say of a step; losses are those where they differ first, or at the step."""
+    loss_n, replayed_n = pair.log["loss"], pair.replay["loss"]
+    differs = np.flatnonzero(_departs(pair._replace(log={"loss": loss_n}, replay={"loss": replayed_n}), until))
+    first = int(differs[0]) if len(differs) else int(np.flatnonzero(pair.step_n == step)[0])
+    row = int(np.flatnonzero(log.step_n == step)[0])
+    norms_nm = np.array([column for name, column in log.columns.items() if name.startswith(MICRO_BATCH)]).T
+    norms = norms_nm[row].tolist() if norms_nm.size else []
+    before = norms_nm[:row][np.isfinite(norms_nm[:row])] if norms_nm.size else np.empty(0)
+    errors_n = log.columns.get("parts_error", np.zeros(1))
+    error = float(np.nanmax(errors_n)) if np.isfinite(errors_n).any() else 0.0
+    usual_norm = float(np.median(before)) if len(before) else math.nan
+    return Evidence(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm)

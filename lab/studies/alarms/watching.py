@@ -1,0 +1,135 @@
+"""What `lab watch` says of a folder or a log: a line and a figure for each alarm."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from lab.analysis.events.detectors import KINDS, Event, Log, detect
+from lab.analysis.events.logs import read_logs
+from lab.analysis.logit_rounding import format_name
+from lab.analysis.rendering import layout, panels, style
+from lab.analysis.rendering.layout import Sheet
+from lab.core import files
+from lab.core.detectors import LABELS
+from lab.studies.alarms.replays import CAUSES, departure, find_replay, spike_cause
+
+# Rows shown on both sides of an event.
+MARGIN = 100
+# More figures than this nobody opens; every event has its line.
+MOST_FIGURES = 50
+
+
+def watch(
+    path: Path, *, replay: Path | None = None, mantissa_bits: int | None = None, as_json: bool = False
+) -> tuple[list[str], bool]:
+    """Find the alarms of a results folder or a log, and draw those that are not asked for as JSON.
+
+    Figures go into ``alarms/`` in the folder, or in ``NAME.alarms/`` beside the log.
+
+    Args:
+        path: the folder or the log.
+        replay: a folder or a log of the same steps, trained again; loss spikes then have a likely cause, and runs
+            without one may have a step at which they depart from their replay.
+        mantissa_bits: of the format that rounds output logits; None for what the records tell, and else bf16.
+        as_json: whether to return the alarms as JSON and draw nothing.
+
+    Returns:
+        What to print, and whether there was any alarm.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    logs, replays = read_logs(path, mantissa_bits), read_logs(replay) if replay else []
+    notes = [f"{log.name}: {log.note}" for log in (*logs, *replays) if log.note]
+    events = {log.name: detect(log) for log in logs}
+    alarms = [(log, event) for log in logs for event in events[log.name]]
+    replay_of = {log.name: find_replay(log, logs, replays) for log in logs} if replay else {}
+    causes = {
+        event: spike_cause(log, replay_of[log.name], event) for log, event in alarms if replay and event.kind == "spike"
+    }
+    departures = [departure(log, replay_of[log.name], events[log.name]) for log in logs if replay]
+    departed = [each for each in departures if each]
+    if as_json:
+        plain = [_plain(log, event) | ({"cause": causes.get(event)} if replay else {}) for log, event in alarms]
+        output: dict[str, Any] = {"events": plain}
+        output |= {"departures": [each._asdict() for each in departed]} if replay else {}
+        output |= {"notes": notes} if notes else {}
+        return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
+    folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
+    lines = notes
+    for number, (log, event) in enumerate(alarms):
+        drawn = folder / f"{log.name}_{event.step}_{event.kind}.svg"
+        if number < MOST_FIGURES:
+            files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"), within=folder.parent)
+        cause = _because(causes[event]) if event in causes else ""
+        lines.append(f"{sentence(log, event)}{cause}{f'  {drawn}' if number < MOST_FIGURES else ''}")
+    lines += [f"{each.run} step {each.step}: departs from its replay{_because(each.cause)}" for each in departed]
+    runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
+    return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
+
+
+def _because(cause: str) -> str:
+    return f", likely cause: {cause} ({CAUSES[cause]})"
+
+
+def sentence(log: Log, event: Event) -> str:
+    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
+    name, _ = LABELS[event.kind]
+    if event.kind == "logit_rounding":
+        cost = f"{event.value:.3g} nats per token in {format_name(log.mantissa_bits)}"
+        return f"{event.run} step {event.step}: {name}, a level of {_level(log, event):.3g} costs {cost}"
+    words = [f"{event.run} step {event.step}: {name}, {event.usual:.3g} to {event.value:.3g}"]
+    if event.ending != "none":
+        words.append(f"{event.ending} at step {event.end}")
+    elif event.kind == "spike":
+        words.append("not yet ended")
+    if event.lead is not None:
+        words.append(f"{event.lead} steps after the first warning")
+    return ", ".join(words)
+
+
+def _level(log: Log, event: Event) -> float:
+    """Level of the output logits where rounding costs most during an alarm."""
+    during_n = (log.step_n >= event.step) & (log.columns["logit_rounding"] == event.value)
+    return float(log.columns["output_logit"][during_n].max())
+
+
+def _plain(log: Log, event: Event) -> dict[str, Any]:
+    facts = event._asdict()
+    if event.kind == "logit_rounding":
+        facts |= {"level": _level(log, event), "mantissa_bits": log.mantissa_bits}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
+    }
+
+
+@layout.styled
+def event_figure(log: Log, event: Event) -> Sheet:
+    """The loss around an alarm, and what else was measured then, on one axis of steps."""
+    columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
+    row = int(np.flatnonzero(log.step_n == event.step)[0])
+    end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
+    shown = slice(max(0, row - MARGIN), end + MARGIN + 1)
+    sheet = Sheet(1, [8.0] * len(columns))
+    for index, (column, label) in enumerate(columns.items()):
+        axes = sheet.panel(index, 0, sharex=sheet.first)
+        _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=column != "loss")
+        axes.set_ylabel(label)
+        axes.tick_params(labelbottom=index == len(columns) - 1)
+    axes.set_xlabel("step")
+    panels.title(sheet.figure.axes[0], sentence(log, event))
+    return sheet
+
+
+def _panel(axes: Axes, step_n: Any, value_n: Any, event: Event, *, logarithmic: bool) -> None:
+    axes.plot(step_n, value_n, color=style.ARM_COLOURS[0], linewidth=1)
+    if logarithmic and (value_n[np.isfinite(value_n)] > 0).all():
+        axes.set_yscale("log")
+    axes.axvspan(event.step, event.step if event.end is None else event.end, color=style.ARM_COLOURS[1], alpha=0.15)
+    axes.axvline(event.step, color=style.ARM_COLOURS[1], linewidth=1)

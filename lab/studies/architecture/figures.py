@@ -1,0 +1,45 @@
+"""Figures of embeddings and learned positions: their gradients, and how far they move."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.drawing.series import ProbeSeries, over_steps
+from lab.analysis.probe_values import DISTANCE, POSITIONS, embedding_share
+from lab.analysis.rendering.layout import Sheet
+from lab.records.store import Records
+
+EMBEDDINGS = ("embedding_scale", "embedding_init")  # interventions that change how large the embedding begins
+
+
+@figure("embedding_gradient")
+def embedding_gradient(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient of the embedding against step: its norm over that of all other weights together.
+
+    A geometric mean over seeds, after clipping, which changes both alike. Of a tied embedding the gradient is that of
+    both its uses.
+    """
+    if not begins_unusually(records):
+        raise NothingToDrawError(f"nothing to draw: no run has {' or '.join(EMBEDDINGS)}")
+    shares = embedding_share(records).assign(probe="embedding_share", where="")
+    row = ProbeSeries("embedding_share", "", "embedding's gradient\nover that of the rest")
+    return over_steps(records._replace(metrics=shares), runs, [row])
+
+
+def begins_unusually(records: Records) -> bool:
+    """Whether some run's embedding begins larger or smaller than usual."""
+    return bool(records.runs["intervention"].str.split("+").explode().isin(EMBEDDINGS).any())
+
+
+@figure("distance_from_init")
+def distance_from_init(records: Records, runs: pd.DataFrame) -> Sheet:
+    """How far tables of the embedding move from their initial values, against step.
+
+    A distance is the norm of the change over the norm of the initial values, a geometric mean over seeds, one line per
+    learning rate. A table far below 1 is still much as it began.
+    """
+    named = {POSITIONS: "positions", "embedding": "tokens"}
+    return over_steps(
+        records, runs, [ProbeSeries(DISTANCE, where, f"distance of\n{table}") for where, table in named.items()]
+    )

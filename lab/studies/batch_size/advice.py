@@ -1,0 +1,310 @@
+"""What `lab batch` tells of a folder: the noise scale along training, and the batch and learning rate that follow."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from lab.analysis.curves import load, points
+from lab.analysis.rendering import layout, panels, style
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.statistics import Interval, student_t
+from lab.analysis.text import count, plain_text, spell
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.records.store import Records
+from lab.studies.batch_size.targets import STAGES, noise_sums, ratio_of_means
+from lab.studies.batch_size.tuning import TunedSteps, tuned_steps
+
+PROBE = "noise_scale"
+# A batch says little of a noise scale that is this many times larger.
+REACH = 4
+LINE_LENGTH = 110
+# Of the best learning rate under Adam as the batch grows: between the square-root rule and the linear rule.
+ADAM_EXPONENTS = (0.5, 1.0)
+
+
+class BatchAdvice(NamedTuple):
+    """The noise scale of the runs of one arm, size and learning rate, and what follows from it.
+
+    Attributes:
+        arm: label of the arm.
+        size: parameters, without embeddings.
+        lr: peak learning rate.
+        batch_size: sequences per update at the end of the run.
+        seq_len: tokens per sequence.
+        steps: updates of a run.
+        loss: final held-out loss, nats per token, mean over seeds.
+        stages: noise scale in each quarter of the steps, sequences: geometric mean over seeds and its interval.
+        critical: the mean of the four, which estimates the critical batch size (McCandlish et al. 2018, sec. 2.3).
+    """
+
+    arm: str
+    size: int
+    lr: float
+    batch_size: int
+    seq_len: int
+    steps: int
+    loss: float
+    stages: tuple[Interval, ...]
+    critical: Interval
+
+    @property
+    def batch(self) -> float:
+        """The batch to train with: the critical one, where a step and an example cost twice their least."""
+        return self.critical.mean
+
+    @property
+    def learning_rates(self) -> tuple[float, float]:
+        """Learning rate at that batch by the square-root rule and by the linear one, both saturating."""
+        ratio = (1 + self.critical.mean / self.batch_size) / 2
+        low, high = sorted(self.lr * ratio**exponent for exponent in ADAM_EXPONENTS)
+        return low, high
+
+    @property
+    def steps_there(self) -> float:
+        """Steps to this run's final loss at that batch: ``S_min (1 + B_crit / B)`` through this run."""
+        return self.steps * 2 / (1 + self.critical.mean / self.batch_size)
+
+    @property
+    def tokens_there(self) -> float:
+        """Tokens to this run's final loss at that batch."""
+        return self.steps_there * self.batch * self.seq_len
+
+
+def advise(records: Records) -> list[BatchAdvice]:
+    """Measure the noise scale of every arm, size and learning rate of a folder, seeds taken together.
+
+    Raises:
+        RequestError: no run recorded the probe.
+    """
+    if not (records.metrics["probe"] == PROBE).any():
+        raise RequestError(
+            f"no run recorded the probe {PROBE}; train with batch=constant 'probes.names=[train_loss,val_loss,{PROBE}]'"
+        )
+    sums = noise_sums(records)
+    table = points(records.runs).merge(_shapes(records.runs), on="id")
+    table = table[table["id"].isin(sums.index.get_level_values("id"))]
+    return [_advice(group, sums) for _, group in table.groupby(["arm", "size", "lr"], sort=False)]
+
+
+def _shapes(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[["id", "batch_size", "seq_len", "steps"]]
+
+
+def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
+    first = runs.iloc[0]
+    steps = int(first["steps"])
+    by_run = [sums.loc[name] for name in runs["id"]]
+    edges = np.linspace(0, steps, STAGES + 1)
+    ratios = np.array(
+        [
+            [ratio_of_means(one[(one.index >= low) & (one.index < high)]) for low, high in pairwise(edges)]
+            for one in by_run
+        ]
+    )
+    return BatchAdvice(
+        str(first["arm"]),
+        int(first["size"]),
+        float(first["lr"]),
+        int(first["batch_size"]),
+        int(first["seq_len"]),
+        steps,
+        float(runs["loss"].mean()),
+        tuple(map(_interval, ratios.T)),
+        _interval(ratios.mean(axis=1)),
+    )
+
+
+def _interval(values: Iterable[float]) -> Interval:
+    """Geometric mean over seeds, with its interval."""
+    logs = student_t([math.log(value) if value > 0 else math.nan for value in values])
+    mean, low, high = (math.exp(number) for number in (logs.mean, logs.low, logs.high))
+    return Interval(mean, low, high, logs.n, tuple(math.exp(value) for value in logs.values))
+
+
+def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
+    """Yield what ``lab batch`` prints, and draw ``batch.svg`` into the folder.
+
+    Raises:
+        RequestError: no such folder, no run recorded the probe, or no batch size of several reached the target.
+    """
+    records = load(folder)
+    tuned = tuned_steps(records)
+    if tuned and all(curve.steps.empty for curve in tuned):
+        name, refusals = tuned[0].name, list(tuned[0].refusals.values())
+        raise RequestError(f"no batch size of {folder} has a learning rate to advise from; {name}: {refusals[-1]}")
+    advice = advise(records)
+    # a batch of one micro-batch has no noise scale, and so no advice
+    measured = [one for one in advice if math.isfinite(one.critical.mean)] or advice
+    best = min(measured, key=lambda one: one.loss if math.isfinite(one.loss) else math.inf)
+    if as_json:
+        yield json.dumps(_plain(advice, best, tuned), indent=1, allow_nan=False)
+        return
+    picture = folder / "batch.svg"
+    files.write_text(picture, layout.svg(noise_figure(measured), "batch"))
+    yield from plain_text(pd.DataFrame([_row(one) for one in measured]))
+    yield ""
+    if unmeasured := len(advice) - len(measured):
+        yield f"Left out: {unmeasured} of {len(advice)} curves, whose gradients tell no noise scale."
+    for sentence in (*map(_measured, tuned), *_recommendation(best), *cautions(best), *dropped(tuned)):
+        yield from textwrap.wrap(sentence, LINE_LENGTH)
+    yield f"figure: {picture}"
+
+
+def _row(advice: BatchAdvice) -> dict[str, Any]:
+    quarters = {f"quarter {n}": _spell(stage) for n, stage in enumerate(advice.stages, 1)}
+    return {
+        "arm": advice.arm,
+        "parameters": count(advice.size),
+        "lr": spell(advice.lr),
+        "batch": advice.batch_size,
+        "loss": f"{advice.loss:.3f}",
+        **quarters,
+        "noise scale [95 %], sequences": _spell_interval(advice.critical),
+        "seeds": advice.critical.n,
+    }
+
+
+def _spell(interval: Interval) -> str:
+    return "" if math.isnan(interval.mean) else f"{interval.mean:.3g}"
+
+
+def _spell_interval(interval: Interval) -> str:
+    return _spell(interval) + ("" if math.isnan(interval.low) else f" [{interval.low:.3g}, {interval.high:.3g}]")
+
+
+def _recommendation(best: BatchAdvice) -> Iterator[str]:
+    if math.isnan(best.critical.mean):
+        yield "The gradient cannot be told from its noise: measure with a larger batch, or over more steps."
+        return
+    low, high = best.learning_rates
+    arm = best.arm if best.arm.startswith(("with ", "without ")) else f"for {best.arm}"
+    yield (
+        f"Recommended {arm} at {count(best.size)} parameters, by its best runs (learning rate "
+        f"{spell(best.lr)}, loss {best.loss:.3f}): a batch of about {best.batch:.3g} sequences "
+        f"({count(best.batch * best.seq_len)} tokens), with a learning rate from {low:.2g} (square-root rule) to "
+        f"{high:.2g} (linear rule)."
+    )
+    yield (
+        f"It would reach the same loss in about {best.steps_there:.3g} steps and {count(best.tokens_there)} tokens; "
+        f"here it took {best.steps} steps and {count(best.steps * best.batch_size * best.seq_len)} tokens."
+    )
+
+
+def _measured(curve: TunedSteps) -> str:
+    """What steps to a target say of the critical batch, beside the noise scale."""
+    if not curve.has_fit:
+        return f"{curve.name}: {len(curve.batches)} batch sizes with a tuned learning rate give no critical batch."
+    fit = curve.fit
+    told = (
+        f"{fit.limit:.3g} at least, twice that at the critical batch of" if fit.is_bounded else "the critical batch is"
+    )
+    return f"Steps to the loss of a bigram model with {curve.name}: {told} {fit.scale_text}."
+
+
+def dropped(tuned: Sequence[TunedSteps]) -> Iterator[str]:
+    """Cautions on the batch sizes without a tuned learning rate."""
+    for sentence in (sentence for curve in tuned for sentence in curve.cautions()):
+        yield f"Caution: {sentence[0].lower()}{sentence[1:]}"
+
+
+def cautions(best: BatchAdvice) -> Iterator[str]:
+    """What the recommendation rests on."""
+    yield (
+        "Caution: the critical batch is that of an isotropic loss; ill-conditioning moves it, so read it as an order "
+        "of magnitude. The noise scale grows while the loss falls and while the learning rate decays: another schedule "
+        "has another one."
+    )
+    if best.batch > REACH * best.batch_size:
+        yield (
+            f"Caution: the noise scale is over {REACH} times the batch of {best.batch_size} that measured it, where "
+            "the estimate scatters and the advice extrapolates."
+        )
+    if best.critical.n < 3:
+        yield f"Caution: an interval takes three seeds whose gradients tell a noise scale, and {best.critical.n} do."
+
+
+@layout.styled
+def noise_figure(advice: Sequence[BatchAdvice]) -> Sheet:
+    """Noise scale in each quarter of training, a line per learning rate, a panel per arm and size.
+
+    Dots are geometric means over seeds, bars their 95 % intervals. The dashed line is the batch that measured it.
+    """
+    curves = list(dict.fromkeys((one.arm, one.size) for one in advice))
+    shades = style.shades((one.lr for one in advice), style.LR_SHADES)
+    columns = layout.columns_for(len(curves))
+    sheet = Sheet(columns, [19.0] * -(-len(curves) // columns))
+    for index, (arm, size) in enumerate(curves):
+        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+        for one in (one for one in advice if (one.arm, one.size) == (arm, size)):
+            _line(axes, one, shades[one.lr])
+            axes.axhline(one.batch_size, color=style.INK, linestyle="--", linewidth=1)
+        axes.set_yscale("log")
+        axes.set_xlim(0, 100)
+        panels.title(axes, f"{arm}, {count(size)} parameters")
+        axes.set_xlabel("training, %")
+        axes.set_ylabel("" if index % columns else "noise scale, sequences")
+        axes.tick_params(labelleft=index % columns == 0)
+    measured = Line2D([], [], color=style.INK, linestyle="--", linewidth=1, label="batch size of the run")
+    sheet.keys(("learning rate", layout.line_keys(shades, spell)), ("", [measured]))
+    return sheet
+
+
+def _line(axes: Axes, advice: BatchAdvice, colour: str) -> None:
+    middles = (np.arange(STAGES) + 0.5) * 100 / STAGES
+    means = np.array([stage.mean for stage in advice.stages])
+    ends = np.array([[stage.mean - stage.low, stage.high - stage.mean] for stage in advice.stages]).T
+    axes.errorbar(middles, means, np.where(np.isfinite(ends), ends, 0), color=colour, marker="o", markersize=4)
+
+
+def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[TunedSteps]) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    def interval(one: Interval) -> dict[str, float | None]:
+        return {"mean": number(one.mean), "low": number(one.low), "high": number(one.high)}
+
+    rows = [
+        {
+            **{name: getattr(one, name) for name in ("arm", "size", "lr", "batch_size", "seq_len", "steps")},
+            "loss": number(one.loss),
+            "seeds": one.critical.n,
+            "noise_scale_by_quarter": [interval(stage) for stage in one.stages],
+            "critical_batch_size": interval(one.critical),
+        }
+        for one in advice
+    ]
+    recommended = {
+        "arm": best.arm,
+        "size": best.size,
+        "batch_size": number(best.batch),
+        "learning_rates": [number(lr) for lr in best.learning_rates],
+        "steps": number(best.steps_there),
+        "tokens": number(best.tokens_there),
+    }
+    measured = [
+        {
+            "optimizer": curve.name,
+            "critical_batch_size": {
+                "mean": fit.scale if fit.is_bounded else None,
+                "low": fit.low or None,
+                "high": number(fit.high),
+            },
+            "fewest_steps": fit.limit if fit.is_bounded else None,
+        }
+        for curve in tuned
+        if curve.has_fit and (fit := curve.fit)
+    ]
+    told = [*cautions(best), *dropped(tuned)]
+    return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": told}

@@ -1,0 +1,256 @@
+"""Claims on batches that grow: at equal tokens, with the learning rate tuned for each ramp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
+from lab.analysis.judging.evidence import ArmTables, CurveSummary, MissingRunsError
+from lab.analysis.judging.verdicts import STEPS, TO_SPARE, claim
+from lab.analysis.probe_values import updates
+from lab.analysis.text import spell
+from lab.studies.batch_size.ramps import loss_at, over_tokens, predicted_saving, tokens_to
+from lab.studies.batch_size.targets import STAGES, ratio_of_means, tune
+
+MCCANDLISH, PALM, GLM, MT_NLG, GPT3 = "McCandlish 2018", "PaLM-540B", "GLM-130B", "MT-NLG", "GPT-3"
+NAME = "batch.name"
+# Share of the tokens after which PaLM first doubled its batch.
+FIRST_DOUBLING = 5 / 74
+# Nats per token within which two final losses count as equal.
+MARGIN = 0.01
+# Shares of tokens are read between recorded steps, to a hundredth.
+SHARE_STEP = 0.01
+
+Curves = Mapping[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
+growing = partial(claim, frees=("batch", STEPS), cause=[NAME], sweep="batch_ramps", shown_in="batch_ramps")
+
+
+def _arms(*names: str) -> list[dict[str, str]]:
+    return [{NAME: name} for name in names]
+
+
+def _largest(arm: ArmTables) -> list[CurveSummary]:
+    """The whole seeds of the largest model."""
+    return [summary for summary in arm.complete if summary.size == arm.sizes[-1]]
+
+
+def _best(arm: ArmTables) -> dict[str, str]:
+    """Of each seed the id of the run with the lowest final loss.
+
+    Raises:
+        MissingRunsError: the learning rate with the lowest loss, mean over seeds, ends the grid, so none is tuned.
+    """
+    summaries = _largest(arm)
+    if summaries:
+        means = [np.mean([summary.runs[lr].loss for summary in summaries]) for lr in arm.lrs]
+        _check_inside(arm, int(np.argmin(means)))
+    return {summary.seed: min(summary.runs.values(), key=lambda run: run.loss).id for summary in summaries}
+
+
+def _check_inside(arm: ArmTables, best: int) -> None:
+    if best in (0, len(arm.lrs) - 1):
+        end = "lowest" if best == 0 else "highest"
+        raise MissingRunsError(
+            f"batch={arm.setting(NAME)}: the best learning rate, {spell(arm.lrs[best])}, is the {end} tried"
+        )
+
+
+def _curves(arm: ArmTables) -> Curves:
+    """Loss over tokens of each seed's best run.
+
+    Raises:
+        MissingRunsError: the learning rate is not tuned, or a run did not record its batch.
+    """
+    best = _best(arm)
+    runs = _recorded(arm, best.values())
+    return {seed: runs[name] for seed, name in best.items()}
+
+
+def _recorded(arm: ArmTables, ids: Iterable[str]) -> Curves:
+    """These runs over their tokens, by id."""
+    records = arm.evidence.records
+    runs = over_tokens(records.of(list(ids)))
+    if missing := [name for name in ids if name not in runs]:
+        raise MissingRunsError(f"run {missing[0]} did not record batch and val_loss")
+    return runs
+
+
+def _each_seed(effect: Callable[..., float], *arms: Curves) -> pd.Series:
+    """An effect of the runs of each seed that all arms have."""
+    seeds = sorted(set.intersection(*(set(arm) for arm in arms)))
+    return pd.Series({seed: effect(*(arm[seed] for arm in arms)) for seed in seeds}, dtype=float)
+
+
+def _final(arm: ArmTables) -> pd.Series:
+    """Lowest final loss of each seed."""
+    return arm.table("best").iloc[:, -1]
+
+
+def _updates(arm: ArmTables) -> pd.Series:
+    """Updates of each seed's best run."""
+    made = updates(arm.evidence.records.runs)
+    return pd.Series({seed: made[name] for seed, name in _best(arm).items()}, dtype=float)
+
+
+def _tokens(constant: ArmTables) -> float:
+    """Tokens of a run with a constant batch."""
+    return math.prod(float(constant.setting(key)) for key in (STEPS, "batch_size", "seq_len"))
+
+
+def _saved(ramp: pd.DataFrame, constant: pd.DataFrame, tokens: float) -> float:
+    """Share of the constant batch's tokens to its last recorded loss that the ramp saves.
+
+    Both count the tokens until they are first as low; a ramp that never is counts all ``tokens``.
+    """
+    target = float(constant["loss"].iloc[-1])
+    needed = tokens_to(ramp, target)
+    return 1 - (tokens if math.isnan(needed) else needed) / tokens_to(constant, target)
+
+
+def _ahead(first: pd.DataFrame, second: pd.DataFrame, tokens: float) -> float:
+    """Loss of the second run minus that of the first, at the second's first record after so many tokens.
+
+    The first is straight between its records, which lie above a falling curve: its lead is counted low.
+    """
+    after = second[second["tokens"] >= tokens]
+    if after.empty:
+        return math.nan
+    return float(after["loss"].iloc[0]) - float(loss_at(first, after["tokens"].iloc[0]))
+
+
+@growing(
+    "sec. 5",
+    "a batch that doubles twice reaches the final loss of the constant large one in fewer tokens, in fewer steps than "
+    "the small one",
+    arms=_arms("palm", "constant", "quarter"),
+    unit="share",
+    source=PALM,
+)
+def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
+    """Share of tokens saved to the constant batch's last loss; share of the small batch's steps saved.
+
+    A ramp that is never as low counts all tokens.
+    """
+    saved = _each_seed(partial(_saved, tokens=_tokens(constant)), _curves(palm), _curves(constant))
+    return parts(tokens=saved, steps=1 - _updates(palm) / _updates(quarter))
+
+
+@growing(
+    "sec. 5",
+    "a token teaches more in small batches early and in large batches late in training",
+    arms=_arms("quarter", "constant"),
+    source=PALM,
+)
+def small_batches_lead_early_and_large_ones_late(quarter: ArmTables, constant: ArmTables) -> Effects:
+    """Lead of the small batch where PaLM first doubled its own, at equal tokens; final lead of the large batch."""
+    early = partial(_ahead, tokens=FIRST_DOUBLING * _tokens(constant))
+    return parts(early=_each_seed(early, _curves(quarter), _curves(constant)), late=_final(quarter) - _final(constant))
+
+
+def _leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
+    """Lead of the ramp over the constant batch at equal tokens as it ends; how far it ends below that plus 0.01."""
+    end = partial(_ahead, tokens=float(ramp.setting("batch.ramp")) * float(ramp.setting("seq_len")))
+    lead = _each_seed(end, _curves(ramp), _curves(constant))
+    return parts(lead=lead, final=MARGIN - (_final(ramp) - _final(constant)))
+
+
+@growing(
+    "sec. 3",
+    "a batch that grows over the first 2.5 % of the tokens leads the constant one there and ends no higher",
+    arms=_arms("glm_130b", "constant"),
+    source=GLM,
+    unit=TO_SPARE,
+)
+def growth_over_a_fortieth_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
+    """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
+    return _leads_and_ends_level(ramp, constant)
+
+
+@growing(
+    "sec. 3",
+    "a batch that grows by increments over the first 4.4 % of the tokens leads the constant one there and ends no "
+    "higher",
+    arms=_arms("mt_nlg", "constant"),
+    source=MT_NLG,
+    unit=TO_SPARE,
+)
+def growth_by_increments_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
+    """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
+    return _leads_and_ends_level(ramp, constant)
+
+
+@growing(
+    "app. B",
+    "a batch that grows in a straight line over the first 4 % of the tokens leads the constant one there and ends no "
+    "higher",
+    arms=_arms("gpt3", "constant"),
+    source=GPT3,
+    unit=TO_SPARE,
+)
+def growth_in_a_line_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
+    """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
+    return _leads_and_ends_level(ramp, constant)
+
+
+@growing(
+    "app. D",
+    "a batch that follows the noise scale saves at least half of the tokens that the measured noise foretells",
+    arms=_arms("adaptive", "quarter", "constant"),
+    unit="share",
+    source=MCCANDLISH,
+)
+def following_the_noise_saves_tokens(adaptive: ArmTables, *constants: ArmTables) -> Effects:
+    """Share of tokens to the bigram model's loss saved over a constant batch of the same mean, minus half of that
+    foretold by ``predicted_saving``.
+
+    Tokens of the constant batch are log-log straight between the two trained. The control: the foretold saving.
+    """
+    ways = _ways_to_bigram(adaptive)
+    others = [_ways_to_bigram(constant) for constant in constants]
+    foretold = _each_seed(_foretold, ways)
+    effect = _each_seed(_saved_over_constants, ways, *others) - foretold / 2
+    return Qualified(effect, SHARE_STEP, control=exceeds(foretold, 0))
+
+
+def _ways_to_bigram(arm: ArmTables) -> Curves:
+    """Of each seed, the run that reached the bigram model's loss in the fewest tokens, up to there.
+
+    Raises:
+        MissingRunsError: the learning rate is not tuned.
+    """
+    summaries = _largest(arm)
+    if not summaries:
+        return {}
+    runs = _recorded(arm, [run.id for summary in summaries for run in summary.runs.values()])
+    bigram = arm.evidence.records.runs.set_index("id")["loss_bigram"]
+    needed = [
+        [tokens_to(runs[summary.runs[lr].id], float(bigram[summary.runs[lr].id])) for lr in arm.lrs]
+        for summary in summaries
+    ]
+    if refusal := tune(arm.lrs, needed).refusal:
+        raise MissingRunsError(f"batch={arm.setting(NAME)}: {refusal}")
+    ways = {}
+    for summary, tokens in zip(summaries, needed, strict=True):
+        fewest = int(np.nanargmin(tokens))
+        run = runs[summary.runs[arm.lrs[fewest]].id]
+        ways[summary.seed] = run[run["tokens"] < tokens[fewest]].assign(needed=tokens[fewest])
+    return ways
+
+
+def _saved_over_constants(adaptive: pd.DataFrame, *constants: pd.DataFrame) -> float:
+    ordered = sorted(constants, key=lambda run: float(run["sequences"].mean()))
+    batches, tokens = (np.log([float(run[name].mean()) for run in ordered]) for name in ("sequences", "needed"))
+    constant = math.exp(np.interp(math.log(adaptive["sequences"].mean()), batches, tokens))
+    return 1 - float(adaptive["needed"].iloc[0]) / constant
+
+
+def _foretold(way: pd.DataFrame) -> float:
+    """Saving foretold by the noise scale in equal parts of the way, in each a ratio of means."""
+    stages = [stage for stage in np.array_split(np.arange(len(way)), STAGES) if len(stage)]
+    noise = [ratio_of_means(way[["trace", "squared_norm"]].iloc[stage]) for stage in stages]
+    return predicted_saving(noise, [float(way["sequences"].iloc[stage].mean()) for stage in stages])

@@ -1,0 +1,11 @@
+"""Loss spikes: what brings them, what ends them, and what they leave behind."""
+
+FIRST_FIGURES = (
+    "updates_and_descent",
+    "responses",
+    "repeated_bursts",
+    "spike_arms",
+    "state_and_data",
+    "ledger",
+    "loss_scale_over_steps",
+)

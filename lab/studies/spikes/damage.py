@@ -1,0 +1,101 @@
+"""Claims on damage that loss spikes leave behind, when bursts come again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+
+from lab.analysis.events.costs import REPEATS, spike_costs
+from lab.analysis.judging.effects import Effects, Qualified, by_rate, exceeds
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from lab.analysis.judging.verdicts import STEPS, claim
+from lab.core.detectors import LEAST_RISE
+from lab.core.schema import batches_of_bursts
+from lab.studies.spikes.claims import BURST, WELM
+from lab.studies.spikes.repeats import FRACTION, START
+
+LENGTH = "burst.length"
+
+damage: Callable[..., Callable[..., object]] = partial(
+    claim, frees=(BURST, STEPS), sweep="repeated_bursts", shown_in="repeated_bursts", source=WELM
+)
+
+
+def _clean_and_repeated(group: ComparisonGroup) -> tuple[Config, list[Config]]:
+    """Of the longest runs, the one without a burst and those whose burst comes several times, by rising number.
+
+    Raises:
+        MissingRunsError: no burst comes several times.
+    """
+    repeats = group.values(REPEATS)
+    if not repeats:
+        raise MissingRunsError("no burst comes several times", arms_exist=False)
+    usual = {START: min(group.values(START)), STEPS: max(group.values(STEPS))}
+    return {**usual, FRACTION: 0.0, REPEATS: None}, [{**usual, FRACTION: 1.0, REPEATS: number} for number in repeats]
+
+
+def _by_number(group: ComparisonGroup) -> list[ArmTables]:
+    """An arm with one burst, and one with each larger number."""
+    clean, repeated = _clean_and_repeated(group)
+    return group.arms({**clean, FRACTION: 1.0}, *repeated)
+
+
+def _beside_the_last(group: ComparisonGroup) -> list[ArmTables]:
+    """Arms without a burst; shorter by the batches of most bursts; with the last of these alone; and with all."""
+    clean, repeated = _clean_and_repeated(group)
+    length, steps = max(group.values(LENGTH)), int(clean[STEPS])
+    bursts = batches_of_bursts(clean[START], length, steps, int(repeated[-1][REPEATS]))
+    shorter = {**clean, STEPS: steps - sum(map(len, bursts))}
+
+    def is_last(curve: Config) -> bool:
+        once = {**clean, FRACTION: 1.0, START: curve.get(START)}
+        is_alone = all(curve.get(key) == value for key, value in once.items())
+        return is_alone and batches_of_bursts(curve[START], length, steps)[0] == bursts[-1]
+
+    return group.arms(clean, shorter, is_last, repeated[-1])
+
+
+def _final(arm: ArmTables) -> pd.DataFrame:
+    """Final loss of the largest model per seed (row) and learning rate (column)."""
+    return by_rate(arm.lrs, lambda lr: arm.loss(lr).iloc[:, -1])
+
+
+def _spikes(arm: ArmTables) -> Qualified:
+    """The control that bursts make the held-out loss peak more than 0.1 nats above the usual, at each rate."""
+    return exceeds(by_rate(arm.lrs, lambda lr: arm.column(lr, spike_costs, "peak").iloc[:, -1]), LEAST_RISE)
+
+
+@damage(
+    "sec. 2",
+    "frequent spikes slow convergence: the final loss rises with their number, from one to five to twenty",
+    arms=_by_number,
+    cause=[REPEATS],
+)
+def the_final_loss_rises_with_the_number_of_bursts(*arms: ArmTables) -> Effects:
+    """Final loss with each number of bursts minus that with the next smaller one, at each learning rate.
+
+    The control: most bursts make the held-out loss peak by more than 0.1 nats.
+    """
+    finals = [_final(arm) for arm in arms]
+    names = [str(arm.setting(REPEATS)) for arm in arms[1:]]
+    rises = {name: after - before for name, before, after in zip(names, finals, finals[1:], strict=False)}
+    return Qualified(pd.concat(rises, axis=1), control=_spikes(arms[-1]))
+
+
+@damage(
+    "sec. 2",
+    "frequent spikes damage the weights: earlier bursts raise the final loss beyond the last one and the batches lost",
+    arms=_beside_the_last,
+    cause=[REPEATS],
+)
+def damage_outlasts_the_spike_and_the_batches(
+    clean: ArmTables, shorter: ArmTables, last: ArmTables, most: ArmTables
+) -> Effects:
+    """Final loss with most bursts minus that with the last of them alone, minus what as many batches fewer cost.
+
+    The control: most bursts make the held-out loss peak by more than 0.1 nats.
+    """
+    lost_batches = _final(shorter) - _final(clean)
+    return Qualified(_final(most) - _final(last) - lost_batches, control=_spikes(most))

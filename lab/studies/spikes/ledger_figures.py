@@ -1,0 +1,141 @@
+"""The figure of restarts by hand: loss over steps beside runs without them, and what each restart changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.grouping import arm_labels
+from lab.analysis.rendering import layout, marks, panels, scales, style
+from lab.analysis.rendering.layout import Sheet
+from lab.records.store import Records
+from lab.studies.spikes.restarts import ENTRIES, LEDGER, NONE, Restart, restarts_of
+
+LOSSES = {"val_loss": "held-out loss\n(nats/token)", "train_loss": "training loss\n(nats/token)"}
+FEWEST_STEPS, MOST_POINTS = 10, 100  # of a loss that is drawn, and of a line
+START = 0.05  # share of the steps, in which every loss falls from that at initialization
+# In multiples of the size of text: the part of a panel with lines, leaders to texts and the gap at their end, and the
+# distance from one text to the next.
+CURVES, LEADERS, GAP, APART = 9.0, 1.0, 0.25, 1.2
+MOST_TICKS = 5
+CONTROL = "without restarts"
+
+
+@figure("ledger")
+def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Loss over steps of runs that a ledger restarted, beside runs alike in all but the ledger.
+
+    A thin upright line is a restart, and the text above it says what changed from there on: learning rates (LR) and
+    weight decays as multiples of those at the start. All else went on as it was. Solid lines are means over the seeds
+    of restarted runs, dashed ones over those of runs without restarts, both also over a few steps. The first twentieth
+    of the steps is left out.
+    """
+    table = _arranged(records, runs)
+    groups = [group for _, group in table[table[LEDGER] != NONE].groupby(["rest", LEDGER], sort=False)]
+    if not groups:
+        raise NothingToDrawError("nothing to draw: no ledger restarted a run")
+    label, lines = _lines(records, table)
+    steps = int(records.runs["steps"].max())
+    cards = {card["id"]: card for card in records.runs.to_dict("records")}
+    restarts = [restarts_of(cards[group["id"].iloc[0]]) for group in groups]
+    sheet = Sheet(1, [CURVES + LEADERS + _longest(each) for each in restarts])
+    shades = style.shades(table["lr"], style.LR_SHADES)
+    for row, (group, group_restarts) in enumerate(zip(groups, restarts, strict=True)):
+        axes = sheet.panel(row, 0, sharex=sheet.first)
+        untreated = table[(table[LEDGER] == NONE) & (table["rest"] == group["rest"].iloc[0])]
+        for (_, lr), line in lines[lines["curve"].isin(untreated["curve"])].groupby(["curve", "lr"]):
+            (drawn,) = axes.plot(line["step"], line["value"], color=shades[lr], linewidth=1, linestyle=style.DASHED)
+            marks.name(drawn, CONTROL)
+        for (_, lr), line in lines[lines["curve"].isin(group["curve"])].groupby(["curve", "lr"]):
+            axes.plot(line["step"], line["value"], color=shades[lr])
+        axes.set_xlim(START * steps, steps)
+        _restarts(axes, lines["value"], group_restarts, sheet.heights[row])
+        axes.set_ylabel(label, y=CURVES / sheet.heights[row] / 2)
+        axes.set_xlabel("step" if row == len(groups) - 1 else "")
+        axes.tick_params(labelbottom=row == len(groups) - 1)
+        panels.title(axes, group["name"].iloc[0])
+    sheet.keys(("peak learning rate", layout.line_keys(shades, "{:g}".format)))
+    for sentence in _onsets(records):
+        sheet.note(sentence)
+    return sheet
+
+
+def _arranged(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with the columns ``ledger``, ``rest`` (the label of the arm without it) and ``name`` of a panel."""
+    ledgers = records.runs.set_index("id").reindex(columns=[LEDGER])[LEDGER].fillna(NONE)
+    rest = arm_labels(records.runs, (LEDGER, ENTRIES))
+    table = runs.assign(**{LEDGER: runs["id"].map(ledgers), "rest": runs["id"].map(rest)})
+    names = table[LEDGER] + (", " + table["rest"] if table["rest"].nunique() > 1 else "")
+    return table.assign(name=names.str.replace("_", " "))
+
+
+def _lines(records: Records, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """The label of the loss that is drawn, and by ``curve`` and ``lr`` its mean over seeds and a few steps.
+
+    Raises:
+        NothingToDrawError: no run recorded a loss at more than a few steps.
+    """
+    metrics = records.metrics.merge(table[["id", "curve", "lr"]], on="id").merge(records.runs[["id", "steps"]], on="id")
+    for probe, label in LOSSES.items():
+        # a held-out loss at the last step is of the whole text, the others of a slice
+        inner = (metrics["step"] >= START * metrics["steps"]) & (metrics["step"] < metrics["steps"] - 1)
+        values = metrics[(metrics["probe"] == probe) & np.isfinite(metrics["value"]) & inner]
+        steps, rank = np.unique(values["step"], return_inverse=True)
+        if len(steps) >= FEWEST_STEPS:
+            points = min(len(steps), MOST_POINTS)
+            by_point = values.groupby(["curve", "lr", rank * points // len(steps)])[["step", "value"]]
+            return label, by_point.mean().reset_index(["curve", "lr"])
+    raise NothingToDrawError("nothing to draw: no run recorded its loss over steps")
+
+
+def _longest(changes: Sequence[Restart]) -> float:
+    """Length of the longest text, in multiples of the size of text."""
+    small = style.page().size * style.SMALL
+    return max(style.text_width(restart.changes, small) for restart in changes) / style.em() + 0.3
+
+
+def _restarts(axes: Axes, values: pd.Series, changes: Sequence[Restart], height: float) -> None:
+    """Set the y axis of a panel of this height, with lines in its lower part alone, and mark the restarts."""
+    low, high = float(values.min()) / 1.03, float(values.max()) * 1.03
+    axes.set_yscale("log")
+    axes.set_ylim(low, low * (high / low) ** (height / CURVES))
+    ticks = scales.log_ticks(low, high, MOST_TICKS)
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.spines["left"].set_bounds(low, high)
+    end, below_text = (low * (high / low) ** (1 + part / CURVES) for part in (LEADERS - GAP, LEADERS))
+    least = APART * style.SMALL * style.em() / scales.inches(axes) * np.diff(axes.get_xlim())[0]
+    for restart, x in zip(changes, spread([restart.step for restart in changes], least), strict=True):
+        corners = [restart.step, restart.step, x], [low, high, end]
+        axes.plot(*corners, color=style.INK, linewidth=0.7, zorder=1)
+        look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom", "size": style.page().size * style.SMALL}
+        axes.text(x, below_text, restart.changes, **look)
+
+
+def spread(places: Sequence[float], least: float) -> list[float]:
+    """The places nearest to these, in least squares, that keep their order and lie at least so far apart."""
+    pools = list[list[float]]()
+    for index, place in enumerate(places):
+        pools.append([place - index * least])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    level = [float(np.mean(pool)) for pool in pools for _ in pool]
+    return [place + index * least for index, place in enumerate(level)]
+
+
+def _onsets(records: Records) -> list[str]:
+    """A sentence on where each burst begins."""
+    cards = records.runs.reindex(columns=["id", "burst"])
+    bursts = records.events[records.events["kind"] == "burst"].merge(cards, on="id")
+    steps = bursts.groupby("burst")["step"].agg(["min", "max"])
+    return [
+        f"The burst {name.replace('_', ' ')} begins at step {first}{'' if first == last else f' to {last}'}."
+        for name, (first, last) in zip(steps.index, steps.itertuples(index=False), strict=True)
+    ]

@@ -1,0 +1,227 @@
+"""Figures of probe values against model size, learning rate and block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.curves import epsilons
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.grouping import facets
+from lab.analysis.probe_values import late, near
+from lab.analysis.rendering import layout, marks, panels, scales, style
+from lab.analysis.rendering.hover import Quantity
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.text import count, listed
+from lab.records.store import Records
+
+# One row of panels per arm; with more arms there is no figure, since it would fill the page.
+MOST_ARM_ROWS = 4
+FEWEST_BLOCKS, USUAL_LR = 4, 1e-2
+TENSORS = {"mlp_up": "first layer of the MLP", "attention.key": "key projection"}
+GRADIENT = Quantity("gradient RMS", log=True)
+EPSILON_SENTENCE = (
+    "The dashed line is Adam's epsilon: a gradient that comes down to it no longer moves the weights as it should."
+)
+
+
+class SizeSeries(NamedTuple):
+    """A probe as one number per run.
+
+    Attributes:
+        probe: its name.
+        where: where it listens in block 0.
+        label: its name for readers.
+        measure: makes one number per run of its records.
+    """
+
+    probe: str
+    where: str
+    label: str
+    measure: Callable[[Records, str, str], pd.Series] = late
+
+    def where_in(self, block: int) -> str:
+        """Where it listens in another block."""
+        return self.where.replace("block0", f"block{block}", 1)
+
+
+@figure("max_attention_logit")
+def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Largest attention logit against learning rate.
+
+    The logit is the score before softmax, its peak over the run and over the recorded blocks, a geometric mean over
+    seeds. Where the logit runs away, training is lost.
+    """
+    logits = records.metrics[records.metrics["probe"] == "attention_logit_max"]
+    logits = logits[np.isfinite(logits["value"]) & (logits["value"] > 0)]
+    if logits.empty or runs["lr"].nunique() == 1:
+        raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max, or all have one learning rate")
+    peaks = runs.assign(peak=runs["id"].map(logits.groupby("id")["value"].max()))
+    shown = facets(records.runs, peaks[peaks.groupby("curve")["peak"].transform("count") > 0])
+    shades = style.shades(shown.values, style.SIZE_SHADES)
+    columns = layout.columns_for(len(shown.panels))
+    sheet = Sheet(columns, [13.0] * -(-len(shown.panels) // columns))
+    for index, (label, panel_runs) in enumerate(shown.panels):
+        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+        for value, curve in panel_runs.groupby(shown.line):
+            panels.over(axes, curve, "lr", "peak", shades[value], Quantity("peak of max attention logit", log=True))
+        scales.lr_axis(axes, runs["lr"])
+        panels.title(axes, label)
+        axes.set_ylabel("" if index % columns else "peak of max\nattention logit")
+        axes.tick_params(labelleft=index % columns == 0)
+    scales.probe_axis(sheet.figure.axes[0])
+    sheet.keys((shown.name, layout.line_keys(shades, shown.spell)))
+    return sheet
+
+
+@figure("gradient_with_size")
+def gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient of the first MLP layer against size, learning rate and block.
+
+    Root mean square over the layer's elements, mean over the last tenth of the run, geometric mean over seeds. Against
+    size and learning rate: the first block; against block: the largest model.
+    """
+    return _growth(records, runs, SizeSeries("grad_rms", "block0.mlp_up", "gradient RMS"))
+
+
+@figure("key_gradient_with_size")
+def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient of the key projection against size, learning rate and block.
+
+    Root mean square over the projection's elements, mean over the last tenth of the run, geometric mean over seeds.
+    Against size and learning rate: the first block; against block: the largest model.
+    """
+    return _growth(records, runs, SizeSeries("grad_rms", "block0.attention.key", "gradient RMS"))
+
+
+@figure("block_output_with_size")
+def block_output_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Output of a block against size, learning rate and block.
+
+    Root mean square of the residual stream after the block, mean over the last tenth of the run, geometric mean over
+    seeds. Against size and learning rate: the first block; against block: the largest model.
+    """
+    return _growth(records, runs, SizeSeries("block_rms", "block0", "block output RMS"))
+
+
+@figure("attention_logit_with_size")
+def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Largest attention logit early in training against size, learning rate and block.
+
+    At the recorded step nearest to a tenth of the run, before the runs that this logit undoes are lost; geometric mean
+    over seeds. Against size and learning rate: the first block; against block: the largest model.
+    """
+    return _growth(records, runs, SizeSeries("attention_logit_max", "block0", "max attention\nlogit", _at_a_tenth))
+
+
+def _at_a_tenth(records: Records, probe: str, where: str) -> pd.Series:
+    return near(records, probe, where, 0.1)
+
+
+def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
+    """A row of three panels per arm that has more than one size: against size, learning rate and block.
+
+    Raises:
+        NothingToDrawError: no arm has, or more than four have.
+    """
+    depth = records.runs.set_index("id")["model.depth"]
+    runs = runs.assign(depth=runs["id"].map(depth).astype(int), eps=epsilons(records.runs).loc[runs["id"]].to_numpy())
+    runs = runs.assign(value=runs["id"].map(series.measure(records, series.probe, series.where)), block=1)
+    runs["value"] = runs["value"].where(np.isfinite(runs["value"]) & (runs["value"] > 0))
+    runs = runs[runs.groupby(["arm", "size", "lr"])["value"].transform("count") > 0]
+    arms = [(str(arm), group) for arm, group in runs.groupby("arm", sort=False) if group["size"].nunique() > 1]
+    if not 0 < len(arms) <= MOST_ARM_ROWS:
+        raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {series.probe}")
+    blocks = range(1, 1 + max(group.loc[group["size"] == group["size"].max(), "depth"].max() for _, group in arms))
+    values_by_block = {block: series.measure(records, series.probe, series.where_in(block - 1)) for block in blocks}
+    columns = layout.columns_for(3)
+    rows_of_arm = -(-3 // columns)
+    sheet = Sheet(columns, [10.5 if len(arms) > 1 else 14.5] * len(arms) * rows_of_arm)
+    lrs = style.shades(runs["lr"], style.LR_SHADES)
+    sizes = style.shades(runs["size"], style.SIZE_SHADES)
+    quantity = Quantity(series.label.replace("\n", " "), log=True)
+    for index, (arm, group) in enumerate(arms):
+        largest = group[group["size"] == group["size"].max()]
+        by_block = pd.concat(
+            [largest.assign(block=block, value=largest["id"].map(values)) for block, values in values_by_block.items()]
+        )
+        by_block["value"] = by_block["value"].where(by_block["value"] > 0)
+        views = [("size", "lr", group, lrs), ("lr", "size", group, sizes), ("block", "lr", by_block, lrs)]
+        for view, (x, line, table, shades) in enumerate(views):
+            column = view % columns
+            axes = sheet.panel(index * rows_of_arm + view // columns, column, sharey=sheet.first)
+            for value, runs_of_line in table.groupby(line):
+                panels.over(axes, runs_of_line, x, "value", shades[value], quantity)
+            axes.tick_params(labelleft=column == 0)
+            axes.set_ylabel("" if column else series.label)
+        of_size, of_lr, of_block = sheet.figure.axes[-3:]
+        scales.size_axis(of_size, group["size"])
+        scales.lr_axis(of_lr, group["lr"])
+        panels.title(of_size, arm, columns)
+        of_block.set_xticks(list(blocks))
+        of_block.set_xlim(0.8, max(blocks) + 0.2)
+        scales.x_label(of_block, f"block, at {count(largest['size'].iloc[0])} parameters")
+    scales.probe_axis(sheet.figure.axes[0])
+    if series.probe == "grad_rms":
+        for axes, (_, group) in zip(sheet.figure.axes, [arm for arm in arms for _ in range(3)], strict=True):
+            panels.epsilon(axes, float(group["eps"].max()))
+        scales.y_ticks(sheet.figure.axes[0])
+    sheet.explain(marks.EPSILON, EPSILON_SENTENCE)
+    sheet.keys(
+        ("peak learning rate", layout.line_keys(lrs, "{:g}".format)), ("parameters", layout.line_keys(sizes, count))
+    )
+    return sheet
+
+
+@figure("gradient_with_depth")
+def gradient_with_depth(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient of two tensors of each block against depth, at the learning rate nearest to 0.01.
+
+    Root mean square over the elements after clipping, mean over the last tenth of the run, geometric mean over seeds.
+    The flatter a line, the more alike the blocks learn.
+    """
+    deep = _deep(records, runs)
+    arms = list(dict.fromkeys(deep["arm"]))
+    idle = [arm for arm in dict.fromkeys(runs["arm"]) if arm not in arms]
+    columns = layout.columns_for(len(TENSORS))
+    sheet = Sheet(columns, [14.5] * -(-len(TENSORS) // columns))
+    for index, (tensor, label) in enumerate(TENSORS.items()):
+        by_block = [
+            deep.assign(block=block + 1, value=deep["id"].map(late(records, "grad_rms", f"block{block}.{tensor}")))
+            for block in range(deep["depth"].iloc[0])
+        ]
+        table = pd.concat(by_block).dropna(subset=["value"])
+        if table.empty:
+            raise NothingToDrawError("nothing to draw: no gradients of blocks are on record")
+        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+        for position, arm in enumerate(arms):
+            colour = panels.arm_look(position)["color"]
+            panels.over(axes, table[table["arm"] == arm], "block", "value", colour, GRADIENT)
+        axes.set_xticks(range(1, 1 + len(by_block)))
+        axes.set_xlabel("block")
+        axes.tick_params(labelleft=index % columns == 0)
+        axes.set_ylabel("" if index % columns else "gradient RMS")
+        panels.title(axes, label)
+    scales.probe_axis(sheet.figure.axes[0])
+    sheet.keys(("", [panels.arm_key(arm, {"color": panels.arm_look(n)["color"]}) for n, arm in enumerate(arms)]))
+    if idle:
+        sheet.note(f"Left out is what never beat a bigram model: {listed(idle)}.")
+    return sheet
+
+
+def _deep(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs at the learning rate nearest to 0.01 of arms that beat a bigram model, with their ``depth``.
+
+    Raises:
+        NothingToDrawError: there are not two such arms, or their models are shallow or differ in depth.
+    """
+    runs = runs[(runs["capped"] < runs["loss_bigram"]).groupby(runs["arm"]).transform("any")]
+    deep = runs.assign(depth=runs["id"].map(records.runs.set_index("id")["model.depth"]).astype(int))
+    if deep["arm"].nunique() < 2 or deep["depth"].nunique() > 1 or deep["depth"].min() < FEWEST_BLOCKS:
+        raise NothingToDrawError(f"nothing to draw: no two arms of one depth, {FEWEST_BLOCKS} blocks or more")
+    distances = np.abs(np.log(deep["lr"] / USUAL_LR))
+    nearest: pd.DataFrame = deep[distances == distances.min()]
+    return nearest

@@ -1,0 +1,101 @@
+"""Figure of what rounded output logits cost, beside the law and the runs that others published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.logit_rounding import MANTISSA_BITS, mean_rounding_cost, published, rounded_runs
+from lab.analysis.rendering import hover, layout, marks, panels, scales, style
+from lab.analysis.rendering.hover import Quantity
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.statistics import student_t
+from lab.records.store import Records
+
+HARM = Quantity("loss that rounding costs", "nats/token")
+LAW, FACTOR, PUBLISHED = "the law", "a factor of three", "published run"
+SMALLEST = 3e-3  # nats/token, below which seeds differ by more than rounding costs
+BITS_SHADES = "viridis"
+
+
+@figure("logit_rounding")
+def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
+    """What rounding costs against what the law of rounded output logits says.
+
+    A dot is a learning rate and a number of mantissa bits: the final held-out loss above that of the same run in fp32,
+    a mean over seeds, at the mean of the law. With s the distance between neighbouring numbers at the output logits,
+    the law is log(sinh(s/2) / (s/2)), taken over the tokens' log Z; nothing is fitted.
+    """
+    table = rounded_runs(records)
+    if table.empty:
+        raise NothingToDrawError("nothing to draw: no rounded run has a twin in fp32 and recorded log_z_std")
+    drawn = runs.merge(table, left_on="id", right_index=True)
+    sheet = Sheet(1, [22.0])
+    axes = sheet.panel(0, 0)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    shades = style.shades(drawn["mantissa_bits"], BITS_SHADES)
+    left_out = 0
+    for (_, _, bits), cell in drawn.groupby(["arm", "lr", "mantissa_bits"]):
+        expected, harm = float(cell["law"].mean()), student_t(cell["harm"])
+        if min(expected, harm.mean) < SMALLEST:
+            left_out += 1
+            continue
+        told = hover.Told(drawn).point((drawn["id"].isin(cell["id"])).to_numpy(), HARM, cell["harm"].to_numpy())
+        texts = [f"{told}\nthe law {expected:.3g} nats/token"]
+        panels.draw_intervals(axes, [expected], [harm], texts, marker="o", linestyle="", color=shades[bits])
+    shown = _published(axes)
+    _lines(axes)
+    if left_out:
+        dots = f"{left_out} dot{'s' * (left_out > 1)} at which rounding costs"
+        sheet.note(f"Left out: {dots} less than {SMALLEST:g} nats.")
+    sheet.explain(
+        PUBLISHED,
+        f"A cross is a run that others published: {shown} of {len(published())} of 16 to 221 million parameters in "
+        "bf16, those that lose as much (arXiv 2601.02031: the loss above that of the run with a centred head; one seed "
+        "each, 1e5 steps). None of them has a twin in fp32. Gains of norms stay at one in the small models, and "
+        "not in the published ones.",
+    )
+    sheet.explain(FACTOR, "Dotted lines are three times the law, and a third of it.")
+    sheet.explain(LAW, "The line is the law itself.")
+    sheet.keys(("mantissa bits", layout.line_keys(shades, "{:g}".format)))
+    return sheet
+
+
+def _published(axes: Axes) -> int:
+    """Draw the published runs that lose enough; returns how many."""
+    table = published().rename(columns={"loss_minus_mu_centering": "harm"})
+    law = mean_rounding_cost(table["mean_logit"], table["mean_logit_std_over_tokens"], MANTISSA_BITS["bf16"])
+    table = table.assign(law=law)[(law >= SMALLEST / 3) & (table["harm"] >= SMALLEST)]
+    (line,) = axes.plot(table["law"], table["harm"], "x", color=style.INK, markersize=6)
+    marks.name(line, PUBLISHED)
+    texts = [
+        f"published, {row.size} parameters, bf16\nlearning rate {row.lr:g}\nloss above a centred head "
+        f"{row.harm:g} nats/token\nthe law {row.law:.3g} nats/token"
+        for row in table.itertuples()
+    ]
+    panels.say(axes, line, texts)
+    return len(table)
+
+
+def _lines(axes: Axes) -> None:
+    """Draw the law and three times as much or less, and set the axes to what is drawn."""
+    values = np.concatenate([np.asarray(line.get_xydata(), dtype=float) for line in axes.get_lines()])
+    values = values[np.isfinite(values).all(1) & (values > 0).all(1)]
+    low, high = float(values.min()) / 1.5, float(values.max()) * 1.5
+    for factor, name in ((1.0, LAW), (3.0, FACTOR), (1 / 3, FACTOR)):
+        dashes = "-" if factor == 1 else (0, (1, 2))
+        (line,) = axes.plot(
+            [low, high], [factor * low, factor * high], color=style.INK, linewidth=0.9, linestyle=dashes
+        )
+        line.set_zorder(1)
+        marks.name(line, name)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    scales.y_ticks(axes)
+    ticks = [tick for tick in scales.log_ticks(low, high, 8) if low <= tick <= high]
+    scales.x_ticks(axes, ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xlabel("what the law says (nats/token)")
+    axes.set_ylabel("loss that rounding costs\n(nats/token)")

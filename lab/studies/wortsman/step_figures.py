@@ -1,0 +1,113 @@
+"""Figures over steps: losses, logits, norms and updates."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lab.analysis.curves import EPSILON
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.drawing.series import ProbeSeries, over_steps
+from lab.analysis.grouping import swept_setting
+from lab.analysis.probe_values import places
+from lab.analysis.rendering import marks
+from lab.analysis.rendering.layout import Sheet
+from lab.records.store import Records
+
+LOSS_ROUNDING = 1e-6  # nats/token, roughly to which a loss of 32 bits is known
+
+
+@figure("loss_over_steps")
+def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Training loss against step, one line per learning rate, with the largest attention logit below it.
+
+    Lines are means over seeds (of logits geometric ones) at some of the recorded steps; darker is a lower learning
+    rate. Good learning rates end lowest; unstable ones rise, or stay near the loss of the bigram model. A loss above
+    that at initialization, or one that is no number, is drawn at initialization; a line of logits ends where some
+    seed's is no number any more.
+    """
+    loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
+    return over_steps(records, runs, [loss, ProbeSeries("attention_logit_max", None, "max attention\nlogit")])
+
+
+@figure("output_logits_over_steps")
+def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Output logits against step: their mean, and the mean square of the log of the softmax normalizer.
+
+    One line per learning rate, a mean over seeds (of squares a geometric one). Where the output logits drift away from
+    zero, late in training, z-loss holds them.
+    """
+    mean = ProbeSeries("output_logit_mean", "", "mean output logit", "symlog")
+    return over_steps(records, runs, [mean, ProbeSeries("log_z_square", "", "mean of log² Z")])
+
+
+@figure("output_logit_drift")
+def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
+    """How far output logits drift and what that costs, against step.
+
+    From above: the mean square of the log of the softmax normalizer; the share of the head's norm in its common mode,
+    which moves all logits alike and so changes no probability; and the training loss above the lowest of any run, drawn
+    at 1e-6 where it is less, about the rounding of the loss. One line per learning rate, a mean over seeds (geometric
+    but for the share). Drift without harm is a top row that differs between arms while the bottom row does not.
+    """
+    losses = records.metrics[records.metrics["probe"] == "train_loss"]
+    if losses.empty or "head_common_mode" not in set(records.metrics["probe"]):
+        raise NothingToDrawError("nothing to draw: no run recorded train_loss and head_common_mode")
+    excess = (losses["value"] - losses["value"].min()).clip(lower=LOSS_ROUNDING)
+    metrics = pd.concat([records.metrics, losses.assign(probe="excess_loss", value=excess)])
+    rows = [
+        ProbeSeries("log_z_square", "", "mean of log² Z"),
+        ProbeSeries("head_common_mode", "head", "common mode,\nshare of head", "linear"),
+        ProbeSeries("excess_loss", "", "loss above lowest\n(nats/token)"),
+    ]
+    return over_steps(records._replace(metrics=metrics), runs, rows)
+
+
+@figure("updates_over_steps")
+def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient and update of the first MLP layer against step.
+
+    Root mean squares over the layer's elements, geometric means over seeds, one line per learning rate. The update is
+    Adam's, before learning rate and decay: near one, unless the gradient comes down to Adam's epsilon.
+    """
+    gradient = ProbeSeries("grad_rms", "block0.mlp_up", "gradient RMS")
+    sheet = over_steps(records, runs, [gradient, ProbeSeries("update_rms", "block0.mlp_up", "update RMS")])
+    sheet.explain(marks.EPSILON, "The dashed line is Adam's epsilon.")
+    return sheet
+
+
+@figure("queries_and_keys_over_steps")
+def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Norms of queries and keys, and the cosine between them, against step, in the first block.
+
+    Attention logits grow with the norms, with the cosine, or both: the panels tell which. Norms are geometric means
+    over heads' vectors and seeds, the cosine the mean of its absolute value.
+    """
+    norms = [ProbeSeries(f"{part}_norm", "block0", f"{part} norm") for part in ("query", "key")]
+    return over_steps(records, runs, [*norms, ProbeSeries("query_key_cosine", "block0", "|cosine|", "linear")])
+
+
+@figure("updates_by_epsilon")
+def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest learning rates.
+
+    Root mean squares over a layer's elements, in the first and the last block of the largest model; geometric means
+    over seeds. Where a gradient comes down to its epsilon, the update, before learning rate and decay, shrinks.
+    """
+    swept = swept_setting(records.runs, runs)
+    if swept is None or swept.key != EPSILON:
+        raise NothingToDrawError(f"nothing to draw: fewer than three values of {EPSILON}, or other settings differ too")
+    largest = swept.runs[swept.runs["size"] == swept.runs["size"].max()]
+    shown = largest[largest["lr"].isin(sorted(largest["lr"].unique())[-3:])]
+    labels = shown["lr"].map("LR {:g}".format)
+    labels = labels if shown["rest"].nunique() == 1 else shown["rest"] + ", " + labels
+    blocks = [where for where in places(records, "grad_rms") if where.endswith(".mlp_up")]
+    if not blocks:
+        raise NothingToDrawError("nothing to draw: no run recorded grad_rms of an MLP layer")
+    ends = dict.fromkeys([blocks[0], blocks[-1]])
+    names = {"grad_rms": "gradient RMS", "update_rms": "update RMS"}
+    rows = [
+        ProbeSeries(probe, end, f"{name}\n{end.partition('.')[0]}") for end in ends for probe, name in names.items()
+    ]
+    sheet = over_steps(records, shown.assign(panel=labels, line=shown["setting"]), rows, marks.EPSILON)
+    sheet.explain(marks.EPSILON, "Dashed lines are the epsilons.")
+    return sheet
