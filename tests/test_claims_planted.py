@@ -19,7 +19,6 @@ from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, 
 from lab.report.scoreboard import read
 from lab.studies.claims import CLAIMS as FILED
 from lab.studies.spikes.adam_updates import DESCENT
-from lab.studies.wortsman import restated
 
 NAMES = list(FILED)
 # Each judged by its effects, whether or not its sweep could test it.
@@ -372,5 +371,5 @@ def test_an_arm_of_nothing_but_nan_passes_nothing(name: str) -> None:
 def test_two_numbers_of_steps_without_a_kappa_give_no_verdict_on_kappas(tmp_path: Path) -> None:
     lengths = [planted.cards(arms=("z_loss",), widths=(32,), lrs=planted.LRS[:2], steps=steps) for steps in (400, 800)]
     folder = planted.write(tmp_path / "steps", [planted.card(**{**c, "id": None}) for cards in lengths for c in cards])
-    [claim] = [one for name in CLAIMS if (one := CLAIMS[name]).arms is restated._kappas_after_fewest_and_most_steps]
+    claim = CLAIMS["that_kappa_rises_with_steps"]
     assert judge_claim(claim, read([folder])).verdict == "not run"

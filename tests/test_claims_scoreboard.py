@@ -192,11 +192,8 @@ def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart(
     assert table[-3:-1] == [f"| {whose} | 3 | {6 * '0 | '}3 |" for whose in ("all", "restated by us")]
 
 
-def test_claims_of_another_module_are_counted_under_its_name() -> None:
-    def effects() -> None: ...
-
-    effects.__module__ = "package.spikes_of_loss"
-    rows = [ScoreboardRow(FALLS._replace(effects=effects), verdict("reproduced"))]
+def test_claims_are_counted_under_what_they_are_about() -> None:
+    rows = [ScoreboardRow(FALLS._replace(about="spikes of loss"), verdict("reproduced"))]
     assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
 
 

@@ -20,7 +20,7 @@ from lab.analysis.sensitivity import Study, judge
 from lab.records import store
 from lab.records.store import Records
 from lab.studies.figures import FIGURES
-from lab.studies.spikes import ledgers as claims
+from lab.studies.spikes import restart_effects as claims
 from lab.studies.spikes.answer import sentence as spike_answer
 from lab.studies.spikes.ledger_figures import spread
 from lab.studies.spikes.restarts import restarts_of

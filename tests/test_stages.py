@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lab.studies.spikes.stages import Trace, first_steps
+from stages import Trace, first_steps
 
 HEALTHY, SILENT, BURST, AFTER = 700, 1200, 12, 600
 

@@ -33,29 +33,6 @@ from lab.report.revision import EarlierVerdict, dropped, earlier_verdicts, revis
 from lab.studies.claims import CLAIMS
 from lab.studies.wortsman.replication import compare
 
-# What the claims of a module are about; of others the module's name says it.
-SUBJECTS = {
-    "attention": "attention logits and qk-layernorm",
-    "output": "output logits and z-loss",
-    "rounding": "output logits and z-loss",
-    "recipe": "warm-up, weight decay, steps and batch size",
-    "gradients": "gradients and Adam's epsilon",
-    "size": "width, depth, muP and architecture",
-    "architecture": "width, depth, muP and architecture",
-    "positions": "width, depth, muP and architecture",
-    "batches": "batch size and gradient noise",
-    "noise": "batch size and gradient noise",
-    "ramps": "batch size and gradient noise",
-    "adam": "loss spikes and what ends them",
-    "alarms": "loss spikes and what ends them",
-    "arms": "loss spikes and what ends them",
-    "damage": "loss spikes and what ends them",
-    "ledgers": "loss spikes and what ends them",
-    "precision": "loss spikes and what ends them",
-    "recipes": "warm-up, weight decay, steps and batch size",
-    "responses": "loss spikes and what ends them",
-    "swaps": "loss spikes and what ends them",
-}
 # Around the two tables, where a document shows them.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
@@ -333,9 +310,9 @@ def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
 def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     """The table of the README: how many claims on each subject have which verdict."""
     paper = [row for row in rows if not row.ours]
-    verdicts_by_subject: dict[str, list[str]] = {subject: [] for subject in SUBJECTS.values()}
+    verdicts_by_subject: dict[str, list[str]] = {}
     for row in paper:
-        verdicts_by_subject.setdefault(subject_of(row.claim), []).append(row.verdict.verdict)
+        verdicts_by_subject.setdefault(row.claim.about, []).append(row.verdict.verdict)
     head = [
         "| claims on | claims |" + "".join(f" {name} |" for name in VERDICTS),
         "|---|" + "---:|" * (len(VERDICTS) + 1),
@@ -346,12 +323,6 @@ def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, restated, SUBJECT_MARKS[1]])
 
 
-def subject_of(claim: Claim) -> str:
-    """What a claim is about."""
-    module = claim.effects.__module__.rpartition(".")[2]
-    return SUBJECTS.get(module, module.replace("_", " "))
-
-
 def _count_row(label: str, names: Sequence[str]) -> str:
     counts = [str(count) for count in (len(names), *map(names.count, VERDICTS))]
     return f"| {' | '.join([label, *counts])} |"
@@ -360,13 +331,13 @@ def _count_row(label: str, names: Sequence[str]) -> str:
 def markdown(rows: Sequence[ScoreboardRow]) -> str:
     """The tables of `results/README.md`: of each subject every claim, in few columns; tallies below."""
     lines = [MARKS[0]]
-    for subject in dict.fromkeys(subject_of(row.claim) for row in rows):
+    for subject in dict.fromkeys(row.claim.about for row in rows):
         lines += [f"### {subject[:1].upper()}{subject[1:]}", "", *_few_columns(rows, subject), ""]
     return "\n".join([*lines, *(f"- {tally}." for tally in tallies(rows)), MARKS[1]])
 
 
 def _few_columns(rows: Sequence[ScoreboardRow], subject: str) -> list[str]:
-    shown = [row for row in rows if subject_of(row.claim) == subject]
+    shown = [row for row in rows if row.claim.about == subject]
     columns = table(shown)[["claim", "verdict", EFFECT, "q", "seeds", "steps", "parameters"]].astype(str)
     columns.insert(1, "stated in", [f"{row.claim.source}, {row.figure}" for row in shown])
     cells = [[cell.replace("|", "&#124;") for cell in line] for line in columns.to_numpy().tolist()]
@@ -383,7 +354,7 @@ def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -
     """
     known = table(rows)
     known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
-    known["about"] = [subject_of(row.claim) for row in rows]
+    known["about"] = [row.claim.about for row in rows]
     known["on other text"] = [row.on_other_text for row in rows]
     known["by earlier rules"] = [revised(earlier.get(row.claim.name), row.verdict) for row in rows]
     columns = known[list(COLUMNS_OF_PAGE) if earlier else list(COLUMNS_OF_PAGE[:-1])]

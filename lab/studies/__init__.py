@@ -14,7 +14,7 @@ def rooms() -> list[ModuleType]:
     return [import_module(f"{__name__}.{path.parent.name}") for path in sorted(HOME.glob("*/__init__.py"))]
 
 
-def modules(part: str) -> list[ModuleType]:
-    """The modules of all studies whose names end with ``part``, such as ``figures`` or ``answer``."""
-    files = sorted(HOME.glob(f"*/*{part}.py"))
+def modules(part: str, room: str = "*") -> list[ModuleType]:
+    """The modules, of one study or of all, whose names end with ``part``, such as ``figures`` or ``answer``."""
+    files = sorted(HOME.glob(f"{room}/*{part}.py"))
     return [import_module(f"{__name__}.{path.parent.name}.{path.stem}") for path in files]

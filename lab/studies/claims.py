@@ -1,10 +1,14 @@
-"""The claims of all studies, by name; importing this module files them."""
+"""The claims of all studies, by name: rows of their ``claims.yaml``, with functions of their modules of effects."""
 
-from importlib import import_module
+from typing import Any
 
-from lab.analysis.judging.verdicts import CLAIMS as CLAIMS
-from lab.studies import HOME
+from lab import studies
+from lab.analysis.judging.rows import read_claims
+from lab.analysis.judging.verdicts import Claim
 
-for _path in sorted(HOME.glob("*/*.py")):
-    if "judging.verdicts import" in _path.read_text(encoding="utf-8"):
-        import_module(f"lab.studies.{_path.parent.name}.{_path.stem}")
+CLAIMS: dict[str, Claim] = {}
+for _path in sorted(studies.HOME.glob("*/claims.yaml")):
+    _named: dict[str, Any] = {}
+    for _module in studies.modules("effects", _path.parent.name):
+        _named |= vars(_module)
+    CLAIMS |= {claim.name: claim for claim in read_claims(_path, _named)}

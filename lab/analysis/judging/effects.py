@@ -1,4 +1,7 @@
-"""Effects: how the tables of arms become a number per seed, and what qualifies it."""
+"""Effects: how the tables of arms become a number per seed, and what qualifies it.
+
+Rows of claims name those that take arms first and all else by name.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.judging.evidence import LOST, ArmTables, MissingRunsError
+from lab.analysis.judging.quantities import Quantity, grain, log10, quantity
+from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import HIGH
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
@@ -88,12 +93,12 @@ def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval
 
 
 Effects = pd.DataFrame | pd.Series | Qualified
+EffectsOfArms = Callable[..., Effects]
 
 
-def log10(table: pd.DataFrame) -> pd.DataFrame:
-    """Log10, NaN where there is none."""
-    values = table.to_numpy(dtype=float)
-    return pd.DataFrame(np.log10(np.where(values > 0, values, np.nan)), table.index, table.columns)
+def qualified(effects: Effects) -> Qualified:
+    """Effects without a qualification as qualified ones."""
+    return effects if isinstance(effects, Qualified) else Qualified(effects)
 
 
 def mean(tables: Sequence[Table]) -> Table:
@@ -133,11 +138,6 @@ def _slope_weights(table: pd.DataFrame) -> np.ndarray:
     return np.asarray(x / (x @ x))
 
 
-def slope_over_size(arm: ArmTables, quantity: str) -> Qualified:
-    """Slope of a quantity of ``CurveSummary.values`` over log10 size."""
-    return Qualified(slope(arm.table(quantity)), slope_grain(arm.grain(quantity)))
-
-
 def at_each_size(tables: Mapping[float, pd.DataFrame]) -> dict[Hashable, pd.DataFrame]:
     """Tables by the value of a setting, turned: by size, a table with a column per value."""
     sizes = next(iter(tables.values())).columns
@@ -150,40 +150,81 @@ def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
     return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
 
 
-def drifts(arm: ArmTables) -> Qualified:
-    """Decades by which eta* at the largest size lies further than half a decade from that at the smallest.
-
-    The control of a claim that eta* stays: the same rule must fail for the arm that is said to need it.
-    """
-    if len(arm.sizes) < 2:
-        raise MissingRunsError("models of one size only")
-    best, grain = arm.table("log_best"), arm.grain("log_best")
-    moved = (best.iloc[:, -1] - best.iloc[:, 0]).abs()
-    return Qualified(moved - 0.5, (grain.iloc[:, -1] ** 2 + grain.iloc[:, 0] ** 2) ** 0.5)
-
-
 def exceeds(table: pd.DataFrame | pd.Series, bound: float) -> Qualified:
     """A control that must lie above a bound."""
     return Qualified(table - bound)
 
 
-def worst(arm: ArmTables) -> pd.DataFrame:
+def value(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1, plus: float = 0.0) -> Qualified:
+    """A quantity of one arm, by number, or its negative, plus a number."""
+    return Qualified(sign * quantity(arms[arm], of) + plus, grain(arms[arm], of))
+
+
+def difference(
+    *arms: ArmTables, of: Quantity | list[Quantity], between: Sequence[int] = (0, 1), absolute: bool = False
+) -> Qualified:
+    """A quantity of one arm minus that of another; of two quantities the first minus the second."""
+    first, second = of if isinstance(of, list) else (of, of)
+    one, other = (arms[number] for number in between)
+    table = quantity(one, first) - quantity(other, second)
+    step = (grain(one, first) ** 2 + grain(other, second) ** 2) ** 0.5
+    return Qualified(table.abs() if absolute else table, step)
+
+
+def ratio(*arms: ArmTables, of: Quantity, between: Sequence[int] = (0, 1)) -> Qualified:
+    """A quantity of one arm over that of another."""
+    one, other = (quantity(arms[number], of) for number in between)
+    return Qualified(one / other)
+
+
+def slope_over_size(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1) -> Qualified:
+    """Slope of a quantity of one arm over log10 size, or its negative."""
+    table, step = quantity(arms[arm], of), grain(arms[arm], of)
+    return Qualified(sign * slope(pd.DataFrame(table)), slope_grain(step) if isinstance(step, pd.DataFrame) else step)
+
+
+def difference_of_slopes(first: ArmTables, second: ArmTables, *, of: Quantity) -> Qualified:
+    """Slope of a quantity over log10 size, first arm minus second."""
+    return Qualified(slope(pd.DataFrame(quantity(first, of))) - slope(pd.DataFrame(quantity(second, of))))
+
+
+def slope_of_difference(first: ArmTables, second: ArmTables, *, of: list[Quantity]) -> Qualified:
+    """Slope over log10 size of a quantity of the first arm minus another of the second."""
+    return Qualified(slope(pd.DataFrame(quantity(first, of[0]) - quantity(second, of[1]))))
+
+
+def drift(*arms: ArmTables, arm: int = 0) -> Qualified:
+    """Decades by which eta* (vertex of a parabola over log LR) lies above that of the smallest size, per larger one."""
+    one = arms[arm]
+    if len(one.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    best, squared_grain = one.table("log_best"), one.grain("log_best") ** 2
+    step = squared_grain.iloc[:, 1:].add(squared_grain.iloc[:, 0], axis=0) ** 0.5
+    return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), step)
+
+
+def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
+    """Decades by which eta* at the largest size lies further than half a decade from that at the smallest.
+
+    The control of a claim that eta* stays: the same rule must fail for the arm that is said to need it.
+    """
+    one = arms[arm]
+    if len(one.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    best, step = one.table("log_best"), one.grain("log_best")
+    moved = (best.iloc[:, -1] - best.iloc[:, 0]).abs()
+    return Qualified(moved - 0.5, (step.iloc[:, -1] ** 2 + step.iloc[:, 0] ** 2) ** 0.5)
+
+
+def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
     """Of the learning rates above the best one, in the paper's window, the largest loss minus the best one + 0.3.
 
-    At each size.
+    Of one arm, at each size; or its negative.
     """
-    best, lrs = arm.table("log_best"), [lr for lr in arm.lrs if lr <= HIGH] or [arm.top]
-    losses = np.stack([arm.lost_by(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
-    return pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna())
-
-
-def drift(arm: ArmTables) -> Qualified:
-    """Decades by which eta* (vertex of a parabola over log LR) lies above that of the smallest size, per larger one."""
-    if len(arm.sizes) < 2:
-        raise MissingRunsError("models of one size only")
-    best, squared_grain = arm.table("log_best"), arm.grain("log_best") ** 2
-    grain = squared_grain.iloc[:, 1:].add(squared_grain.iloc[:, 0], axis=0) ** 0.5
-    return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), grain)
+    one = arms[arm]
+    best, lrs = one.table("log_best"), [lr for lr in one.lrs if lr <= HIGH] or [one.top]
+    losses = np.stack([one.lost_by(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
+    return Qualified(sign * pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna()))
 
 
 def coincide(first: ArmTables, second: ArmTables) -> Qualified:
@@ -202,3 +243,28 @@ def coincide(first: ArmTables, second: ArmTables) -> Qualified:
             raise MissingRunsError("no learning rate as low as eta_div / 10")
         means[size] = mean([second.loss(lr) - first.loss(lr) for lr in calm])[size]
     return Qualified(pd.DataFrame(means), control=exceeds(first.loss(first.top) - second.loss(second.top), 0.02))
+
+
+def late_log(arm: ArmTables, probe: str, where: str) -> dict[float, pd.DataFrame]:
+    """Log10 of what a probe recorded at the end of training, by learning rate."""
+    return {lr: log10(arm.probe(lr, probe, where, late)) for lr in arm.lrs}
+
+
+def over_rate(tables: Mapping[float, pd.DataFrame]) -> pd.DataFrame:
+    """Slope over log10 of the learning rate, at each size."""
+    return pd.DataFrame({size: slope(table) for size, table in at_each_size(tables).items()})
+
+
+def over_size(tables: Mapping[float, pd.DataFrame]) -> pd.Series:
+    """Slope over log10 size, mean over the learning rates."""
+    return mean([slope(table) for table in tables.values()])
+
+
+def late_slope_over_rate(arm: ArmTables, *, probe: str, where: str, sign: int = 1) -> pd.DataFrame:
+    """Slope of the log10 of what a probe recorded late in training over log10 of the learning rate, at each size."""
+    return sign * over_rate(late_log(arm, probe, where))
+
+
+def late_slope_over_size(arm: ArmTables, *, probe: str, where: str, sign: int = 1) -> pd.Series:
+    """Slope of the log10 of what a probe recorded late in training over log10 size, mean over the learning rates."""
+    return sign * over_size(late_log(arm, probe, where))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import count as numbers
 from typing import NamedTuple
 
 from lab.analysis.judging.decision import (
@@ -20,10 +19,9 @@ from lab.analysis.judging.decision import (
     alpha_of,
     decide,
 )
-from lab.analysis.judging.effects import Effects, Qualified
+from lab.analysis.judging.effects import EffectsOfArms, Qualified, qualified
 from lab.analysis.judging.evidence import (
     ArmTables,
-    Choice,
     ComparisonGroup,
     Config,
     Evidence,
@@ -35,7 +33,6 @@ from lab.analysis.judging.evidence import (
 )
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.analysis.text import count, listed
-from lab.core.registry import Registry
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
 ON = "on"
@@ -59,15 +56,10 @@ PLAIN: Config = {
 }
 # How the unit of an effect begins that is the log10 of a number.
 LOG10 = "log10 "
-# What sentences claim of an effect: the open range in which it lies.
-TENFOLD, HALF_DECADE = (1.0, math.inf), (-0.5, 0.5)
-# The unit of what a loss has to spare before a limit: zero is the limit then, not the lack of an effect.
-TO_SPARE = "nats/token to spare"
 # By unit, the size below which an effect does not count; figures 1 and 3 call losses that are this near the same.
 MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02}
 
 ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
-EffectsOfArms = Callable[..., Effects]
 
 
 class Presumption(NamedTuple):
@@ -87,105 +79,44 @@ class Claim(NamedTuple):
     """A sentence of a paper, and how it is judged.
 
     Attributes:
+        name: the name under which it is filed.
+        about: its subject, in words.
         figure: the figure of the paper that shows it; of other sources the section, figure or equation.
+        sweep: the sweep that trains its runs.
         arms: picks the arms that it compares from runs alike in all but ``frees``.
         effects: of those arms, one effect per seed (row) for each part (column) of the claim.
-        holds: config that its runs must have.
-        side: the open range in which the sentence claims each effect to lie; ends are in ``unit``.
-        sweep: the sweep that trains its runs.
-        shown_in: the figure of a report that shows it.
         order: its position among all claims as they are filed.
+        frees: keys in which the runs compared may differ, and those below them; width is always one.
         cause: what the sentence says has an effect: config keys, ``step`` or ``where`` of a probe. Of records alike
             in all but these, no claim is reproduced.
+        holds: config that its runs must have.
+        side: the open range in which the sentence claims each effect to lie; ends are in ``unit``.
+        shown_in: the figure of a report that shows it.
         restates: the name of the claim of the paper that it says anew without constants that no small model meets;
             empty for the paper's own.
         source: the paper, one of ``SOURCES``.
         presumes: without which the claim is not testable here, whatever its own effects are; None without one.
         untestable: why no runs of its sweep can test it, by how they are made; empty where they can.
-        name: the name under which it is filed.
     """
 
+    name: str
+    about: str
     figure: str
     sentence: str
+    sweep: str
     arms: ChooseArms
     effects: EffectsOfArms
-    frees: tuple[str, ...]
-    holds: Config
-    side: tuple[float, float]
-    unit: str
-    sweep: str
-    shown_in: str
     order: int
-    cause: tuple[str, ...]
-    restates: str
-    source: str
-    presumes: Presumption | None
-    untestable: str
-    name: str
-
-
-CLAIMS: Registry[Claim] = Registry("claim", "claims")
-_orders = numbers()
-
-
-def claim(
-    figure: str,
-    sentence: str,
-    *,
-    arms: Sequence[Choice] | ChooseArms = ({},),
-    frees: Sequence[str] = (),
-    cause: Sequence[str] = (),
-    holds: Config | None = None,
-    side: tuple[float, float] = ABOVE_ZERO,
-    unit: str = "nats/token",
-    sweep: str,
-    shown_in: str = "learning_rate_sensitivity",
-    restates: str = "",
-    source: str = SOURCES[0],
-    presumes: Presumption | None = None,
-    untestable: str = "",
-) -> Callable[[EffectsOfArms], EffectsOfArms]:
-    """Function decorator: file a claim under the name of the function that computes its effects from its arms.
-
-    Args:
-        arms: a config or a condition for each arm, or a function that picks the arms where they depend on which values
-            of a key there are; one arm of everything unless given.
-        frees: keys in which the runs compared may differ, and those below them; width is always free.
-        cause: as in ``Claim``; what is freed unless given, else width.
-
-    The other arguments are the attributes of ``Claim``.
-    """
-
-    def file(effects: EffectsOfArms) -> EffectsOfArms:
-        free = (WIDTH, *frees)
-        config = {key: value for key, value in PLAIN.items() if key not in free} | dict(holds or {})
-        causes = tuple(cause or frees or (WIDTH,))
-        choose = arms if callable(arms) else lambda group: group.arms(*arms)
-        order = next(_orders)
-        CLAIMS.register(effects.__name__)(
-            Claim(
-                figure,
-                sentence,
-                choose,
-                effects,
-                free,
-                config,
-                side,
-                unit,
-                sweep,
-                shown_in,
-                order,
-                causes,
-                restates,
-                source,
-                presumes,
-                untestable,
-                effects.__name__,
-            )
-        )
-        return effects
-
-    return file
+    frees: tuple[str, ...] = (WIDTH,)
+    cause: tuple[str, ...] = (WIDTH,)
+    holds: Config = PLAIN
+    side: tuple[float, float] = ABOVE_ZERO
+    unit: str = "nats/token"
+    shown_in: str = "learning_rate_sensitivity"
+    restates: str = ""
+    source: str = SOURCES[0]
+    presumes: Presumption | None = None
+    untestable: str = ""
 
 
 class Verdict(NamedTuple):
@@ -245,7 +176,7 @@ def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTable
             missing.append(error)
     for arms in sorted(candidates, key=lambda arms: _weight(claim, arms), reverse=True):
         try:
-            return arms, _effects(claim, arms)
+            return arms, _effects_of_arms(claim, arms)
         except MissingRunsError as error:
             missing.append(error)
     raise MissingRunsError(next((str(error) for error in missing if error.arms_exist), "no folder has its arms"))
@@ -256,13 +187,9 @@ def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
     return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
 
 
-def _effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
-    effects = _qualified(claim.effects(*arms))
-    return effects._replace(presumed=_qualified(claim.presumes.effects(*arms))) if claim.presumes else effects
-
-
-def _qualified(effects: Effects) -> Qualified:
-    return effects if isinstance(effects, Qualified) else Qualified(effects)
+def _effects_of_arms(claim: Claim, arms: list[ArmTables]) -> Qualified:
+    effects = qualified(claim.effects(*arms))
+    return effects._replace(presumed=qualified(claim.presumes.effects(*arms))) if claim.presumes else effects
 
 
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:
@@ -323,7 +250,7 @@ def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: in
     """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
     if verdict == INCONCLUSIVE or not any(arm.reads_sensitivity for arm in arms):
         return ""
-    stability = _decide(claim, _effects(claim, [arm.without_undertraining() for arm in arms]), reading)
+    stability = _decide(claim, _effects_of_arms(claim, [arm.without_undertraining() for arm in arms]), reading)
     if stability.verdict == verdict:
         return ""
     return (

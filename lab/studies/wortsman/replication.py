@@ -18,7 +18,6 @@ from lab.analysis.judging.evidence import ArmTables, Evidence, MissingRunsError,
 from lab.analysis.judging.verdicts import DECAY, ON, QK, WIDTH, Z_LOSS
 from lab.analysis.sensitivity import regret
 from lab.analysis.text import count
-from lab.studies.wortsman.output import PLAIN_LOSS, WITH_Z
 
 CALM_LR = 1e-2
 WORSE = 0.05
@@ -51,7 +50,7 @@ def ours(folders: Sequence[Evidence]) -> Replication | None:
     for group in (group for folder in folders for group in folder.groups((WIDTH, Z_LOSS, DECAY))):
         if group.holds({QK: ON}):
             try:
-                off, on = group.arms(PLAIN_LOSS, WITH_Z)
+                off, on = group.arms(*({Z_LOSS: value, DECAY: 0.0} for value in (None, ON)))
             except MissingRunsError:
                 continue
             if off.sizes == on.sizes and min(off.lrs) <= CALM_LR and off.complete and on.complete:

@@ -1,4 +1,4 @@
-"""Claims on batches that grow: at equal tokens, with the learning rate tuned for each ramp."""
+"""Effects of claims on batches that grow: at equal tokens, with the learning rate tuned for each ramp."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pandas as pd
 
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables, CurveSummary, MissingRunsError
-from lab.analysis.judging.verdicts import STEPS, TO_SPARE, claim
+from lab.analysis.judging.verdicts import STEPS
 from lab.analysis.probe_values import updates
 from lab.analysis.text import spell
 from lab.studies.batch_size.ramps import loss_at, over_tokens, predicted_saving, tokens_to
 from lab.studies.batch_size.targets import STAGES, ratio_of_means, tune
 
-MCCANDLISH, PALM, GLM, MT_NLG, GPT3 = "McCandlish 2018", "PaLM-540B", "GLM-130B", "MT-NLG", "GPT-3"
 NAME = "batch.name"
 # Share of the tokens after which PaLM first doubled its batch.
 FIRST_DOUBLING = 5 / 74
@@ -27,11 +26,6 @@ MARGIN = 0.01
 SHARE_STEP = 0.01
 
 Curves = Mapping[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
-growing = partial(claim, frees=("batch", STEPS), cause=[NAME], sweep="batch_ramps", shown_in="batch_ramps")
-
-
-def _arms(*names: str) -> list[dict[str, str]]:
-    return [{NAME: name} for name in names]
 
 
 def _largest(arm: ArmTables) -> list[CurveSummary]:
@@ -123,14 +117,6 @@ def _ahead(first: pd.DataFrame, second: pd.DataFrame, tokens: float) -> float:
     return float(after["loss"].iloc[0]) - float(loss_at(first, after["tokens"].iloc[0]))
 
 
-@growing(
-    "sec. 5",
-    "a batch that doubles twice reaches the final loss of the constant large one in fewer tokens, in fewer steps than "
-    "the small one",
-    arms=_arms("palm", "constant", "quarter"),
-    unit="share",
-    source=PALM,
-)
 def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
     """Share of tokens saved to the constant batch's last loss; share of the small batch's steps saved.
 
@@ -140,70 +126,19 @@ def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarte
     return parts(tokens=saved, steps=1 - _updates(palm) / _updates(quarter))
 
 
-@growing(
-    "sec. 5",
-    "a token teaches more in small batches early and in large batches late in training",
-    arms=_arms("quarter", "constant"),
-    source=PALM,
-)
 def small_batches_lead_early_and_large_ones_late(quarter: ArmTables, constant: ArmTables) -> Effects:
     """Lead of the small batch where PaLM first doubled its own, at equal tokens; final lead of the large batch."""
     early = partial(_ahead, tokens=FIRST_DOUBLING * _tokens(constant))
     return parts(early=_each_seed(early, _curves(quarter), _curves(constant)), late=_final(quarter) - _final(constant))
 
 
-def _leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
+def leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
     """Lead of the ramp over the constant batch at equal tokens as it ends; how far it ends below that plus 0.01."""
     end = partial(_ahead, tokens=float(ramp.setting("batch.ramp")) * float(ramp.setting("seq_len")))
     lead = _each_seed(end, _curves(ramp), _curves(constant))
     return parts(lead=lead, final=MARGIN - (_final(ramp) - _final(constant)))
 
 
-@growing(
-    "sec. 3",
-    "a batch that grows over the first 2.5 % of the tokens leads the constant one there and ends no higher",
-    arms=_arms("glm_130b", "constant"),
-    source=GLM,
-    unit=TO_SPARE,
-)
-def growth_over_a_fortieth_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
-    """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
-    return _leads_and_ends_level(ramp, constant)
-
-
-@growing(
-    "sec. 3",
-    "a batch that grows by increments over the first 4.4 % of the tokens leads the constant one there and ends no "
-    "higher",
-    arms=_arms("mt_nlg", "constant"),
-    source=MT_NLG,
-    unit=TO_SPARE,
-)
-def growth_by_increments_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
-    """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
-    return _leads_and_ends_level(ramp, constant)
-
-
-@growing(
-    "app. B",
-    "a batch that grows in a straight line over the first 4 % of the tokens leads the constant one there and ends no "
-    "higher",
-    arms=_arms("gpt3", "constant"),
-    source=GPT3,
-    unit=TO_SPARE,
-)
-def growth_in_a_line_leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
-    """Lead at equal tokens where the ramp ends; 0.01 nats/token minus how far it ends above the constant batch."""
-    return _leads_and_ends_level(ramp, constant)
-
-
-@growing(
-    "app. D",
-    "a batch that follows the noise scale saves at least half of the tokens that the measured noise foretells",
-    arms=_arms("adaptive", "quarter", "constant"),
-    unit="share",
-    source=MCCANDLISH,
-)
 def following_the_noise_saves_tokens(adaptive: ArmTables, *constants: ArmTables) -> Effects:
     """Share of tokens to the bigram model's loss saved over a constant batch of the same mean, minus half of that
     foretold by ``predicted_saving``.

@@ -1,27 +1,23 @@
-"""Claims on batch size: steps to a target, the learning rate that goes with it, and the noise scale."""
+"""Effects of claims on batch size: steps to a target, the learning rate that goes with it, and the noise scale."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, log10, parts, slope
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts, slope
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS, claim
+from lab.analysis.judging.quantities import log10
+from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.studies.batch_size.estimates import Numbers, steps_curve
 from lab.studies.batch_size.targets import noise_scale_to_bigram, steps_to_bigram, tune
 from lab.studies.batch_size.tuning import FEWEST_AT_A_BUDGET, budget_pairs
 
-MCCANDLISH, SHALLUE = "McCandlish 2018", "Shallue 2018"
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"
-# What differs between batch sizes and optimizers of one model.
-LINKS = ("chain", "beta1", "beta2", "eps", "momentum")
-FREES = (BATCH, STEPS, "batch.micro_batch", OPTIMIZER, *(f"optimizer.{key}" for key in LINKS))
 # Tuned batch sizes without which a law of them is not judged.
 FEWEST_BATCHES = 6
 Table = pd.DataFrame | pd.Series
@@ -29,16 +25,12 @@ Table = pd.DataFrame | pd.Series
 RULES = {"linear": 1.0, "square_root": 0.5}
 
 
-def _arms_of(*optimizers: str) -> Callable[[ComparisonGroup], list[ArmTables]]:
+def each_batch_size(group: ComparisonGroup, *optimizers: str) -> list[ArmTables]:
     """One arm per optimizer and batch size, batches rising."""
-
-    def arms(group: ComparisonGroup) -> list[ArmTables]:
-        sizes = group.values(BATCH)
-        if len(sizes) < FEWEST_BATCHES:
-            raise MissingRunsError(f"fewer than {FEWEST_BATCHES} batch sizes", arms_exist=False)
-        return [arm for name in optimizers for arm in group.arms(*({OPTIMIZER: name, BATCH: size} for size in sizes))]
-
-    return arms
+    sizes = group.values(BATCH)
+    if len(sizes) < FEWEST_BATCHES:
+        raise MissingRunsError(f"fewer than {FEWEST_BATCHES} batch sizes", arms_exist=False)
+    return [arm for name in optimizers for arm in group.arms(*({OPTIMIZER: name, BATCH: size} for size in sizes))]
 
 
 class Tuned(NamedTuple):
@@ -133,11 +125,6 @@ def _noise(arm: ArmTables, lr_s: Numbers) -> pd.Series:
     return arm.probe(best, "noise_scale", "", noise_scale_to_bigram).iloc[:, -1]
 
 
-to_target = partial(claim, frees=FREES, cause=[BATCH], sweep="steps_to_target", shown_in="steps_with_batch")
-of_all = partial(to_target, arms=_arms_of(SGD, MOMENTUM, ADAM))
-of_rates = partial(to_target, shown_in="best_lr_with_batch")
-
-
 def _qualified(tuned: Mapping[str, Tuned], table: Table, control: Qualified | None = None) -> Qualified:
     """Effects with a control, and what they leave out."""
     return Qualified(table, control=control, caution="; ".join(each for one in tuned.values() for each in one.cautions))
@@ -147,13 +134,6 @@ def _largest_spread(tuned: Mapping[str, Tuned]) -> Qualified:
     return Qualified(parts(**{name: one.spread().table for name, one in tuned.items()}))
 
 
-@of_all(
-    "eq. 2.11",
-    "steps to a loss against batch size lie on a hyperbola, within 15 %, with SGD, momentum and Adam",
-    side=(-math.inf, 0.15),
-    unit="log steps",
-    source=MCCANDLISH,
-)
 def steps_lie_on_a_hyperbola(*arms: ArmTables) -> Effects:
     """Root mean square distance of log steps from S_min (1 + B_crit / B), with each optimizer.
 
@@ -164,13 +144,6 @@ def steps_lie_on_a_hyperbola(*arms: ArmTables) -> Effects:
     return _qualified(tuned, pd.DataFrame(misfits), _largest_spread(tuned))
 
 
-@of_all(
-    "fig. 4",
-    "the noise scale, averaged along training, is the critical batch size to an order of magnitude",
-    side=(-1, 1),
-    unit="decades",
-    source=MCCANDLISH,
-)
 def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     """Log10 of the noise scale (geometric mean over batches of several micro-batches) over B_crit, each optimizer.
 
@@ -183,14 +156,6 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     return _qualified(tuned, pd.DataFrame(ratios), _largest_spread(tuned))
 
 
-@to_target(
-    "eq. 2.11",
-    "with Adam, four times the critical batch takes 2.5 times the tokens of the critical batch, within 20 %",
-    arms=_arms_of(ADAM),
-    side=(2.0, 3.0),
-    unit="ratio",
-    source=MCCANDLISH,
-)
 def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
     """Tokens to the target at 4 B_crit over those at B_crit, log-log straight between tuned batch sizes.
 
@@ -208,12 +173,6 @@ def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
     return _qualified(tuned, pd.Series(ratios), one.spread())
 
 
-@of_all(
-    "fig. 1",
-    "twice the batch halves the steps at first and saves none at last, with SGD, momentum and Adam",
-    unit="slope",
-    source=SHALLUE,
-)
 def three_regimes(*arms: ArmTables) -> Effects:
     """-0.9 minus the slope of log steps over log batch at the three smallest batches; that at the three largest + 0.1.
 
@@ -228,14 +187,6 @@ def three_regimes(*arms: ArmTables) -> Effects:
     return _qualified(tuned, parts(**ends))
 
 
-@of_all(
-    "sec. 4",
-    "momentum and Adam profit from batches at least twice as large as SGD does",
-    cause=[OPTIMIZER],
-    side=(1, math.inf),
-    unit="doublings",
-    source=SHALLUE,
-)
 def momentum_and_adam_use_larger_batches(*arms: ArmTables) -> Effects:
     """Log2 of B_crit, where twice the batch still saves 0.3 of the steps, over that of SGD."""
     tuned = _tuned(arms)
@@ -243,13 +194,6 @@ def momentum_and_adam_use_larger_batches(*arms: ArmTables) -> Effects:
     return _qualified(tuned, parts(momentum=critical[MOMENTUM] - critical[SGD], adam=critical[ADAM] - critical[SGD]))
 
 
-@of_rates(
-    "sec. 2.2",
-    "with SGD the best learning rate is linear in batches up to half the critical one and flat beyond twice",
-    arms=_arms_of(SGD),
-    unit="exponent",
-    source=MCCANDLISH,
-)
 def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
     """A quarter minus how far the exponent is from 1 up to B_crit / 2, and from 0 from 2 B_crit on."""
     tuned = _tuned(arms)
@@ -257,28 +201,12 @@ def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
     return _qualified(tuned, parts(small=0.25 - (exponents["small"] - 1).abs(), large=0.25 - exponents["large"].abs()))
 
 
-@of_rates(
-    "app. E",
-    "with Adam the best learning rate grows with batches up to half the critical one by a power from 1/2 to 1",
-    arms=_arms_of(ADAM),
-    side=(0.5, 1),
-    unit="exponent",
-    source=MCCANDLISH,
-)
 def best_rate_of_adam_rises_by_a_power(*arms: ArmTables) -> Effects:
     """Slope of log best learning rate over log batch up to B_crit / 2."""
     tuned = _tuned(arms)
     return _qualified(tuned, tuned[ADAM].exponents()["small"])
 
 
-@of_rates(
-    "sec. 4",
-    "neither the linear nor the square-root rule holds: each misses a best learning rate by more than twofold",
-    arms=_arms_of(SGD, MOMENTUM, ADAM),
-    side=(1, math.inf),
-    unit="doublings",
-    source=SHALLUE,
-)
 def no_rule_for_the_rate_holds(*arms: ArmTables) -> Effects:
     """Of each rule, the factor by which it misses some batch of some optimizer at least, wherever it starts, log2.
 
@@ -292,14 +220,6 @@ def no_rule_for_the_rate_holds(*arms: ArmTables) -> Effects:
     return _qualified(tuned, parts(**misses), _changes_of_rate(tuned))
 
 
-@of_rates(
-    "sec. 4",
-    "a rule that scales the best learning rate of one batch to a batch 16 times larger costs a fifth more steps there",
-    arms=_arms_of(SGD, MOMENTUM, ADAM),
-    side=(1.2, math.inf),
-    unit="ratio",
-    source=SHALLUE,
-)
 def scaled_rates_cost_steps(*arms: ArmTables) -> Effects:
     """Steps with the learning rate of the cheaper rule over those with the best one, largest batch, each optimizer.
 
@@ -333,7 +253,7 @@ def _cost(tuned: Tuned, power: float) -> pd.Series:
     return pd.Series(costs)
 
 
-def _budgets(group: ComparisonGroup) -> list[ArmTables]:
+def budgets(group: ComparisonGroup) -> list[ArmTables]:
     """Arms of equally many examples, then arms of equally many steps, batches rising in each.
 
     Raises:
@@ -346,23 +266,11 @@ def _budgets(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def _by_budget(arms: Sequence[ArmTables]) -> dict[str, list[ArmTables]]:
-    """The arms of ``_budgets`` apart: the second budget begins where batches no longer rise."""
+    """The arms of ``budgets`` apart: the second budget begins where batches no longer rise."""
     second = next(n for n in range(1, len(arms)) if arms[n].setting(BATCH) <= arms[n - 1].setting(BATCH))
     return {"equal_examples": list(arms[:second]), "equal_steps": list(arms[second:])}
 
 
-budgets = partial(
-    claim,
-    arms=_budgets,
-    frees=(BATCH, STEPS),
-    cause=[BATCH],
-    sweep="learning_rate_and_batch",
-    source=SHALLUE,
-    shown_in="best_lr_with_batch",
-)
-
-
-@budgets("sec. 4", "a larger batch ends higher at equal examples, and not at equal steps, where it ends lower")
 def larger_batches_end_higher_at_equal_examples_only(*arms: ArmTables) -> Effects:
     """Best loss of the largest batch minus that of the smallest at equal examples, and the reverse at equal steps."""
     best = {name: [arm.table("best").iloc[:, -1] for arm in group] for name, group in _by_budget(arms).items()}
@@ -370,11 +278,6 @@ def larger_batches_end_higher_at_equal_examples_only(*arms: ArmTables) -> Effect
     return parts(equal_examples=examples[-1] - examples[0], equal_steps=steps[0] - steps[-1])
 
 
-@budgets(
-    "sec. 4",
-    "with the batch, the range of good learning rates narrows at equal examples and widens at equal steps",
-    unit="doublings per decade",
-)
 def good_rates_narrow_at_equal_examples_only(*arms: ArmTables) -> Effects:
     """Slope over log10 batch of the width of the learning rates within 5 % of the best loss; its negative at equal
     examples.

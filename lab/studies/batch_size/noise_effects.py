@@ -1,23 +1,18 @@
-"""Claims on the gradient noise scale: how it changes with the loss, the size of the model and the learning rate."""
+"""Effects of claims on the gradient noise scale: its change with loss, size and learning rate."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import LR
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, slope, slope_over_size
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, slope
 from lab.analysis.judging.evidence import ArmTables, MissingRunsError
-from lab.analysis.judging.verdicts import WIDTH, claim
 from lab.studies.batch_size.growth import first_loss, last_loss, noise_at, noise_growth, noise_late, noise_rank
 
-MCCANDLISH, GPT3 = "McCandlish 2018", "GPT-3"
 # Places in the range of losses that all sizes pass through, at which their noise scales are compared.
 PARTS_OF_THE_RANGE = (0.25, 0.5, 0.75)
-noise = partial(claim, sweep="noise_scale", source=MCCANDLISH, shown_in="noise_scale_with_loss")
 
 
 def _best(arm: ArmTables) -> float:
@@ -25,12 +20,6 @@ def _best(arm: ArmTables) -> float:
     return min(arm.lrs, key=lambda lr: float(pd.Series(arm.loss(lr).to_numpy().ravel()).mean()))
 
 
-@noise(
-    "sec. 3",
-    "at the best learning rate the noise scale grows at least threefold as the loss falls",
-    cause=["step"],
-    unit="rank correlation, decades",
-)
 def noise_scale_grows_as_the_loss_falls(arm: ArmTables) -> Effects:
     """Minus 0.8 minus the rank correlation of both over tenths of training; log10 of a third of last over first tenth.
 
@@ -41,13 +30,6 @@ def noise_scale_grows_as_the_loss_falls(arm: ArmTables) -> Effects:
     return pd.concat([-0.8 - rank, growth - math.log10(3)], axis=1, keys=["rank", "growth"])
 
 
-@noise(
-    "sec. 3",
-    "at equal loss the noise scale of all widths lies within a factor of two",
-    side=(-math.inf, 2),
-    unit="ratio",
-    cause=[WIDTH],
-)
 def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
     """Largest over smallest noise scale of the sizes, at three losses that all pass through, best learning rate.
 
@@ -66,12 +48,6 @@ def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
     return Qualified(pd.DataFrame(ratios), control=exceeds((losses.iloc[:, 0] - losses.iloc[:, -1]).abs(), 0.05))
 
 
-@noise(
-    "app. C",
-    "a higher learning rate lowers the noise scale",
-    unit="decades per decade",
-    cause=[LR],
-)
 def higher_rates_lower_the_noise_scale(arm: ArmTables) -> Effects:
     """Minus the slope of the log noise scale, over the second half of training, over log learning rate, each size."""
     late = {lr: arm.probe(lr, "noise_scale", "", noise_late) for lr in arm.lrs}
@@ -79,22 +55,6 @@ def higher_rates_lower_the_noise_scale(arm: ArmTables) -> Effects:
     return pd.DataFrame({size: -slope(table) for size, table in sizes.items()})
 
 
-size = partial(noise, source=GPT3, cause=[WIDTH])
-
-
-@size(
-    "table 2.1", "larger models take smaller learning rates", unit="decades per decade", shown_in="best_loss_with_size"
-)
-def larger_models_take_smaller_rates(arm: ArmTables) -> Effects:
-    """Minus the slope of log10 eta* (vertex of a parabola) over log10 size."""
-    return -slope_over_size(arm, "log_best")
-
-
-@size(
-    "table 2.1",
-    "larger models can use larger batches: they end at a larger noise scale",
-    unit="decades per decade",
-)
 def larger_models_end_at_a_larger_noise_scale(arm: ArmTables) -> Effects:
     """Slope over log10 size of log10 of the noise scale in the second half of training, at the best learning rate."""
     return slope(arm.probe(_best(arm), "noise_scale", "", noise_late))

@@ -1,51 +1,44 @@
-"""Claims on Adam's updates around loss spikes (Molybog et al. 2023): batch size, descent, epsilon and recovery."""
+"""Effects of claims on Adam's updates around loss spikes (Molybog et al. 2023): batch, descent, epsilon."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import pandas as pd
 
 from lab.analysis.curves import EPSILON
-from lab.analysis.events.costs import NONE, spike_costs
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, log10, mean, parts, slope
+from lab.analysis.judging.arms import BURST, bursts_of
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts, slope
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.verdicts import BATCH, claim
+from lab.analysis.judging.quantities import cost, log10
+from lab.analysis.judging.verdicts import BATCH
 from lab.core.detectors import LEAST_RISE
 from lab.studies.spikes.adam_updates import update_traits
-from lab.studies.spikes.claims import BURST, HALF, PEAK_STEP
-from lab.studies.spikes.stages import FROZEN
+from lab.studies.spikes.effects import HALF, PEAK_STEP
 
-ADAM = "Adam instability"
 # That of the default recipe, far below the gradients.
 USUAL_EPSILON = 1e-8
-# Updates grow with the batch if a tenfold batch makes them larger by more than a tenth.
-LEAST_GROWTH = math.log10(1.1)
 # Fewer bursts than this have no order to speak of.
 FEWEST_BURSTS = 4
+FROZEN = 0.05  # RMS of an update, below which a tensor hardly moves
 
 
 def _crossed(group: ComparisonGroup, epsilons: Sequence[float]) -> list[ArmTables]:
     """An arm for each burst, batch size and epsilon, bursts outermost, epsilons innermost."""
-    bursts = [burst for burst in group.values(BURST) if burst != NONE]
-    if not bursts:
-        raise MissingRunsError("no run has a burst", arms_exist=False)
     settings = (
         {BURST: burst, BATCH: batch, EPSILON: epsilon}
-        for burst in bursts
+        for burst in bursts_of(group)
         for batch in group.values(BATCH)
         for epsilon in epsilons
     )
     return group.arms(*settings)
 
 
-def _at_the_usual_epsilon(group: ComparisonGroup) -> list[ArmTables]:
+def at_the_usual_epsilon(group: ComparisonGroup) -> list[ArmTables]:
     return _crossed(group, [USUAL_EPSILON])
 
 
-def _at_both_epsilons(group: ComparisonGroup) -> list[ArmTables]:
+def at_both_epsilons(group: ComparisonGroup) -> list[ArmTables]:
     """Arms at the lowest and at the highest epsilon."""
     epsilons = group.values(EPSILON)
     if len(epsilons) < 2:
@@ -53,20 +46,8 @@ def _at_both_epsilons(group: ComparisonGroup) -> list[ArmTables]:
     return _crossed(group, [epsilons[0], epsilons[-1]])
 
 
-theory: Callable[..., Callable[..., object]] = partial(
-    claim, frees=(BURST, BATCH, EPSILON), sweep="adam_theory", shown_in="updates_and_descent", source=ADAM
-)
-over_batches = partial(theory, arms=_at_the_usual_epsilon, cause=[BATCH])
-of_the_spike = partial(theory, "abstract", arms=_at_the_usual_epsilon, cause=["step"], unit="cosine")
-over_epsilons = partial(theory, "accounts", arms=_at_both_epsilons, cause=[EPSILON])
-
-
 def _trait(arm: ArmTables, column: str) -> pd.Series:
     return arm.column(arm.top, update_traits, column).iloc[:, -1]
-
-
-def _cost(arm: ArmTables, column: str) -> pd.Series:
-    return arm.column(arm.top, spike_costs, column).iloc[:, -1]
 
 
 def _by_burst(arms: Sequence[ArmTables]) -> Iterator[tuple[str, list[ArmTables]]]:
@@ -80,29 +61,19 @@ def _trends(arms: Sequence[ArmTables], value: Callable[[ArmTables], pd.Series]) 
     return parts(**{burst: slope(pd.DataFrame(by_batch)) for burst, by_batch in tables.items()})
 
 
-@over_batches(
-    "accounts", "successive gradients are more alike in larger batches", unit="cosine per decade of the batch"
-)
 def gradients_agree_more_in_larger_batches(*arms: ArmTables) -> Effects:
     """Slope of the usual cosine of successive gradients over log10 of the batch size."""
     return _trends(arms, lambda arm: _trait(arm, "lag"))
 
 
-@over_batches(
-    "accounts",
-    "updates are larger in larger batches: by over a tenth in a tenfold batch",
-    side=(LEAST_GROWTH, math.inf),
-    unit="decades of the RMS per decade of the batch",
-)
 def updates_grow_with_the_batch(*arms: ArmTables) -> Effects:
     """Slope of log10 of the usual RMS of the update over log10 of the batch size."""
     return _trends(arms, lambda arm: log10(_trait(arm, "rms").to_frame()).iloc[:, 0])
 
 
-@over_batches("accounts", "spikes are higher in larger batches", unit="nats/token per decade of the batch")
 def spikes_are_higher_in_larger_batches(*arms: ArmTables) -> Effects:
     """Slope of the peak excess of the held-out loss over log10 of the batch size."""
-    return Qualified(_trends(arms, lambda arm: _cost(arm, "peak")), PEAK_STEP)
+    return Qualified(_trends(arms, lambda arm: cost(arm, "peak")), PEAK_STEP)
 
 
 def _below_half_the_usual(arms: Sequence[ArmTables], column: str) -> Qualified:
@@ -115,27 +86,20 @@ def _below_half_the_usual(arms: Sequence[ArmTables], column: str) -> Qualified:
         burst: mean([HALF * _trait(arm, "cosine") - _trait(arm, column) for arm in of_burst])
         for burst, of_burst in bursts.items()
     }
-    peaks = {burst: mean([_cost(arm, "peak") for arm in of_burst]) for burst, of_burst in bursts.items()}
+    peaks = {burst: mean([cost(arm, "peak") for arm in of_burst]) for burst, of_burst in bursts.items()}
     return Qualified(parts(**less), control=exceeds(parts(**peaks), LEAST_RISE))
 
 
-@of_the_spike("while the loss rises, the update is uncorrelated with the descent: its cosine is below half the usual")
 def the_update_leaves_the_descent_as_the_loss_rises(*arms: ArmTables) -> Effects:
     """Half the usual cosine minus the mean from the first batch of the burst to the highest held-out loss."""
     return _below_half_the_usual(arms, "rising_cosine")
 
 
-@of_the_spike("large updates are uncorrelated with the descent: where they are 1.5 times the usual, below half of it")
 def large_updates_leave_the_descent(*arms: ArmTables) -> Effects:
     """Half the usual cosine minus the mean over all large updates from the burst on, before and after the peak."""
     return _below_half_the_usual(arms, "large_cosine")
 
 
-@over_epsilons(
-    "a lower epsilon keeps the embedding from freezing at an update below 0.05",
-    unit="RMS of the update",
-    untestable="an epsilon of 0.01 freezes updates by its own formula",
-)
 def a_lower_epsilon_prevents_the_freeze(*arms: ArmTables) -> Effects:
     """Usual RMS of the embedding's update at the lowest epsilon minus 0.05; mean over batch sizes.
 
@@ -146,31 +110,22 @@ def a_lower_epsilon_prevents_the_freeze(*arms: ArmTables) -> Effects:
     return Qualified(rms - FROZEN, control=Qualified(FROZEN - frozen))
 
 
-@over_epsilons("a lower epsilon lowers the peak of the held-out loss")
 def a_lower_epsilon_lowers_the_peak(*arms: ArmTables) -> Effects:
     """Peak excess at the highest epsilon minus that at the lowest, of each burst, the mean over batch sizes."""
     lower = {}
     for burst, of_burst in _by_burst(arms):
         pairs = zip(of_burst[::2], of_burst[1::2], strict=True)
-        lower[burst] = mean([_cost(highest, "peak") - _cost(lowest, "peak") for lowest, highest in pairs])
+        lower[burst] = mean([cost(highest, "peak") - cost(lowest, "peak") for lowest, highest in pairs])
     return Qualified(parts(**lower), PEAK_STEP)
 
 
-@theory(
-    "accounts",
-    "the larger the updates of a spike, the longer until the loss is back: their rank correlation is above 0.5",
-    arms=_at_the_usual_epsilon,
-    cause=[BURST, BATCH],
-    side=(HALF, math.inf),
-    unit="rank correlation",
-)
 def larger_updates_take_longer_to_recover(*arms: ArmTables) -> Effects:
     """Rank correlation of the update's largest RMS and the recovery, over bursts and batch sizes; 0 without one."""
     if len(arms) < FEWEST_BURSTS:
         raise MissingRunsError(f"{len(arms)} bursts, an order takes {FEWEST_BURSTS}")
     rms, recovery = (
         pd.concat([value(arm, column) for arm in arms], axis=1).rank(axis=1)
-        for value, column in ((_trait, "largest_rms"), (_cost, "recovery"))
+        for value, column in ((_trait, "largest_rms"), (cost, "recovery"))
     )
     is_whole = rms.notna().all(axis=1) & recovery.notna().all(axis=1)
     columns = range(len(arms))

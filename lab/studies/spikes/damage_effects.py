@@ -1,26 +1,17 @@
-"""Claims on damage that loss spikes leave behind, when bursts come again and again."""
+"""Effects of claims on damage that loss spikes leave behind, when bursts come again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import pandas as pd
 
-from lab.analysis.events.costs import REPEATS, spike_costs
-from lab.analysis.judging.effects import Effects, Qualified, by_rate, exceeds
+from lab.analysis.events.costs import REPEATS
+from lab.analysis.judging.effects import Effects, by_rate
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.judging.verdicts import STEPS, claim
-from lab.core.detectors import LEAST_RISE
+from lab.analysis.judging.verdicts import STEPS
 from lab.core.schema import batches_of_bursts
-from lab.studies.spikes.claims import BURST, WELM
 from lab.studies.spikes.repeats import FRACTION, START
 
 LENGTH = "burst.length"
-
-damage: Callable[..., Callable[..., object]] = partial(
-    claim, frees=(BURST, STEPS), sweep="repeated_bursts", shown_in="repeated_bursts", source=WELM
-)
 
 
 def _clean_and_repeated(group: ComparisonGroup) -> tuple[Config, list[Config]]:
@@ -36,13 +27,13 @@ def _clean_and_repeated(group: ComparisonGroup) -> tuple[Config, list[Config]]:
     return {**usual, FRACTION: 0.0, REPEATS: None}, [{**usual, FRACTION: 1.0, REPEATS: number} for number in repeats]
 
 
-def _by_number(group: ComparisonGroup) -> list[ArmTables]:
+def by_number(group: ComparisonGroup) -> list[ArmTables]:
     """An arm with one burst, and one with each larger number."""
     clean, repeated = _clean_and_repeated(group)
     return group.arms({**clean, FRACTION: 1.0}, *repeated)
 
 
-def _beside_the_last(group: ComparisonGroup) -> list[ArmTables]:
+def beside_the_last(group: ComparisonGroup) -> list[ArmTables]:
     """Arms without a burst; shorter by the batches of most bursts; with the last of these alone; and with all."""
     clean, repeated = _clean_and_repeated(group)
     length, steps = max(group.values(LENGTH)), int(clean[STEPS])
@@ -62,40 +53,17 @@ def _final(arm: ArmTables) -> pd.DataFrame:
     return by_rate(arm.lrs, lambda lr: arm.loss(lr).iloc[:, -1])
 
 
-def _spikes(arm: ArmTables) -> Qualified:
-    """The control that bursts make the held-out loss peak more than 0.1 nats above the usual, at each rate."""
-    return exceeds(by_rate(arm.lrs, lambda lr: arm.column(lr, spike_costs, "peak").iloc[:, -1]), LEAST_RISE)
-
-
-@damage(
-    "sec. 2",
-    "frequent spikes slow convergence: the final loss rises with their number, from one to five to twenty",
-    arms=_by_number,
-    cause=[REPEATS],
-)
 def the_final_loss_rises_with_the_number_of_bursts(*arms: ArmTables) -> Effects:
-    """Final loss with each number of bursts minus that with the next smaller one, at each learning rate.
-
-    The control: most bursts make the held-out loss peak by more than 0.1 nats.
-    """
+    """Final loss with each number of bursts minus that with the next smaller one, at each learning rate."""
     finals = [_final(arm) for arm in arms]
     names = [str(arm.setting(REPEATS)) for arm in arms[1:]]
     rises = {name: after - before for name, before, after in zip(names, finals, finals[1:], strict=False)}
-    return Qualified(pd.concat(rises, axis=1), control=_spikes(arms[-1]))
+    return pd.concat(rises, axis=1)
 
 
-@damage(
-    "sec. 2",
-    "frequent spikes damage the weights: earlier bursts raise the final loss beyond the last one and the batches lost",
-    arms=_beside_the_last,
-    cause=[REPEATS],
-)
 def damage_outlasts_the_spike_and_the_batches(
     clean: ArmTables, shorter: ArmTables, last: ArmTables, most: ArmTables
 ) -> Effects:
-    """Final loss with most bursts minus that with the last of them alone, minus what as many batches fewer cost.
-
-    The control: most bursts make the held-out loss peak by more than 0.1 nats.
-    """
+    """Final loss with most bursts minus that with the last of them alone, minus what as many batches fewer cost."""
     lost_batches = _final(shorter) - _final(clean)
-    return Qualified(_final(most) - _final(last) - lost_batches, control=_spikes(most))
+    return _final(most) - _final(last) - lost_batches

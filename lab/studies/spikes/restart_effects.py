@@ -1,32 +1,24 @@
-"""Claims on restarts by hand: what lower learning rates save, and what new data take."""
+"""Effects of claims on restarts by hand: lower learning rates, and optimizer or activation swapped in flight."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import partial
-
 import pandas as pd
 
-from lab.analysis.events.costs import spike_costs
+from lab.analysis.events.costs import HELD_OUT
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import logs_of
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
+from lab.analysis.judging.effects import Effects, Qualified, by_rate, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables
-from lab.analysis.judging.verdicts import TO_SPARE, claim
-from lab.analysis.probe_values import late_excess, rise
+from lab.analysis.judging.quantities import held_out
+from lab.analysis.probe_values import late_excess, recovery, rise
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
-from lab.studies.spikes.claims import BURST, GLM, HALF, OPT, PEAK_STEP
+from lab.studies.spikes.effects import HALF
 
-LEDGER, NONE, LOSS = "ledger", "none", "train_loss"
+LOSS = "train_loss"
 # Shares of the run at which the ledgers ``quarter_lr`` and ``glm_130b`` restart it, and their factors; the lowest rate
 # of ``opt_175b`` is half of its first.
 QUARTERED, QUARTER, HALVED, LOWEST = 0.4, 0.25, 0.53, 0.5
-
-restarted: Callable[..., Callable[..., object]] = partial(
-    claim, frees=(LEDGER,), cause=[LEDGER], sweep="ledgers", shown_in="ledger"
-)
 
 
 def spikes_after(records: Records, probe: str, where: str, part: float) -> pd.Series:
@@ -49,13 +41,6 @@ def _late_excess(arm: ArmTables, factor: float = 1.0) -> pd.Series:
     return arm.probe(lr, LOSS, "", late_excess, part=HALVED).iloc[:, -1]
 
 
-@restarted(
-    "run 11.1",
-    "a quarter of the learning rate saves a run that has exploded: its loss ends lower, and spikes no more",
-    arms=({LEDGER: NONE}, {LEDGER: "quarter_lr"}),
-    unit="nats/token, or spikes",
-    source=OPT,
-)
 def a_quarter_of_the_rate_saves_an_exploded_run(none: ArmTables, quarter: ArmTables) -> Effects:
     """Final loss without the restart minus that with it, at the highest learning rate; and 0.5 minus spikes after it.
 
@@ -68,13 +53,6 @@ def a_quarter_of_the_rate_saves_an_exploded_run(none: ArmTables, quarter: ArmTab
     return Qualified(parts(lower=lower, calm=calm), grain, control=exceeds(risen, LEAST_RISE))
 
 
-@restarted(
-    "runs 11.1 to 12.53",
-    "the series of restarts ends no higher, to 0.1 nats, than the lowest of its learning rates held throughout",
-    arms=({LEDGER: NONE}, {LEDGER: "opt_175b"}),
-    source=OPT,
-    unit=TO_SPARE,
-)
 def the_series_of_restarts_ends_as_low_as_its_lowest_rate(none: ArmTables, series: ArmTables) -> Effects:
     """0.1 nats plus the final loss at half the highest learning rate minus that of the series from the highest one.
 
@@ -84,12 +62,6 @@ def the_series_of_restarts_ends_as_low_as_its_lowest_rate(none: ArmTables, serie
     return Qualified(effect, control=exceeds(_final(none) - _final(series), LEAST_RISE))
 
 
-@restarted(
-    "training log",
-    "half the learning rate late in training lowers late spikes: the loss rises less above its median from there on",
-    arms=({LEDGER: NONE}, {LEDGER: "glm_130b"}),
-    source=GLM,
-)
 def half_the_rate_lowers_late_spikes(none: ArmTables, halved: ArmTables) -> Effects:
     """Largest training loss minus the median after the restart, without it minus with it, at the highest learning rate.
 
@@ -101,27 +73,54 @@ def half_the_rate_lowers_late_spikes(none: ArmTables, halved: ArmTables) -> Effe
     return Qualified(_late_excess(none) - _late_excess(halved), control=own)
 
 
-def _peak(arm: ArmTables) -> pd.Series:
-    return arm.column(arm.top, spike_costs, "peak").iloc[:, -1]
+# Shares of the run at which the ledgers restart it, and of the last measurement on the slice of the held-out text.
+SWAP, END = 0.4, 0.99
+EVERY = 4.0  # steps between measurements
+LITTLE, AT_ONCE = 0.05, 0.05  # share of a gain; nats/token
 
 
-@claim(
-    "training log",
-    "new data take a ramp of their share and a new warm-up together: with either alone the held-out loss peaks higher",
-    arms=[{BURST: burst, LEDGER: ledger} for burst in ("shift", "ramped_shift") for ledger in (NONE, "new_warm_up")],
-    frees=(BURST, LEDGER),
-    cause=[BURST, LEDGER],
-    sweep="new_data",
-    shown_in="ledger",
-    side=(0.0, math.inf),
-    source=GLM,
-)
-def new_data_take_a_ramp_and_a_warm_up(
-    abrupt: ArmTables, warm_up: ArmTables, ramp: ArmTables, both: ArmTables
-) -> Effects:
-    """Peak of the held-out loss above the usual with the ramp alone, and with the warm-up alone, minus that with both.
+def _gain(arm: ArmTables) -> pd.Series:
+    """By how much the held-out loss falls from the restart to the end, at the lowest learning rate."""
+    lr = min(arm.lrs)
+    return held_out(arm, lr, SWAP) - held_out(arm, lr, END)
 
-    The control: with neither, the peak is above 0.1 nats.
+
+def _jump(arm: ArmTables, unchanged: ArmTables) -> pd.DataFrame:
+    """By how much a restart changes the held-out loss before the next update, at each learning rate."""
+    return by_rate(arm.lrs, lambda lr: held_out(arm, lr, SWAP) - held_out(unchanged, lr, SWAP))
+
+
+def sgd_at_the_same_rate_makes_no_progress(adam: ArmTables, sgd: ArmTables, same: ArmTables) -> Effects:
+    """What the loss gains after the switch over what it gains in the same steps without, at the lowest learning rate.
+
+    The larger a model, the smaller are the entries of its gradient, and the steps of SGD beside those of Adam.  So the
+    lowest rate of the sweep, a tenth of Adam's best, is nearest to large models.
+
+    The control: of a restart that changes nothing, the same share is above 5 %.
     """
-    higher = parts(ramp=_peak(ramp) - _peak(both), warm_up=_peak(warm_up) - _peak(both))
-    return Qualified(higher, PEAK_STEP, control=exceeds(_peak(abrupt), LEAST_RISE))
+    return Qualified(_gain(sgd) / _gain(adam), control=exceeds(_gain(same) / _gain(adam), LITTLE))
+
+
+def sgd_makes_progress_at_a_thousandfold_rate(adam: ArmTables, sgd: ArmTables, faster: ArmTables) -> Effects:
+    """What the loss gains with SGD at 1,000 times the lowest learning rate over what it gains with Adam at that rate.
+
+    The control: SGD at Adam's rate gains less than 5 % of it.
+    """
+    return Qualified(_gain(faster) / _gain(adam), control=exceeds(-_gain(sgd) / _gain(adam), -LITTLE))
+
+
+def relu_in_flight_raises_the_loss_at_once(gelu: ArmTables, relu: ArmTables, same: ArmTables) -> Effects:
+    """Held-out loss with ReLU minus that with GELU, of the same weights, at each learning rate.
+
+    The control: a restart that changes nothing raises it by less than 0.05 nats.
+    """
+    return Qualified(_jump(relu, gelu), control=exceeds(-_jump(same, gelu), -AT_ONCE))
+
+
+def the_loss_is_back_after_relu_in_flight(gelu: ArmTables, relu: ArmTables) -> Effects:
+    """Updates until the held-out loss is no higher than before the restart, at each learning rate.
+
+    The control: the restart raises the loss at once.
+    """
+    back = by_rate(relu.lrs, lambda lr: relu.probe(lr, HELD_OUT, "", recovery, part=SWAP).iloc[:, -1])
+    return Qualified(back, EVERY, control=exceeds(_jump(relu, gelu), 0.0))

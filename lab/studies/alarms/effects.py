@@ -1,38 +1,26 @@
-"""Claims on alarms: which of them sound before the loss spikes, how often, and how often in vain."""
+"""Effects of claims on alarms: which of them sound before the loss spikes, how often, and how often falsely."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import pandas as pd
 
 from lab.analysis.events.costs import NONE
 from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.judging.arms import BURST, bursts_of
 from lab.analysis.judging.effects import Effects, Qualified, parts
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.verdicts import claim
-from lab.studies.spikes.claims import BURST, HALF, OPT
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup
 
 # An indicator leads by so many steps, with so many false alarms in 1000 steps; it goes with the loss in so many bursts.
 LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE = 5, 1.0, 0.9
-AT_ONCE = "a planted burst raises the loss at the step that it comes, so nothing can lead it"
 LOSS, GRADIENT, UPDATES, CURVATURE = "spike", "gradient_spike", "update_rms", "curvature"
-BAI = "Bai 2025"
 
 
-def _labelled(group: ComparisonGroup) -> list[ArmTables]:
+def clean_and_bursts(group: ComparisonGroup) -> list[ArmTables]:
     """An arm without a burst, then one for each burst."""
-    bursts = [burst for burst in group.values(BURST) if burst != NONE]
-    if not bursts:
-        raise MissingRunsError("no run has a burst", arms_exist=False)
-    return group.arms(*({BURST: burst} for burst in (NONE, *bursts)))
-
-
-labelled: Callable[..., Callable[..., object]] = partial(
-    claim, arms=_labelled, frees=(BURST,), cause=[BURST], sweep="labelled_spikes", shown_in="detector_scores"
-)
+    return group.arms(*({BURST: burst} for burst in (NONE, *bursts_of(group))))
 
 
 def _alarm(arms: Sequence[ArmTables], kind: str, column: str) -> pd.DataFrame:
@@ -55,13 +43,6 @@ def _where_the_loss_spikes(bursts: Sequence[ArmTables], value: pd.DataFrame) -> 
     return kept
 
 
-@labelled(
-    "run 12.43",
-    "gradient norms rise at least five steps before the loss, with at most one false alarm in 1000 steps",
-    unit="steps, or false alarms in 1000 steps",
-    source=OPT,
-    untestable=AT_ONCE,
-)
 def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Median lead of the gradient norm's alarm minus 4.5; and 1 minus its false alarms in 1000 clean steps.
 
@@ -73,15 +54,9 @@ def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Ef
         _alarm([clean, *bursts], GRADIENT, column).sum(axis=1, skipna=False)
         for column in ("false_alarms", "clean_steps")
     )
-    return Qualified(parts(lead=lead - LEAST_LEAD + HALF, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps), HALF)
+    return Qualified(parts(lead=lead - LEAST_LEAD + 0.5, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps), 0.5)
 
 
-@labelled(
-    "sec. 2.3",
-    "data that make the loss spike show in the gradient norm, in nine of ten bursts",
-    unit="share of bursts",
-    source=OPT,
-)
 def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Share of the bursts with a loss spike in which the gradient norm's alarm sounds as well, minus 0.9.
 
@@ -91,14 +66,6 @@ def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Ef
     return Qualified(share - LEAST_SHARE, control=_spikes_of_bursts(clean, bursts))
 
 
-of_curvature = partial(labelled, "abstract", sweep="curvature_alarm", source=BAI)
-
-
-@of_curvature(
-    "a loss spikes where the curvature along Adam's update passes the limit of stability, in nine of ten spikes",
-    unit="share of bursts",
-    untestable="these spikes are planted: bad batches bring them, whatever the curvature",
-)
 def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Share of the bursts with a loss spike in which the curvature's alarm sounds as well, minus 0.9.
 
@@ -110,12 +77,6 @@ def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> 
     return Qualified(share - LEAST_SHARE, 1 / hits.size, control=_spikes_of_bursts(clean, bursts))
 
 
-@of_curvature(
-    "of two alarms, curvature above the limit and large updates, the former sounds first in over half of the spikes, "
-    "with at most one false alarm in 1000 steps",
-    unit="share of bursts, or false alarms in 1000 steps",
-    untestable=AT_ONCE,
-)
 def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Two parts: how often curvature is no later than updates, and how seldom it is false; the comparison is ours.
 
@@ -130,7 +91,7 @@ def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -
         _alarm([clean, *bursts], CURVATURE, column).sum(axis=1, skipna=False)
         for column in ("false_alarms", "clean_steps")
     )
-    first = _where_the_loss_spikes(bursts, is_first).mean(axis=1) - HALF
+    first = _where_the_loss_spikes(bursts, is_first).mean(axis=1) - 0.5
     return Qualified(
         parts(first=first, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps),
         1 / is_first.size,

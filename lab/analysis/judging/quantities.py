@@ -1,0 +1,128 @@
+"""Quantities of an arm that rows of claims name: numbers of curves, losses, costs of spikes, what probes recorded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis import probe_values
+from lab.analysis.events.costs import HELD_OUT, spike_costs
+from lab.analysis.judging.evidence import CURVE_QUANTITIES, ArmTables
+
+# ``NAME`` of a number of curves, or the arguments of one of the functions below, which its first key names.
+Quantity = str | Mapping[str, Any]
+# ``top`` of the paper's window, ``highest`` and ``lowest`` of all, the one nearest to a number, or ``each``.
+Rate = str | float
+REDUCED_BY = {name: getattr(probe_values, name) for name in ("late", "near", "peak", "late_excess", "recovery", "rise")}
+
+
+def log10(table: pd.DataFrame) -> pd.DataFrame:
+    """Log10, NaN where there is none."""
+    values = table.to_numpy(dtype=float)
+    return pd.DataFrame(np.log10(np.where(values > 0, values, np.nan)), table.index, table.columns)
+
+
+def quantity(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:
+    """A number per seed (row) and size or learning rate (column).
+
+    Raises:
+        MissingRunsError: the runs do not have it.
+    """
+    arguments = {"curve": of} if isinstance(of, str) else of
+    table: pd.DataFrame | pd.Series = QUANTITIES[next(iter(arguments))](arm, **arguments)
+    return table
+
+
+def grain(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series | float:
+    """The step of the grid of learning rates to which ``quantity`` is known, in decades; zero where none limits it."""
+    name, size = (of, "") if isinstance(of, str) else (str(of.get("curve", "")), str(of.get("size", "")))
+    return _at_size(arm.grain(name), size) if name in ("log_best", "log_lost") else 0.0
+
+
+def check(of: Quantity) -> None:
+    """Check what a row says of a quantity.
+
+    Raises:
+        TypeError: there is no such quantity, or it takes no such arguments.
+    """
+    arguments = {"curve": of} if isinstance(of, str) else of
+    kind = next(iter(arguments))
+    if kind not in QUANTITIES:
+        raise TypeError(f"unknown quantity {kind!r}; known: {', '.join(QUANTITIES)}")
+    inspect.signature(QUANTITIES[kind]).bind(None, **arguments)
+    if kind == "curve" and arguments["curve"] not in ("best", *CURVE_QUANTITIES):
+        raise TypeError(f"unknown quantity {arguments['curve']!r}; known: best, {', '.join(CURVE_QUANTITIES)}")
+
+
+def _curve(arm: ArmTables, *, curve: str, largest: int = 0, size: str = "") -> pd.DataFrame | pd.Series:
+    """A number of ``CurveSummary.values``, at all sizes or at so many of the largest."""
+    return _at_size(arm.table(curve, largest), size)
+
+
+def _loss(arm: ArmTables, *, loss: Rate, size: str = "") -> pd.DataFrame | pd.Series:
+    """Final held-out loss at a learning rate, nats/token."""
+    return _at_rate(arm, loss, size, arm.loss)
+
+
+def _lost_by(arm: ArmTables, *, lost_by: Rate, size: str = "") -> pd.DataFrame | pd.Series:
+    """By how much that loss exceeds the best one + 0.3."""
+    return _at_rate(arm, lost_by, size, arm.lost_by)
+
+
+def _cost(arm: ArmTables, *, cost: str, at: Rate = "top") -> pd.DataFrame | pd.Series:
+    """A column of ``spike_costs``, of the largest model."""
+    return _at_rate(arm, at, "largest", lambda lr: arm.column(lr, spike_costs, cost))
+
+
+def _probe(
+    arm: ArmTables,
+    *,
+    probe: str,
+    where: str = "",
+    reduced_by: str,
+    at: Rate,
+    size: str = "",
+    decades: bool = False,
+    **options: float,
+) -> pd.DataFrame | pd.Series:
+    """What a probe recorded, or in ``decades`` its log10; ``options`` are those of what reduces it to a number."""
+
+    def recorded(lr: float) -> pd.DataFrame:
+        table = arm.probe(lr, probe, where, REDUCED_BY[reduced_by], **options)
+        return log10(table) if decades else table
+
+    return _at_rate(arm, at, size, recorded)
+
+
+QUANTITIES: dict[str, Callable[..., pd.DataFrame | pd.Series]] = {
+    "curve": _curve,
+    "loss": _loss,
+    "lost_by": _lost_by,
+    "cost": _cost,
+    "probe": _probe,
+}
+
+
+def _at_rate(arm: ArmTables, at: Rate, size: str, value: Callable[[float], pd.DataFrame]) -> pd.DataFrame | pd.Series:
+    if at == "each":
+        return pd.concat({f"{lr:g}": _at_size(value(lr), size) for lr in arm.lrs}, axis=1)
+    rates = {"top": arm.top, "highest": max(arm.lrs), "lowest": min(arm.lrs)}
+    return _at_size(value(rates[at] if isinstance(at, str) else arm.nearest(at)), size)
+
+
+def _at_size(table: pd.DataFrame, size: str) -> pd.DataFrame | pd.Series:
+    return table if not size else table.iloc[:, {"largest": -1, "smallest": 0}[size]]
+
+
+def cost(arm: ArmTables, column: str) -> pd.Series:
+    """A cost of a spike per seed, of the largest model at the top learning rate."""
+    return arm.column(arm.top, spike_costs, column).iloc[:, -1]
+
+
+def held_out(arm: ArmTables, lr: float, part: float) -> pd.Series:
+    """Held-out loss of the largest model at a part of the run; at a restart, with what it brings."""
+    return arm.probe(lr, HELD_OUT, "", probe_values.near, part=part).iloc[:, -1]

@@ -1,0 +1,140 @@
+"""Effects of claims on architectures and recipes of OPT-175B, PaLM and GLM-130B."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.curves import EPSILON
+from lab.analysis.judging.effects import Effects, Qualified, by_rate, exceeds, late_log, mean, parts
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from lab.analysis.judging.quantities import held_out
+from lab.analysis.judging.verdicts import DECAY, ON, STEPS
+from lab.analysis.probe_values import embedding_share
+from lab.records.store import Records
+
+INTERVENTIONS = ("normformer", "post_layernorm", "deepnorm", "embedding_layernorm", "biases", "relu")
+# The tensors of each block whose gradients are compared over depth.
+KINDS = ("mlp_up", "attention.key")
+
+
+def one_intervention(group: ComparisonGroup, *names: str) -> list[ArmTables]:
+    """Arms of the plain architecture, ``none``, or of that with one intervention."""
+    keys = {other: f"intervention.{other}" for other in INTERVENTIONS}
+    return group.arms(*({key: ON if other == name else None for other, key in keys.items()} for name in names))
+
+
+def deepnorm_trains_where_post_layernorm_is_lost(post: ArmTables, deep: ArmTables) -> Effects:
+    """Final loss with plain post-LayerNorm minus that with DeepNorm, at the learning rate that is DeepNorm's best."""
+    best = min(deep.lrs, key=lambda lr: float(deep.loss(lr).mean().iloc[-1]))
+    return (post.loss(best) - deep.loss(best)).iloc[:, -1]
+
+
+def normformer_levels_gradients(plain: ArmTables, normformer: ArmTables) -> Effects:
+    """Log10 of the largest over the smallest late gradient RMS over blocks, with NormFormer minus without.
+
+    The mean over the MLP's first layer and the key projection, at the learning rate nearest to 0.01.
+    """
+    return mean([_spread(normformer, kind) - _spread(plain, kind) for kind in KINDS])
+
+
+def _spread(arm: ArmTables, kind: str) -> pd.Series:
+    """Decades between the largest and the smallest late gradient RMS of one tensor over blocks."""
+    blocks = [where for where in arm.locations("grad_rms") if where.endswith(f".{kind}")]
+    if len(blocks) < 2:
+        raise MissingRunsError(f"gradients of {kind} in fewer than two blocks")
+    logs = pd.concat([late_log(arm, "grad_rms", block)[arm.nearest(1e-2)].iloc[:, -1] for block in blocks], axis=1)
+    return logs.max(axis=1, skipna=False) - logs.min(axis=1, skipna=False)
+
+
+# Epsilons of OPT-175B, 1e-8 and 1e-6, times 1e4, as for a loss times 1e-4.
+SMALL_EPS, LARGE_EPS = 1e-4, 1e-2
+# Learning rates of OPT-175B times 100, by which the best one here stands to that of GPT-3 (6e-5): 3e-4 and 1.2e-4.
+LEFT_RATE, TAKEN_RATE = 3e-2, 1.2e-2
+FIFTH, TWENTIETH = 0.2, 0.05
+
+
+def decay_and_epsilon(group: ComparisonGroup, *choices: Sequence[float]) -> list[ArmTables]:
+    """An arm for each weight decay times steps, to a thousandth, and epsilon."""
+    return group.arms(*(partial(_decays, decay_times_steps=decay, epsilon=epsilon) for decay, epsilon in choices))
+
+
+def _decays(curve: Config, decay_times_steps: float, epsilon: float) -> bool:
+    return math.isclose(curve[DECAY] * curve[STEPS], decay_times_steps, rel_tol=1e-3) and curve[EPSILON] == epsilon
+
+
+def _up_to_theirs(arm: ArmTables) -> list[float]:
+    """The learning rates up to that of OPT-175B's first runs."""
+    highest = arm.nearest(LEFT_RATE)
+    return [lr for lr in arm.lrs if lr <= highest]
+
+
+def more_decay_raises_the_loss_at_a_fifth(weak: ArmTables, strong: ArmTables) -> Effects:
+    """Held-out loss with the stronger decay minus that with the weaker, at each learning rate up to theirs."""
+    return by_rate(_up_to_theirs(weak), lambda lr: held_out(strong, lr, FIFTH) - held_out(weak, lr, FIFTH))
+
+
+def more_decay_makes_the_loss_level_off_early(weak: ArmTables, strong: ArmTables) -> Effects:
+    """Fall of the held-out loss from a fifth of the budget to its end, with the weaker decay minus with the stronger.
+
+    At each learning rate up to theirs.
+    """
+
+    def fall(arm: ArmTables) -> pd.DataFrame:
+        return by_rate(_up_to_theirs(weak), lambda lr: held_out(arm, lr, FIFTH) - held_out(arm, lr, 1.0))
+
+    return fall(weak) - fall(strong)
+
+
+def gradients_lie_between_the_epsilons(small: ArmTables, large: ArmTables) -> Effects:
+    """Decades by which the gradient RMS of the first MLP layer lies above the small epsilon and below the large one."""
+    gradient = late_log(small, "grad_rms", "block0.mlp_up")[small.nearest(1e-2)].iloc[:, -1]
+    return parts(small=gradient - math.log10(SMALL_EPS), large=math.log10(LARGE_EPS) - gradient)
+
+
+def a_larger_epsilon_widens_the_range(small: ArmTables, large: ArmTables) -> Effects:
+    """Decades from the best learning rate to the first lost one at the large epsilon minus those at the small one."""
+    widths = [arm.table("log_lost") - arm.table("log_best") for arm in (small, large)]
+    grains = [arm.grain(quantity) ** 2 for arm in (small, large) for quantity in ("log_lost", "log_best")]
+    return Qualified((widths[1] - widths[0]).iloc[:, -1], (sum(grains) ** 0.5).iloc[:, -1])
+
+
+def log_share(records: Records, probe: str, where: str, start: float, end: float) -> pd.Series:
+    """Log10 of ``embedding_share``, mean over the recorded steps in a range of shares of the run; by run id."""
+    shares = embedding_share(records)
+    progress = shares["step"] / (shares["id"].map(records.runs.set_index("id")["steps"]) - 1)
+    chosen = shares[(progress >= start) & (progress <= end)]
+    return pd.Series(np.log10(chosen["value"]).groupby(chosen["id"]).mean())
+
+
+def _share(arm: ArmTables, start: float, end: float) -> pd.Series:
+    """``log_share`` at the lowest learning rate, of the largest model."""
+    return arm.probe(arm.lrs[0], "grad_rms", "embedding", log_share, start=start, end=end).iloc[:, -1]
+
+
+def share_at_the_first_step(scaled: ArmTables, small: ArmTables) -> Effects:
+    """Log10 of the ratio of ``embedding_share`` at the first step, without scaling over with it."""
+    return _share(small, 0, 0) - _share(scaled, 0, 0)
+
+
+def the_embeddings_gradient_is_larger_early_in_training(*arms: ArmTables) -> Effects:
+    """Log10 of the norm of the embedding's gradient over that of a block (root mean square over blocks).
+
+    Geometric mean over the first fifth of the run, which is 200 steps of 1000. The control: it is larger than in the
+    last tenth.
+    """
+    early, late = ([_share(arm, start, end) for arm in arms] for start, end in ((0, FIFTH), (0.9, 1)))
+    falls = [first - last for first, last in zip(early, late, strict=True)]
+    per_block = 0.5 * math.log10(float(arms[0].setting("model.depth")))
+    return Qualified(pd.concat(early, axis=1) + per_block, control=exceeds(pd.concat(falls, axis=1), 0))
+
+
+def a_known_recipe_begins_higher_and_ends_lower(left: ArmTables, taken: ArmTables) -> Effects:
+    """Held-out loss of 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus that of 12."""
+    left_rate, taken_rate = left.nearest(LEFT_RATE), taken.nearest(TAKEN_RATE)
+    higher = held_out(taken, taken_rate, TWENTIETH) - held_out(left, left_rate, TWENTIETH)
+    return parts(early=higher, late=(left.loss(left_rate) - taken.loss(taken_rate)).iloc[:, -1])

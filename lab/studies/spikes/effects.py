@@ -1,0 +1,141 @@
+"""Effects of claims on loss spikes: arms for each burst, and what responses, recipes and earlier states change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.judging.arms import BURST, bursts_of
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
+from lab.analysis.judging.quantities import cost
+from lab.analysis.judging.verdicts import OPTIMIZER, STEPS
+from lab.analysis.probe_values import near
+from lab.studies.spikes.state_and_data import EARLIER, Cell
+
+RESPONSE = "response"
+# A spike more or less is a whole number, so a half lies between none and one, and counts are known to a half.
+HALF = 0.5
+# Held-out losses along training are those of a slice of the text, and peaks are known to a hundredth of a nat.
+PEAK_STEP = 0.01
+# The largest share of updates left out that still counts as training (Zhang et al. 2022, run 11.6).
+LARGEST_SHARE = 0.2
+HALVING = 1.0  # the loss scale changes by factors of two
+
+
+class Responses(NamedTuple):
+    """Predicates that pick the curve of a response from those of one burst."""
+
+    name: str
+    also: Callable[[Config], bool] = lambda curve: True
+
+    def of(self, burst: object) -> Callable[[Config], bool]:
+        """Whether a curve has this response, and this burst."""
+        return lambda curve: curve.get(BURST) == burst and curve.get(RESPONSE) == self.name and self.also(curve)
+
+
+def _number(curve: Config, key: str) -> float:
+    return float(curve[f"response.{key}"])
+
+
+RESPONSES = {
+    "none": Responses("none"),
+    "skip": Responses("rewind_and_skip", lambda curve: _number(curve, "skip") > 0 and _number(curve, "lr_factor") == 1),
+    "same_batches": Responses("rewind_and_skip", lambda curve: _number(curve, "skip") == 0),
+    "skip_and_lower": Responses(
+        "rewind_and_skip", lambda curve: _number(curve, "skip") > 0 and _number(curve, "lr_factor") < 1
+    ),
+    "lower": Responses("lower_lr"),
+    "restart": Responses("restart_and_lower", lambda curve: _number(curve, "rewind") > 1),
+    "restart_newest": Responses("restart_and_lower", lambda curve: _number(curve, "rewind") == 1),
+    "reset": Responses("adam_reset_warmup"),
+    "leave_out": Responses("skip_update"),
+    "clamp": Responses("activation_clamp"),
+    "guard": Responses("soft_lr_guard"),
+}
+
+
+def each_burst_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables]:
+    """An arm for each burst and response, bursts outermost."""
+    return group.arms(*(RESPONSES[name].of(burst) for burst in bursts_of(group) for name in responses))
+
+
+# Whether weights and moments are those of the spike.
+STATES = {
+    "own": (True, True),
+    "earlier": (False, False),
+    "earlier_weights": (False, True),
+    "earlier_moments": (True, False),
+}
+
+
+def each_burst_in(group: ComparisonGroup, *states: str) -> list[ArmTables]:
+    """Two arms for each burst and state: with the batches of the burst, and with ordinary ones."""
+    cells = [Cell(*STATES[name], data=data) for name in states for data in (True, False)]
+    return group.arms(*(_in(cell).of(burst) for burst in bursts_of(group) for cell in cells))
+
+
+def _in(cell: Cell) -> Responses:
+    return Responses(EARLIER, lambda curve: Cell.of(curve) == cell)
+
+
+USUAL: Config = {
+    OPTIMIZER: "adamw",
+    "optimizer.beta2": 0.95,
+    "optimizer.clip": 1.0,
+    "intervention.embedding_gradient_shrink": None,
+}
+
+
+def each_burst_with(group: ComparisonGroup, *changes: Config) -> list[ArmTables]:
+    """An arm for each burst and each change of the usual recipe, bursts outermost."""
+    return group.arms(*({**USUAL, **change, BURST: burst} for burst in bursts_of(group) for change in changes))
+
+
+def the_whole_recipe_is_no_worse_than_its_parts(
+    none: ArmTables, whole: ArmTables, skip: ArmTables, lower: ArmTables
+) -> Effects:
+    """Spikes with the better of the two parts minus those with the whole recipe."""
+    better = pd.concat([cost(skip, "spikes"), cost(lower, "spikes")], axis=1).min(axis=1, skipna=False)
+    return better - cost(whole, "spikes")
+
+
+def leaving_out_large_gradients_helps_little(none: ArmTables, leave_out: ArmTables) -> Effects:
+    """The larger of the share of the peak that stays, minus a half, and the share of batches left out, minus 0.2."""
+    stays = cost(leave_out, "peak") / cost(none, "peak") - HALF
+    share = cost(leave_out, "skipped") / float(leave_out.setting(STEPS)) - LARGEST_SHARE
+    return pd.concat([stays, share], axis=1).max(axis=1, skipna=False)
+
+
+def the_soft_guard_lowers_the_peak(*arms: ArmTables) -> Effects:
+    """Peak without a response minus that with the guard, nats; and 1.02 times the final loss minus the guard's."""
+    pairs = {str(none.setting(BURST)): (none, guard) for none, guard in zip(arms[::2], arms[1::2], strict=True)}
+    lower = {name: cost(none, "peak") - cost(guard, "peak") for name, (none, guard) in pairs.items()}
+    price = {f"{name}, final": 1.02 * _final(none) - _final(guard) for name, (none, guard) in pairs.items()}
+    return parts(**lower, **price)
+
+
+def _final(arm: ArmTables) -> pd.Series:
+    return arm.loss(arm.top).iloc[:, -1]
+
+
+def interaction(own_burst: ArmTables, own: ArmTables, other_burst: ArmTables, other: ArmTables) -> Effects:
+    """What the batches of a burst add to the peak in the state of the spike minus what they add in another state."""
+    return (cost(own_burst, "peak") - cost(own, "peak")) - (cost(other_burst, "peak") - cost(other, "peak"))
+
+
+def a_divided_sum_takes_a_larger_loss_scale(divided: ArmTables, undivided: ArmTables, exact: ArmTables) -> Effects:
+    """Doublings of the loss scale at the end with division on both sides of the sum minus those with division after it.
+
+    The control: it is the sum that overflows, so one in fp32 takes a larger scale than the undivided one.
+    """
+    gain = _doublings(divided) - _doublings(undivided)
+    return Qualified(gain, HALVING, control=exceeds(_doublings(exact) - _doublings(undivided), 0.0))
+
+
+def _doublings(arm: ArmTables) -> pd.DataFrame:
+    """Log2 of the loss scale at the end."""
+    return pd.DataFrame(np.log2(arm.probe(min(arm.lrs), "loss_scale", "", near, part=1.0)))

@@ -1,0 +1,237 @@
+"""Effects of claims on attention: qk-layernorm, the growth of logits, and kappa."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from operator import mul
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.judging.effects import (
+    Effects,
+    Qualified,
+    exceeds,
+    extrapolated,
+    parts,
+)
+from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, Config, MissingRunsError
+from lab.analysis.judging.quantities import log10
+from lab.analysis.judging.verdicts import DEPTH, STEPS, WIDTH
+from lab.analysis.probe_values import late, near, peak
+
+LOGIT, FIRST = "attention_logit_max", "block0"
+
+
+def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
+    """Loss minus the best one + 0.3 without it, the reverse with it."""
+    ends = [off.sizes[0], off.sizes[-1]]
+    return parts(off=off.lost_by(off.top)[ends], on=-on.lost_by(on.top).reindex(columns=ends))
+
+
+def at_least_four_blocks(group: ComparisonGroup) -> list[ArmTables]:
+    depths = [depth for depth in group.values(DEPTH) if depth >= 4]
+    if not depths:
+        raise MissingRunsError("models of fewer than four blocks", arms_exist=False)
+    return group.arms(*({DEPTH: depth} for depth in depths))
+
+
+def first_block_has_the_largest_logits(*depths: ArmTables) -> Effects:
+    """Share of runs in which its peak is the largest minus the mean of 1/depth, models of at least four blocks."""
+    shares = [_first_is_largest(arm, lr) - 1 / arm.setting(DEPTH) for arm in depths for lr in arm.lrs if lr >= 0.1]
+    if not shares:
+        raise MissingRunsError("no learning rate from 0.1 on")
+    table = pd.concat(shares, axis=1)
+    return Qualified(table.mean(axis=1, skipna=False), grain=1 / table.shape[1])
+
+
+def _first_is_largest(arm: ArmTables, lr: float) -> pd.DataFrame:
+    """1 where the largest logit of all blocks and steps is in the first block, else 0."""
+    first, *others = [arm.probe(lr, LOGIT, f"block{block}", peak) for block in range(int(arm.setting(DEPTH)))]
+    largest = pd.concat(others).groupby(level=0).max()
+    return (first > largest).astype(float).where(first.notna() & largest.notna())
+
+
+def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
+    """Log10 of the product of these probes in the first block at the end of the run over that at its start, top LR."""
+    ratios = [
+        arm.probe(arm.top, probe, FIRST, late) / arm.probe(arm.top, probe, FIRST, near, part=0.0) for probe in probes
+    ]
+    return log10(reduce(mul, ratios))
+
+
+def norms_grow(off: ArmTables) -> Effects:
+    """First block, end over start, at each size."""
+    return _growth(off, "query_norm", "key_norm")
+
+
+def alignment_gives_little(off: ArmTables) -> Effects:
+    """A fifth of the growth of both norms and the mean |cosine|, minus the change of the cosine, either way.
+
+    First block, end over start, at each size.
+    """
+    alignment = _growth(off, "query_key_cosine")
+    return (_growth(off, "query_norm", "key_norm") + alignment) / 5 - alignment.abs()
+
+
+FIVEFOLD = 5
+
+
+def _early(arm: ArmTables, lr: float) -> pd.DataFrame:
+    """Log10 of the first block's largest logit a tenth into the run (the paper: at step 2e3 of 1e5)."""
+    return log10(arm.probe(lr, LOGIT, FIRST, near, part=0.1))
+
+
+def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
+    """Predicted minus observed, straight in log-log (the paper's line is quadratic), at the LR nearest 1e-2.
+
+    The control: the last of the smaller sizes, carried on unchanged, errs more.
+    """
+    logits, largest = _early(off, off.nearest(1e-2)), off.sizes[-1]
+    smaller = logits[[size for size in off.sizes if FIVEFOLD * size < largest]]
+    if smaller.shape[1] < 3:
+        raise MissingRunsError("an extrapolation of logits takes three sizes over fivefold smaller than the largest")
+    error = extrapolated(smaller, largest) - logits[largest]
+    unchanged = smaller.iloc[:, -1] - logits[largest]
+    return Qualified(error, control=Qualified(unchanged.abs() - error.abs()))
+
+
+def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
+    """AUC of the logit a tenth into the run minus that of the learning rate alone.
+
+    A run is lost where its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
+    """
+    logits = pd.concat({lr: _early(off, lr) for lr in off.lrs}, axis=1)
+    lost = pd.concat({lr: off.lost(lr) for lr in off.lrs}, axis=1)
+    known = (logits.notna() & lost.notna()).all(axis=1)
+    lrs = logits.columns.get_level_values(0).to_numpy()
+    gains = {
+        seed: _auc(logits.loc[seed].to_numpy(), lost.loc[seed] > 0) - _auc(lrs, lost.loc[seed] > 0)
+        for seed in logits.index
+    }
+    pairs = (lost > 0).sum(axis=1) * (lost == 0).sum(axis=1)
+    return Qualified(pd.Series(gains, dtype=float).where(known), grain=math.sqrt(2) / pairs)
+
+
+def _auc(values: np.ndarray, lost: pd.Series) -> float:
+    """Share of pairs of a lost and a kept run in which the lost one has the larger value; equal ones count half.
+
+    NaN where all runs are lost, or none is.
+    """
+    high, low = values[lost.to_numpy()], values[~lost.to_numpy()]
+    wins = [float(one > other) + 0.5 * float(one == other) for one in high for other in low]
+    return float(np.mean(wins)) if wins else math.nan
+
+
+KAPPA = "intervention.kappa_transplant"
+VALUE = f"{KAPPA}.kappa"
+
+
+def up_to_a_hundred_and_a_thousand(group: ComparisonGroup) -> list[ArmTables]:
+    between = {value for value in group.values(VALUE) if 1 < value < 100}
+    return group.arms(*({VALUE: value} for value in (1.0, *sorted(between), 100.0, 1000.0)))
+
+
+def kappa_up_to_a_hundred_is_harmless(one: ArmTables, *larger: ArmTables) -> Effects:
+    """Best loss at every kappa above 1 and up to 100 minus that at 1; the control: at 1000 it is above 0.05."""
+    *costs, harm = [arm.table("best") - one.table("best") for arm in larger]
+    return Qualified(pd.concat(costs, axis=1), control=exceeds(harm, 0.05))
+
+
+def no_blocks(group: ComparisonGroup, steps: float) -> Callable[[Config], bool]:
+    """The choice of one zero-block model per width; to it kappa means nothing, so any of its curves will do."""
+    curves = [curve for curve in group.curves.values() if curve[DEPTH] == 0 and curve[STEPS] == steps]
+    first = {curve[WIDTH]: id(curve) for curve in reversed(curves)}
+    return lambda curve: id(curve) in first.values()
+
+
+def above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> pd.DataFrame:
+    """Best loss of a model minus that of the zero-block model of its width, at each size."""
+    if len(blocks.sizes) != len(zero_block.sizes):
+        raise MissingRunsError("not every width has a model without blocks")
+    return blocks.table("best") - zero_block.table("best").set_axis(blocks.sizes, axis=1)
+
+
+def largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:
+    return group.arms({VALUE: 1e4, DEPTH: 2}, no_blocks(group, group.values(STEPS)[0]))
+
+
+def largest_kappa_is_worse_than_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> Effects:
+    """Best loss at kappa 1e4 minus that of the zero-block model, at each width."""
+    return above_no_blocks(blocks, zero_block)
+
+
+def _crossing(zero_block: ArmTables, *kappas: ArmTables) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Log10 of the smallest kappa with which blocks are worse than none, at each size, and the step of the grid there.
+
+    Between two kappas the loss is straight over log10 kappa.  Where no kappa is that bad: a step above the largest.
+    """
+    log_kappas = np.log10([arm.setting(VALUE) for arm in kappas])
+    tables = [above_no_blocks(arm, zero_block) for arm in kappas]
+    gaps_ksn = np.stack([table.to_numpy(dtype=float) for table in tables])
+    crossings, steps = np.full((2, *gaps_ksn.shape[1:]), math.nan)
+    for cell in np.ndindex(*crossings.shape):
+        gaps = gaps_ksn[(slice(None), *cell)]
+        if not np.isnan(gaps).any():
+            crossings[cell], steps[cell] = _first_above_zero(log_kappas, gaps)
+    first = tables[0]
+    return (
+        pd.DataFrame(crossings, first.index, first.columns),
+        pd.DataFrame(steps, first.index, first.columns),
+    )
+
+
+def _first_above_zero(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Where a line through these points first rises above zero, and the step of ``x`` there."""
+    above = np.flatnonzero(y > 0)
+    if not len(above):
+        return float(2 * x[-1] - x[-2]), float(x[-1] - x[-2])
+    after = max(int(above[0]), 1)
+    step = float(x[after] - x[after - 1])
+    if above[0] == 0:
+        return float(x[0]), step
+    return float(x[after] - step * y[after] / (y[after] - y[after - 1])), step
+
+
+def kappas(group: ComparisonGroup) -> list[ArmTables]:
+    values = group.values(VALUE)
+    if len(values) < 3 or values[0] > 1:
+        raise MissingRunsError("fewer than three kappas from 1 on", arms_exist=len(values) > 1)
+    return group.arms(no_blocks(group, group.values(STEPS)[0]), *({VALUE: value, DEPTH: 2.0} for value in values))
+
+
+def blocks_lose_their_worth_at_a_kappa(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
+    """Log10 of it; the control: at kappa 1 the model is better than one without blocks by more than 0.05."""
+    return Qualified(*_crossing(zero_block, *kappas), control=exceeds(-above_no_blocks(kappas[0], zero_block), 0.05))
+
+
+def that_kappa_rises_with_width(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
+    """Log10 of it at the largest width minus that at the smallest; both are read off the same grid of kappas."""
+    crossings, _ = _crossing(zero_block, *kappas)
+    if crossings.shape[1] < 2:
+        raise MissingRunsError("models of one width only; model=d32,d64 adds another")
+    return crossings.iloc[:, -1] - crossings.iloc[:, 0]
+
+
+def kappas_after_fewest_and_most_steps(group: ComparisonGroup) -> list[ArmTables]:
+    counts = group.values(STEPS)
+    if len(counts) < 2:
+        raise MissingRunsError("one number of steps; steps=2000 adds another")
+    ends = counts[0], counts[-1]
+    curves = [curve for curve in group.curves.values() if curve[DEPTH] > 0 and curve.get(VALUE) is not None]
+    both = sorted(set.intersection(*({curve[VALUE] for curve in curves if curve[STEPS] == end} for end in ends)))
+    if len(both) < 3:
+        raise MissingRunsError("fewer than three kappas after both numbers of steps")
+    choices: list[Choice] = []
+    for end in ends:
+        choices += [no_blocks(group, end), *({VALUE: value, DEPTH: 2.0, STEPS: end} for value in both)]
+    return group.arms(*choices)
+
+
+def that_kappa_rises_with_steps(*arms: ArmTables) -> Effects:
+    """Log10 of it after the most steps minus that after the fewest, at each width; both off the same grid of kappas."""
+    half = len(arms) // 2
+    few, many = (_crossing(*ends)[0] for ends in (arms[:half], arms[half:]))
+    return many - few

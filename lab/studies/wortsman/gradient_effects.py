@@ -1,0 +1,216 @@
+"""Effects of claims on gradients, updates and Adam's epsilon."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.judging.arms import each_value_of
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, late_log, mean, over_rate, over_size, parts, slope
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.verdicts import DECAY, STEPS, Presumption
+
+EPS = "optimizer.eps"
+MLP = "block0.mlp_up"
+
+
+def smallest_at_the_corner(arm: ArmTables, *, probe: str, where: str) -> pd.Series:
+    """Decades by which the largest size and learning rate lies below the smallest of all others, late in training."""
+    cells = pd.concat(late_log(arm, probe, where), axis=1)
+    return cells.iloc[:, :-1].min(axis=1, skipna=False) - cells.iloc[:, -1]
+
+
+def gradients_reach_epsilon(arm: ArmTables) -> Effects:
+    """Log10 of the late gradient RMS of the first MLP layer over epsilon, at the largest size and LR.
+
+    The control: at the smallest size and LR it is over tenfold.
+    """
+    eps = float(arm.setting(EPS))
+    if eps <= 0:
+        raise MissingRunsError("epsilon is zero", arms_exist=False)
+    over_eps = {lr: table - math.log10(eps) for lr, table in late_log(arm, "grad_rms", MLP).items()}
+    return Qualified(over_eps[arm.top].iloc[:, -1], control=exceeds(over_eps[arm.lrs[0]].iloc[:, 0], 1))
+
+
+def _blocks(arm: ArmTables) -> list[str]:
+    blocks = arm.locations("block_rms")
+    if len(blocks) < 2:
+        raise MissingRunsError("outputs of fewer than two blocks")
+    return blocks
+
+
+def block_output_rises_with_lr(arm: ArmTables) -> Effects:
+    """Slope of the late log10 RMS over log10 LR, at each size."""
+    return over_rate(late_log(arm, "block_rms", _blocks(arm)[-1]))
+
+
+def block_output_is_flat_over_size(arm: ArmTables) -> Effects:
+    """Slope of the late log10 RMS over log10 size, mean over learning rates; the control: over LR it is above 0.1."""
+    heights = late_log(arm, "block_rms", _blocks(arm)[-1])
+    return Qualified(over_size(heights), control=exceeds(over_rate(heights), 0.1))
+
+
+def block_output_grows_with_depth(arm: ArmTables) -> Effects:
+    """Log10 of the late RMS over that of the block before, mean over learning rates, at each size."""
+    heights = [mean([*late_log(arm, "block_rms", block).values()]) for block in _blocks(arm)]
+    return pd.concat([after - before for before, after in pairwise(heights)], axis=1)
+
+
+def updates_halve_at_the_corner(arm: ArmTables) -> Effects:
+    """Late update RMS of the first MLP layer at the largest size and LR over that at the smallest of both."""
+    cells = pd.concat(late_log(arm, "update_rms", MLP), axis=1)
+    return 10 ** (cells.iloc[:, -1] - cells.iloc[:, 0])
+
+
+def loss_at_top(arm: ArmTables) -> pd.Series:
+    """Final loss at the top learning rate and the largest size."""
+    return arm.loss(arm.top).iloc[:, -1]
+
+
+def _epsilon_over_gradient(large: ArmTables, usual: ArmTables) -> Effects:
+    """Log10 of the large epsilon over the late gradient RMS of the first MLP layer at 1e-8, top LR and largest size."""
+    return math.log10(large.setting(EPS)) - late_log(usual, "grad_rms", MLP)[usual.top].iloc[:, -1]
+
+
+REACHED = Presumption(
+    _epsilon_over_gradient, "gradients stay above the large epsilon: the log10 of epsilon over their RMS is {}"
+)
+
+
+def updates_shrink_below_epsilon(smallest: ArmTables, *others: ArmTables) -> Effects:
+    """Largest ratio of late update RMS (unscaled) of the first MLP layer, over all such epsilons, LRs and sizes."""
+    base, ratios = late_log(smallest, "update_rms", MLP), []
+    for arm in others:
+        gradients, updates = (late_log(arm, probe, MLP) for probe in ("grad_rms", "update_rms"))
+        log_eps = math.log10(arm.setting(EPS))
+        ratios += [(updates[lr] - base[lr]).where(~(gradients[lr] >= log_eps), -math.inf) for lr in arm.lrs]
+    largest = pd.concat(ratios, axis=1).max(axis=1, skipna=False)
+    if (largest == -math.inf).all():
+        raise MissingRunsError("no gradient RMS below an epsilon")
+    return 10 ** largest.replace(-math.inf, math.nan)
+
+
+def tiny_and_largest(group: ComparisonGroup) -> list[ArmTables]:
+    return group.arms({EPS: 1e-15}, {EPS: max(group.values(EPS))})
+
+
+def updates_are_level_without_epsilon(tiny: ArmTables, largest: ArmTables) -> Effects:
+    """Log10 of the largest over the smallest late update RMS (unscaled) of the first MLP layer, at each size.
+
+    The control: with the largest epsilon it is more than a factor of two.
+    """
+    return Qualified(_span_over_lr(tiny), control=exceeds(_span_over_lr(largest), math.log10(2)))
+
+
+def _span_over_lr(arm: ArmTables) -> pd.DataFrame:
+    updates = [*late_log(arm, "update_rms", MLP).values()]
+    span = np.ptp(np.stack([table.to_numpy() for table in updates]), axis=0)
+    return pd.DataFrame(span, updates[0].index, updates[0].columns)
+
+
+def _updates(arms: tuple[ArmTables, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """For each epsilon but the smallest, learning rate and size: the update, and log10 of epsilon over the gradient.
+
+    The update is the late update RMS (unscaled) over that with the smallest epsilon.
+    """
+    smallest, *others = arms
+    gradients, base = (late_log(smallest, probe, MLP) for probe in ("grad_rms", "update_rms"))
+    updates = [10 ** (late_log(arm, "update_rms", MLP)[lr] - base[lr]) for arm in others for lr in arm.lrs]
+    ratios = [math.log10(arm.setting(EPS)) - gradients[lr] for arm in others for lr in arm.lrs]
+    return pd.concat(updates, axis=1), pd.concat(ratios, axis=1)
+
+
+def _largest_update(arms: tuple[ArmTables, ...]) -> pd.Series:
+    """The largest update where epsilon is at least the gradient RMS."""
+    updates, ratios = _updates(arms)
+    largest = updates.where(~(ratios < 0), -math.inf).max(axis=1, skipna=False)
+    if (largest == -math.inf).all():
+        raise MissingRunsError("no epsilon as large as a gradient RMS")
+    return largest
+
+
+def updates_halve_past_the_gradient(*arms: ArmTables) -> Effects:
+    """Largest ratio of late update RMS (unscaled) of the first MLP layer, over all such epsilons, LRs and sizes."""
+    return _largest_update(arms)
+
+
+def epsilon_over_gradient_tells_the_update(*arms: ArmTables) -> Effects:
+    """A half minus the largest update from 1 on, and the smallest one up to 0.01 minus a half."""
+    updates, ratios = _updates(arms)
+    smallest = updates.where(~(ratios > -2), math.inf).min(axis=1, skipna=False)
+    return parts(halved=0.5 - _largest_update(arms), whole=smallest - 0.5)
+
+
+TOTAL_DECAY = 10
+
+
+def past_the_gradient(group: ComparisonGroup) -> list[ArmTables]:
+    """The smallest epsilon, and all that are at least the gradient RMS it leaves at the top LR and largest size."""
+    smallest, *others = each_value_of(group, EPS)
+    total = smallest.setting(DECAY) * smallest.setting(STEPS)
+    if total < TOTAL_DECAY * (1 - 1e-6):
+        raise MissingRunsError(f"decay times steps is {total:.3g} and must be {TOTAL_DECAY}, as with scale=day")
+    gradient = 10 ** late_log(smallest, "grad_rms", MLP)[smallest.top].iloc[:, -1].mean()
+    larger = [arm for arm in others if not arm.setting(EPS) < gradient]
+    if not larger:
+        raise MissingRunsError("no epsilon as large as the gradient RMS")
+    return [smallest, *larger]
+
+
+def epsilon_past_the_gradient_raises_the_loss(smallest: ArmTables, *larger: ArmTables) -> Effects:
+    """Loss minus that at the smallest epsilon, largest size."""
+    return pd.concat([loss_at_top(arm) - loss_at_top(smallest) for arm in larger], axis=1)
+
+
+def epsilon_past_the_gradient_loses_training(smallest: ArmTables, *larger: ArmTables) -> Effects:
+    """Loss minus the best one + 0.3 at each, the reverse at the smallest, largest size."""
+    kept, *lost = [arm.lost_by(arm.top).iloc[:, -1] for arm in (smallest, *larger)]
+    return pd.concat([*lost, -kept], axis=1)
+
+
+# Above the learning rates of the paper, and there an epsilon that stops a block (found on seeds 3 to 5 of `epsilon`).
+ABOVE = 1.0
+
+
+def _falls(usual: ArmTables, large: ArmTables, probe: str) -> list[pd.Series]:
+    """Decades by which the first MLP layer of the first and of the last block lies below that with epsilon 1e-8."""
+    layers = [where for where in usual.locations(probe) if where.endswith(".mlp_up")]
+    logs = [
+        [late_log(arm, probe, where)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)]
+        for where in (layers[0], layers[-1])
+    ]
+    return [at_usual - at_large for at_usual, at_large in logs]
+
+
+def smaller_epsilon_keeps_the_last_blocks_gradients(usual: ArmTables, large: ArmTables) -> Effects:
+    """Log10 of the late gradient RMS of the last block's first MLP layer at 1e-8 over that at 1e-5, largest size."""
+    _, last = _falls(usual, large, "grad_rms")
+    return last
+
+
+def a_large_epsilon_stops_one_block_alone(usual: ArmTables, large: ArmTables) -> Effects:
+    """Decades beyond one by which the last block's update falls, and by which the first one's falls short of that."""
+    first, last = _falls(usual, large, "update_rms")
+    return parts(last=last - 1, first=1 - first)
+
+
+# Log10 parameters of a size that stands for all beyond it and for none.
+NEVER = 20.0
+
+
+def gradients_meet_epsilon_at_a_size(arm: ArmTables) -> Effects:
+    """Log10 of the size at which a straight line in log-log is ten epsilon, at most 20, which stands for never.
+
+    The control: the gradient RMS falls with size.
+    """
+    eps = float(arm.setting(EPS))
+    if eps <= 0:
+        raise MissingRunsError("epsilon is zero", arms_exist=False)
+    decades = late_log(arm, "grad_rms", MLP)[arm.top] - math.log10(10 * eps)
+    fall = -slope(decades)
+    middle = float(np.log10(decades.columns.to_numpy(dtype=float)).mean())
+    size = middle + decades.mean(axis=1, skipna=False) / fall
+    return Qualified(size.mask(fall <= 0, NEVER).clip(0, NEVER), control=Qualified(fall))
