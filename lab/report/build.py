@@ -28,6 +28,7 @@ from lab.records import store
 from lab.report import scoreboard, stamp, tables
 from lab.report.answers import answer, compared, dates, questions, special_answer
 from lab.report.findings import brief_headline, notes
+from lab.report.question import yes_or_no
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.figures import FIGURES
 
@@ -119,10 +120,12 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
         files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
     special = special_answer(study)
-    question, sentence, claims = " ".join(questions(paths)), answer(study, special), _claims(study, paths)
+    question, sentence = " ".join(questions(paths)), answer(study, special)
+    claims, word = _claims(study, paths)
     first, *others = [*_figures(study, out), ""]
     counts = _counts(claims)
-    lead = [html.paragraph(sentence, "lead"), *_growing(growth), *_partial(study)]
+    answers = [html.paragraph(word, "lead"), html.paragraph(sentence)] if word else [html.paragraph(sentence, "lead")]
+    lead = [*answers, *_growing(growth), *_partial(study)]
     head = [*lead, *_verdicts(counts), first, *_facts(study, paths)]
     body = [
         *head,
@@ -134,7 +137,7 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     ]
     files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
-    return Report(out / "report.html", question, sentence, counts, thumbnail)
+    return Report(out / "report.html", question, word or sentence, counts, thumbnail)
 
 
 def write_index(folder: Path, reports: Sequence[Report]) -> Path:
@@ -155,12 +158,13 @@ def _tile(report: Report, folder: Path) -> str:
     return html.card(page, report.page.parent.name, thumbnail, *parts)
 
 
-def _claims(study: Study, folders: list[Path]) -> list[ScoreboardRow]:
-    """The claims of papers that the sweep of these runs tests, and their verdicts."""
+def _claims(study: Study, folders: list[Path]) -> tuple[list[ScoreboardRow], str]:
+    """The claims of papers that the sweep of these runs tests, and their verdicts; ``yes_or_no`` to its question."""
     commands = [command for folder in folders for command in store.commands(folder)]
     evidence = Evidence(str(folders[0]), study.records, commands)
     rows = scoreboard.judge_all([evidence])
-    return [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
+    tested = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
+    return tested, yes_or_no(rows, evidence.sweeps)
 
 
 def _growing(growth: str) -> Iterator[str]:

@@ -62,9 +62,11 @@ def read_claims(path: Path, of_study: Named) -> Iterator[Claim]:
 def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
     if missing := sorted(NEEDED - set(row)):
         raise ValueError(f"no {missing[0]}")
+    answered = {key: tuple(row.get(key, ())) for key in ("affirms", "denies")}
+    sweeps = {file.stem for file in shipped.data_folder("sweeps").glob("*.yaml")}
     for kind, names, all_names in (
         ("key", row, KEYS),
-        ("sweep", [row["sweep"]], {file.stem for file in shipped.data_folder("sweeps").glob("*.yaml")}),
+        ("sweep", [row["sweep"], *answered["affirms"], *answered["denies"]], sweeps),
         ("source", [row.get("source", SOURCES[0])], SOURCES),
     ):
         for each in names:
@@ -75,6 +77,7 @@ def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
     if "presumes" in row:
         others["presumes"] = _get("presumption", row["presumes"], known)
     derived = {
+        **answered,
         "frees": frees,
         "cause": tuple(row.get("cause", row.get("frees", [WIDTH]))),
         "holds": {**plain, **_checked(row.get("holds", {}))},

@@ -97,6 +97,8 @@ class Claim(NamedTuple):
         source: the paper, one of ``SOURCES``.
         presumes: without which the claim is not testable here, whatever its own effects are; None without one.
         untestable: why no runs of its sweep can test it, by how they are made; empty where they can.
+        affirms: sweeps to whose question this claim, if it is reproduced, says yes.
+        denies: sweeps to whose question it says no.
     """
 
     name: str
@@ -117,6 +119,8 @@ class Claim(NamedTuple):
     source: str = SOURCES[0]
     presumes: Presumption | None = None
     untestable: str = ""
+    affirms: tuple[str, ...] = ()
+    denies: tuple[str, ...] = ()
 
 
 class Verdict(NamedTuple):

@@ -1,0 +1,50 @@
+"""Yes, no, in part or cannot tell: what the claims that runs test say to the question of their sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from lab.analysis.judging.decision import CONTRADICTED, IN_PART, NO_EFFECT, NOT_TESTABLE, REPRODUCED
+from lab.report.scoreboard import ScoreboardRow
+
+AGAINST = (CONTRADICTED, NO_EFFECT)
+
+
+def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> str:
+    """An answer that begins with the word, then says each claim that it rests on, with its effect and interval.
+
+    Args:
+        rows: claims judged on these runs.
+        sweeps: that trained them.
+
+    Returns:
+        Empty where no claim answers the question of these sweeps, as of one that asks which or how much.
+    """
+    answering = [row for row in rows if row.verdict.folder and set(sweeps) & {*row.claim.affirms, *row.claim.denies}]
+    if not answering:
+        return ""
+    says = [_says(row, sweeps) for row in answering]
+    word = says[0] if len(set(says)) == 1 else "In part" if {"Yes", "In part"} & set(says) else "Cannot tell"
+    return f"{word}: {'; '.join(map(_part, answering))}."
+
+
+def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
+    verdict, denies = row.verdict.verdict, bool(set(sweeps) & set(row.claim.denies))
+    if verdict == REPRODUCED or verdict in AGAINST:
+        return "Yes" if (verdict == REPRODUCED) != denies else "No"
+    return "In part" if verdict == IN_PART else "Cannot tell"
+
+
+def _part(row: ScoreboardRow) -> str:
+    verdict, sentence = row.verdict.verdict, row.claim.sentence
+    seeds = f"{row.verdict.seeds} {'seed' if row.verdict.seeds == 1 else 'seeds'}"
+    shown = f" ({row.effect}, {seeds})" if row.effect else f" ({seeds})"
+    if verdict == REPRODUCED:
+        return f"{sentence}{shown}"
+    if verdict in AGAINST:
+        return f"it is not so that {sentence}{shown}"
+    if verdict == IN_PART:
+        return f"it is so in part that {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
+    if verdict == NOT_TESTABLE:
+        return f"these runs cannot test whether {sentence}"
+    return f"open is whether {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"

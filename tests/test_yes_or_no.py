@@ -1,0 +1,56 @@
+"""The word with which a page answers the question of its sweep."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lab.analysis.judging.verdicts import Verdict
+from lab.report.question import yes_or_no
+from lab.report.scoreboard import ScoreboardRow
+from lab.studies.claims import CLAIMS
+
+CLAIM = CLAIMS["qk_layernorm_lowers_sensitivity"]
+
+
+def row(verdict: str, *, denies: bool = False, folder: str = "runs") -> ScoreboardRow:
+    sides = {"affirms": (), "denies": ("smoke",)} if denies else {"affirms": ("smoke",), "denies": ()}
+    judged = Verdict(verdict, 0.2, 0.1, 0.3, 5, "so for 1k, not for 2k; tried: all", folder, "smoke")
+    return ScoreboardRow(CLAIM._replace(**sides), judged)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "word"),
+    [
+        (["reproduced"], "Yes: "),
+        (["contradicted"], "No: it is not so that "),
+        (["no effect"], "No: "),
+        (["in part"], "In part: it is so in part that "),
+        (["inconclusive"], "Cannot tell: open is whether "),
+        (["not testable here"], "Cannot tell: these runs cannot test whether "),
+        (["reproduced", "contradicted"], "In part: "),
+        (["reproduced", "inconclusive"], "In part: "),
+        (["contradicted", "inconclusive"], "Cannot tell: "),
+        (["contradicted", "contradicted"], "No: "),
+    ],
+)
+def test_verdicts_of_the_claims_that_affirm_make_the_word(verdicts: list[str], word: str) -> None:
+    assert yes_or_no([row(verdict) for verdict in verdicts], ["smoke"]).startswith(word)
+
+
+def test_a_claim_that_denies_turns_the_word_around() -> None:
+    assert yes_or_no([row("reproduced", denies=True)], ["smoke"]).startswith("No: LR sensitivity")
+    assert yes_or_no([row("contradicted", denies=True)], ["smoke"]).startswith("Yes: it is not so that ")
+
+
+def test_each_claim_is_told_with_its_effect_and_seeds() -> None:
+    sentence = yes_or_no([row("in part")], ["smoke"])
+    assert "(0.2 [0.1, 0.3] nats/token, 5 seeds): so for 1k, not for 2k." in sentence
+    few = ScoreboardRow(CLAIM, row("inconclusive").verdict._replace(effect=math.nan, seeds=1))
+    assert "(1 seed)" in yes_or_no([few], ["smoke"])
+
+
+def test_without_a_claim_that_answers_there_is_no_word() -> None:
+    assert yes_or_no([row("reproduced")], ["my_sweep"]) == ""
+    assert yes_or_no([row("not run", folder="")], ["smoke"]) == ""
