@@ -47,6 +47,7 @@ CONTENTS = """
 :caption: Use it
 docs/commands
 docs/data
+docs/your_own_sweep
 docs/your_own_recipe
 docs/guard_your_recipe
 docs/which_batch_size

@@ -131,7 +131,7 @@ def heard(run: Mapping[str, Any], every: int = 25, tensors: Sequence[str] = ()) 
 
 def table(runs: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """The runs table of these cards, as ``store.read`` would return it."""
-    return store._declared(pd.DataFrame(list(runs)))
+    return store.declared(pd.DataFrame(list(runs)))
 
 
 def records(runs: Sequence[Mapping[str, Any]], **kept: Any) -> Records:

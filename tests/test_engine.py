@@ -231,7 +231,7 @@ def test_bf16_moves_no_sensitivity_as_far_as_the_smoke_sweep_measures(tmp_path: 
     """
     from lab.__main__ import main
 
-    plain, dressed = "z_loss", "qk_layernorm+z_loss"
+    plain, dressed = "without qk-layernorm", "with qk-layernorm"
     points, sensitivity = {}, {}
     for precision in ("fp32", "bf16"):
         out = tmp_path / precision

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis.sensitivity import Study as Study
     from lab.analysis.sensitivity import all_pairs as all_pairs
     from lab.analysis.sensitivity import by_curve as by_curve
+    from lab.analysis.sensitivity import from_frame as from_frame
     from lab.analysis.sensitivity import judge as judge
     from lab.analysis.sensitivity import paired as paired
     from lab.analysis.sensitivity import per_seed as per_seed
@@ -30,7 +31,16 @@ _MODULES = {
     "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
     "lab.report.notebook": ("show",),
-    "lab.analysis.sensitivity": ("Study", "all_pairs", "by_curve", "judge", "paired", "per_seed", "study"),
+    "lab.analysis.sensitivity": (
+        "Study",
+        "all_pairs",
+        "by_curve",
+        "from_frame",
+        "judge",
+        "paired",
+        "per_seed",
+        "study",
+    ),
     "lab.records.store": ("Records",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -256,6 +256,11 @@ def epsilons(runs: pd.DataFrame) -> pd.Series:
     return runs.reindex(columns=["id", EPSILON]).set_index("id")[EPSILON].astype(float)
 
 
+def depths(runs: pd.DataFrame) -> pd.Series:
+    """Blocks of each run's model, by its id; NaN where a table from elsewhere does not say."""
+    return runs.reindex(columns=["id", "model.depth"]).set_index("id")["model.depth"].astype(float)
+
+
 def arm_factors(runs: pd.DataFrame) -> dict[str, Mapping[str, Hashable]]:
     """What sets each arm of ``points(runs)`` apart, by its label and in the order of arms; see ``Arm.factors``."""
     _, _, arms, _ = _group(runs[runs["status"] != "failed"].sort_values("id"))

@@ -82,7 +82,7 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     Runs of one line of shapes are returned unchanged. Otherwise the smallest model belongs to every arm, so its runs
     appear more than once (Wortsman et al. 2023, figs. 7 and E.3).
     """
-    shape = cards.set_index("id").reindex(runs["id"])
+    shape = cards.set_index("id").reindex(runs["id"], columns=["model.width", "model.depth"])
     width, depth = shape["model.width"].to_numpy(), shape["model.depth"].to_numpy()
     frame = runs.assign(width=width, depth=depth, rest=runs["id"].map(arm_labels(cards, ())))
     if frame.groupby("rest")["arm"].nunique().max() == 1:

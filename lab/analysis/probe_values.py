@@ -15,9 +15,9 @@ FEW = 20  # measurements of which ``rise`` takes the mean
 
 
 def updates(runs: pd.DataFrame) -> pd.Series:
-    """Updates that each run made, by its id: its steps, or fewer where it chose its own batches."""
+    """Updates that each run made, by its id: its steps, or fewer where it chose its own batches; 1 where unknown."""
     by_id = runs.set_index("id")
-    return by_id["updates"].fillna(by_id["steps"]).astype(int).rename("updates")
+    return by_id["updates"].fillna(by_id.get("steps", 1)).astype(int).rename("updates")
 
 
 def near(records: Records, probe: str, where: str, part: float) -> pd.Series:

@@ -14,6 +14,7 @@ import pandas as pd
 from lab.analysis.curves import load, points, significant
 from lab.analysis.statistics import student_t
 from lab.core.errors import RequestError
+from lab.records import run_table
 from lab.records.store import Records
 
 # The window of learning rates (Wortsman et al. 2023, sec. 2.2).
@@ -241,6 +242,38 @@ def study(folders: str | Path | Sequence[str | Path]) -> Study:
         RequestError: a folder cannot be read, or all runs failed.
     """
     return study_of(load(*([folders] if isinstance(folders, str | Path) else folders)))
+
+
+def from_frame(
+    table: pd.DataFrame,
+    *,
+    lr: str | None = None,
+    loss: str | None = None,
+    size: str | float | None = None,
+    seed: str | None = None,
+    arm: str | Sequence[str] | None = None,
+    initial_loss: str | float | None = None,
+    steps: str | float | None = None,
+) -> Study:
+    """As ``study``, of a table with a row per run, from any trainer.
+
+    Args:
+        table: one row per run.
+        lr: column of peak learning rates; as all others, found by a usual name where it is not given.
+        loss: column of final losses; an empty or non-finite one is a diverged run, which counts at its initial loss.
+        size: column of numbers of parameters, or the number of all runs.
+        seed: column of seeds; without one all runs are of one seed.
+        arm: columns that set arms apart; unless given, those of which each value occurs with three learning rates.
+        initial_loss: column of losses at initialization, or the one of all runs.
+        steps: column of numbers of training steps, or the number of all runs.
+
+    Raises:
+        RequestError: a column is absent, or a row makes no sense.
+    """
+    size, initial_loss, steps = (None if one is None else str(one) for one in (size, initial_loss, steps))
+    arms = [arm] if isinstance(arm, str) else arm
+    columns = run_table.Columns(lr, loss, size, seed, arms, initial_loss, steps)
+    return study_of(run_table.records_of(table, columns))
 
 
 def study_of(records: Records) -> Study:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ USAGE = """\
 lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
 lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
+lab import TABLE out=DIR [--replace]             a table with a row per run, from any trainer (CSV, JSON lines, Parquet)
+    [--lr COLUMN] [--loss COLUMN] [--size COLUMN|NUMBER] [--seed COLUMN] [--steps COLUMN|NUMBER]
+    [--arm COLUMN,COLUMN] [--initial-loss COLUMN|NUMBER]    whatever is not found under a usual name
 lab report DIR [DIR ...] [--open]                rebuild figures and report.html; several overlaid, in the first
     [--format pdf|png [--width INCHES]]          instead, write the figures for a paper (default: 3.25 inches wide)
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
@@ -30,9 +34,9 @@ lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also
     [--replay DIR|LOG]                           a log of the same steps trained again: what made the loss rise
     [--mantissa-bits N]                          of the format that rounds output logits (default: 7, as bf16 has)
 lab claims [DIR ...] [--json|--markdown]         which claims of papers the records bear out (default: results)
+    [--source NAME]                              those of one source, such as PaLM-540B, and the figures that show them
     [--html FILE]                                as a page whose table sorts and filters
 lab power DIR CLAIM [--effect X] [--reading N]   how many seeds a claim takes, from the spread of the pilot seeds there
-    [--source NAME]                              those of one source, such as PaLM-540B, and the figures that show them
 lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
     [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
 lab compare A B [--json]                         two results folders, arm by arm: best loss, sensitivity, eta_div
@@ -117,6 +121,25 @@ def _train(arguments: list[str]) -> None:
 
     words = _without_m(arguments)
     launch.run_hydra(words, name="train", one=len(words) == len(arguments))
+
+
+def _import(arguments: list[str]) -> None:
+    from lab.records import run_table
+
+    options = [f"--{key.replace('_', '-')}" for key in run_table.Columns._fields]
+    given = _OptionParser(*options, switches=["--replace"]).read(arguments)
+    words = list(map(str, given.folders))
+    out = next((word.removeprefix("out=") for word in words if word.startswith("out=")), "")
+    tables = [word for word in words if not word.startswith("out=")]
+    if len(tables) != 1 or not out:
+        raise RequestError("lab import TABLE out=DIR; TABLE is a file, or - for standard input")
+    columns = {key: getattr(given, key) for key in run_table.Columns._fields}
+    arm = columns["arm"].split(",") if columns["arm"] is not None else None
+    records = run_table.records_of(
+        run_table.read_table(tables[0]), run_table.Columns(**{**columns, "arm": arm}), Path(tables[0]).name
+    )
+    is_new = run_table.write(Path(out), records, shlex.join(["lab", "import", *arguments]), replace=given.replace)
+    say(f"{len(records.runs)} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
 
 
 def _report(arguments: list[str]) -> None:
@@ -339,6 +362,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
     "campaign": _campaign,
     "train": _train,
+    "import": _import,
     "report": _report,
     "coordcheck": _coordcheck,
     "predict": _predict,

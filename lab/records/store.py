@@ -27,7 +27,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,8 +134,8 @@ def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None)
     return files.write_table(path, metrics, within=within, use_dictionary=keys, use_byte_stream_split=["value"])
 
 
-def open_folder(folder: Path, engine: str) -> None:
-    """Prepare ``folder`` for writing; all its runs use this engine.
+def open_folder(folder: Path, engine: str | None) -> None:
+    """Prepare ``folder`` for writing; all its runs use this engine, or none of the lab's.
 
     Raises:
         RequestError: it holds records of another version, or cannot be written.
@@ -282,7 +282,7 @@ def find(folder: Path) -> Records | None:
         RequestError: records of another version, or damaged tables.
     """
     with _refusing_nonsense(folder):
-        records = _joined(_in_parts(folder))
+        records = joined(*_in_parts(folder))
     return records if len(records.runs) else None
 
 
@@ -316,13 +316,13 @@ def _in_parts(folder: Path) -> list[Records]:
         raise ValueError(f"cards with {len(settings):,} keys")
     metric_files = [run_folders[name] / "metrics.parquet" for name in cards]
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
-    runs = _declared(pd.DataFrame([*cards.values()]))
+    runs = declared(pd.DataFrame([*cards.values()]))
     metrics = files.read_tables(metric_files) if cards else NO_METRICS
     events = files.read_tables(event_files) if event_files else NO_EVENTS
     return [*gathered, Records(runs, metrics, events)]
 
 
-def _joined(in_parts: Sequence[Records]) -> Records:
+def joined(*in_parts: Records) -> Records:
     """Parts as one; a run that failed and was trained again counts where it stands last."""
     counted, seen = list[Records](), set[str]()
     for part in reversed(in_parts):
@@ -330,10 +330,10 @@ def _joined(in_parts: Sequence[Records]) -> Records:
         seen |= set(part.runs["id"])
     filled = ([table for table in tables if len(table)] or tables[:1] for tables in zip(*counted, strict=True))
     runs, metrics, events = (pd.concat(tables, ignore_index=True) for tables in filled)
-    return Records(_declared(runs), metrics.astype(METRIC_COLUMNS), events.astype(EVENT_COLUMNS))
+    return Records(declared(runs), metrics.astype(METRIC_COLUMNS), events.astype(EVENT_COLUMNS))
 
 
-def _declared(runs: pd.DataFrame) -> pd.DataFrame:
+def declared(runs: pd.DataFrame) -> pd.DataFrame:
     """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
     for column, (least, most) in BOUNDS.items():
         values = runs[column] if column in runs else pd.Series(dtype=float)
@@ -391,11 +391,21 @@ def gather(folder: Path) -> Records:
         with _refusing_nonsense(folder):
             *before, newest = _in_parts(folder)
             if before and {*before[-1].runs["id"]} & {*_run_folders(folder)}:
-                newest = _joined([before.pop(), newest])
+                newest = joined(before.pop(), newest)
         written = _write(parts.part(folder, len(before) + 1), newest) if len(newest.runs) else {}
         # another process may have replaced one of the files meanwhile
         if written == {path: files.file_digest(path) for path in written}:
             return read(folder)
+
+
+def write_imported(folder: Path, records: Records) -> None:
+    """Write records that no engine of the lab trained as the only part of the tables of a folder.
+
+    Raises:
+        RequestError: the folder cannot be written.
+    """
+    open_folder(folder, None)
+    _write(parts.part(folder, 1), joined(records))
 
 
 def _write(part: parts.Part, records: Records) -> dict[Path, str]:

@@ -238,7 +238,8 @@ def _facts(study: Study, folders: list[Path]) -> Iterator[str]:
 def _extent(study: Study) -> str:
     statuses = {name: int((study.records.runs["status"] == name).sum()) for name in store.STATUSES}
     points, runs = study.points, study.records.runs
-    lrs, steps = sorted(points["lr"].unique()), sorted(set(map(spell, map(float, runs["steps"]))))
+    lrs = sorted(points["lr"].unique())
+    steps = map(spell, sorted(set(map(float, runs["steps"])))) if "steps" in runs else []
     arms = list(points["arm"].unique())
     shared = set.intersection(*(set(str(names).split("+")) for names in runs["intervention"])) - {"none"}
     common = f", all {switches_text(sorted(shared), ())}" if shared else ""
@@ -254,7 +255,7 @@ def _extent(study: Study) -> str:
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} "
         f"({', '.join(f'{n} {name}' for name, n in statuses.items())}); "
         f"{named}; {listed(map(count, sorted(points['size'].unique())))} parameters without embeddings; {rates}; "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}; {listed(steps)} steps."
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'}{f'; {listed(steps)} steps' if 'steps' in runs else ''}."
     )
 
 

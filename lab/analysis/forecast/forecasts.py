@@ -138,11 +138,8 @@ def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
     value = runs["id"].map(values).to_numpy(dtype=float)
     cards = records.runs.set_index("id").loc[runs["id"]]
     diverged_at = cards["diverged_at"].to_numpy(dtype=float, na_value=math.nan)
-    usable = (
-        np.isfinite(value)
-        & (value > 0)
-        & ~(diverged_at <= quantity.look * cards["updates"].fillna(cards["steps"]).to_numpy(dtype=float))
-    )
+    updates = probe_values.updates(records.runs).loc[runs["id"]].to_numpy(dtype=float)
+    usable = np.isfinite(value) & (value > 0) & ~(diverged_at <= quantity.look * updates)
     if not usable.any():
         raise RequestError(f"nothing to fit: {quantity.probe} of {quantity.where} is no positive number in any run")
     return runs.assign(value=np.where(usable, value, np.nan), eps=cards[EPSILON].to_numpy(dtype=float))

@@ -159,7 +159,7 @@ def budgets(records: Records, runs: pd.DataFrame) -> list[Budget]:
     Returns:
         Two budgets; none where either has fewer than ``FEWEST_AT_A_BUDGET`` batch sizes or one learning rate only.
     """
-    cards = records.runs.set_index("id").loc[runs["id"], ["batch_size", "steps"]]
+    cards = records.runs.set_index("id").reindex(runs["id"], columns=["batch_size", "steps"])
     runs = runs.merge(cards.reset_index(), on="id")
     pairs = set(zip(runs["batch_size"].astype(float), runs["steps"].astype(float), strict=True))
     at_budgets = budget_pairs(pairs)

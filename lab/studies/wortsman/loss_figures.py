@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lab.analysis.curves import EPSILON
+from lab.analysis.curves import EPSILON, depths
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.grouping import SweptSetting, facets, swept_setting
 from lab.analysis.probe_values import late
@@ -42,7 +42,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
     swept = swept_setting(records.runs, runs)
     if swept is None:
         raise NothingToDrawError("nothing to draw: no numeric setting, or more than one, has three values or more")
-    depth = swept.runs["id"].map(records.runs.set_index("id")["model.depth"])
+    depth = swept.runs["id"].map(depths(records.runs))
     blockless = (depth == 0) & bool((depth > 0).any())  # where no run has a block these are the curves themselves
     shown, without_blocks = swept.runs[~blockless], swept.runs[blockless]
     line = "lr" if shown["lr"].nunique() > 1 else "size"
@@ -118,7 +118,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     Each seed has a best of its own; lines are means over seeds (of learning rates geometric ones). The flatter a line
     of learning rates, the better a learning rate found on a small model serves a large one. All axes are logarithmic.
     """
-    blocks = runs["id"].map(records.runs.set_index("id")["model.depth"])
+    blocks = runs["id"].map(depths(records.runs))
     best = runs[(blocks > 0) & (runs["lr"] == runs["best_lr"])]
     arms = [(str(arm), group) for arm, group in best.groupby("arm", sort=False) if group["size"].nunique() > 1]
     if not arms or runs["lr"].nunique() == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.analysis.judging.effects import Effects
-from lab.analysis.judging.evidence import LOST, ArmTables, ComparisonGroup
+from lab.analysis.judging.evidence import LOST, ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.judging.quantities import Quantity, log10, quantity
 from lab.analysis.judging.verdicts import (
     DECAY,
@@ -78,5 +78,7 @@ def harm_follows_the_law(*arms: ArmTables) -> Effects:
 
 
 def _harm_over_law(arm: ArmTables, lr: float) -> pd.Series:
+    if lr not in arm.lrs:
+        raise MissingRunsError(f"no runs at learning rate {lr:g}")
     harm, law = (arm.column(lr, rounded_runs, column).iloc[:, 0] for column in ("harm", "law"))
     return harm / law

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import epsilons
+from lab.analysis.curves import depths, epsilons
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.grouping import facets
 from lab.analysis.probe_values import late, near
@@ -127,8 +127,10 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
     Raises:
         NothingToDrawError: no arm has, or more than four have.
     """
-    depth = records.runs.set_index("id")["model.depth"]
-    runs = runs.assign(depth=runs["id"].map(depth).astype(int), eps=epsilons(records.runs).loc[runs["id"]].to_numpy())
+    depth = depths(records.runs)
+    runs = runs.assign(
+        depth=runs["id"].map(depth).fillna(0).astype(int), eps=epsilons(records.runs).loc[runs["id"]].to_numpy()
+    )
     runs = runs.assign(value=runs["id"].map(series.measure(records, series.probe, series.where)), block=1)
     runs["value"] = runs["value"].where(np.isfinite(runs["value"]) & (runs["value"] > 0))
     runs = runs[runs.groupby(["arm", "size", "lr"])["value"].transform("count") > 0]
@@ -219,7 +221,7 @@ def _deep(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
         NothingToDrawError: there are not two such arms, or their models are shallow or differ in depth.
     """
     runs = runs[(runs["capped"] < runs["loss_bigram"]).groupby(runs["arm"]).transform("any")]
-    deep = runs.assign(depth=runs["id"].map(records.runs.set_index("id")["model.depth"]).astype(int))
+    deep = runs.assign(depth=runs["id"].map(depths(records.runs)).fillna(0).astype(int))
     if deep["arm"].nunique() < 2 or deep["depth"].nunique() > 1 or deep["depth"].min() < FEWEST_BLOCKS:
         raise NothingToDrawError(f"nothing to draw: no two arms of one depth, {FEWEST_BLOCKS} blocks or more")
     distances = np.abs(np.log(deep["lr"] / USUAL_LR))
