@@ -27,7 +27,7 @@ from lab.interventions.loss_terms import ZLoss
 from lab.model import transformer
 from lab.optim.links import Adam, Clip
 from lab.optim.optimizer import Optimizer
-from lab.training.fleet import BatchLoader
+from lab.training.batches import BatchLoader
 
 HERE = Path(__file__).parent
 SMOKE = HERE.parent / "results" / "baselines" / "smoke.json"

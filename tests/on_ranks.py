@@ -79,7 +79,7 @@ def planted(folder: Path, how: str, where: object, name: str, fault: Callable[..
 
 def share_held() -> float:
     """The part of an FSDP fleet's weights that this rank holds."""
-    weights: list[Any] = list(Fleet(wanted(1, "fsdp")).weights.values())
+    weights: list[Any] = list(Fleet(wanted(1, "fsdp")).state.weights.values())
     return sum(weight.to_local().numel() for weight in weights) / sum(weight.numel() for weight in weights)
 
 

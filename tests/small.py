@@ -17,7 +17,8 @@ from lab.cli.hydra_app import data_folder
 from lab.core import machine
 from lab.data import corpus
 from lab.training.config import RunConfig, run_config
-from lab.training.fleet import PASS_TOKENS, Fleet
+from lab.training.evaluation import PASS_TOKENS
+from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
 
@@ -67,7 +68,7 @@ def configs(*per_run: str, shared: tuple[str, ...] = ()) -> list[RunConfig]:
 def brief(fleet: Fleet) -> Fleet:
     """The fleet, with less held out: still several passes and a part of one, no longer most of what it takes."""
     windows = 4 * (PASS_TOKENS // fleet.config.seq_len) + 7
-    fleet.held_out_nt = fleet.held_out_nt[:windows]
+    fleet.evaluation.held_out_nt = fleet.evaluation.held_out_nt[:windows]
     return fleet
 
 

@@ -42,9 +42,9 @@ def test_the_loop_asks_for_no_value(recipe: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_text_lies_on_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("data=stdlib",)
-    assert Fleet(configs(*RUNS, shared=text)).loader.tokens_n is None
+    assert Fleet(configs(*RUNS, shared=text)).feed.loader.tokens_n is None
     monkeypatch.setattr(lab.training.fleet, "pick_device", lambda name: NOWHERE)
-    tokens_n = Fleet(configs(*RUNS, shared=text)).loader.tokens_n
+    tokens_n = Fleet(configs(*RUNS, shared=text)).feed.loader.tokens_n
     assert tokens_n is not None
     assert (tokens_n.device, tokens_n.dtype) == (NOWHERE, torch.uint8)
 
@@ -114,7 +114,7 @@ def test_replaying_a_captured_step_is_training() -> None:
     for with_probes in (False, True):
         traced = torch.no_grad()(captured.engine._trace(tensors, with_probes=with_probes))
         captured.engine.graphs[with_probes] = Captured(traced, tensors, 3)
-    assert torch.equal(captured.weights["embedding"], eager.weights["embedding"])
+    assert torch.equal(captured.state.weights["embedding"], eager.state.weights["embedding"])
     heard = [[fleet.step(step) for step in range(8)] for fleet in (eager, captured)]
     assert [len(values) for values in heard[1]] == [len(values) for values in heard[0]]
     for one, other in zip(*heard, strict=True):
@@ -125,4 +125,4 @@ def test_replaying_a_captured_step_is_training() -> None:
 
 
 def _inputs(fleet: Fleet) -> tuple[Tensor, Tensor, Tensor]:
-    return fleet.loader.batch(0), fleet.step_sr[0], fleet.shape_sr[0]
+    return fleet.feed.loader.batch(0), fleet.step_sr[0], fleet.shape_sr[0]

@@ -64,7 +64,7 @@ def after_training(*shared: str, steps: int = 6) -> dict[str, Tensor]:
     )
     for step in range(steps):
         fleet.step(step)
-    return fleet.weights
+    return fleet.state.weights
 
 
 UNCLIPPED = ("optimizer.clip=inf", "optimizer.eps=0")

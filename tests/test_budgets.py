@@ -195,10 +195,10 @@ def trained(seed: int) -> tuple[Recorder, list[int]]:
     """An adaptive run of sixty sequences, and the sequences of each of its updates."""
     recorder, sizes = Recorder(Fleet(configs(f"seed={seed}", shared=ADAPTIVE))), []
     fleet = recorder.fleet
-    fleet.held_out_nt = fleet.held_out_nt[:8]
+    fleet.evaluation.held_out_nt = fleet.evaluation.held_out_nt[:8]
     for moment in train(fleet):
         recorder.keep(moment)
-        sizes.append(int(fleet.seen))
+        sizes.append(int(fleet.feed.seen))
     return recorder, [int(size) for size in np.diff(sizes)]
 
 
@@ -233,7 +233,7 @@ def test_an_adaptive_run_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: 
     keeper = Checkpointer(tmp_path, ["run"], CheckpointConfig(steps=3, minutes=0, keep=1))
     for stops in (iter([False] * 4 + [True]), repeat(False)):
         recorder = Recorder(Fleet([config]))
-        recorder.fleet.held_out_nt = recorder.fleet.held_out_nt[:8]
+        recorder.fleet.evaluation.held_out_nt = recorder.fleet.evaluation.held_out_nt[:8]
         train_resumably(recorder, keeper, lambda moment: None, print, partial(next, stops))
     assert recorder.runs()[0][1] == whole.runs()[0][1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,12 +20,14 @@ from lab.sweep.capacity import bytes_asked
 from lab.sweep.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.clock import Clock
-from lab.training.control import Control, begin_readings
+from lab.training.control import Control
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
+from lab.training.gating import begin_readings, update_kept
 from lab.training.loop import Moment, train
 from lab.training.recorder import Recorder, Run
 from lab.training.snapshots import Snapshots
+from lab.training.state import TrainingState
 from small import brief, configs
 
 ARMED = ("steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
@@ -59,7 +60,7 @@ def fleet(*per_run: str, actions: dict[int, Action] | None = None, shared: tuple
     """A fleet with armed responses, some of whose runs act after step 9."""
     made = brief(Fleet(configs(*per_run, shared=(*ARMED, *SNAPSHOTS, *shared))))
     for run, action in (actions or {}).items():
-        control(made).responses[run] = AtStep(action=action)
+        control(made).responder.responses[run] = AtStep(action=action)
     return made
 
 
@@ -114,8 +115,8 @@ def test_going_back_without_skipping_repeats_the_same_losses_to_the_bit() -> Non
 
 def test_skipped_batches_are_never_drawn() -> None:
     made, drawn = fleet("seed=0", actions={0: Action(rewind=4, skip=5)}), list[int]()
-    batch = made.loader.batch
-    made.loader.batch = lambda step: drawn.append(int(step[0])) or batch(step)  # type: ignore[method-assign, func-returns-value, index]
+    batch = made.feed.loader.batch
+    made.feed.loader.batch = lambda step: drawn.append(int(step[0])) or batch(step)  # type: ignore[method-assign, func-returns-value, index]
     (run,) = records(made)
     assert drawn == [*range(10), *range(11, 21)]  # back to batch 6, and 5 left out
     assert run.outcome["skipped_batches"] == 5
@@ -130,8 +131,8 @@ def test_what_going_back_costs_adds_up_over_spikes() -> None:
         for _ in range(10):
             control(made).before_step()
             control(made).after_step()
-        control(made)._carry_out(0, Action(rewind=4, skip=skip))
-    outcome = control(made).outcome(0)
+        control(made).responder.carry_out(0, Action(rewind=4, skip=skip))
+    outcome = control(made).logs[0].outcome()
     assert (outcome["rewound_steps"], outcome["skipped_batches"]) == (4 + 4, 5 + 2)
 
 
@@ -150,7 +151,7 @@ def test_a_rewound_run_equals_one_that_drew_those_batches_from_the_start() -> No
         control(by_hand).clock.batch_r[0] = batch
         by_hand.advance(control(by_hand).clock, with_probes=False)
         control(by_hand).clock.tick(0, updated=True)
-    assert by_hand.evaluate(whole=True).tolist() == [run.outcome["final_val_loss"]]
+    assert by_hand.evaluation.loss(whole=True).tolist() == [run.outcome["final_val_loss"]]
 
 
 def test_a_factor_of_the_learning_rate_and_a_reset() -> None:
@@ -163,14 +164,14 @@ def test_a_factor_of_the_learning_rate_and_a_reset() -> None:
             break
     clock = control(frozen).clock
     assert clock.age_r.tolist() == [11, 1]
-    for name, weight in frozen.weights.items():
+    for name, weight in frozen.state.weights.items():
         assert torch.equal(weight[0], before[f"weight.{name}"][0])
         assert not before[f"adam.mean.{name}"][1].any()
         # the first update of a fresh Adam is the sign of the gradient times the learning rate, for gradients >> epsilon
         step = (before[f"weight.{name}"][1] - weight[1]).double()
-        clear = frozen.state["adam"][f"mean.{name}"][1].abs() > 1e-6
+        clear = frozen.state.links["adam"][f"mean.{name}"][1].abs() > 1e-6
         lr = float(frozen.shape_sr[10, 1]) * float(frozen.config.optimizer.lr[1])
-        sign = frozen.state["adam"][f"mean.{name}"][1].sign().double()
+        sign = frozen.state.links["adam"][f"mean.{name}"][1].sign().double()
         decay = float(frozen.shape_sr[10, 1]) * float(frozen.config.optimizer.links["decay"].weight_decay[1])  # type: ignore[attr-defined]
         expected = lr * sign + decay * before[f"weight.{name}"][1].double()
         assert torch.allclose(step[clear], expected[clear], rtol=2e-2, atol=lr * 1e-2)
@@ -265,7 +266,7 @@ def test_a_run_that_goes_back_again_keeps_its_lower_learning_rate() -> None:
         control(made).before_step()
         control(made).after_step()
         if moment == 11:
-            control(made)._carry_out(0, Action(rewind=4))
+            control(made).responder.carry_out(0, Action(rewind=4))
     assert control(made).clock.step_r.tolist() == [8]  # before the factor was set, after step 9
     assert control(made).clock.lr_factor_r.tolist() == [0.5]
 
@@ -275,16 +276,16 @@ def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
     for name, tensor in made.tensors().items():
         if name.startswith("adam."):
             tensor.fill_(7.0)
-    control(made)._carry_out(0, Action(reset=True))
+    control(made).responder.carry_out(0, Action(reset=True))
     moments = [tensor for name, tensor in made.tensors().items() if name.startswith("adam.")]
     assert all(not tensor[0].any() for tensor in moments)
     assert all((tensor[1] == 7).all() for tensor in moments)
 
 
 def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
-    weight, eager = torch.tensor([[0.1, 0.2], [0.3, 0.4]]), SimpleNamespace(config=SimpleNamespace(engine="eager"))
+    weight = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     before = weight.clone()
-    Fleet._update_kept(eager, lambda: weight.fill_(torch.nan), torch.tensor([False, True]), [weight])  # type: ignore[arg-type]
+    update_kept(lambda: weight.fill_(torch.nan) and None, torch.tensor([False, True]), [weight], traced=False)
     assert torch.equal(weight[0], before[0])
     assert weight[1].isnan().all()
 
@@ -359,14 +360,15 @@ def test_a_spike_from_which_training_goes_back_has_recovered() -> None:
         made.before_step()
         made.after_step()
     made.logs[0].watch.first = 9
-    made._carry_out(0, Action(rewind=4))
+    made.responder.carry_out(0, Action(rewind=4))
     assert made.logs[0].ending == "recovered"
     assert [kind for _, _, kind, *_ in made.logs[0].events] == ["recovered", "rewind"]
 
 
 def test_a_run_stalls_after_a_hundred_updates_left_out_in_a_row() -> None:
     readings = begin_readings(1, torch.device("cpu"))
-    made = Control(configs("seed=0", shared=("steps=300", "response=skip_update")), readings, {}, lambda name: {})
+    state = TrainingState({}, {}, torch.zeros(1), readings, ())
+    made = Control(configs("seed=0", shared=("steps=300", "response=skip_update")), state, lambda run, name: None)
     for kept, updates in ((0, STALLED_FOR - 1), (1, 1), (0, STALLED_FOR - 1)):
         readings["kept"].fill_(kept)
         for _ in range(updates):

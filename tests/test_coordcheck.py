@@ -92,7 +92,7 @@ def test_a_change_is_that_of_what_reaches_the_hook_points() -> None:
     (config,) = (run_config(tree) for tree in points)
     rows = {row["coordinate"]: row["change"] for row in coordinate_check.changes([config])}
     fleet = Fleet([config])
-    tokens_rbt = fleet.held_out_nt[:8, :-1].expand(1, -1, -1)
+    tokens_rbt = fleet.evaluation.held_out_nt[:8, :-1].expand(1, -1, -1)
 
     def logits() -> torch.Tensor:
         with torch.no_grad():

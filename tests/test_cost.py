@@ -21,7 +21,8 @@ from lab.sweep.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, 
 from lab.sweep.dry_run import Trial, run_trials
 from lab.sweep.planner import plan_sweep, points
 from lab.training.config import RunConfig
-from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet
+from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS, Evaluation
+from lab.training.fleet import Fleet
 from lab.training.loop import train
 from sampling import few
 from small import configs, tree
@@ -50,14 +51,14 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
         now[0] += 0.5
         return {("train_loss", ""): torch.zeros(fleet.runs)}
 
-    def evaluate(fleet: Fleet, *, whole: bool, indices: Sequence[int] | None = None) -> torch.Tensor:
-        tokens = fleet.held_out_nt[:, 1:].numel() if whole else VALIDATION_TOKENS
-        runs = fleet.runs if indices is None else len(indices)
+    def loss(evaluation: Evaluation, *, whole: bool, indices: Sequence[int] | None = None) -> torch.Tensor:
+        tokens = evaluation.held_out_nt[:, 1:].numel() if whole else VALIDATION_TOKENS
+        runs = len(evaluation.seeds if indices is None else indices)
         now[0] += 1e-4 * tokens * runs
         return torch.zeros(runs)
 
     monkeypatch.setattr(Fleet, "step", step)
-    monkeypatch.setattr(Fleet, "evaluate", evaluate)
+    monkeypatch.setattr(Evaluation, "loss", loss)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return lambda: now[0]
 
@@ -97,10 +98,11 @@ def allocated_at_most(work: Callable[[], object]) -> int:
 def test_tensors_take_what_was_counted(shape: str) -> None:
     def taken(runs: int) -> int:
         fleet = Fleet(configs(*["seed=0"] * runs, shared=shape.split()))
-        fleet.held_out_nt = fleet.held_out_nt[: PASS_TOKENS // fleet.config.seq_len]  # a single pass
+        windows = PASS_TOKENS // fleet.config.seq_len  # of a single pass
+        fleet.evaluation.held_out_nt = fleet.evaluation.held_out_nt[:windows]
         fleet.step(0)
-        passing = (lambda: fleet.step(1), lambda: fleet.evaluate(whole=True))
-        kept = [*fleet.tensors().values(), *(fleet.sums.gradients.values() if fleet.sums else ())]
+        passing = (lambda: fleet.step(1), lambda: fleet.evaluation.loss(whole=True))
+        kept = [*fleet.tensors().values(), *(fleet.state.sums.gradients.values() if fleet.state.sums else ())]
         return sum(tensor.nbytes for tensor in kept) + max(map(allocated_at_most, passing))
 
     asked = bytes_asked(configs("seed=0", shared=shape.split())[0])

@@ -178,14 +178,14 @@ def test_a_custom_model_in_a_fleet_is_what_an_ordinary_loop_makes_of_it(kind: st
     rates = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-2 seed=1 optimizer.weight_decay=0.3")
     wanted = configs(*rates, shared=shared)
     fleet = Fleet(wanted, torch.float64)
-    before = {name: weight.clone() for name, weight in fleet.weights.items()}
+    before = {name: weight.clone() for name, weight in fleet.state.weights.items()}
     for step in range(10):
         fleet.step(step)
     for run, config in enumerate(wanted):
         plain = plainly(config, 10, fleet)
-        assert list(plain) == list(fleet.weights)
+        assert list(plain) == list(fleet.state.weights)
         for name, weight in plain.items():
-            torch.testing.assert_close(fleet.weights[name][run], weight, rtol=0, atol=1e-10)
+            torch.testing.assert_close(fleet.state.weights[name][run], weight, rtol=0, atol=1e-10)
             assert not torch.equal(before[name][run], weight)
 
 
@@ -194,9 +194,9 @@ def test_runs_start_where_their_seed_alone_says() -> None:
     state = torch.get_rng_state()
     again = Fleet(configs("seed=2", shared=MLP))
     assert torch.equal(torch.get_rng_state(), state)
-    for name, weight in fleet.weights.items():
+    for name, weight in fleet.state.weights.items():
         assert torch.equal(weight[0], weight[2])
-        assert torch.equal(weight[1], again.weights[name][0])
+        assert torch.equal(weight[1], again.state.weights[name][0])
         assert not torch.equal(weight[0], weight[1])
 
 
@@ -232,12 +232,12 @@ def test_listening_changes_no_bits_and_all_parameters_count() -> None:
 
 def test_bf16_is_autocast_of_the_forward_pass() -> None:
     full, half = (Fleet(configs("", shared=(*MLP, f"precision={name}"))) for name in ("fp32", "bf16"))
-    tokens_rbt = full.loader.batch(0)[..., :-1]
+    tokens_rbt = full.feed.loader.batch(0)[..., :-1]
     logits, rounded = full.model(tokens_rbt)[0], half.model(tokens_rbt)[0]
     assert rounded.dtype == torch.float32
-    assert {weight.dtype for weight in half.weights.values()} == {torch.float32}
+    assert {weight.dtype for weight in half.state.weights.values()} == {torch.float32}
     with torch.autocast("cpu", torch.bfloat16):
-        alone = functional_call(half.model.inner, {name: w[0] for name, w in half.weights.items()}, tokens_rbt[0])
+        alone = functional_call(half.model.inner, {name: w[0] for name, w in half.state.weights.items()}, tokens_rbt[0])
     assert alone.dtype == torch.bfloat16
     torch.testing.assert_close(rounded[0], alone.float(), rtol=0, atol=2e-2)
     assert not torch.allclose(rounded, logits, rtol=1e-4)

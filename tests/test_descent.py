@@ -16,6 +16,7 @@ from lab.probes.updates import distance_from_init, update_curvature
 from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder
+from lab.training.step import StepFunction
 from small import brief, configs, trained
 from test_engine import compiles
 from test_probes import cosines
@@ -43,17 +44,17 @@ def reference_gradients(weights: dict[str, Tensor], windows_bt: Tensor, config: 
 def test_both_cosines_are_those_of_gradients_and_updates_of_the_run() -> None:
     """Weights before and after a step, and gradients of the model written a second time, give the same numbers."""
     fleet = Fleet(configs(*RUNS, shared=(*SHORT, PROBES)), torch.float64)
-    fleet.held_out_nt = held_out_nt = fleet.held_out_nt[:5]
+    fleet.evaluation.held_out_nt = held_out_nt = fleet.evaluation.held_out_nt[:5]
     previous: list[dict[str, Tensor]] = []
     for step in range(3):
-        before, windows_rbt = copies(fleet.weights), fleet.loader.batch(step)
+        before, windows_rbt = copies(fleet.state.weights), fleet.feed.loader.batch(step)
         values = fleet.step(step)
         gradients = []
         for run in range(len(RUNS)):
             weights = {name: weight[run] for name, weight in before.items()}
             gradients.append(reference_gradients(weights, windows_rbt[run], fleet.config))
             descent = reference_gradients(weights, held_out_nt, fleet.config)
-            moved = {name: weight - fleet.weights[name][run] for name, weight in weights.items()}
+            moved = {name: weight - fleet.state.weights[name][run] for name, weight in weights.items()}
             expected = {(DESCENT, name): value for name, value in cosines(moved, descent).items()}
             if previous:
                 lag = cosines(gradients[run], previous[run])
@@ -85,13 +86,13 @@ def test_a_run_alone_has_the_values_that_it_has_in_company() -> None:
 def test_what_is_off_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the probes nothing of earlier steps is kept, and no gradient is computed where they do not fire."""
     batches: list[int] = []
-    gradients_of = Fleet.gradients_of
+    gradients_of = StepFunction.gradients_of
 
-    def counted(self: Fleet, weights: dict[str, Tensor], windows_rbt: Tensor, *scale: Any) -> Any:
+    def counted(self: StepFunction, weights: dict[str, Tensor], windows_rbt: Tensor, *scale: Any) -> Any:
         batches.append(windows_rbt.shape[1])
         return gradients_of(self, weights, windows_rbt, *scale)
 
-    monkeypatch.setattr(Fleet, "gradients_of", counted)
+    monkeypatch.setattr(StepFunction, "gradients_of", counted)
     passes = {
         f"[grad_norm,{LAG}]": 0,
         f"[{DISTANCE}]": 0,
@@ -105,8 +106,8 @@ def test_what_is_off_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             fleet.step(step)
         assert batches.count(4) == 4
         assert len(batches) - 4 == held_out_passes
-        assert ("previous" in fleet.state) == (LAG in names)
-        assert ("initial" in fleet.state) == (DISTANCE in names)
+        assert ("previous" in fleet.state.links) == (LAG in names)
+        assert ("initial" in fleet.state.links) == (DISTANCE in names)
 
 
 def test_a_resumed_run_knows_the_gradient_before_and_its_initial_weights() -> None:
@@ -115,7 +116,7 @@ def test_a_resumed_run_knows_the_gradient_before_and_its_initial_weights() -> No
     whole, resumed = Fleet(wanted), Fleet(wanted)
     for step in range(2):
         whole.step(step)
-    for weight in resumed.state["initial"].values():
+    for weight in resumed.state.links["initial"].values():
         weight.zero_()  # not drawn again
     with torch.no_grad():
         for name, tensor in resumed.tensors().items():
@@ -127,10 +128,10 @@ def test_a_resumed_run_knows_the_gradient_before_and_its_initial_weights() -> No
 
 def test_the_distance_from_init_is_that_of_the_weights_after_the_update() -> None:
     fleet = Fleet(configs(*RUNS, shared=(*SHORT, PROBES)), torch.float64)
-    initial = {name: weight.detach().numpy() for name, weight in copies(fleet.weights).items()}
+    initial = {name: weight.detach().numpy() for name, weight in copies(fleet.state.weights).items()}
     for step in range(3):
         values = fleet.step(step)
-        for name, weight in fleet.weights.items():
+        for name, weight in fleet.state.weights.items():
             for run in range(len(RUNS)):
                 moved = np.linalg.norm(weight[run].detach().numpy() - initial[name][run])
                 expected = float(moved / np.linalg.norm(initial[name][run]))
@@ -147,8 +148,8 @@ def test_at_fixed_weights_the_cosine_is_that_of_the_noise_scale() -> None:
     """1 / (1 + B_simple / B), with the noise of each example's gradient; the mean over pairs of batches."""
     shared = ("steps=24", "probes.every=1", PROBES, "optimizer.lr=1e-9", "batch_size=16")
     fleet = Fleet(configs("seed=0", shared=shared), torch.float64)
-    windows_nt = torch.cat([fleet.loader.batch(step)[0] for step in range(24)])
-    trace, squared_norm = example_noise(fleet.gradients_of, fleet.weights, windows_nt)
+    windows_nt = torch.cat([fleet.feed.loader.batch(step)[0] for step in range(24)])
+    trace, squared_norm = example_noise(fleet.step_function.gradients_of, fleet.state.weights, windows_nt)
     foretold = 1 / (1 + trace / squared_norm / 16)
     measured = [float(fleet.step(step)[LAG, ""]) for step in range(24)][1:]
     assert 0.05 < foretold < 0.95

@@ -36,9 +36,9 @@ def ending(change: Callable[[Tensor], None] | None) -> Ending:
     for step in range(6):
         if change and step == 5:
             with torch.no_grad():
-                change(fleet.weights["block0.mlp_up"])
+                change(fleet.state.weights["block0.mlp_up"])
         values = fleet.step(step)
-    return values["train_loss", ""].item(), fleet.weights
+    return values["train_loss", ""].item(), fleet.state.weights
 
 
 def diagnosed(run: Ending, replay: Ending) -> str:

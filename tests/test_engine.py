@@ -52,7 +52,7 @@ def test_bf16_keeps_the_first_digits_of_a_loss() -> None:
 def test_weights_state_and_what_is_normalized_stay_fp32() -> None:
     fleet = Fleet(configs(*RATES, shared=("precision=bf16", "probes.every=1")))
     heard = fleet.step(0)
-    kept = [*fleet.weights.values(), *fleet.state["adam"].values(), heard["block_rms", "block0"]]
+    kept = [*fleet.state.weights.values(), *fleet.state.links["adam"].values(), heard["block_rms", "block0"]]
     assert {tensor.dtype for tensor in kept} == {torch.float32}
 
 
@@ -300,4 +300,4 @@ def weights_of_arms(arms: str) -> list[dict[str, torch.Tensor]]:
     for fleet in fleets:
         for step in range(6):
             fleet.step(step)
-    return [fleet.weights for fleet in fleets]
+    return [fleet.state.weights for fleet in fleets]

@@ -24,13 +24,13 @@ def fleet() -> Fleet:
 
 @pytest.fixture(scope="module")
 def windows_nt(fleet: Fleet) -> torch.Tensor:
-    return fleet.loader.batch(0)[0]
+    return fleet.feed.loader.batch(0)[0]
 
 
 def test_each_example_has_the_gradient_of_a_batch_of_one(fleet: Fleet, windows_nt: torch.Tensor) -> None:
-    gradients = example_gradients(fleet.gradients_of, fleet.weights, windows_nt)
+    gradients = example_gradients(fleet.step_function.gradients_of, fleet.state.weights, windows_nt)
     for index, window_t in enumerate(windows_nt):
-        alone, _ = fleet.gradients_of(fleet.weights, window_t.expand(1, 1, -1))
+        alone, _ = fleet.step_function.gradients_of(fleet.state.weights, window_t.expand(1, 1, -1))
         for name, gradient in alone.items():
             torch.testing.assert_close(gradients[name][index], gradient[0], rtol=1e-12, atol=1e-14)
 
@@ -45,9 +45,9 @@ def pairings(windows_nt: torch.Tensor) -> Iterator[list[torch.Tensor]]:
 
 def estimated(fleet: Fleet, micro_batches: list[torch.Tensor]) -> tuple[float, float]:
     """What the probe of a step of these micro-batches measures, summed over groups of weights."""
-    sums, listener = accumulation.begin(fleet.weights, with_noise=True), Listener(["noise_scale"])
+    sums, listener = accumulation.begin(fleet.state.weights, with_noise=True), Listener(["noise_scale"])
     for windows_bt in micro_batches:
-        gradients, loss_r = fleet.gradients_of(fleet.weights, windows_bt.unsqueeze(0))
+        gradients, loss_r = fleet.step_function.gradients_of(fleet.state.weights, windows_bt.unsqueeze(0))
         accumulation.add(sums, gradients, loss_r, torch.tensor([float(windows_bt[:, 1:].numel())]).double())
     mean, _ = accumulation.mean(sums)
     with listening(listener):
@@ -63,7 +63,7 @@ def test_the_estimate_is_exact_in_the_mean_over_all_ways_to_split_the_data(
     fleet: Fleet, windows_nt: torch.Tensor
 ) -> None:
     """In each way it errs, so the mean is no accident of equal terms; micro-batches of one need no mean."""
-    exact = example_noise(fleet.gradients_of, fleet.weights, windows_nt)
+    exact = example_noise(fleet.step_function.gradients_of, fleet.state.weights, windows_nt)
     estimates = [estimated(fleet, split) for split in pairings(windows_nt)]
     assert len(estimates) == 10
     assert all(abs(trace / exact[0] - 1) > 1e-4 for trace, _ in estimates)

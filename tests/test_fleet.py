@@ -13,7 +13,8 @@ from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.registry import INTERVENTIONS
 from lab.training.building import pick_device
-from lab.training.fleet import PASS_TOKENS, VALIDATION_TOKENS, Fleet
+from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS
+from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import outcome
 from sampling import few
@@ -75,17 +76,17 @@ def test_arms_share_the_initial_values_of_the_weights_they_share() -> None:
     with_norm, without = (
         Fleet(configs("seed=3", shared=(arm,))) for arm in ("intervention=[qk_layernorm,z_loss]", "intervention=[]")
     )
-    assert set(without.weights) < set(with_norm.weights)
-    assert all(torch.equal(weight, with_norm.weights[name]) for name, weight in without.weights.items())
-    assert torch.equal(with_norm.loader.batch(7), without.loader.batch(7))
+    assert set(without.state.weights) < set(with_norm.state.weights)
+    assert all(torch.equal(weight, with_norm.state.weights[name]) for name, weight in without.state.weights.items())
+    assert torch.equal(with_norm.feed.loader.batch(7), without.feed.loader.batch(7))
 
 
 def test_data_and_initial_values_follow_their_own_seeds() -> None:
     fleet = Fleet(configs("seed=1", "seed=1 data.seed=5", "seed=5"))
-    batch_rbt = fleet.loader.batch(3)
+    batch_rbt = fleet.feed.loader.batch(3)
     assert torch.equal(batch_rbt[1], batch_rbt[2])
     assert not torch.equal(batch_rbt[0], batch_rbt[1])
-    query_rdd = fleet.weights["block0.attention.query"]
+    query_rdd = fleet.state.weights["block0.attention.query"]
     assert torch.equal(query_rdd[0], query_rdd[1])
     assert not torch.equal(query_rdd[0], query_rdd[2])
 
@@ -110,23 +111,23 @@ def test_on_the_way_the_held_out_loss_is_heard_before_the_update_of_its_step() -
     fleet = brief(Fleet(wanted))
     for step in range(11):
         if step in (5, 10):
-            assert torch.equal(heard[step]["val_loss", ""], fleet.evaluate(whole=False))
+            assert torch.equal(heard[step]["val_loss", ""], fleet.evaluation.loss(whole=False))
         fleet.step(step)
 
 
 def test_every_held_out_window_counts_as_much_as_any_other() -> None:
     """Windows are seen in several passes and a part of one, here of another language; some are left out of a look."""
     fleet = brief(Fleet(configs("seed=0", "seed=1")))
-    length = fleet.held_out_nt.shape[1] - 1
-    fleet.held_out_nt[-(len(fleet.held_out_nt) % (PASS_TOKENS // length)) :] = 0
+    length = fleet.evaluation.held_out_nt.shape[1] - 1
+    fleet.evaluation.held_out_nt[-(len(fleet.evaluation.held_out_nt) % (PASS_TOKENS // length)) :] = 0
     with torch.no_grad():
-        fleet.weights["head"].mul_(8)
-        logits_rntv = fleet.model(fleet.held_out_nt[:, :-1].expand(2, -1, -1))[0].double()
-    targets_rnt = fleet.held_out_nt[:, 1:].expand(2, -1, -1)
+        fleet.state.weights["head"].mul_(8)
+        logits_rntv = fleet.model(fleet.evaluation.held_out_nt[:, :-1].expand(2, -1, -1))[0].double()
+    targets_rnt = fleet.evaluation.held_out_nt[:, 1:].expand(2, -1, -1)
     loss_rnt = F.cross_entropy(logits_rntv.movedim(-1, 1), targets_rnt, reduction="none")
-    torch.testing.assert_close(fleet.evaluate(whole=True), loss_rnt.mean((1, 2)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(fleet.evaluation.loss(whole=True), loss_rnt.mean((1, 2)), rtol=1e-6, atol=0)
     glanced_rnt = loss_rnt[:, :: loss_rnt[0].numel() // VALIDATION_TOKENS]
-    torch.testing.assert_close(fleet.evaluate(whole=False), glanced_rnt.mean((1, 2)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(fleet.evaluation.loss(whole=False), glanced_rnt.mean((1, 2)), rtol=1e-6, atol=0)
 
 
 def test_a_single_step_is_the_first_and_the_last() -> None:
@@ -147,17 +148,16 @@ def test_a_number_per_run_in_the_forward_pass_is_each_runs_own(monkeypatch: pyte
 def test_a_loss_term_gets_the_hidden_states_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INTERVENTIONS._entries, "hidden", HiddenQuartic)
     fleet = brief(Fleet(configs("", shared=("intervention=[]", "+intervention.hidden.coefficient=2"))))
-    tokens_rbt, heard, hidden = fleet.loader.batch(0), {}, []
+    tokens_rbt, heard, hidden = fleet.feed.loader.batch(0), {}, []
     removed = fleet.model.final_norm.register_forward_hook(lambda module, given, output: hidden.append(output))
     logits_rbtv, _ = fleet.model(tokens_rbt[..., :-1])
     removed.remove()
     cross_entropy = F.cross_entropy(logits_rbtv.flatten(0, 2), tokens_rbt[..., 1:].flatten())
     loss = cross_entropy + 2 * hidden[0].pow(4).mean()
     names = ("final_norm", "block0.mlp_up", "embedding")
-    expected = torch.autograd.grad(loss, [fleet.weights[name] for name in names])
+    expected = torch.autograd.grad(loss, [fleet.state.weights[name] for name in names])
     with listening(lambda kind, where, *values: heard.__setitem__(kind, values[0])):
-        held = (fleet.weights, fleet.state, fleet.first_bad_r)
-        fleet._update(held, tokens_rbt, fleet.step_sr[0], fleet.shape_sr[0])
+        fleet.step_function.update(fleet.state, tokens_rbt, fleet.step_sr[0], fleet.shape_sr[0])
     for name, gradient in zip(names, expected, strict=True):
         torch.testing.assert_close(heard["gradients"][name], gradient, rtol=1e-4, atol=1e-6)
 

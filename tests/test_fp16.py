@@ -234,7 +234,7 @@ def after(steps: int, *shared: str, per_run: tuple[str, ...] = ("seed=0",)) -> F
 
 def test_gradients_do_not_depend_on_a_scale_that_overflows_nothing() -> None:
     plain, small, large = (
-        after(4, *extra).weights
+        after(4, *extra).state.weights
         for extra in ((), ("loss_scale=metaseq",), ("loss_scale=torch", "loss_scale.init=1048576"))
     )
     for name, weight in plain.items():
@@ -246,30 +246,30 @@ def test_micro_batches_are_scaled_like_one_batch() -> None:
     """Scales of powers of two change no bit, and an update that overflows in one micro-batch is left out."""
     shared = ("batch=constant", "batch.micro_batch=4")
     plain, scaled = after(3, *shared), after(3, *shared, "loss_scale=torch")
-    assert all(torch.equal(weight, scaled.weights[name]) for name, weight in plain.weights.items())
+    assert all(torch.equal(weight, scaled.state.weights[name]) for name, weight in plain.state.weights.items())
     large = Fleet(configs("seed=0", shared=(*shared, FP16, "loss_scale=torch")))
-    large.state["loss_scale"]["scale"][0] = 2.0**24
+    large.state.links["loss_scale"]["scale"][0] = 2.0**24
     large.step(0)
-    assert all(torch.equal(weight, after(0).weights[name]) for name, weight in large.weights.items())
-    assert large.state["loss_scale"]["scale"].item() == 2.0**23
+    assert all(torch.equal(weight, after(0).state.weights[name]) for name, weight in large.state.weights.items())
+    assert large.state.links["loss_scale"]["scale"].item() == 2.0**23
 
 
 def test_a_divided_sum_keeps_a_larger_scale() -> None:
     """Thirty-two gradients that agree overflow together; divided by four before, they take the scale of each alone."""
     shared = (FP16, "loss_scale=torch", "loss_scale.init=32768", "batch_size=32", *ONE_BY_ONE)
     fleets = {way: after(1, *shared, f"gradient_sum={way}") for way in ("fp32", "fp16_divided", "fp16")}
-    scales = {way: fleet.state["loss_scale"]["scale"].item() for way, fleet in fleets.items()}
+    scales = {way: fleet.state.links["loss_scale"]["scale"].item() for way, fleet in fleets.items()}
     assert scales == {"fp32": 32768, "fp16_divided": 32768, "fp16": 16384}
 
 
 def test_weights_without_a_master_copy_lose_small_updates() -> None:
     """Half the distance between two bf16 numbers is at least 2 ** -9 of them, and a gain of 1 has 2 ** -8 below it."""
     shared = ("optimizer.lr=1e-3", "optimizer.weight_decay=0", "schedule.warmup=0", "precision=bf16")
-    kept, lost = after(3, *shared).weights, after(3, *shared, "master_weights=none").weights
+    kept, lost = after(3, *shared).state.weights, after(3, *shared, "master_weights=none").state.weights
     gains = [name for name in kept if "norm" in name]
     assert all((kept[name] != 1).all() for name in gains)
     assert all((lost[name] == 1).all() for name in gains)
-    assert (lost["head"] != after(0, *shared, "master_weights=none").weights["head"]).any()
+    assert (lost["head"] != after(0, *shared, "master_weights=none").state.weights["head"]).any()
     assert all(torch.equal(weight, rounded(weight, torch.bfloat16)) for weight in lost.values())
 
 
@@ -288,16 +288,16 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale_of_its_run_alone
     shared = (FP16, "loss_scale=torch", "probes.every=1", "probes.names=[loss_scale,train_loss]", "schedule.warmup=0")
     start = after(0, *shared)
     large = Fleet(configs("seed=0", "seed=0", shared=shared))
-    large.state["loss_scale"]["scale"][1] = 2.0**24
-    before = {name: weight.clone() for name, weight in start.weights.items()}
+    large.state.links["loss_scale"]["scale"][1] = 2.0**24
+    before = {name: weight.clone() for name, weight in start.state.weights.items()}
     large.step(0)
-    for name, weight in large.weights.items():
+    for name, weight in large.state.weights.items():
         assert torch.equal(weight[1], before[name][0])
         assert not torch.equal(weight[0], before[name][0])
-        assert not large.state["adam"][f"mean.{name}"][1].any()
-    assert large.state["loss_scale"]["scale"].tolist() == [65536, 2.0**23]
+        assert not large.state.links["adam"][f"mean.{name}"][1].any()
+    assert large.state.links["loss_scale"]["scale"].tolist() == [65536, 2.0**23]
     fleet = Fleet(configs("seed=0", "seed=0", shared=shared))
-    fleet.state["loss_scale"]["scale"][1] = 2.0**24
+    fleet.state.links["loss_scale"]["scale"][1] = 2.0**24
     calm, scaled = recorded(fleet)
     assert calm.outcome["skipped_batches"] == 0 < scaled.outcome["skipped_batches"]
     assert scaled.outcome["status"] == calm.outcome["status"] == "finished"
@@ -311,15 +311,15 @@ def test_a_run_that_overflows_whatever_its_scale_stalls() -> None:
     for precision, endings in ((FP16, ["none", "stalled"]), ("precision=bf16", ["none", "none"])):
         fleet = Fleet(configs("seed=0", "seed=1", shared=(*shared, precision)))
         with torch.no_grad():
-            fleet.weights["head"][1].mul_(3e6)
-        before = {name: tensor.clone() for name, tensor in fleet.weights.items()}
+            fleet.state.weights["head"][1].mul_(3e6)
+        before = {name: tensor.clone() for name, tensor in fleet.state.weights.items()}
         runs = recorded(fleet)
         assert [run.outcome["ending"] for run in runs] == endings
         assert runs[0].outcome["skipped_batches"] == 0
         if precision == FP16:
             assert runs[1].outcome["skipped_batches"] == 7 + 20  # halvings to the floor, then updates at it
-            assert all(torch.equal(weight[1], before[name][1]) for name, weight in fleet.weights.items())
-            assert fleet.state["loss_scale"]["scale"][1] == 2.0**-5
+            assert all(torch.equal(weight[1], before[name][1]) for name, weight in fleet.state.weights.items())
+            assert fleet.state.links["loss_scale"]["scale"][1] == 2.0**-5
         else:
             assert runs[1].outcome["skipped_batches"] == 0
 
@@ -330,7 +330,7 @@ def ends(engine: str, interventions: str) -> dict[str, Tensor]:
     fleet = Fleet(
         configs("seed=0", "seed=1", shared=(*shared, "loss_scale=torch", "model.depth=1", f"engine={engine}"))
     )
-    fleet.state["loss_scale"]["scale"][1] = 2.0**26
+    fleet.state.links["loss_scale"]["scale"][1] = 2.0**26
     for step in range(5):
         fleet.step(step)
     return {name: tensor.clone() for name, tensor in fleet.tensors().items()}

@@ -70,7 +70,7 @@ def same_bits(changes: dict[str, Any], *overrides: str) -> bool:
     plain = brief(Fleet(configs("seed=0", "seed=1", shared=shared)))
     changed, free = after(same, 11), after_plain(plain, 11)
     is_same = changed.keys() == free.keys() and all(torch.equal(changed[name], free[name]) for name in free)
-    return is_same and torch.equal(same.evaluate(whole=False), plain.evaluate(whole=False))
+    return is_same and torch.equal(same.evaluation.loss(whole=False), plain.evaluation.loss(whole=False))
 
 
 @pytest.mark.parametrize("changes", SAME, ids=str)
@@ -157,14 +157,15 @@ def test_a_restart_changes_what_it_declares_from_its_step_on() -> None:
     changed, free = fleet({"step": 6, "optimizer.lr": 1e-3}), brief(Fleet(configs("seed=0", "seed=1", shared=SHORT)))
     before = after_plain(free, 6)
     assert all(torch.equal(tensor, before[name]) for name, tensor in after(changed, 6).items())
-    changed, weights = fleet({"step": 6, "optimizer.lr": 1e-3}), {name: w.clone() for name, w in free.weights.items()}
+    changed = fleet({"step": 6, "optimizer.lr": 1e-3})
+    weights = {name: weight.clone() for name, weight in free.state.weights.items()}
     restarted = after(changed, 7)
     free.step(6)
     lr = tree(*SHORT)["optimizer"]["lr"]
     for name, tensor in free.tensors().items():
         if name.startswith("adam."):
             assert torch.equal(restarted[name], tensor), "of the same gradient at the same weights"
-    for name, weight in free.weights.items():
+    for name, weight in free.state.weights.items():
         moved, usual = restarted[f"weight.{name}"] - weights[name], weight - weights[name]
         assert 0 < moved.abs().max() < 0.2 * usual.abs().max()
         assert (moved - usual * 1e-3 / lr).abs().max() < 2e-4  # decay does not depend on the learning rate

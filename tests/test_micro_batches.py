@@ -30,7 +30,7 @@ NOISE = "probes.names=[train_loss,attention_logit_max,grad_norm,noise_scale]"
 
 def trained(*shared: str, runs: tuple[str, ...] = RUNS, dtype: torch.dtype = torch.float64) -> Recorder:
     fleet = Fleet(configs(*runs, shared=(*SHORT, *shared)), dtype)
-    fleet.held_out_nt = fleet.held_out_nt[:8]
+    fleet.evaluation.held_out_nt = fleet.evaluation.held_out_nt[:8]
     recorder = Recorder(fleet)
     for moment in train(fleet):
         recorder.keep(moment)
@@ -53,8 +53,8 @@ def in_twos() -> Recorder:
 
 def test_micro_batches_are_one_batch(whole: Recorder, in_twos: Recorder) -> None:
     """Weights, the gradient norm before clipping and what forward passes measure are those of the whole batch."""
-    for name, weight in whole.fleet.weights.items():
-        torch.testing.assert_close(in_twos.fleet.weights[name], weight, rtol=1e-12, atol=1e-12)
+    for name, weight in whole.fleet.state.weights.items():
+        torch.testing.assert_close(in_twos.fleet.state.weights[name], weight, rtol=1e-12, atol=1e-12)
     measured = values(in_twos)
     for key, value in values(whole).items():
         assert measured[key] == pytest.approx(value, rel=1e-11), key

@@ -321,9 +321,7 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
         {"val_loss"},
     )  # the loop tells that
     with listening(lambda kind, where, *values: heard.add(kind)):
-        fleet._update(
-            (fleet.weights, fleet.state, fleet.first_bad_r), fleet.loader.batch(0), fleet.step_sr[0], fleet.shape_sr[0]
-        )
+        fleet.step_function.update(fleet.state, fleet.feed.loader.batch(0), fleet.step_sr[0], fleet.shape_sr[0])
     elsewhere = {
         "noise",
         "batch",

@@ -70,9 +70,9 @@ def test_every_parametrization_has_its_row() -> None:
 def test_at_twice_the_base_width_each_factor_is_the_tables(name: str) -> None:
     lr, head, _, query = TABLE[name]
     fleet = Fleet(configs("", shared=("model.width=32", "probes=none", *wanted(name))))
-    start = Fleet(configs("", shared=("model.width=32", "probes=none"))).weights
-    for key, weight in fleet.weights.items():
-        assert fleet.lr_factor[key] == (1.0 if key == "embedding" or "norm" in key else lr), key
+    start = Fleet(configs("", shared=("model.width=32", "probes=none"))).state.weights
+    for key, weight in fleet.state.weights.items():
+        assert fleet.step_function.lr_factor[key] == (1.0 if key == "embedding" or "norm" in key else lr), key
         part = head if key == "head" else query if key.endswith("attention.query") else 1.0
         torch.testing.assert_close(weight, start[key] * part, rtol=1e-6, atol=0, msg=key)
 
@@ -80,10 +80,10 @@ def test_at_twice_the_base_width_each_factor_is_the_tables(name: str) -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_scores_are_products_of_queries_and_keys_times_the_scale(name: str) -> None:
     fleet = Fleet(configs("", shared=("intervention=[]", *wanted(name))))
-    fleet.weights["block0.attention.query"].data.normal_(generator=torch.Generator().manual_seed(0))
+    fleet.state.weights["block0.attention.query"].data.normal_(generator=torch.Generator().manual_seed(0))
     heard: dict[tuple[str, str], Tensor] = {}
     with listening(lambda kind, where, *values: heard.update({(kind, where): values[0].detach()})):
-        fleet.model(fleet.loader.batch(0))
+        fleet.model(fleet.feed.loader.batch(0))
     query, key, scores = (heard[kind, "block0"] for kind in ("query", "key", "scores"))
     # a token's query and key are turned by the same angle
     torch.testing.assert_close(scores.diagonal(dim1=-2, dim2=-1), TABLE[name][2] * (query * key).sum(-1))
@@ -96,7 +96,7 @@ def test_a_weight_that_starts_at_nothing_is_drawn_as_nothing() -> None:
 @pytest.mark.parametrize("intervention", ["[]", "[qk_layernorm]"])
 def test_queries_that_start_at_nothing_learn(intervention: str) -> None:
     fleet = Fleet(configs("", shared=(*wanted("mup_full"), f"intervention={intervention}")))
-    query = fleet.weights["block0.attention.query"]
+    query = fleet.state.weights["block0.attention.query"]
     assert query.count_nonzero() == 0
     for step in range(3):
         fleet.step(step)

@@ -40,12 +40,12 @@ def _torch_as_in_training() -> Iterator[None]:
 def fleet(restarts: list[dict[str, Any]], *seeds: int, shared: tuple[str, ...] = SHORT) -> Fleet:
     ledger = {"ledger": {"name": "mine", "restarts": restarts}}
     made = Fleet([run_config(tree(*shared, f"seed={seed}") | ledger) for seed in seeds])
-    made.held_out_nt = made.held_out_nt[:WINDOWS]
+    made.evaluation.held_out_nt = made.evaluation.held_out_nt[:WINDOWS]
     return made
 
 
 def rescale(made: Fleet, run: int, scale: float) -> None:
-    made.state["loss_scale"]["scale"][run] = scale
+    made.state.links["loss_scale"]["scale"][run] = scale
 
 
 def trained(made: Fleet, meddle: Callable[[Moment], None]) -> list[Run]:
@@ -102,7 +102,7 @@ def test_a_fresh_loss_scale_that_is_the_old_one_changes_no_bits() -> None:
     assert [event[4] for event in run.events] == ["6: loss_scale=fresh"]
     for name, tensor in plain.tensors().items():
         assert torch.equal(made.tensors()[name], tensor) != (name == "loss_scale.since"), name
-    assert made.state["loss_scale"]["since"].tolist() == [6]  # updates since the restart
+    assert made.state.links["loss_scale"]["since"].tolist() == [6]  # updates since the restart
 
 
 STALL = (*FP16, "loss_scale.init=16", "steps=32", "optimizer.lr=1e-2", "optimizer.weight_decay=0", "probes=none")
@@ -113,7 +113,7 @@ PASSING = range(3, 33)  # moments of the overflow that passes
 def stalls(restart: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
     """Falls of the loss where an overflow passes that collapsed the scale, and endings of runs where one stays."""
     made = fleet([{"step": RESTART, **restart}], *2 * [*range(SEEDS)], shared=STALL)
-    head, healthy = made.weights["head"], list[torch.Tensor]()
+    head, healthy = made.state.weights["head"], list[torch.Tensor]()
 
     @torch.no_grad()
     def meddle(moment: Moment) -> None:
@@ -148,8 +148,8 @@ def test_the_recipe_of_welm_goes_back_leaves_out_batches_lowers_the_rate_and_res
     assert made.control is not None
     rescale(made, 0, TOO_SMALL)
     made.control.before_step()  # takes a snapshot
-    made.control._carry_out(0, action)
-    assert made.state["loss_scale"]["scale"].tolist() == [65536.0]
+    made.control.responder.carry_out(0, action)
+    assert made.state.links["loss_scale"]["scale"].tolist() == [65536.0]
     assert [event[2:4] for event in made.control.logs[0].events][-2:] == [
         ("fresh_loss_scale", TOO_SMALL),
         ("lr_factor", 0.5),

@@ -145,7 +145,7 @@ def test_a_short_validation_has_about_as_many_tokens_as_the_run_trains_on() -> N
         tree(f"validation={kind}", f"steps={steps}") for kind, steps in [("whole", 12), ("short", 12), ("short", 99)]
     ]
     configs = [run_config(one) for one in trees]
-    targets = [len(Fleet([config]).held_out_nt) * config.seq_len for config in configs]
+    targets = [len(Fleet([config]).evaluation.held_out_nt) * config.seq_len for config in configs]
     assert targets[0] >= 65_536
     assert 1024 <= targets[1] < 1100
     assert configs[2].trained_tokens <= targets[2] < 1.1 * configs[2].trained_tokens
@@ -154,7 +154,7 @@ def test_a_short_validation_has_about_as_many_tokens_as_the_run_trains_on() -> N
     assert last.val_loss_r is not None
     corpus = configs[2].data.entry.open()
     card = run_card("a", configs[2], {})
-    assert card["loss_bigram"] == bigram_loss(corpus.pair_counts(), np.asarray(fleet.held_out_nt))
+    assert card["loss_bigram"] == bigram_loss(corpus.pair_counts(), np.asarray(fleet.evaluation.held_out_nt))
     assert card["loss_bigram"] != corpus.loss_bigram(12)
 
 

@@ -91,7 +91,7 @@ def test_a_loss_that_only_falls_or_only_rises_has_no_best_step() -> None:
 def landscape() -> RunLandscape:
     (config,) = configs("model.depth=1", shared=("precision=bf16",))
     fleet = scan.Fleet([config])
-    return RunLandscape(config, fleet.weights)
+    return RunLandscape(config, fleet.state.weights)
 
 
 def test_the_hessian_product_is_that_of_the_loss(landscape: RunLandscape) -> None:
@@ -103,7 +103,9 @@ def test_the_hessian_product_is_that_of_the_loss(landscape: RunLandscape) -> Non
     assert float(second @ product) == pytest.approx(float(first @ landscape.hessian_product(second)), rel=1e-5)
     windows_rbt, size = next(landscape._batches(scan.HELD_OUT)), 1e-3 / float(first.norm())
     moved = (landscape._moved(sign * size * first) for sign in (1, 0, -1))
-    above, middle, below = (float(landscape.fleet.gradients_of(weights, windows_rbt)[1]) for weights in moved)
+    above, middle, below = (
+        float(landscape.fleet.step_function.gradients_of(weights, windows_rbt)[1]) for weights in moved
+    )
     assert float(first @ product) == pytest.approx((above - 2 * middle + below) / size**2, rel=1e-3)
 
 

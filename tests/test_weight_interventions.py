@@ -9,6 +9,7 @@ import torch
 
 from lab.core.errors import RequestError
 from lab.model import layers
+from lab.training.building import count_parameters
 from lab.training.fleet import Fleet
 from small import brief, configs, trained
 from test_checkpoint import go_on
@@ -43,35 +44,35 @@ def test_fixed_gains_stay_at_one_whatever_decays_and_learned_ones_move() -> None
     )
     assert all(weight.eq(1).all() for weight in gains(fixed).values())
     assert all(weight.ne(1).any() for weight in gains(learned).values())
-    assert fixed.parameters() == learned.parameters()
+    assert count_parameters(fixed.model) == count_parameters(learned.model)
 
 
 def test_fixed_gains_have_no_part_in_the_norm_that_clips() -> None:
     fleet = Fleet(configs("", shared=(FIXED,)))
-    weight_gradients, _ = fleet.gradients_of(fleet.weights, fleet.loader.batch(0))
+    weight_gradients, _ = fleet.step_function.gradients_of(fleet.state.weights, fleet.feed.loader.batch(0))
     assert set(weight_gradients) == set(fleet.model.weights()) - set(gains(fleet))
-    assert not any("norm" in name for name in fleet.state["adam"])
+    assert not any("norm" in name for name in fleet.state.links["adam"])
 
 
 def test_the_learning_rate_of_gains_is_multiplied_and_no_other() -> None:
     """The first update of Adam has the size of its learning rate, so the steps of gains tell the factor."""
     alike = ("optimizer.weight_decay=0", "schedule.warmup=0")
     slow, usual = (after(1, shared=(f"intervention=[{arm}]", *alike)) for arm in ("gain_lr", ""))
-    for name, weight in slow.weights.items():
+    for name, weight in slow.state.weights.items():
         if name in gains(slow):
-            torch.testing.assert_close(weight - 1, 0.1 * (usual.weights[name] - 1), rtol=1e-3, atol=1e-9)
+            torch.testing.assert_close(weight - 1, 0.1 * (usual.state.weights[name] - 1), rtol=1e-3, atol=1e-9)
             assert weight.ne(1).any()
         else:
-            assert torch.equal(weight, usual.weights[name])
+            assert torch.equal(weight, usual.state.weights[name])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_centring_takes_the_mean_off_the_head_and_leaves_probabilities(precision: str) -> None:
     shared = (f"precision={precision}", "optimizer.weight_decay=0")
     centred, free = (after(1, shared=(arm, *shared)) for arm in (CENTRED, "intervention=[]"))
-    assert centred.weights["head"].double().mean(-1).abs().max() < 1e-7
-    assert free.weights["head"].double().mean(-1).abs().max() > 1e-4
-    tokens_rbt = free.loader.batch(5)[..., :-1]
+    assert centred.state.weights["head"].double().mean(-1).abs().max() < 1e-7
+    assert free.state.weights["head"].double().mean(-1).abs().max() > 1e-4
+    tokens_rbt = free.feed.loader.batch(5)[..., :-1]
     for fleet in (centred, free):  # exactly, to tell what rounding adds from what centring takes
         fleet.model.double()
         for module in fleet.model.modules():
@@ -80,15 +81,19 @@ def test_centring_takes_the_mean_off_the_head_and_leaves_probabilities(precision
     logits = [fleet.model(tokens_rbt)[0].detach() for fleet in (centred, free)]
     torch.testing.assert_close(*(each.log_softmax(-1) for each in logits), rtol=0, atol=1e-6)
     assert (logits[0] - logits[1]).abs().max() > 1e-3
-    assert all(torch.equal(weight, free.weights[name]) for name, weight in centred.weights.items() if name != "head")
+    assert all(
+        torch.equal(weight, free.state.weights[name])
+        for name, weight in centred.state.weights.items()
+        if name != "head"
+    )
 
 
 def test_an_update_that_is_left_out_is_not_centred() -> None:
     shared = (CENTRED, "precision=fp16_emulated", "loss_scale=torch", "loss_scale.init=1e30")
     fleet = Fleet(configs("", shared=shared))
-    before = fleet.weights["head"].clone()
+    before = fleet.state.weights["head"].clone()
     fleet.step(0)  # its scaled gradients overflow
-    assert torch.equal(fleet.weights["head"], before)
+    assert torch.equal(fleet.state.weights["head"], before)
 
 
 @pytest.mark.parametrize(
@@ -132,4 +137,4 @@ def test_a_fleet_that_is_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> Non
     resumed, steps, _ = go_on(tmp_path, wanted, ids=["a", "b"])
     assert steps == [8, 9, 10, 11]
     assert repr(resumed) == repr(whole)
-    assert brief(Fleet(wanted)).weights["head"].isfinite().all()
+    assert brief(Fleet(wanted)).state.weights["head"].isfinite().all()

@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
-from lab.optim.batch_schedule import Adaptive
 from lab.sweep.local_jobs import Slot
 from lab.training.building import pick_device
 from lab.training.config import RunConfig
-from lab.training.control import is_controlled
-from lab.training.fleet import PASS_TOKENS
+from lab.training.evaluation import PASS_TOKENS
 from lab.training.identity import keeps_pace
 
 BYTES = 4  # per number
@@ -78,7 +76,7 @@ def bytes_asked(config: RunConfig) -> float:
     temporary = max(config.rows * length * kept, max(PASS_TOKENS, length) * passing, 2 * weights)
     summed = 0 if config.batch is None else BYTES * weights + TOKEN * config.batch_size * length
     snapshots = config.response.entry.snapshots if config.response else 0
-    copies = snapshots + is_controlled(config)
+    copies = snapshots + config.is_controlled
     rules = {
         name for phase in config.phases for name, link in phase.optimizer.links.items() if link.makes == "direction"
     }
@@ -99,7 +97,7 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
     ``max_runs`` replaces the limit of eight, or sets one on other devices; memory still limits the fleet.
     A run that chooses its own batches trains alone, as does one that may fall behind the others at a restart.
     """
-    if (config.batch is not None and isinstance(config.batch.entry, Adaptive)) or not keeps_pace(config):
+    if config.adaptive or not keeps_pace(config):
         return 1
     limit = max_runs or (ENOUGH_ON_CPU if host.kind == "cpu" else math.inf)
     return max(1, int(min(limit, (ROOM * host.memory - PROCESS) / bytes_per_run(config))))

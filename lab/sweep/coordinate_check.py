@@ -115,7 +115,7 @@ def changes(configs: Sequence[RunConfig]) -> Iterator[dict[str, Any]]:
     A change is the root mean square of a tensor minus the same tensor at initialization, on fixed held-out windows.
     """
     fleet = Fleet(configs)
-    tokens_rbt = fleet.held_out_nt[:ROWS, :-1].expand(fleet.runs, -1, -1)
+    tokens_rbt = fleet.evaluation.held_out_nt[:ROWS, :-1].expand(fleet.runs, -1, -1)
     at_init = _observe(fleet, tokens_rbt)
     for step in range(fleet.config.steps):
         fleet.step(step)

@@ -24,9 +24,10 @@ from lab.records import store
 from lab.sweep.capacity import Host
 from lab.sweep.local_jobs import JobEnd, Slot, run_jobs
 from lab.sweep.planner import Point, training_flops
-from lab.training.building import pick_device
+from lab.training.building import count_parameters, pick_device
 from lab.training.config import RunConfig
-from lab.training.fleet import VALIDATION_TOKENS, Fleet
+from lab.training.evaluation import VALIDATION_TOKENS
+from lab.training.fleet import Fleet
 from lab.training.identity import columns, differs_in_fleet, run_id, static_key
 from lab.training.loop import Moment
 from lab.training.recorder import Recorder, fleet_label, run_card
@@ -126,7 +127,7 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     plain_step = next((step for step in range(last, -1, -1) if step not in probe_steps), last)
     probed = clock.seconds(lambda: listener.probe_values.update(fleet.step(last))) / passes_s[last]
     plain = clock.seconds(lambda: fleet.step(plain_step)) / passes_s[plain_step]
-    evaluation = clock.seconds(lambda: losses.append(fleet.evaluate(whole=False)))
+    evaluation = clock.seconds(lambda: losses.append(fleet.evaluation.loss(whole=False)))
     recorder.keep(Moment(0, 0, listener.probe_values, losses[0]))
     with TemporaryDirectory() as folder:
         for of_run, run in zip(configs, recorder.runs(), strict=True):
@@ -137,10 +138,10 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
         seconds = plain * passes_s.sum() / COMPILED_SPEED[config.precision]
     slices = len({*probe_steps} - {0, config.steps - 1}) * listener.hears("val_loss")
     # all held-out tokens at the end, and once per seed at the start; a slice of them whenever probes fire in between
-    whole = max(1.0, len(fleet.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
-    seconds += evaluation * (whole * (1 + fleet.models_at_init() / fleet.runs) + slices)
+    whole = max(1.0, len(fleet.evaluation.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
+    seconds += evaluation * (whole * (1 + fleet.evaluation.models_at_init() / fleet.runs) + slices)
     peak = machine.peak_memory(kind)
-    return Trial(seconds, peak, peak - peak_before, fleet.parameters()), clock.spent
+    return Trial(seconds, peak, peak - peak_before, count_parameters(fleet.model)), clock.spent
 
 
 class _Clock:

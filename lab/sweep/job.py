@@ -200,7 +200,7 @@ class _Job:
             recorder = Recorder(Fleet(configs))
             checkpointer = Checkpointer(self.folder, names, configs[0].checkpoint)
             report = self._reporter(recorder, names)
-            self.progress.begin(len(names) / recorder.fleet.models_at_init())
+            self.progress.begin(len(names) / recorder.fleet.evaluation.models_at_init())
             if train_resumably(recorder, checkpointer, report, self.progress.note, self.told_to_stop):
                 self.check_data(names)
                 return recorder.runs()

@@ -143,8 +143,8 @@ class RunLandscape:
         """``weights`` are those of the run, with a leading axis of one."""
         exact = replace(config, precision="fp32", engine="eager", device="cpu")
         self.fleet, self.config = Fleet([exact], dtype=torch.float64), config
-        self.weights = {name: weights[name].detach().double() for name in self.fleet.weights}
-        windows_nt = self.fleet.held_out_nt
+        self.weights = {name: weights[name].detach().double() for name in self.fleet.state.weights}
+        windows_nt = self.fleet.evaluation.held_out_nt
         self.held_out_rnt = windows_nt[:: max(1, len(windows_nt) // HELD_OUT)][:HELD_OUT].unsqueeze(0)
         self.length = math.sqrt(sum(float(weight.square().sum()) for weight in self.weights.values()))
 
@@ -163,7 +163,7 @@ class RunLandscape:
         return {name: weight + part.view_as(weight) for (name, weight), part in named}
 
     def _gradient(self, weights: dict[str, Tensor], windows_rbt: Tensor) -> Tensor:
-        gradients, _ = self.fleet.gradients_of(weights, windows_rbt)
+        gradients, _ = self.fleet.step_function.gradients_of(weights, windows_rbt)
         return torch.cat([gradients[name].flatten() for name in self.weights])
 
     def example_gradients(self) -> Iterator[Tensor]:
@@ -214,7 +214,7 @@ def open_checkpoint(folder: Path, run: str | None = None) -> tuple[str, RunLands
     if not Checkpointer(folder, ids, configs[0].checkpoint).restore(fleet.tensors(), skipped.append):
         raise RequestError(skipped[0] if skipped else f"no checkpoint of run {name} in {folder}")
     index = ids.index(name)
-    weights = {key: weight[index : index + 1].detach().cpu() for key, weight in fleet.weights.items()}
+    weights = {key: weight[index : index + 1].detach().cpu() for key, weight in fleet.state.weights.items()}
     return name, RunLandscape(configs[index], weights)
 
 

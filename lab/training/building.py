@@ -1,11 +1,14 @@
-"""What a config asks for is chosen and checked: its device, its ranks and its model."""
+"""What a config asks for is chosen and checked: its device, its ranks, its model and its learning rates."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from lab.core import distributed
 from lab.core.distributed import check_divisible
@@ -106,3 +109,17 @@ def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     model = Transformer(config.model, vocabulary, runs, hook_interventions(config), scale, operands)
     model.freeze(lambda role: role_lr(config, role) == 0)
     return model
+
+
+def count_parameters(model: Transformer | CustomModel) -> tuple[int, int]:
+    """Numbers of parameters of one run: all, and without input embedding and output head."""
+    sizes = {name: weight[0].numel() for name, weight in model.weights().items()}
+    total = sum(sizes.values())
+    return total, total - sum(sizes[name] for name in model.ends)
+
+
+def lr_shape(config: RunConfig, seen_s: NDArray[np.int64]) -> Tensor:
+    """LR over peak ``[s r]`` of the updates before which a fleet has seen so many sequences."""
+    done_s = torch.from_numpy(seen_s * config.seq_len) if config.schedule.over == "tokens" else None
+    shape_sr: Tensor = config.schedule.entry.shape(config.duration, config.optimizer.lr, done_s)
+    return shape_sr

@@ -32,6 +32,10 @@ class Clock:
         step_r, batch_r, age_r = np.zeros((3, runs), dtype=np.int64)
         return cls(step_r, batch_r, age_r, np.ones(runs))
 
+    def at(self, run: int) -> tuple[int, int]:
+        """The step that a run makes next, and the batch of the data that it sees."""
+        return int(self.step_r[run]), int(self.batch_r[run])
+
     def tick(self, run: int, *, updated: bool) -> None:
         """Count a batch of a run, and its update unless it was left out."""
         self.batch_r[run] += 1

@@ -144,6 +144,16 @@ class RunConfig:
         return self.batch_size if self.batch is None else self.batch.entry.micro_batch
 
     @property
+    def adaptive(self) -> Adaptive | None:
+        """The batch schedule of a run that chooses its own batches; None for any other."""
+        return self.batch.entry if self.batch and isinstance(self.batch.entry, Adaptive) else None
+
+    @property
+    def is_controlled(self) -> bool:
+        """Whether it is read after every update: with a burst, response, restart schedule or loss scale."""
+        return any(group is not None for group in (self.burst, self.response, self.ledger, self.loss_scale))
+
+    @property
     def micro_batches(self) -> NDArray[np.int64]:
         """Forward and backward passes of each update ``[steps]``."""
         if self.batch is None:
@@ -330,7 +340,7 @@ def _check_consistent(config: RunConfig) -> None:
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
     if config.batch is not None:
         config.batch.entry.micro_batches(config.batch_size, config.steps)
-        if isinstance(config.batch.entry, Adaptive) and config.schedule.over == "steps":
+        if config.adaptive and config.schedule.over == "steps":
             raise RequestError("batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens")
     elif "noise_scale" in config.probes.names:
         raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")

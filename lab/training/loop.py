@@ -48,22 +48,22 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
     # a single step is both the first and the last; its val_loss is measured at the end
     if not done:
         yield _evaluated(
-            0, 0, Listener(probes.names if steps > 1 else (), fleet.engine.faults), fleet.evaluate_at_init()
+            0, 0, Listener(probes.names if steps > 1 else (), fleet.engine.faults), fleet.evaluation.loss_at_init()
         )
     if fleet.control:
         yield from _train_controlled(fleet, fleet.control)
         return
     for step in range(done, steps):
-        steps = fleet.updates(step)
+        steps = fleet.feed.updates(step)
         last = step == steps - 1
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
         if listener.hears("val_loss") and step > 0 and not last:
-            listener("val_loss", "", fleet.evaluate(whole=False))
+            listener("val_loss", "", fleet.evaluation.loss(whole=False))
         if listener.hears("batch"):
-            listener("batch", "", *fleet.batch(step))
+            listener("batch", "", *fleet.feed.sizes(step))
         listener.probe_values |= fleet.step(step)
         if last:
-            yield _evaluated(steps, step, listener, fleet.evaluate(whole=True))
+            yield _evaluated(steps, step, listener, fleet.evaluation.loss(whole=True))
             return
         else:
             yield Moment(step + 1, step, listener.probe_values, None)
@@ -79,20 +79,20 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[Moment]:
         control.before_step()
         _restart(fleet, control)
         if listener.hears("val_loss"):
-            listener("val_loss", "", fleet.evaluate(whole=False))
+            listener("val_loss", "", fleet.evaluation.loss(whole=False))
         listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
         control.after_step()
-        yield Moment(control.moments, min(under_way), listener.probe_values, None, steps_now)
+        yield Moment(control.iterations, min(under_way), listener.probe_values, None, steps_now)
     _restart(fleet, control)  # of a fleet resumed after its last update
     control.restore_final()
     yield _evaluated(
-        control.moments, steps - 1, Listener(probes.names, fleet.engine.faults), fleet.evaluate(whole=True)
+        control.iterations, steps - 1, Listener(probes.names, fleet.engine.faults), fleet.evaluation.loss(whole=True)
     )
 
 
 def _restart(fleet: Fleet, control: Control) -> None:
-    if restarted := control.restarted():
-        fleet.restart(restarted)
+    if configs := control.restarts.due():
+        fleet.restart(configs)
 
 
 def _evaluated(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> Moment:

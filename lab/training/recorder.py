@@ -13,11 +13,12 @@ import torch
 
 from lab.core import distributed, machine
 from lab.records.trackers import tag
+from lab.training.building import count_parameters
 from lab.training.config import RunConfig
-from lab.training.control import Event
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import Moment
+from lab.training.run_log import Event
 
 Row = tuple[int, str, str, float]
 Key = tuple[int, str, str]
@@ -63,7 +64,7 @@ class Recorder:
             "values": self._values,
             "whole": self._val_losses,
             "faults": self.fleet.engine.faults,
-            "first_bad_r": self.fleet.first_bad_r,
+            "first_bad_r": self.fleet.state.first_bad_r,
             "seconds": time.perf_counter() - self.started,
             "control": self.fleet.control.state() if self.fleet.control else None,
         }
@@ -78,7 +79,7 @@ class Recorder:
         self._values, self._val_losses = (
             [values.to(self.fleet.device) for values in state[key]] for key in ("values", "whole")
         )
-        self.fleet.first_bad_r.copy_(state["first_bad_r"])
+        self.fleet.state.first_bad_r.copy_(state["first_bad_r"])
         self.fleet.engine.faults |= state.get("faults", {})
         self.started = time.perf_counter() - state["seconds"]
 
@@ -101,13 +102,15 @@ class Recorder:
         speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self._done * runs / seconds}
         updates = min(self._done, self.fleet.config.steps)  # moments of a controlled fleet include what it repeated
         notes = {"notes": "; ".join(self.fleet.engine.faults.values()) or None}
-        sizes = dict(zip(("parameters", "parameters_without_embeddings"), self.fleet.parameters(), strict=True))
-        if self.fleet.adaptive:
+        sizes = dict(
+            zip(("parameters", "parameters_without_embeddings"), count_parameters(self.fleet.model), strict=True)
+        )
+        if self.fleet.config.adaptive:
             sizes["updates"] = updates
         return [
             Run(
                 {**outcome(at_init[run], final[run], first_bad, updates), **sizes, **speed, **notes}
-                | self._control_outcome(run),
+                | (self.fleet.control.logs[run].outcome() if self.fleet.control else {}),
                 self._rows(run, values[run]),
                 self.fleet.control.logs[run].events if self.fleet.control else (),
             )
@@ -118,11 +121,8 @@ class Recorder:
         """Of each run the first step with a non-finite loss, or -1; a run that went back before it has none."""
         if self.fleet.control:
             return [log.first_bad() for log in self.fleet.control.logs]
-        first_bad: list[int] = self.fleet.first_bad_r.tolist()
+        first_bad: list[int] = self.fleet.state.first_bad_r.tolist()
         return first_bad
-
-    def _control_outcome(self, run: int) -> dict[str, Any]:
-        return self.fleet.control.outcome(run) if self.fleet.control else {}
 
     def _rows(self, run: int, values: Sequence[float]) -> list[Row]:
         """The probe values of a run; where it went back, those of the updates that count."""

@@ -1,0 +1,91 @@
+"""Evaluation on held-out text: all of it before and after training, a fixed slice of it in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from lab.core import distributed
+from lab.core.schema import leaves
+from lab.data.corpus import Corpus
+from lab.model.custom import CustomModel
+from lab.model.loss import losses
+from lab.model.transformer import Transformer
+from lab.training.building import hook_interventions
+from lab.training.config import RunConfig
+
+# Both are the same for every fleet, so that a run's bits do not depend on its neighbours.
+VALIDATION_TOKENS = 1024  # held-out tokens of an evaluation between start and end
+PASS_TOKENS = 2048  # held-out tokens of one pass through the model
+
+
+class Evaluation:
+    """Measures the loss of a fleet's runs on held-out text.
+
+    Args:
+        config: of the fleet.
+        model: of the fleet; its weights at the time of a call are evaluated.
+        corpus: whose held-out text it is.
+        device: of the model.
+    """
+
+    def __init__(
+        self, config: RunConfig, model: Transformer | CustomModel, corpus: Corpus, device: torch.device
+    ) -> None:
+        self.config, self.model = config, model
+        self.seeds: tuple[int, ...] = config.seed  # type: ignore[assignment]  # one of each run
+        self.held_out_nt = torch.from_numpy(corpus.validation(config.seq_len, config.validation_targets)).to(device)
+
+    def models_at_init(self) -> int:
+        """How many models the runs are before the first update: one for each seed.
+
+        Every run counts if an intervention brings a number per run into the forward pass, or on several ranks.
+        """
+        differ = self.config.precision == "mantissa" or any(
+            is_free for *_, is_free in leaves(hook_interventions(self.config))
+        )
+        return len(self.seeds if differ or distributed.is_joined() else set(self.seeds))
+
+    def loss_at_init(self) -> Tensor:
+        """Return ``loss(whole=True)`` before the first update, with each of ``models_at_init`` evaluated once."""
+        if self.models_at_init() == len(self.seeds):
+            return self.loss(whole=True)
+        first_run = {seed: self.seeds.index(seed) for seed in self.seeds}
+        loss = dict(zip(first_run, self.loss(whole=True, indices=list(first_run.values())), strict=True))
+        return torch.stack([loss[seed] for seed in self.seeds])
+
+    def slice(self) -> Tensor:
+        """The held-out windows ``[n t+1]`` that are evaluated between start and end."""
+        windows_nt = self.held_out_nt
+        return windows_nt[:: max(1, windows_nt[:, 1:].numel() // VALIDATION_TOKENS)]
+
+    @torch.no_grad()
+    def loss(self, *, whole: bool, indices: Sequence[int] | None = None) -> Tensor:
+        """Evaluate the runs.
+
+        Args:
+            whole: on all windows, or else on a fixed slice of them.
+            indices: the runs to evaluate; None means all.
+
+        Returns:
+            Cross-entropy ``[r]``, nats per token.
+        """
+        windows_nt = self.held_out_nt if whole else self.slice()
+        length = windows_nt.shape[1] - 1
+        model: Callable[[Tensor], tuple[Tensor, Any]] = self.model
+        if indices is not None:
+            weights = {name: weight[indices] for name, weight in self.model.named_parameters()}
+            model = partial(functional_call, self.model, weights)
+        runs = len(self.seeds) if indices is None else len(indices)
+        total_r = self.config.optimizer.lr.new_zeros(runs)  # in the precision of numbers per run
+        for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
+            tokens_rbt = chunk_bt.expand(runs, -1, -1)
+            logits_rbtv, _ = model(tokens_rbt[..., :-1])
+            _, loss_r = losses(logits_rbtv, tokens_rbt[..., 1:], {})
+            total_r += loss_r * len(chunk_bt)
+        return torch.div(total_r, len(windows_nt))
