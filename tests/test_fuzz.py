@@ -6,6 +6,7 @@ import random
 import sys
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
