@@ -12,12 +12,14 @@ import pytest
 
 from composing import remember
 from lab.__main__ import main
-from lab.cli import campaign, launch, listing
+from lab.cli import campaign, launch, listing, multirun
+from lab.cli.compose import Request
 from lab.records import store
 from lab.studies.claims import CLAIMS
 from lab.sweep import dry_run
 from lab.sweep.capacity import Host
 from lab.sweep.planner import Point, SweepPlan, points, with_engine
+from lab.sweep.progress import CampaignPart
 from small import configs, tree
 
 TINY = "scale=toy data=synthetic model.width=16 model=d32 steps=3 optimizer.lr=1e-2 seed=0 hydra/launcher=basic"
@@ -128,14 +130,16 @@ def test_a_part_that_fails_does_not_stop_the_others(
 ) -> None:
     trained: list[str] = []
 
-    def sweep(words: Sequence[str]) -> None:
-        trained.append(words[0])
-        if words[0] == "qk_layernorm":
+    def train(request: Request, part: CampaignPart) -> None:
+        sweep = request.command.split()[2]
+        assert part.title == f"campaign toy, part {ORDER.index(sweep) + 1} of 4"
+        trained.append(sweep)
+        if sweep == "qk_layernorm":
             raise SystemExit(1)
-        if words[0] == "steps":
+        if sweep == "steps":
             raise launch.RequestError("cannot write there")
 
-    monkeypatch.setattr(campaign, "_sweep", sweep)
+    monkeypatch.setattr(multirun, "carry_out", train)
     assert lab("campaign", "toy") == 1
     assert trained == ORDER[1:]
     told = capsys.readouterr()
@@ -156,13 +160,13 @@ def test_who_is_told_to_stop_stops_and_says_how_to_resume(
 ) -> None:
     trained: list[str] = []
 
-    def sweep(words: Sequence[str]) -> None:
-        trained.append(words[0])
+    def train(request: Request, part: CampaignPart) -> None:
+        trained.append(request.command)
         raise end
 
-    monkeypatch.setattr(campaign, "_sweep", sweep)
+    monkeypatch.setattr(multirun, "carry_out", train)
     assert lab("campaign", "toy") == code
-    assert trained == ["qk_layernorm"]
+    assert trained == ["lab sweep qk_layernorm out=runs/toy/qk_layernorm"]
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the same command" in line
 

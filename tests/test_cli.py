@@ -328,7 +328,7 @@ def raising(error: Exception, name: str, file: str) -> Callable[..., Any]:
     [
         (RuntimeError("x"), "plan_sweep"),
         (KeyError("x"), "expand"),
-        (HydraException("x"), "run_hydra"),
+        (HydraException("x"), "carry_out"),
         (ConfigKeyError("x"), "first_point"),
     ],
     ids=repr,
@@ -372,7 +372,7 @@ def test_an_error_of_ours_while_a_point_is_chosen_is_no_refusal(monkeypatch: pyt
 
 
 def test_a_fault_of_ours_is_owned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(launch, "run_hydra", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(launch, "carry_out", lambda *_, **__: 1 / 0)
     assert lab("train") == 70
     assert "please report" in capsys.readouterr().err
 

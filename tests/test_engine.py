@@ -21,7 +21,7 @@ from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.records import store
 from lab.sweep import pipeline
-from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, training_flops, with_engine
+from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, plan_sweep, training_flops, with_engine
 from lab.training import engine
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
@@ -199,8 +199,9 @@ def request(folder: Path, *overrides: str) -> list[str]:
         return []
 
     trees = [tree(f"out={folder}", *overrides)]
+    plan = plan_sweep(trees, max_runs=8, one=False, shard="1/1", is_local=True, slots=[None])
     with pytest.raises(SystemExit):  # nothing was trained
-        pipeline.run_sweep(trees, launch, max_runs=8, dry_run=None, one=False, shard="1/1", is_local=True, slots=[None])
+        pipeline.train(plan, launch, command="lab")
     return plans
 
 

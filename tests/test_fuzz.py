@@ -6,13 +6,13 @@ import random
 import sys
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from composing import remember
 from lab.__main__ import main
-from lab.cli import compose
-from lab.sweep import pipeline
+from lab.cli import compose, multirun
 from lab.sweep.planner import points
 
 GROUPS = {
@@ -96,7 +96,11 @@ def test_a_random_request_is_carried_out_or_refused_in_one_line(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "run_sweep", lambda trees, *_, **__: points(trees) and None)
+
+    def understood(composed: multirun.Composed) -> NoReturn:
+        raise SystemExit(0 if points(composed.trees) else 1)
+
+    monkeypatch.setattr(multirun, "plan", understood)
     if count < 1000:
         remember(monkeypatch)
     chance, codes = random.Random(count), []

@@ -7,14 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from lab.cli import launch
+from lab.cli import launch, multirun
 from lab.cli.commands import USAGE
-from lab.sweep import pipeline
 from lab.sweep.planner import points
 
 HOME = Path(__file__).parents[1]
@@ -71,12 +69,9 @@ def test_the_tables_it_shows_are_those_that_were_measured(name: str, written: st
 
 @pytest.mark.parametrize(("name", "runs"), [("guard", 25), ("nightly", 36)])
 def test_its_sweeps_are_understood(name: str, runs: int, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
     monkeypatch.chdir(repository)
-    monkeypatch.setattr(pipeline, "run_sweep", lambda trees, *_, **__: asked.extend(points(trees)))
-    monkeypatch.setattr(sys, "argv", ["lab"])
-    launch.run_hydra([], name=name, sweep=launch.find_sweep(f"sweeps/{name}.yaml"))
-    assert len(asked) == runs
+    request = launch.read_request([], "lab", name=name, sweep=launch.find_sweep(f"sweeps/{name}.yaml"))
+    assert len(points(multirun.compose(request).trees)) == runs
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ import pytest
 
 from lab.core import machine
 from lab.records import store
+from lab.sweep import pipeline
 from lab.sweep.job import train_fleet
-from lab.sweep.pipeline import run_sweep
+from lab.sweep.planner import plan_sweep
 from lab.training.fleet import Fleet
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes
@@ -47,8 +48,9 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
         return []
 
     begun.set()
-    options: dict[str, Any] = {"dry_run": None, "one": False, "shard": "1/1", "is_local": True, "slots": [None]}
-    run_sweep([{**tree, "out": str(folder)} for tree in trees], launch, max_runs=2, **options)
+    points = [{**tree, "out": str(folder)} for tree in trees]
+    plan = plan_sweep(points, max_runs=2, one=False, shard="1/1", is_local=True, slots=[None])
+    pipeline.train(plan, launch, command="lab")
 
 
 class Forked:

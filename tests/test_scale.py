@@ -16,7 +16,7 @@ from lab.data.corpus import bigram_loss
 from lab.records import store
 from lab.report import build, stamp
 from lab.sweep import pipeline
-from lab.sweep.planner import points
+from lab.sweep.planner import plan_sweep, points
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
@@ -186,8 +186,8 @@ def test_the_first_interrupt_asks_to_stop_and_the_second_stops() -> None:
 def here(folder: Path) -> store.Records:
     """Records of a fleet of two, trained in this process; timings left out."""
     trees = [{**tree("validation=short", f"seed={seed}"), "out": str(folder)} for seed in (0, 1)]
-    options: dict[str, Any] = {"max_runs": None, "dry_run": None, "one": False, "shard": "1/1", "slots": [None]}
-    pipeline.run_sweep(trees, lambda jobs: pytest.fail("launched"), is_local=True, trains_here=True, **options)
+    plan = plan_sweep(trees, max_runs=None, one=False, shard="1/1", is_local=True, slots=[None])
+    pipeline.train(plan, lambda jobs: pytest.fail("launched"), command="lab", trains_here=True)
     records = store.read(folder)
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -15,13 +14,13 @@ from omegaconf import ListConfig
 
 from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim
 from lab.analysis.text import listed, plain_text
-from lab.cli import launch
-from lab.cli.compose import parse
+from lab.cli import launch, multirun
+from lab.cli.compose import Request, parse
+from lab.core import distributed
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.printing import say
 from lab.studies.claims import CLAIMS
-from lab.sweep import pipeline
 from lab.sweep.dry_run import core_seconds
 from lab.sweep.planner import SweepPlan
 from lab.sweep.progress import CampaignPart
@@ -87,6 +86,8 @@ def plan(name: str, out: Path) -> list[Part]:
     Raises:
         RequestError: the file of the campaign makes no sense, or a part cannot be planned.
     """
+    if distributed.world_size() > 1:
+        raise RequestError("lab campaign plans its parts in one process; leave torchrun away")
     parts = [Part(words, _plan(words)) for words in _read(launch.campaigns()[name], out)]
     return sorted(parts, key=lambda part: (not part.is_done, -part.claims_per_core_hour))
 
@@ -103,25 +104,14 @@ def _read(path: Path, out: Path) -> Iterator[list[str]]:
         yield [*words, f"out={folder if is_plain else quoted(Path(folder))}"]
 
 
+def _request(words: Sequence[str]) -> Request:
+    """The request of ``lab sweep`` with these words, which is also the command that the folder notes."""
+    sweep = launch.find_sweep(words[0])
+    return launch.read_request(words[1:], launch.command_line(["sweep", *words]), name=sweep.stem, sweep=sweep)
+
+
 def _plan(words: Sequence[str]) -> SweepPlan:
-    """The plan of ``lab sweep`` with these words."""
-    plans: list[SweepPlan] = []
-    token = pipeline.ON_DRY_RUN.set(plans.append)
-    try:
-        _sweep([*words, "--dry-run"])
-    finally:
-        pipeline.ON_DRY_RUN.reset(token)
-    return plans[0]
-
-
-def _sweep(words: Sequence[str]) -> None:
-    """Do what ``lab sweep`` does with these words."""
-    sweep, program = launch.find_sweep(words[0]), sys.argv[0]
-    sys.argv = [program, "sweep", *words]  # the command that the folder notes
-    try:
-        launch.run_hydra(words[1:], name=sweep.stem, sweep=sweep)
-    finally:
-        sys.argv = [program]
+    return multirun.plan(multirun.compose(_request(words)))
 
 
 def table(parts: Sequence[Part]) -> Iterator[str]:
@@ -174,9 +164,8 @@ def train(name: str, out: Path, parts: Sequence[Part]) -> None:
 
 def _train_part(part: Part, position: CampaignPart) -> bool:
     """Train a part; returns whether none of its runs failed."""
-    token = pipeline.CAMPAIGN_PART.set(position)
     try:
-        _sweep(part.words)
+        multirun.carry_out(_request(part.words), position)  # planned anew: others may have trained some of it meanwhile
     except RequestError as refusal:  # a full disk; it made sense when it was planned
         say(f"lab: {part.sweep}: {refusal}", error=True)
         return False
@@ -184,8 +173,6 @@ def _train_part(part: Part, position: CampaignPart) -> bool:
         if end.code != 1:
             raise
         return False
-    finally:
-        pipeline.CAMPAIGN_PART.reset(token)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -98,7 +99,8 @@ def _sweep(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(launch.sweeps())}")
     sweep = launch.find_sweep(arguments[0])
-    launch.run_hydra(_without_m(arguments[1:]), name=sweep.stem, sweep=sweep)
+    command = launch.command_line(sys.argv[1:])
+    launch.carry_out(launch.read_request(_without_m(arguments[1:]), command, name=sweep.stem, sweep=sweep))
 
 
 def _campaign(arguments: list[str]) -> None:
@@ -119,8 +121,8 @@ def _campaign(arguments: list[str]) -> None:
 def _train(arguments: list[str]) -> None:
     from lab.cli import launch
 
-    words = _without_m(arguments)
-    launch.run_hydra(words, name="train", one=len(words) == len(arguments))
+    words, command = _without_m(arguments), launch.command_line(sys.argv[1:])
+    launch.carry_out(launch.read_request(words, command, name="train", one=len(words) == len(arguments)))
 
 
 def _import(arguments: list[str]) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -25,12 +26,32 @@ from lab.cli import hydra_app
 from lab.core.errors import RequestError, nearest, similar_names
 
 CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
-# The folder that --config-dir names, if it was given.
-_CONFIG_DIR: ContextVar[tuple[Path, ...]] = ContextVar("config_dir", default=())
+GIVEN = "requested"  # names, in its config group, a file that a user gave by its path and may have called anything
 # Launchers from other packages, and the extra of this one that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 DEFAULT_STEPS = "${scale.steps}"  # as conf/config.yaml says
 MAX_POINTS = 100_000  # of a sweep; more is a typing mistake, and would take hours to compose
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for.
+
+    Attributes:
+        overrides: all that Hydra composes: keys of runs, and settings of the sweeper and the launcher.
+        config_dir: the folder of --config-dir, in which configs are looked for, too; None without one.
+        files: the contents of files that were given by their paths, by config group.
+        flags: Hydra's flags that show something and their values; empty for what is to be trained.
+        command: the command line as the user can type it again.
+        question: the question that the sweep file asks in its first comment; empty without one.
+    """
+
+    overrides: Sequence[str] = ()
+    config_dir: Path | None = None
+    files: Mapping[str, DictConfig] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+    command: str = ""
+    question: str = ""
 
 
 class InternalError(Exception):
@@ -42,10 +63,13 @@ _PASSED_ON = (RequestError, InternalError, BrokenPipeError)
 
 
 @contextmanager
-def reading_request() -> Iterator[None]:
+def reading_request(config_dir: Path | None = None) -> Iterator[None]:
     """Refuse the request for whatever Hydra or OmegaConf raises within the block.
 
     Put it around calls that parse or compose what the user wrote, and around nothing else.
+
+    Args:
+        config_dir: the folder of --config-dir, whose keys a refusal may suggest.
 
     Raises:
         RequestError: Hydra or OmegaConf raised, whatever the type.
@@ -55,7 +79,7 @@ def reading_request() -> Iterator[None]:
     except _PASSED_ON:
         raise
     except Exception as error:
-        raise RequestError(one_line(error)) from error
+        raise RequestError(one_line(error, config_dir)) from error
 
 
 @contextmanager
@@ -88,13 +112,13 @@ def is_override(word: str) -> bool:
     return word.startswith("~") or ("=" in word and not word.startswith("-"))
 
 
-def use_config_dir(words: Sequence[str]) -> list[str]:
-    """From now on look for configs in the folder of --config-dir, too; returns the other words.
+def take_config_dir(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The folder of --config-dir, if it is given, and the other words.
 
     Raises:
         RequestError: the folder does not exist.
     """
-    others, _ = [], _CONFIG_DIR.set(())
+    config_dir, others = None, []
     remaining = iter(words)
     for word in remaining:
         flag, equals, value = word.partition("=")
@@ -104,13 +128,8 @@ def use_config_dir(words: Sequence[str]) -> list[str]:
         folder = value if equals else next(remaining, "")
         if not folder or not Path(folder).is_dir():
             raise RequestError(f"{flag} names no folder: {folder!r}")
-        _CONFIG_DIR.set((Path(folder).absolute(),))
-    return others
-
-
-def config_dirs() -> tuple[Path, ...]:
-    """The folder of --config-dir, if it was given."""
-    return _CONFIG_DIR.get()
+        config_dir = Path(folder).absolute()
+    return config_dir, others
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
@@ -120,64 +139,69 @@ def resolved(config: DictConfig) -> dict[str, Any]:
         OmegaConfBaseException: a key refers to none, or has no value.
     """
     tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    if tree.get("tokens") is not None and config._get_node("steps")._value() == DEFAULT_STEPS:  # type: ignore[union-attr]
-        return {**tree, "steps": None}
+    if tree.get("tokens") is not None:
+        given: Any = OmegaConf.to_container(config)
+        if given["steps"] == DEFAULT_STEPS:
+            return {**tree, "steps": None}
     return dict(tree)
 
 
 @contextmanager
-def composer() -> Iterator[Callable[..., DictConfig]]:
-    """Within the block, a function that composes a config from overrides.
+def composer(request: Request) -> Iterator[Callable[..., DictConfig]]:
+    """Within the block, a function that composes a config from overrides, which may choose the files of a request.
 
     Raises:
         RequestError: (the function) Hydra cannot compose them.
     """
 
     def composed(overrides: Sequence[str], **options: Any) -> DictConfig:
-        with reading_request():
+        with reading_request(request.config_dir):
             return compose("config", list(overrides), **options)
 
-    with config_loader():
+    with config_loader(request):
         yield composed
 
 
 @contextmanager
-def config_loader() -> Iterator[Any]:
-    """Within the block, Hydra's loader of the lab's configs and of those in the folder of --config-dir."""
+def config_loader(request: Request) -> Iterator[Any]:
+    """Within the block, Hydra's loader of the lab's configs and of those that a request adds."""
+    store_files(request)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(hydra_app.data_folder("conf")), version_base="1.3", job_name="lab"):
         loader: Any = GlobalHydra.instance().config_loader()
         search_path = loader.get_search_path()
-        for folder in config_dirs():
+        if folder := request.config_dir:
             search_path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
         loader.repository.initialize_sources(search_path)
         yield loader
     GlobalHydra.instance().clear()
 
 
-def groups() -> set[str]:
+def store_files(request: Request) -> None:
+    """Let Hydra find the files of a request, each as ``GIVEN`` in its group."""
+    for group, content in request.files.items():
+        package = "_global_" if group == "sweeps" else None
+        ConfigStore.instance().store(group=group, name=GIVEN, node=content, package=package)
+
+
+def groups(config_dir: Path | None) -> set[str]:
     """Names of the config groups that describe a run: the lab's own and those in the folder of --config-dir."""
-    folders = [hydra_app.data_folder("conf"), *config_dirs()]
+    folders = [hydra_app.data_folder("conf"), *([config_dir] if config_dir else [])]
     return {path.name for folder in folders for path in folder.iterdir() if path.is_dir()} - {"hydra", "fleet"}
 
 
-def known_keys() -> list[str]:
-    """Every dotted key of the default config."""
-    return _known_keys(config_dirs())
-
-
 @cache
-def _known_keys(folders: tuple[Path, ...]) -> list[str]:
-    with config_loader():
-        tree = compose("config")  # without ``reading_request``, which asks for these keys
+def known_keys(config_dir: Path | None = None) -> Sequence[str]:
+    """Every dotted key of the default config."""
+    with config_loader(Request(config_dir=config_dir)):
+        tree = OmegaConf.to_container(compose("config"))  # without ``reading_request``, which asks for these keys
     keys: set[str] = set()
 
     def walk(node: Any, prefix: str) -> None:
         for key in node:
             keys.add(f"{prefix}{key}")
-            child = node._get_node(key)
-            if isinstance(child, DictConfig) and not child._is_none():
-                walk(child, f"{prefix}{key}.")
+            if isinstance(node[key], dict):
+                walk(node[key], f"{prefix}{key}.")
 
     walk(tree, "")
     return sorted(keys - {"fleet"})
@@ -187,11 +211,14 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
     """Expand swept values into the overrides of every point; a key given twice keeps its last values.
 
     Raises:
-        RequestError: an interval is swept, values cannot be read, or there are more than ``MAX_POINTS`` points.
+        RequestError: an interval or nothing is swept, values cannot be read, or there are more than ``MAX_POINTS``
+            points.
     """
     values: dict[str, list[str]] = {}
     for override in overrides:
         values[override.key_or_group] = _single_overrides(override)
+    if empty := next((key for key, words in values.items() if not words), ""):
+        raise RequestError(f"{empty} is swept over nothing")
     if math.prod(map(len, values.values())) > MAX_POINTS:
         raise RequestError(f"a sweep may have {MAX_POINTS} points, and this one has more")
     return [list(point) for point in itertools.product(*values.values())]
@@ -211,13 +238,13 @@ def _single_overrides(override: Override) -> list[str]:
     raise RequestError(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException, config_dir: Path | None = None) -> str:
     """What Hydra or OmegaConf refused, in one line that names the nearest valid choice."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         return f"cannot read '{error.override}'; quote the value, as in \"key='value'\""
     if "raised while composing config" in text and error.__cause__ is not None:
-        return one_line(error.__cause__)
+        return one_line(error.__cause__, config_dir)
     if "Config group override must be a string or a list" in text:
         return "a group cannot be null; choose a file of it by name, or none of them, as in intervention=[]"
     if match := re.search(r"already at '([^']*)'", text):
@@ -225,7 +252,7 @@ def one_line(error: BaseException) -> str:
     if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
         return _unknown_choice(match[1], match[2], text)
     if match := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
-        return _unknown_key(match[1])
+        return _unknown_key(match[1], config_dir)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {text.splitlines()[0]}"
     message = text.split("raised while composing config:\n")[-1]
@@ -240,8 +267,8 @@ def _unknown_choice(group: str, name: str, text: str) -> str:
     return f"unknown {group} {name!r}; {nearest(name, listed[1].split() if listed else [path.stem for path in files])}"
 
 
-def _unknown_key(key: str) -> str:
-    known, group = known_keys(), key.split(".")[0]
+def _unknown_key(key: str, config_dir: Path | None) -> str:
+    known, group = known_keys(config_dir), key.split(".")[0]
     if key in known:
         return f"key '{key}' is not there in every choice of groups asked for"
     if group in ("guest", "intervention"):  # which hold only what is switched on

@@ -1,20 +1,22 @@
-"""From the words of a command line to Hydra."""
+"""From the words of a command line to a request, and what Hydra itself shows of one."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lab.cli import hydra_app, override_rules
 from lab.cli.compose import (
     CONFIG_DIR_FLAGS,
+    GIVEN,
+    Request,
     composer,
     expand,
     is_override,
@@ -22,7 +24,8 @@ from lab.cli.compose import (
     parse,
     reading_request,
     resolved,
-    use_config_dir,
+    store_files,
+    take_config_dir,
 )
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
@@ -76,35 +79,31 @@ def read_sweep(path: Path) -> DictConfig:
     return content
 
 
-def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one: bool = False) -> None:
-    """Hand a request to Hydra: train its points, with --dry-run estimate their cost, or show --cfg or --help.
+def read_request(
+    words: Sequence[str], command: str, *, name: str, sweep: Path | None = None, one: bool = False
+) -> Request:
+    """Read and check the words of a request.
 
     Args:
         words: overrides and flags.
+        command: the command line as the user can type it again.
         name: names the default results folder, ``runs/NAME``.
         sweep: the sweep file, if any.
         one: refuse several points.
 
     Raises:
-        RequestError: the request cannot be carried out; nothing is written.
+        RequestError: the request cannot be carried out.
     """
-    from lab.cli import multirun  # here, since lists and tab completion need none of it
-    from lab.sweep import pipeline
-
-    pipeline.COMMAND.set(shlex.join([*_program(sys.argv[0]), *sys.argv[1:]]))
     content = read_sweep(sweep) if sweep else OmegaConf.create()
-    pipeline.QUESTION.set(question(sweep.read_text(encoding="utf-8")) if sweep else "")
-    added: list[str] = []
-    if sweep:
-        # stored under a fixed name, since a file may be called anything
-        ConfigStore.instance().store(group="sweeps", name="requested", node=content, package="_global_")
-        added = ["sweeps=requested"]
+    files = {"sweeps": content} if sweep else {}
     shard = [word for word in words if word.startswith("shard=")]  # an option of the sweeper, not of a run
     overrides = [word for word in words if is_override(word) and word not in shard]
     flags = [word for word in words if word not in [*overrides, *shard, *DRY_RUNS]]
     _refuse_unknown_flags(flags)
-    use_config_dir(flags)
-    overrides = [_with_ledger(word) for word in overrides]
+    config_dir, _ = take_config_dir(flags)
+    for index, word in enumerate(overrides):
+        if path := _ledger_file(word):
+            files["ledger"], overrides[index] = _read_ledger(path), f"ledger={GIVEN}"
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
     shows = any(flag.split("=")[0] in SHOW for flag in flags)
@@ -112,29 +111,50 @@ def run_hydra(words: Sequence[str], *, name: str, sweep: Path | None = None, one
         raise RequestError(f"{alone[0]} goes with --cfg job")
     override_rules.check_overrides(overrides)
     override_rules.check_defaults(content)
+    added = [f"sweeps={GIVEN}"] if sweep else []
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
         added.append(f"out={quoted(Path('runs', name))}")
-    if shows or sweep not in (None, *sweeps().values()) or not override_rules.chooses_own_files_only(overrides):
-        point = override_rules.first_point([*added, *overrides], one=one)
-    if shows:
-        _call_hydra([*flags, *point])
-    else:
-        dry_run = [f"dry_run={kind}" for word, kind in DRY_RUNS.items() if word in words][-1:]
-        sweeper_options = [*shard, *dry_run, *["one=true"] * one]
-        sweeper_overrides = [f"hydra.sweeper.{option}" for option in sweeper_options]
-        multirun.train_points([*added, *overrides, *sweeper_overrides])
+    asked = question(sweep.read_text(encoding="utf-8")) if sweep else ""
+    request = Request([*added, *overrides], config_dir, files, flags if shows else (), command, asked)
+    if shows or sweep not in (None, *sweeps().values()) or not override_rules.chooses_own_files_only(request):
+        point = override_rules.first_point(request, one=one)
+        if shows:
+            return replace(request, overrides=point)
+    dry_run = [f"dry_run={kind}" for word, kind in DRY_RUNS.items() if word in words][-1:]
+    sweeper_options = [*shard, *dry_run, *["one=true"] * one]
+    return replace(request, overrides=[*request.overrides, *(f"hydra.sweeper.{each}" for each in sweeper_options)])
 
 
-def _with_ledger(word: str) -> str:
-    """``ledger=FILE.yaml`` as the choice of a stored config; any other override as it is.
+def carry_out(request: Request) -> None:
+    """Train the points of a request, with --dry-run estimate their cost, or show what --cfg or --help asks for.
 
     Raises:
-        RequestError: the file does not exist, or holds anything but restarts.
+        RequestError: the request cannot be carried out; nothing is written.
+        SystemExit: with status 1 when a run failed.
     """
+    if request.flags:
+        _check_flags([*request.flags, *request.overrides])
+        store_files(request)
+        call_hydra([*request.flags, *request.overrides], request.config_dir)
+    else:
+        from lab.cli import multirun  # here, since lists and tab completion need none of it
+
+        multirun.carry_out(request)
+
+
+def _ledger_file(word: str) -> Path | None:
+    """The file that ``ledger=FILE.yaml`` names; None for any other override."""
     key, _, value = word.partition("=")
     path = Path(value)
-    if key.lstrip("+") != "ledger" or path.suffix not in (".yaml", ".yml"):
-        return word
+    return path if key.lstrip("+") == "ledger" and path.suffix in (".yaml", ".yml") else None
+
+
+def _read_ledger(path: Path) -> DictConfig:
+    """A ledger file.
+
+    Raises:
+        RequestError: it does not exist, or holds anything but restarts.
+    """
     if not path.is_file():
         raise RequestError(f"no ledger file {path}")
     content = read_sweep(path)
@@ -143,14 +163,15 @@ def _with_ledger(word: str) -> str:
     if unknown := unknown_key(content):
         raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")
     named = OmegaConf.merge({"name": path.stem}, content)
-    ConfigStore.instance().store(group="ledger", name="requested", node=named)
-    return "ledger=requested"
+    assert isinstance(named, DictConfig)
+    return named
 
 
-def _program(path: str) -> list[str]:
-    """How this program was started: as ``lab``, or as a user's own script that ends in ``lab.main()``."""
+def command_line(words: Sequence[str]) -> str:
+    """These words after the name of this program: ``lab``, or a user's own script that ends in ``lab.main()``."""
+    path = sys.argv[0]
     is_script = path.endswith(".py") and Path(path).name != "__main__.py"
-    return ["python", path] if is_script else ["lab"]
+    return shlex.join([*(["python", path] if is_script else ["lab"]), *words])
 
 
 def _refuse_unknown_flags(flags: Sequence[str]) -> None:
@@ -162,11 +183,19 @@ def _refuse_unknown_flags(flags: Sequence[str]) -> None:
             raise RequestError(f"unknown word {flag!r}; a request takes key=value and options such as --dry-run{hint}")
 
 
-def _call_hydra(arguments: list[str]) -> None:
-    _check_flags(arguments)
-    sys.argv = ["lab", *arguments]
-    with reading_request():
-        hydra_app.hydra_main()
+def call_hydra(arguments: Sequence[str], config_dir: Path | None = None) -> None:
+    """Let Hydra's own main show something, such as a config or completions.
+
+    Raises:
+        RequestError: Hydra refuses the arguments.
+    """
+    before = sys.argv
+    sys.argv = ["lab", *arguments]  # Hydra's main takes its arguments from here alone, and its help the program's name
+    try:
+        with reading_request(config_dir):
+            hydra_app.hydra_main()
+    finally:
+        sys.argv = before
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
@@ -186,13 +215,13 @@ def compose_points(words: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         RequestError: a word is no override, or Hydra cannot compose them.
     """
-    overrides = use_config_dir(words)
+    config_dir, overrides = take_config_dir(words)
     for word in overrides:
         if not is_override(word):
             raise RequestError(f"unknown option {word!r}; all that can be given here is key=value, and --config-dir")
     override_rules.check_overrides(overrides)
     trees = []
-    with composer() as composed:
+    with composer(Request(overrides, config_dir)) as composed:
         for point in expand(parse(overrides)):
             config = composed(point)
             with reading_request():

@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 
 from lab.cli import hydra_app, launch
-from lab.cli.compose import reading_request
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line, others_add
 
@@ -163,7 +162,5 @@ def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[
             return []
         first_override = 3 if words[1] == "sweep" else 2
         os.environ["COMP_LINE"] = " ".join([words[0], *words[first_override:]]) + " " * starts_word
-    sys.argv = ["lab", *arguments]
-    with reading_request():
-        hydra_app.hydra_main()
+    launch.call_hydra(arguments)
     return []

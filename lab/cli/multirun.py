@@ -1,16 +1,15 @@
-"""Training a request: compose every point, plan the sweep, and hand its fleets to one of Hydra's launchers as jobs."""
+"""From a request to records: compose every point, plan the sweep, and hand its fleets to a launcher as jobs."""
 
 from __future__ import annotations
 
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from copy import deepcopy
 from functools import cached_property, partial
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.override_parser.types import Override
@@ -21,70 +20,123 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lab.cli import hydra_app
-from lab.cli.compose import config_loader, expand, parse, reading_request, running_own_code
+from lab.cli.compose import Request, config_loader, expand, parse, reading_request, running_own_code
 from lab.cli.planning import show_planning
-from lab.cli.points import TreeComposer, chooses_file
-from lab.core import machine
+from lab.cli.points import TreeComposer, chooses_file, with_values
+from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.sweep import pipeline
 from lab.sweep.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
+from lab.sweep.progress import CampaignPart
 from lab.sweep.requests import recognizable
 
+if TYPE_CHECKING:
+    from lab.sweep.planner import SweepPlan
 
-def train_points(words: Sequence[str]) -> None:
-    """Train every point of these overrides, with the launcher that they choose.
+
+class Composed(NamedTuple):
+    """What Hydra makes of a request.
+
+    Attributes:
+        trees: the resolved config tree of every point.
+        launcher: what runs the jobs.
+        settings: of the sweeper: ``max_runs``, ``one``, ``shard`` and ``dry_run``.
+        launcher_settings: unresolved.
+    """
+
+    trees: Sequence[Mapping[str, Any]]
+    launcher: Launcher
+    settings: Mapping[str, Any]
+    launcher_settings: Any
+
+
+def compose(request: Request) -> Composed:
+    """Compose every point of a request, and make the launcher that it chooses.
 
     Raises:
-        RequestError: a point cannot be composed, or makes no sense; nothing is written then.
-        SystemExit: with status 1 when a run failed.
+        RequestError: Hydra cannot compose it.
     """
-    with config_loader() as loader:
-        overrides = parse(words, loader)
+    with config_loader(request) as loader:
+        overrides = parse(request.overrides, loader)
         settings = [one for one in overrides if one.is_hydra_override()]
         of_points = [one for one in overrides if not one.is_hydra_override()]
         fixed = [one for one in of_points if not one.is_sweep_override()]
         files = [one for one in fixed if chooses_file(one, loader)]
         values = [one for one in fixed if not chooses_file(one, loader)]
-        with reading_request():
+        with reading_request(request.config_dir):
             chosen = loader.load_configuration("config", _lines([*settings, *files]), RunMode.RUN)
-            config = deepcopy(chosen)
-            loader._apply_overrides_to_config(values, config)
+            config = with_values(chosen, values, loader)
             context = HydraContext(config_loader=loader, callbacks=Callbacks())
             launcher: Launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=context, task_function=hydra_app.hydra_task, config=config
             )
-            options: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=True)
-        params = options.pop("params")
-        swept = [] if options["one"] else [f"{key}={value}" for key, value in params.items()]
+            sweeper: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=True)
+        params = sweeper.pop("params")
+        swept = [] if sweeper["one"] else [f"{key}={value}" for key, value in params.items()]
         points = expand([*parse(swept, loader), *of_points])
-        composer = TreeComposer(loader, chosen, _lines(files))
-        _train(points, composer, launcher, config, options)
+        composer = TreeComposer(loader, chosen, _lines(files), request.config_dir)
+        trees = list(show_planning(map(composer.tree, points), len(points)))
+    return Composed(trees, launcher, sweeper, OmegaConf.to_container(config.hydra.launcher))
 
 
 def _lines(overrides: Sequence[Override]) -> list[str]:
     return [str(one.input_line) for one in overrides]
 
 
-def _train(
-    points: Sequence[Sequence[str]], composer: TreeComposer, launcher: Launcher, config: DictConfig, options: Any
-) -> None:
-    """Train the points; ``options`` are those of ``run_sweep``."""
-    trees = list(show_planning(map(composer.tree, points), len(points)))
-    launcher_options = OmegaConf.to_container(config.hydra.launcher)
-    request = None if options["dry_run"] else recognizable(trees, {**options, "launcher": launcher_options})
-    if request and (ids := request.finished_ids()) is not None:
-        pipeline.report_finished(request.folder, ids, one=options["one"])
-        return
+def plan(composed: Composed) -> SweepPlan:
+    """Plan the sweep, and print what the user should know of it; nothing is written.
+
+    Raises:
+        RequestError: a point makes no sense, or the folder cannot take records.
+    """
+    from lab.sweep import planner  # slow to load
+
+    trees, launcher, settings, _ = composed
+    limits = {key: settings[key] for key in ("max_runs", "one", "shard")}
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
-    slots, trains_here = getattr(launcher, "slots", [None]), getattr(launcher, "trains_here", False)
-    launch = partial(_launch, launcher)
+    slots = getattr(launcher, "slots", [None])
     with closing(show_planning(trees, len(trees))) as planned:
-        trained = pipeline.run_sweep(
-            planned, launch, is_local=is_local, slots=slots, trains_here=trains_here, **options
-        )
-    if request and trained:
-        request.note(trained)
+        planned_sweep = planner.plan_sweep(planned, is_local=is_local, slots=slots, **limits)
+    pipeline.print_cautions(planned_sweep)
+    return planned_sweep
+
+
+def carry_out(request: Request, part: CampaignPart | None = None) -> None:
+    """Train the points of a request, or with --dry-run estimate what that would cost.
+
+    Args:
+        request: what is asked for.
+        part: the part that it is of a campaign, if any.
+
+    Raises:
+        RequestError: a point cannot be composed, or makes no sense; nothing is written then.
+        SystemExit: with status 1 when a run failed.
+    """
+    composed = compose(request)
+    if composed.settings["dry_run"]:
+        _estimate(composed)
+        return
+    noted: Any = {"command": request.command, "question": request.question, "one": composed.settings["one"]}
+    known = recognizable(composed.trees, {**composed.settings, "launcher": composed.launcher_settings})
+    if known and (ids := known.finished_ids()) is not None:
+        pipeline.report_finished(known.folder, ids, **noted)
+        return
+    launcher = composed.launcher
+    planned = plan(composed)
+    trains_here = getattr(launcher, "trains_here", False)
+    ids = pipeline.train(planned, partial(_launch, launcher), trains_here=trains_here, part=part, **noted)
+    if known:
+        known.note(ids)
+
+
+def _estimate(composed: Composed) -> None:
+    kind = composed.settings["dry_run"]
+    if kind not in ("summary", "full"):
+        raise RequestError(f"hydra.sweeper.dry_run must be summary or full, not {kind!r}")
+    if distributed.world_size() > 1:
+        raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
+    pipeline.print_estimate(plan(composed), full=kind == "full")
 
 
 def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:

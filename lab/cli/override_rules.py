@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from lab.cli.compose import composer, config_dirs, expand, groups, known_keys, parse, reading_request
+from lab.cli.compose import Request, composer, expand, groups, known_keys, parse, reading_request
 from lab.core.errors import RequestError, nearest
 
 # Hydra's other settings make objects, import packages, set the environment, write elsewhere, or serve no sweep.
@@ -57,40 +58,42 @@ def check_defaults(sweep: DictConfig) -> None:
         RequestError: it does.
     """
     with reading_request():
-        entries = str(sweep._get_node("defaults"))  # unresolved
+        unresolved: Any = OmegaConf.to_container(sweep)
+    entries = str(unresolved.get("defaults"))
     if escape := ESCAPE.search(entries):
         raise RequestError(f"defaults must choose files by their names, without {escape[0]}: {entries}")
 
 
-def chooses_own_files_only(overrides: Sequence[str]) -> bool:
-    """Whether these overrides choose only files of the lab, and add nothing to what a sweep of the lab sweeps."""
-    escapes = any(OVERRIDE_ESCAPE.search(word.removeprefix("hydra/launcher=")) for word in overrides)
-    return not escapes and not config_dirs() and not any("hydra.sweeper.params" in word for word in overrides)
+def chooses_own_files_only(request: Request) -> bool:
+    """Whether a request's overrides choose only files of the lab, and add nothing to what a sweep of the lab sweeps."""
+    words = request.overrides
+    escapes = any(OVERRIDE_ESCAPE.search(word.removeprefix("hydra/launcher=")) for word in words)
+    return not escapes and not request.config_dir and not any("hydra.sweeper.params" in word for word in words)
 
 
-def first_point(overrides: Sequence[str], *, one: bool) -> list[str]:
-    """The overrides of the point that a sweep would train first; ``one`` leaves out what a sweep file sweeps.
+def first_point(request: Request, *, one: bool) -> list[str]:
+    """The overrides of the point that a request would train first; ``one`` leaves out what a sweep file sweeps.
 
     Raises:
         RequestError: a file, or a value swept by a file, changes settings on which Hydra would act.
     """
-    parsed = parse(overrides)
-    settings = _settings(overrides)
-    typed = [word for word, o in zip(overrides, parsed, strict=True) if re.match(r"hydra\b", o.key_or_group)]
-    without_files = _guarded(_settings(typed))
+    parsed = parse(request.overrides)
+    settings = _settings(request, request.overrides)
+    typed = [word for word, o in zip(request.overrides, parsed, strict=True) if re.match(r"hydra\b", o.key_or_group)]
+    without_files = _guarded(_settings(request, typed))
     _refuse_differences(_guarded(settings), without_files)
-    params = {} if one else _params(settings)
+    params = {} if one else _params(settings, request.config_dir)
     point = expand([*parse([f"{key}={value}" for key, value in params.items()]), *parsed])[0]
-    _refuse_differences(_guarded(_settings(point)), without_files)
+    _refuse_differences(_guarded(_settings(request, point)), without_files)
     return point
 
 
-def _settings(overrides: Sequence[str]) -> DictConfig:
+def _settings(request: Request, overrides: Sequence[str]) -> DictConfig:
     """Hydra's own part of the config composed from these overrides, without the swept ones."""
     fixed = [
         word for word, override in zip(overrides, parse(overrides), strict=True) if not override.is_sweep_override()
     ]
-    with composer() as composed:
+    with composer(request) as composed:
         hydra: DictConfig = composed(fixed, return_hydra_config=True).hydra
     return hydra
 
@@ -103,17 +106,18 @@ def _refuse_differences(settings: Mapping[str, Any], without_files: Mapping[str,
             raise RequestError(f"hydra.{key} is not for a file to set; {choices}")
 
 
-def _params(hydra: DictConfig) -> dict[str, Any]:
+def _params(hydra: DictConfig, config_dir: Path | None) -> dict[str, Any]:
     """What a sweep file sweeps: keys of a run, and files chosen by their names."""
     with reading_request():
         params: dict[str, Any] = {str(key): value for key, value in hydra.sweeper.params.items()}
-    known = {key.split(".")[0] for key in known_keys()} | groups()
+    own_groups = groups(config_dir)
+    known = {key.split(".")[0] for key in known_keys(config_dir)} | own_groups
     for key, value in params.items():
         match = SWEPT_KEY.fullmatch(key)
         if not match or match[1] not in known:
             alike = nearest(key.lstrip("+~").split(".")[0], known)
             raise RequestError(f"hydra.sweeper.params holds {key}, which is not of a run; {alike}")
-        if match[1] in groups() and "." not in key and ESCAPE.search(str(value)):
+        if match[1] in own_groups and "." not in key and ESCAPE.search(str(value)):
             raise RequestError(f"hydra.sweeper.params.{key} must choose files by their names, not {value}")
     return params
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import AnyNode, DictConfig, ListConfig, open_dict
+from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict
 
 from lab.cli.compose import reading_request, resolved
 
@@ -42,9 +43,11 @@ class _Kind(NamedTuple):
 class TreeComposer:
     """Composes the config tree of one point after another; the trees share equal parts."""
 
-    def __init__(self, config_loader: Any, config: DictConfig, files: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config_loader: Any, config: DictConfig, files: Sequence[str] = (), config_dir: FilePath | None = None
+    ) -> None:
         """Take what Hydra composed of its own settings and of the words that choose these ``files`` for all points."""
-        self._loader, self._config = config_loader, config
+        self._loader, self._config, self._config_dir = config_loader, config, config_dir
         self._parser = OverridesParser.create(config_loader=config_loader)
         self._overrides: dict[str, Override] = {}
         self._chooses_file: dict[str, bool] = {}
@@ -106,11 +109,10 @@ class TreeComposer:
         """The config of a point, not yet resolved; files are composed once, and Hydra's own function sets values."""
         files = tuple(word for word in words.values() if self._chooses_file[word])
         values = [self._overrides[word] for word in words.values() if not self._chooses_file[word]]
-        with reading_request():
+        with reading_request(self._config_dir):
             if files not in self._composed_files:
                 self._composed_files[files] = self._loader.load_sweep_config(self._config, list(files))
-            config = deepcopy(self._composed_files[files])
-            self._loader._apply_overrides_to_config(values, config)
+            config = with_values(self._composed_files[files], values, self._loader)
             with open_dict(config):
                 del config["hydra"], config["fleet"]
         return config
@@ -119,6 +121,14 @@ class TreeComposer:
         config = self._composed(words)
         with reading_request():
             return resolved(config)
+
+
+def with_values(config: DictConfig, overrides: Sequence[Override], config_loader: Any) -> DictConfig:
+    """A copy of a config in which these overrides, which choose no files, set values as in Hydra's own composition."""
+    copy = deepcopy(config)
+    # private: Hydra has no other way to set values without reading and merging all files once more
+    config_loader._apply_overrides_to_config(list(overrides), copy)
+    return copy
 
 
 def chooses_file(override: Override, config_loader: Any) -> bool:
@@ -173,7 +183,7 @@ def _users(config: DictConfig) -> dict[Path, list[tuple[Path, bool]]] | None:
         it may depend on any key.
     """
     users: dict[Path, list[tuple[Path, bool]]] = {}
-    for path, text in _expressions(config, ()):
+    for path, text in _expressions(OmegaConf.to_container(config), ()):
         references, rest = list[str](), text
         while "${" in rest:
             references += REFERENCE.findall(rest) + CHOICE.findall(rest)
@@ -188,9 +198,8 @@ def _users(config: DictConfig) -> dict[Path, list[tuple[Path, bool]]] | None:
 
 def _expressions(node: Any, path: Path) -> Iterator[tuple[Path, str]]:
     """Paths and texts of all interpolations."""
-    if node._is_interpolation():
-        yield path, str(node._value())
-    elif isinstance(node, (DictConfig, ListConfig)) and not node._is_none():
-        names: Any = node if isinstance(node, DictConfig) else range(len(node))
-        for name in names:
-            yield from _expressions(node._get_node(name), (*path, str(name)))
+    if isinstance(node, str) and "${" in node:
+        yield path, node
+    elif isinstance(node, (dict, list)):
+        for name, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _expressions(child, (*path, str(name)))

@@ -1,12 +1,11 @@
-"""A sweep from its points to its report: plan, train one fleet per job, gather, report."""
+"""A sweep from its plan to its report: train one fleet per job, gather, report; or estimate what that would cost."""
 
 from __future__ import annotations
 
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +17,24 @@ from lab.core.files import quoted
 from lab.core.printing import say
 from lab.records import plans, store
 from lab.sweep.growing import GrowingReport
-from lab.sweep.local_jobs import Slot
 from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
 
 if TYPE_CHECKING:
     from lab.sweep.planner import Point, SweepPlan
 
-# The command line as the user can type it again; ``lab.cli.launch`` sets it.
-COMMAND: ContextVar[str] = ContextVar("command", default="lab")
-# The question that the sweep file asks in its first comment; empty without one.
-QUESTION: ContextVar[str] = ContextVar("question", default="")
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
 
-def print_estimate(plan: SweepPlan, *, full: bool = False) -> None:
+def print_cautions(plan: SweepPlan) -> None:
+    """Print what the user should know of the missing runs before they are trained."""
+    from lab.sweep.cautions import find_cautions
+
+    for line in find_cautions([point.config for point in plan.missing]):
+        _warn(line)
+
+
+def print_estimate(plan: SweepPlan, *, full: bool) -> None:
     """Print what training the plan's fleets would take, after a few throwaway steps of each shape."""
     from lab.sweep.dry_run import estimate
 
@@ -40,63 +42,45 @@ def print_estimate(plan: SweepPlan, *, full: bool = False) -> None:
         say(line)
 
 
-# What a dry run does with its plan.
-ON_DRY_RUN: ContextVar[Callable[[SweepPlan], None]] = ContextVar("on_dry_run", default=print_estimate)
-# The campaign that the sweep is a part of, if any.
-CAMPAIGN_PART: ContextVar[CampaignPart | None] = ContextVar("campaign_part", default=None)
-
-
-def run_sweep(
-    trees: Iterable[Mapping[str, Any]],
+def train(
+    plan: SweepPlan,
     launch: Launch,
     *,
-    max_runs: int | None,
-    dry_run: str | None,
-    one: bool,
-    shard: str,
-    is_local: bool,
-    slots: Sequence[Slot],
+    command: str,
+    question: str = "",
+    one: bool = False,
     trains_here: bool = False,
-) -> list[str] | None:
-    """Train what is missing of the points requested, then gather and report.
+    part: CampaignPart | None = None,
+) -> list[str]:
+    """Train what is missing of a plan, then gather and report.
 
     Args:
-        trees: one resolved config tree per point.
+        plan: as ``plan_sweep`` makes it.
         launch: runs the jobs.
-        dry_run: ``summary``: hand the plan to ``ON_DRY_RUN``; ``full``: estimate every run; either trains nothing.
+        command: the command line, for the folder to note.
+        question: the question of the sweep file, for the folder to note.
+        one: the plan is of a single run, whose end is to be said.
         trains_here: train a single fleet in this process; another one would load torch again.
-        max_runs: see ``plan_sweep``, as for ``one``, ``shard``, ``is_local`` and ``slots``.
+        part: the part that this sweep is of a campaign, if any.
 
     Returns:
-        The ids of the points of this shard; None after a dry run.
+        The ids of the points of this shard.
 
     Raises:
-        RequestError: a point makes no sense, or the folder cannot take records; nothing is written then.
+        RequestError: the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
-    from lab.sweep.cautions import find_cautions
-    from lab.sweep.planner import plan_sweep
-
-    if dry_run not in (None, "summary", "full"):
-        raise RequestError(f"hydra.sweeper.dry_run must be summary or full, not {dry_run!r}")
-    if dry_run and distributed.world_size() > 1:
-        raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
-    plan = plan_sweep(trees, max_runs=max_runs, one=one, shard=shard, is_local=is_local, slots=slots)
-    for line in find_cautions([point.config for point in plan.missing]):
-        _warn(line)
-    if dry_run:
-        print_estimate(plan, full=True) if dry_run == "full" else ON_DRY_RUN.get()(plan)
-        return None
     folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
-    store.note_command(folder, COMMAND.get(), QUESTION.get())
+    store.note_command(folder, command, question)
     if fleets:
         name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
         untrained = {point.id for point in missing}
         # a shard does not know which seeds the others have completed
         growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
-        with _monitor(folder, name, fleets, [point for point in mine if point.id not in untrained], growing):
+        done = [point for point in mine if point.id not in untrained]
+        with _monitor(folder, name, fleets, done, part, growing):
             if distributed.world_size() > 1:
                 deaths = _on_every_rank(folder, name, len(jobs))
             else:
@@ -104,7 +88,7 @@ def run_sweep(
         for death in deaths:
             _warn(death)
     # again: a shard that began at the same time may have lost it
-    store.note_command(folder, COMMAND.get(), QUESTION.get())
+    store.note_command(folder, command, question)
     ids = [point.id for point in mine]
     _gather_and_report(folder, [point.id for point in requested], ids, len(missing), one=one)
     return ids
@@ -116,7 +100,12 @@ def _planned(point: Point) -> dict[str, Any]:
 
 
 def _monitor(
-    folder: Path, plan: str, fleets: Sequence[Sequence[Point]], done: Sequence[Point], growing: GrowingReport | None
+    folder: Path,
+    plan: str,
+    fleets: Sequence[Sequence[Point]],
+    done: Sequence[Point],
+    part: CampaignPart | None,
+    growing: GrowingReport | None,
 ) -> ProgressMonitor:
     """A monitor of these fleets: it prints lines, and in a terminal also draws a live display."""
     from lab.sweep.planner import training_flops
@@ -124,7 +113,6 @@ def _monitor(
 
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
-    part = CAMPAIGN_PART.get()
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn, part)
         return ProgressMonitor(folder, plan, labels, sizes, say, _warn, log, growing)
@@ -200,9 +188,9 @@ def _warn(text: str) -> None:
     say(f"lab: {text}", error=True)
 
 
-def report_finished(folder: Path, ids: Sequence[str], *, one: bool) -> None:
+def report_finished(folder: Path, ids: Sequence[str], *, command: str, question: str, one: bool) -> None:
     """Note the command of a request whose points are all there, given by id, and report."""
-    store.note_command(folder, COMMAND.get(), QUESTION.get())
+    store.note_command(folder, command, question)
     _gather_and_report(folder, ids, ids, 0, one=one)
 
 
