@@ -48,9 +48,9 @@ def test_a_loss_at_the_limit_of_a_lost_run_counts_neither_as_lost_nor_as_kept(at
 def test_values_known_to_steps_only_are_no_more_certain_than_the_steps() -> None:
     """Three equal values: Student's t(2) of the standard deviation of a uniform error, over the square root of 3."""
     half = 4.302653 * 0.5 / math.sqrt(12) / math.sqrt(3)
-    known = student_t([1.0, 1.0, 1.0], grain=0.5)
+    known = student_t([1.0, 1.0, 1.0], resolution=0.5)
     assert (known.low, known.high) == (pytest.approx(1 - half), pytest.approx(1 + half))
-    exact, coarse = student_t([1.0, 1.1, 1.3]), student_t([1.0, 1.1, 1.3], grain=0.5)
+    exact, coarse = student_t([1.0, 1.1, 1.3]), student_t([1.0, 1.1, 1.3], resolution=0.5)
     assert (coarse.high - 1.1333333) ** 2 == pytest.approx((exact.high - 1.1333333) ** 2 + half**2, rel=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_the_step_of_a_slope_is_the_spread_that_errors_within_the_steps_give_it(
     steps = pd.DataFrame([[0.5, 0.4, 0.3, 0.5]], columns=[1e4, 3e4, 2e5, 1e6])
     errors = np.random.default_rng(0).uniform(-0.5, 0.5, (100_000, 4)) * steps.to_numpy()
     slopes = effects.slope(pd.DataFrame(errors, columns=steps.columns))
-    assert effects.slope_grain(steps).item() / math.sqrt(12) == pytest.approx(slopes.std(), rel=0.02)
+    assert effects.slope_resolution(steps).item() / math.sqrt(12) == pytest.approx(slopes.std(), rel=0.02)
 
 
 def arm_of_losses(losses: dict[float, float]) -> ArmTables:
@@ -87,8 +87,8 @@ def test_eta_div_is_where_the_loss_crosses_the_best_one_and_is_known_to_a_step_o
 ) -> None:
     arm = arm_of_losses(losses)
     assert arm.table("log_lost").to_numpy() == pytest.approx(log_lost)
-    assert arm.grain("log_lost").to_numpy() == pytest.approx(step)
-    (interval,) = effects.Qualified(arm.table("log_lost"), arm.grain("log_lost")).intervals()
+    assert arm.resolution("log_lost").to_numpy() == pytest.approx(step)
+    (interval,) = effects.Qualified(arm.table("log_lost"), arm.resolution("log_lost")).intervals()
     assert interval.high - log_lost == pytest.approx(4.302653 * step / math.sqrt(12) / math.sqrt(3))
 
 
@@ -305,4 +305,4 @@ def test_a_curve_that_is_lost_nowhere_counts_as_lost_one_step_beyond_its_grid() 
     made = planted.cards(("none",), (32,), (1e-3, 1e-2, 1e-1), (0,), final_val_loss=2.0)
     (summary,) = curve_summaries(judge(points(planted.table(made))))
     assert summary.values["log_lost"] == pytest.approx(0)
-    assert summary.grains["log_lost"] == pytest.approx(1)
+    assert summary.resolutions["log_lost"] == pytest.approx(1)

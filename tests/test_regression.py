@@ -311,8 +311,8 @@ def test_seeds_are_paired_by_name() -> None:
 def test_places_in_a_grid_are_never_certain_to_less_than_the_grid() -> None:
     unchanged = pd.Series([3.0, 3.0, 3.0])
     assert difference(unchanged, unchanged + 1).low == 1
-    assert difference(unchanged, unchanged + 1, grain=1.0).low < 0.5
-    assert difference(unchanged, unchanged + 2, grain=1.0).low > 1
+    assert difference(unchanged, unchanged + 1, resolution=1.0).low < 0.5
+    assert difference(unchanged, unchanged + 2, resolution=1.0).low > 1
 
 
 def test_the_same_within_the_margin_is_what_the_equivalence_test_says() -> None:
@@ -458,7 +458,7 @@ def test_of_unlike_seeds_each_side_has_its_own_rounding_and_the_effect_pools_by_
     old = pd.Series([1.0, 2.0, 4.0], index=list("abc"))
     new = pd.Series([1.1, 2.3, 4.2, 3.0, 9.0], index=list("defgh"))
     variances, rounding = (old.var(), new.var()), 0.6**2 / 12
-    rounded = difference(old, new, grain=0.6)
+    rounded = difference(old, new, resolution=0.6)
     assert rounded.error == pytest.approx(math.sqrt((variances[0] + rounding) / 3 + (variances[1] + rounding) / 5))
     pooled = math.sqrt((2 * variances[0] + 4 * variances[1]) / 6)
     assert difference(old, new).effect == pytest.approx((new.mean() - old.mean()) / pooled)

@@ -77,19 +77,19 @@ class Interval(NamedTuple):
         return Interval(-self.mean, -self.high, -self.low, self.n, tuple(-value for value in self.values), self.error)
 
 
-def student_t(values: Iterable[float], level: float = 0.95, grain: float = 0.0) -> Interval:
+def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 0.0) -> Interval:
     """Interval of the mean of ``values``, one per seed; NaN is no value.
 
     Args:
-        grain: step to which the values are known, in their unit. The variance of that rounding is added, so values on
-            a grid have an interval even where all are equal.
+        resolution: step to which the values are known, in their unit. The variance of that rounding is added, so that
+            values on a grid have an interval even where all are equal.
     """
     known = np.array([value for value in values if not math.isnan(value)], dtype=float)
     n, shown = len(known), tuple(known.tolist())
     mean = float(known.mean()) if n else math.nan
     if n < FEWEST_SEEDS:
         return Interval(mean, math.nan, math.nan, n, shown)
-    spread = math.sqrt(float(known.var(ddof=1)) + grain**2 / 12)
+    spread = math.sqrt(float(known.var(ddof=1)) + resolution**2 / 12)
     error = spread / math.sqrt(n)
     half = float(stdtrit(n - 1, (1 + level) / 2)) * error
     return Interval(mean, mean - half, mean + half, n, shown, error)
@@ -204,21 +204,21 @@ def _by_p(ps: Sequence[float]) -> list[int]:
     return sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
 
 
-def difference(old: pd.Series, new: pd.Series, grain: float = 0.0) -> Difference:
+def difference(old: pd.Series, new: pd.Series, resolution: float = 0.0) -> Difference:
     """Difference of two samples: paired where both have the same seeds, else Welch's.
 
     Args:
         old: first sample, one value per seed, indexed by seed.
         new: second sample, likewise.
-        grain: step to which the values are known, in their unit. The variance of that rounding is added, so values on
-            a grid have an interval even where all are equal.
+        resolution: step to which the values are known, in their unit. The variance of that rounding is added, so that
+            values on a grid have an interval even where all are equal.
     """
     if set(old.index) == set(new.index):
         changes = (new - old).to_numpy(dtype=float)
         mean, count = float(changes.mean()), len(changes)
-        deviation = math.sqrt(float(changes.var(ddof=1)) + grain**2 / 6)
+        deviation = math.sqrt(float(changes.var(ddof=1)) + resolution**2 / 6)
         return Difference(mean, deviation / math.sqrt(count), count - 1, _effect_size(mean, deviation))
-    counts, variances = np.array([len(old), len(new)]), np.array([old.var(), new.var()]) + grain**2 / 12
+    counts, variances = np.array([len(old), len(new)]), np.array([old.var(), new.var()]) + resolution**2 / 12
     mean, errors, freedoms = float(new.mean() - old.mean()), variances / counts, counts - 1
     pooled = math.sqrt(float((freedoms * variances).sum() / freedoms.sum()))
     freedom = float(errors.sum() ** 2 / (errors**2 / freedoms).sum()) if errors.any() else float(freedoms.sum())

@@ -131,7 +131,7 @@ def _draw_lines(
 
         def text_at(step: int, of_line: Any = of_line) -> str:
             at_end = values.loc[(values["step"] == step) & values["id"].isin(runs["id"][of_line]), "value"]
-            return hover.Told(runs).point(of_line, row.quantity, at_end.to_numpy(), f"step {step}")
+            return hover.HoverText(runs).point(of_line, row.quantity, at_end.to_numpy(), f"step {step}")
 
         panels.over_steps(axes, line, shades[key], int(of_line.sum()), text_at)
 

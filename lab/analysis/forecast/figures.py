@@ -98,7 +98,7 @@ def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, 
     else:
         face = {"markersize": 5, "markerfacecolor": "white"} if name else {"markersize": 4}
         (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, **face)
-    told, values = hover.Told(runs), runs["value"].to_numpy()
+    told, values = hover.HoverText(runs), runs["value"].to_numpy()
     panels.say(axes, line, [told.point([row], quantity, values[[row]]) for row in range(len(runs))])
     if name and outcome:
         (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, fillstyle="none", markersize=9)

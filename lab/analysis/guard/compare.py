@@ -192,7 +192,7 @@ def _changes(
     for column, quantity in QUANTITIES.items():
         old, new, limit = before[column].dropna(), now[column].dropna(), limits[quantity.unit]
         if min(len(old), len(new)) >= FEWEST_SEEDS:
-            change = difference(old, new, grain=1.0 if quantity.unit == STEPS else 0.0)
+            change = difference(old, new, resolution=1.0 if quantity.unit == STEPS else 0.0)
             interval = (float(old.mean()), float(new.mean()), change.mean, change.low, change.high, limit)
             tests = (change.effect, change.equivalence(limit), change.p(NEGLIGIBLE * limit))
             verdict = _verdict(change, limit, quantity.worse)

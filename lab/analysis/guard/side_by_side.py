@@ -131,17 +131,17 @@ def _compare(
         if len(paired) >= min(FEWEST_SEEDS, len(first), len(second)) > 0:
             first, second, seeds = first[paired], second[paired], f"{len(paired)}, paired"
         shown_a, shown_b = (_lr_span(side, grid) if unit == STEPS else float(side.mean()) for side in (first, second))
-        change = _change(first, second, grain=1.0 if unit == STEPS else 0.0)
+        change = _change(first, second, resolution=1.0 if unit == STEPS else 0.0)
         if shown_a == shown_b == "none":  # both lie beyond the grid, nobody knows how far
             change = (math.nan, math.nan, math.nan)
         yield ComparedQuantity(*arm_and_size, name, unit, shown_a, shown_b, *change, seeds)
 
 
-def _change(a: pd.Series, b: pd.Series, grain: float) -> tuple[float, float, float]:
+def _change(a: pd.Series, b: pd.Series, resolution: float) -> tuple[float, float, float]:
     """Mean difference and its interval, NaN with too few seeds for one."""
     if min(len(a), len(b)) < FEWEST_SEEDS:
         return float(b.mean() - a.mean()), math.nan, math.nan
-    found = difference(a, b, grain)
+    found = difference(a, b, resolution)
     return found.mean, found.low, found.high
 
 

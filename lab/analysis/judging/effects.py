@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.judging.evidence import LOST, ArmTables, MissingRunsError
-from lab.analysis.judging.quantities import Quantity, grain, log10, quantity
+from lab.analysis.judging.quantities import Quantity, log10, quantity, resolution
 from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import HIGH
 from lab.analysis.statistics import Interval, student_t
@@ -33,14 +33,14 @@ class Qualified(NamedTuple):
 
     Attributes:
         table: an effect per seed (row) for each part (column) of a claim.
-        grain: the step to which each effect is known, in its own unit; zero where no grid limits it.
+        resolution: of each effect, in its own unit; zero where no grid limits it.
         control: what must lie above zero, or else the claim would hold without what it speaks of.
         caution: what was left out, for the reader of the verdict.
         presumed: what must lie above zero, or else the setting has nothing to cure; judging adds it.
     """
 
     table: pd.DataFrame | pd.Series
-    grain: pd.DataFrame | pd.Series | float = 0.0
+    resolution: pd.DataFrame | pd.Series | float = 0.0
     control: Qualified | None = None
     caution: str = ""
     presumed: Qualified | None = None
@@ -84,11 +84,14 @@ def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval
     if effects is None:
         return []
     values_ps = np.atleast_2d(effects.table.to_numpy(dtype=float).T)
-    grains_ps = np.broadcast_to(np.atleast_2d(np.asarray(effects.grain, dtype=float).T), values_ps.shape)
+    resolutions_ps = np.broadcast_to(np.atleast_2d(np.asarray(effects.resolution, dtype=float).T), values_ps.shape)
     known = effects.table.index.isin(seeds)
     return [
-        student_t(values_s.round(DIGITS), grain=max(10**-DIGITS, math.sqrt(np.mean(grains_s**2)) if known.any() else 0))
-        for values_s, grains_s in zip(values_ps[:, known], grains_ps[:, known], strict=True)
+        student_t(
+            values_s.round(DIGITS),
+            resolution=max(10**-DIGITS, math.sqrt(np.mean(resolutions_s**2)) if known.any() else 0),
+        )
+        for values_s, resolutions_s in zip(values_ps[:, known], resolutions_ps[:, known], strict=True)
     ]
 
 
@@ -127,9 +130,9 @@ def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:
     return pd.Series(table.to_numpy(dtype=float) @ _slope_weights(table), table.index)
 
 
-def slope_grain(grain: pd.DataFrame) -> pd.Series:
-    """The step to which ``slope`` is known of values known to the steps ``grain``, their errors independent."""
-    return pd.Series(np.sqrt(grain.to_numpy(dtype=float) ** 2 @ _slope_weights(grain) ** 2), grain.index)
+def slope_resolution(resolution: pd.DataFrame) -> pd.Series:
+    """The resolution of ``slope`` for values of this ``resolution`` with independent errors."""
+    return pd.Series(np.sqrt(resolution.to_numpy(dtype=float) ** 2 @ _slope_weights(resolution) ** 2), resolution.index)
 
 
 def _slope_weights(table: pd.DataFrame) -> np.ndarray:
@@ -157,7 +160,7 @@ def exceeds(table: pd.DataFrame | pd.Series, bound: float) -> Qualified:
 
 def value(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1, plus: float = 0.0) -> Qualified:
     """A quantity of one arm, by number, or its negative, plus a number."""
-    return Qualified(sign * quantity(arms[arm], of) + plus, grain(arms[arm], of))
+    return Qualified(sign * quantity(arms[arm], of) + plus, resolution(arms[arm], of))
 
 
 def difference(
@@ -167,7 +170,7 @@ def difference(
     first, second = of if isinstance(of, list) else (of, of)
     one, other = (arms[number] for number in between)
     table = quantity(one, first) - quantity(other, second)
-    step = (grain(one, first) ** 2 + grain(other, second) ** 2) ** 0.5
+    step = (resolution(one, first) ** 2 + resolution(other, second) ** 2) ** 0.5
     return Qualified(table.abs() if absolute else table, step)
 
 
@@ -179,8 +182,10 @@ def ratio(*arms: ArmTables, of: Quantity, between: Sequence[int] = (0, 1)) -> Qu
 
 def slope_over_size(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1) -> Qualified:
     """Slope of a quantity of one arm over log10 size, or its negative."""
-    table, step = quantity(arms[arm], of), grain(arms[arm], of)
-    return Qualified(sign * slope(pd.DataFrame(table)), slope_grain(step) if isinstance(step, pd.DataFrame) else step)
+    table, step = quantity(arms[arm], of), resolution(arms[arm], of)
+    return Qualified(
+        sign * slope(pd.DataFrame(table)), slope_resolution(step) if isinstance(step, pd.DataFrame) else step
+    )
 
 
 def difference_of_slopes(first: ArmTables, second: ArmTables, *, of: Quantity) -> Qualified:
@@ -198,8 +203,8 @@ def drift(*arms: ArmTables, arm: int = 0) -> Qualified:
     one = arms[arm]
     if len(one.sizes) < 2:
         raise MissingRunsError("models of one size only")
-    best, squared_grain = one.table("log_best"), one.grain("log_best") ** 2
-    step = squared_grain.iloc[:, 1:].add(squared_grain.iloc[:, 0], axis=0) ** 0.5
+    best, squared_resolution = one.table("log_best"), one.resolution("log_best") ** 2
+    step = squared_resolution.iloc[:, 1:].add(squared_resolution.iloc[:, 0], axis=0) ** 0.5
     return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), step)
 
 
@@ -211,7 +216,7 @@ def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
     one = arms[arm]
     if len(one.sizes) < 2:
         raise MissingRunsError("models of one size only")
-    best, step = one.table("log_best"), one.grain("log_best")
+    best, step = one.table("log_best"), one.resolution("log_best")
     moved = (best.iloc[:, -1] - best.iloc[:, 0]).abs()
     return Qualified(moved - 0.5, (step.iloc[:, -1] ** 2 + step.iloc[:, 0] ** 2) ** 0.5)
 

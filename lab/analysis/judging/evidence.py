@@ -61,7 +61,7 @@ class CurveSummary(NamedTuple):
             instability part; ``log_best``, log10 of eta* (vertex of a parabola); ``log_lost``, log10 of eta_div, where
             the loss first crosses the best one + ``LOST`` above the best learning rate (straight between the two
             learning rates around it), one step above the grid where it does not.  NaN where undefined.
-        grains: of values read off the grid of learning rates, the step of the grid there, in decades.
+        resolutions: of values read off the grid of learning rates: the step of the grid there, in decades.
     """
 
     curve: int
@@ -71,7 +71,7 @@ class CurveSummary(NamedTuple):
     alive: bool
     learned: bool
     values: dict[str, float]
-    grains: dict[str, float]
+    resolutions: dict[str, float]
 
 
 def curve_summaries(runs: pd.DataFrame) -> list[CurveSummary]:
@@ -88,15 +88,15 @@ def _summarize(rows: list[Any]) -> CurveSummary:
     alive = any(math.isfinite(row.loss) for row in rows)
     learned = bool(loss.min() < np.fmin(rows[0].loss_at_init, rows[0].loss_bigram))
     values = {"best": float(loss.min()) if alive else math.nan, **dict.fromkeys(CURVE_QUANTITIES, math.nan)}
-    grains: dict[str, float] = {}
+    resolutions: dict[str, float] = {}
     if alive and learned:
         values |= regret(lr, loss)._asdict()
         coupled = min((regret(lr, loss, *window) for window in COUPLED_WINDOWS), key=lambda parts: parts.total)
         values |= {"coupled": coupled.total, "coupled_above": coupled.above}
         values["log_best"] = math.log10(vertex(lr, loss))
         values["log_lost"], step = _crossing(lr, loss)
-        grains = {"log_lost": step, "log_best": _optimum_grain(lr, loss)}
-    return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, grains)
+        resolutions = {"log_lost": step, "log_best": _optimum_resolution(lr, loss)}
+    return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, resolutions)
 
 
 def _grid_step(lr: np.ndarray) -> float:
@@ -117,7 +117,7 @@ def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
     return float(lrs[after - 1] + share * step), step
 
 
-def _optimum_grain(lr: np.ndarray, loss: np.ndarray) -> float:
+def _optimum_resolution(lr: np.ndarray, loss: np.ndarray) -> float:
     """A step where the best learning rate ends the grid; between others the parabola resolves eta*."""
     return 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)
 
@@ -262,9 +262,9 @@ class ArmTables:
         self.reads_sensitivity |= quantity in SENSITIVITIES
         return self._tabulate(lambda summary: summary.values[quantity])[self.sizes[-largest:]]
 
-    def grain(self, quantity: str) -> pd.DataFrame:
+    def resolution(self, quantity: str) -> pd.DataFrame:
         """The step of the grid that each value of ``table`` was read off, in decades; zero where it is none."""
-        return self._tabulate(lambda summary: summary.grains.get(quantity, 0.0))
+        return self._tabulate(lambda summary: summary.resolutions.get(quantity, 0.0))
 
     def loss(self, lr: float) -> pd.DataFrame:
         """Final held-out loss at a learning rate, at most that at initialization."""

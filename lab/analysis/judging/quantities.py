@@ -37,10 +37,10 @@ def quantity(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:
     return table
 
 
-def grain(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series | float:
-    """The step of the grid of learning rates to which ``quantity`` is known, in decades; zero where none limits it."""
+def resolution(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series | float:
+    """The resolution of ``quantity`` on the grid of learning rates, in decades; zero where no grid limits it."""
     name, size = (of, "") if isinstance(of, str) else (str(of.get("curve", "")), str(of.get("size", "")))
-    return _at_size(arm.grain(name), size) if name in ("log_best", "log_lost") else 0.0
+    return _at_size(arm.resolution(name), size) if name in ("log_best", "log_lost") else 0.0
 
 
 def check(of: Quantity) -> None:

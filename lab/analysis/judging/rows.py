@@ -24,7 +24,7 @@ from lab.core.errors import RequestError, nearest
 Named = Mapping[str, Any]  # functions and presumptions, by name
 LIBRARY: Named = {**vars(arms_of_library), **vars(effects_of_library)}
 NEEDED = {"about", "figure", "sentence", "sweep"}
-KEYS = NEEDED | {"arms", "effect", "parts", "each", "control", "grain", *Claim._field_defaults}
+KEYS = NEEDED | {"arms", "effect", "parts", "each", "control", "resolution", *Claim._field_defaults}
 _orders = count()
 
 
@@ -39,7 +39,7 @@ def read_claims(path: Path, of_study: Named) -> Iterator[Claim]:
       several of them by name.
     - ``control``: as ``effect``, and with ``above`` what it must exceed instead of zero.
     - ``each``: a key, for each of whose values effect and control are computed apart.
-    - ``grain``: the step to which the effect is known, in its unit.
+    - ``resolution``: of the effect, in its unit.
     - ``presumes``: the name of a ``Presumption``.
 
     Args:
@@ -132,7 +132,7 @@ def _effects(name: str, row: Mapping[str, Any], known: Named) -> EffectsOfArms:
         effect = _bound(row.get("effect", name), known)
     if "each" in row:
         effect = partial(_in_each, row["each"], effect)
-    if not {"control", "grain"} & set(row):
+    if not {"control", "resolution"} & set(row):
         return effect
     control = None
     if "control" in row:
@@ -143,7 +143,7 @@ def _effects(name: str, row: Mapping[str, Any], known: Named) -> EffectsOfArms:
             control = partial(_in_each, row["each"], control)
         if above is not None:
             control = partial(_exceeding, control, above)
-    return partial(_with, effect, control, row.get("grain"))
+    return partial(_with, effect, control, row.get("resolution"))
 
 
 def _bound(spec: Any, known: Named) -> EffectsOfArms:
@@ -179,8 +179,10 @@ def _exceeding(control: EffectsOfArms, bound: float, *arms: ArmTables) -> Qualif
     return exceeds(qualified(control(*arms)).table, bound)
 
 
-def _with(effect: EffectsOfArms, control: EffectsOfArms | None, grain: float | None, *arms: ArmTables) -> Qualified:
+def _with(
+    effect: EffectsOfArms, control: EffectsOfArms | None, resolution: float | None, *arms: ArmTables
+) -> Qualified:
     made = qualified(effect(*arms))
-    if grain is not None:
-        made = made._replace(grain=grain)
+    if resolution is not None:
+        made = made._replace(resolution=resolution)
     return made._replace(control=qualified(control(*arms))) if control else made

@@ -50,7 +50,7 @@ class Quantity(NamedTuple):
         return shown
 
 
-class Told:
+class HoverText:
     """Columns of runs as arrays: picking the runs of a point from a table takes longer than drawing it."""
 
     def __init__(self, runs: pd.DataFrame) -> None:

@@ -45,7 +45,7 @@ def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, colour: str, quanti
     axes.plot(ticks, means, color=colour)
     worst = np.array([worst_outcome(outcomes[xs == tick]) for tick in ticks])
     others = [f"{x} {tick:g}" if x == "block" else "" for tick in ticks]
-    told = hover.Told(runs)
+    told = hover.HoverText(runs)
     texts = np.array(
         [
             told.point(xs == tick, quantity, at_tick, *filter(None, [other]))
@@ -222,7 +222,7 @@ def _rows(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, looks: Mapping[s
 
 
 def _texts(curves: pd.DataFrame, part: str, runs: pd.DataFrame) -> list[str]:
-    told = hover.Told(runs)
+    told = hover.HoverText(runs)
     quantity = Quantity(f"LR {PARTS[part].replace('its ', 'sensitivity, ')}", "nats/token")
     return [
         told.point(((runs["arm"] == arm) & (runs["size"] == size)).to_numpy(), quantity, np.array(interval.values))

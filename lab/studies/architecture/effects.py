@@ -99,8 +99,8 @@ def gradients_lie_between_the_epsilons(small: ArmTables, large: ArmTables) -> Ef
 def a_larger_epsilon_widens_the_range(small: ArmTables, large: ArmTables) -> Effects:
     """Decades from the best learning rate to the first lost one at the large epsilon minus those at the small one."""
     widths = [arm.table("log_lost") - arm.table("log_best") for arm in (small, large)]
-    grains = [arm.grain(quantity) ** 2 for arm in (small, large) for quantity in ("log_lost", "log_best")]
-    return Qualified((widths[1] - widths[0]).iloc[:, -1], (sum(grains) ** 0.5).iloc[:, -1])
+    resolutions = [arm.resolution(quantity) ** 2 for arm in (small, large) for quantity in ("log_lost", "log_best")]
+    return Qualified((widths[1] - widths[0]).iloc[:, -1], (sum(resolutions) ** 0.5).iloc[:, -1])
 
 
 def log_share(records: Records, probe: str, where: str, start: float, end: float) -> pd.Series:

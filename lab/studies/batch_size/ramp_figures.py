@@ -116,7 +116,7 @@ def _draw_differences(axes: Axes, curves: Curves, constants: Curves, look: Mappi
 
 def _draw_final(axes: Axes, best: pd.DataFrame, looks: Mapping[Hashable, Mapping[str, Any]]) -> None:
     """A row per schedule but the constant one: its final loss minus that of the constant batch, paired by seed."""
-    told = hover.Told(best)
+    told = hover.HoverText(best)
     constant = best[best["batch"] == CONSTANT].set_index("seed")["capped"]
     shown = [name for name in looks if name != CONSTANT]
     for row, name in enumerate(shown):

@@ -73,6 +73,8 @@ def _panel(axes: Axes, costs: pd.DataFrame, names: Sequence[str], column: Cost, 
             if len(numbers):
                 values.append(student_t(numbers))
                 rows.append(row + offset)
-                texts.append(hover.Told(shown).point(np.ones(len(shown), dtype=bool), column.quantity, numbers, name))
+                texts.append(
+                    hover.HoverText(shown).point(np.ones(len(shown), dtype=bool), column.quantity, numbers, name)
+                )
         if values:
             panels.draw_intervals(axes, rows, values, texts, sideways=True, linestyle="", marker="o", color=shade)

@@ -146,7 +146,7 @@ def _leaderboard(
         if len(numbers):
             values.append(student_t(numbers))
             rows.append(row + offset)
-            texts.append(hover.Told(of_name).point(np.ones(len(of_name), dtype=bool), cost.quantity, numbers))
+            texts.append(hover.HoverText(of_name).point(np.ones(len(of_name), dtype=bool), cost.quantity, numbers))
     if values:
         panels.draw_intervals(axes, rows, values, texts, sideways=True, linestyle="", **panels.arm_look(position))
 
@@ -311,7 +311,9 @@ def _states(axes: Axes, table: pd.DataFrame, measure: str) -> None:
                 values.append(student_t(numbers))
                 rows.append(row + 0.3 * (position - 0.5))
                 everywhere = np.ones(len(of_cell), dtype=bool)
-                texts.append(hover.Told(of_cell).point(everywhere, quantity, numbers, state, f"batches: {batches}"))
+                texts.append(
+                    hover.HoverText(of_cell).point(everywhere, quantity, numbers, state, f"batches: {batches}")
+                )
         if values:
             panels.draw_intervals(axes, rows, values, texts, sideways=True, linestyle="", **panels.arm_look(position))
     axes.set_yticks(range(len(STATES)), list(STATES.values()))

@@ -49,8 +49,8 @@ def a_quarter_of_the_rate_saves_an_exploded_run(none: ArmTables, quarter: ArmTab
     lower = _final(none) - _final(quarter)
     calm = HALF - quarter.probe(quarter.top, LOSS, "", spikes_after, part=QUARTERED).iloc[:, -1]
     risen = none.probe(none.top, LOSS, "", rise, part=QUARTERED).iloc[:, -1]
-    grain = parts(lower=0 * lower, calm=HALF + 0 * calm)
-    return Qualified(parts(lower=lower, calm=calm), grain, control=exceeds(risen, LEAST_RISE))
+    resolution = parts(lower=0 * lower, calm=HALF + 0 * calm)
+    return Qualified(parts(lower=lower, calm=calm), resolution, control=exceeds(risen, LEAST_RISE))
 
 
 def the_series_of_restarts_ends_as_low_as_its_lowest_rate(none: ArmTables, series: ArmTables) -> Effects:

@@ -44,7 +44,7 @@ def first_block_has_the_largest_logits(*depths: ArmTables) -> Effects:
     if not shares:
         raise MissingRunsError("no learning rate from 0.1 on")
     table = pd.concat(shares, axis=1)
-    return Qualified(table.mean(axis=1, skipna=False), grain=1 / table.shape[1])
+    return Qualified(table.mean(axis=1, skipna=False), resolution=1 / table.shape[1])
 
 
 def _first_is_largest(arm: ArmTables, lr: float) -> pd.DataFrame:
@@ -112,7 +112,7 @@ def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
         for seed in logits.index
     }
     pairs = (lost > 0).sum(axis=1) * (lost == 0).sum(axis=1)
-    return Qualified(pd.Series(gains, dtype=float).where(known), grain=math.sqrt(2) / pairs)
+    return Qualified(pd.Series(gains, dtype=float).where(known), resolution=math.sqrt(2) / pairs)
 
 
 def _auc(values: np.ndarray, lost: pd.Series) -> float:

@@ -155,7 +155,7 @@ def _with_size(axes: Axes, best: pd.DataFrame, value: str, quantity: Quantity, l
     panels.band(axes, list(groups), *band, str(look["color"]), max(map(len, seeds)))
     (line,) = axes.plot(list(groups), [quantity.mean(at_size) for at_size in seeds], markersize=5, **look)
     texts = [
-        hover.Told(best).point((best["size"] == size).to_numpy(), quantity, seeds_of_size)
+        hover.HoverText(best).point((best["size"] == size).to_numpy(), quantity, seeds_of_size)
         for size, seeds_of_size in zip(groups, seeds, strict=True)
     ]
     panels.say(axes, line, texts)

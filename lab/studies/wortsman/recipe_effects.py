@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.judging.effects import Effects, Qualified, at_each_size, exceeds, slope, slope_grain
+from lab.analysis.judging.effects import Effects, Qualified, at_each_size, exceeds, slope, slope_resolution
 from lab.analysis.judging.evidence import COUPLED, ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.judging.verdicts import BATCH, DECAY, OPTIMIZER, STEPS
 
@@ -56,8 +56,8 @@ def batch_sizes(group: ComparisonGroup) -> list[ArmTables]:
 def decay_moves_the_optimum(*strengths: ArmTables) -> Effects:
     """Slope of log10 eta* (vertex of a parabola) over log10 of the decay, where there is any, at each size."""
     optima = at_each_size({arm.setting(DECAY): arm.table("log_best") for arm in strengths})
-    grains = at_each_size({arm.setting(DECAY): arm.grain("log_best") for arm in strengths})
+    resolutions = at_each_size({arm.setting(DECAY): arm.resolution("log_best") for arm in strengths})
     return Qualified(
         pd.DataFrame({size: slope(table) for size, table in optima.items()}),
-        pd.DataFrame({size: slope_grain(table) for size, table in grains.items()}),
+        pd.DataFrame({size: slope_resolution(table) for size, table in resolutions.items()}),
     )

@@ -43,7 +43,7 @@ def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
         if min(expected, harm.mean) < SMALLEST:
             left_out += 1
             continue
-        told = hover.Told(drawn).point((drawn["id"].isin(cell["id"])).to_numpy(), HARM, cell["harm"].to_numpy())
+        told = hover.HoverText(drawn).point((drawn["id"].isin(cell["id"])).to_numpy(), HARM, cell["harm"].to_numpy())
         texts = [f"{told}\nthe law {expected:.3g} nats/token"]
         panels.draw_intervals(axes, [expected], [harm], texts, marker="o", linestyle="", color=shades[bits])
     shown = _published(axes)
