@@ -15,7 +15,7 @@ from lab.core import machine
 from lab.training.building import OPERANDS
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
-from lab.training.loop import Moment, train
+from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder
 
 
@@ -30,7 +30,7 @@ def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
     # one data seed for all runs, as in a sweep over learning rates and as on the other sides
     trees = [{**tree, "optimizer": tree["optimizer"] | {"lr": 1e-3 / (run + 1)}} for run in range(runs)]
     recorder = Recorder(Fleet([run_config(tree) for tree in trees]))
-    moments: Iterator[Moment] = train(recorder.fleet)
+    moments: Iterator[StepResult] = train(recorder.fleet)
     recorder.keep(next(moments))
 
     def step() -> int:

@@ -23,7 +23,7 @@ from lab.sweep.planner import points, unfinished_fleets
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
-from lab.training.loop import Moment
+from lab.training.loop import StepResult
 from lab.training.recorder import Recorder, Row
 from lab.training.shards import ShardedReader
 from small import brief, configs, tree
@@ -51,7 +51,7 @@ def go_on(
     steps: list[int] = []
     notes: list[str] = []
 
-    def hear(moment: Moment) -> None:
+    def hear(moment: StepResult) -> None:
         steps.append(moment.step)
         if len(steps) > cut_after:
             raise CutError

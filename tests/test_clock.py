@@ -24,7 +24,7 @@ from lab.training.control import Control
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
 from lab.training.gating import begin_readings, update_kept
-from lab.training.loop import Moment, train
+from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder, Run
 from lab.training.snapshots import Snapshots
 from lab.training.state import TrainingState
@@ -138,8 +138,8 @@ def test_what_going_back_costs_adds_up_over_spikes() -> None:
 
 def test_a_run_whose_end_alone_is_no_number_diverged_after_its_updates_and_not_after_those_it_repeated() -> None:
     recorder = Recorder(fleet("seed=0"))
-    recorder.keep(Moment(0, 0, {}, torch.tensor([5.0])))
-    recorder.keep(Moment(20, 15, {}, torch.tensor([torch.nan])))  # of 16 steps, four of them made twice
+    recorder.keep(StepResult(0, 0, {}, torch.tensor([5.0])))
+    recorder.keep(StepResult(20, 15, {}, torch.tensor([torch.nan])))  # of 16 steps, four of them made twice
     assert recorder.runs()[0].outcome["diverged_at"] == 16
 
 
@@ -285,7 +285,11 @@ def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
 def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
     weight = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     before = weight.clone()
-    update_kept(lambda: weight.fill_(torch.nan) and None, torch.tensor([False, True]), [weight], traced=False)
+
+    def update() -> None:
+        weight.fill_(torch.nan)
+
+    update_kept(update, torch.tensor([False, True]), [weight], traced=False)
     assert torch.equal(weight[0], before[0])
     assert weight[1].isnan().all()
 

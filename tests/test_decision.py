@@ -15,7 +15,7 @@ from lab.analysis.judging import history
 from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
 from lab.analysis.judging.effects import Qualified, parts
 from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.history import Reading
+from lab.analysis.judging.history import ClaimReading
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import benjamini_hochberg, student_t
 from lab.core.errors import RequestError
@@ -127,8 +127,8 @@ def test_a_claim_read_until_it_is_decided_is_decided_falsely_in_one_of_twenty_ca
 
 
 def test_only_readings_that_left_a_claim_undecided_cost_alpha() -> None:
-    def read(*verdicts: str) -> list[Reading]:
-        return [Reading("3-5", "2026-11-23", verdict, 0, 0, 0) for verdict in verdicts]
+    def read(*verdicts: str) -> list[ClaimReading]:
+        return [ClaimReading("3-5", "2026-11-23", verdict, 0, 0, 0) for verdict in verdicts]
 
     assert history.number([]) == history.number(read("inconclusive")) == 1
     assert history.number(read("reproduced", "inconclusive")) == 1

@@ -31,7 +31,7 @@ from lab.sweep import job, pipeline, progress
 from lab.sweep.planner import points
 from lab.sweep.progress import CampaignPart, FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
 from lab.sweep.terminal import Scene, cells, scene, sketch
-from lab.training.loop import Moment
+from lab.training.loop import StepResult
 from lab.training.recorder import Run, fleet_summary, ranges
 from small import configs, tree
 
@@ -356,7 +356,7 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     for step in range(1000):
         now += 0.01
         values: Any = {("train_loss", ""): Losses()} if step % 25 == 0 else {}
-        sayer.update(Moment(step, step, values, None))
+        sayer.update(StepResult(step, step, values, None))
     assert len(written) == Losses.copied == 20
     assert str(written[-1]["losses"]) == "[1.0, nan]"
     assert written[-1]["rate"] == pytest.approx(100)
@@ -371,7 +371,7 @@ def test_the_last_evaluation_is_timed_by_the_first(tmp_path: Path, monkeypatch: 
     writer.begin(4)
     now += 2
     for done in range(3):
-        writer.update(Moment(done, max(0, done - 1), {}, None))
+        writer.update(StepResult(done, max(0, done - 1), {}, None))
         now += 1
     assert FleetProgress.of(plans.read_progress(tmp_path, "plan")[0]).evaluation == 8
 
@@ -384,9 +384,9 @@ def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
         return {("train_loss", ""): torch.tensor(losses)}
 
     sayer = ProgressWriter(tmp_path, "plan", 0, 100, 3)
-    sayer.update(Moment(50, 50, values(1.0, 2.0, 3.0), None))
+    sayer.update(StepResult(50, 50, values(1.0, 2.0, 3.0), None))
     sayer.write()
-    sayer.update(Moment(1, 1, values(4.0, 5.0), None), 1)
+    sayer.update(StepResult(1, 1, values(4.0, 5.0), None), 1)
     sayer.note("halved")
     said = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
     assert list(said.losses) == [1.0, 4.0, 5.0]
@@ -403,7 +403,7 @@ def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None
         whole = losses.pop("whole", None)
         values = {(probe, ""): torch.tensor([loss]) for probe, loss in losses.items()}
         sayer = ProgressWriter(tmp_path, "plan", 0, 10, 1)
-        sayer.update(Moment(1, 1, values, None if whole is None else torch.tensor([whole])))
+        sayer.update(StepResult(1, 1, values, None if whole is None else torch.tensor([whole])))
         sayer.note("now")
         return float(plans.read_progress(tmp_path, "plan")[0]["losses"][0])
 

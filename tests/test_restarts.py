@@ -18,7 +18,7 @@ from lab.sweep.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
-from lab.training.loop import Moment, train
+from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder, Run
 from small import configs, tree
 
@@ -48,7 +48,7 @@ def rescale(made: Fleet, run: int, scale: float) -> None:
     made.state.links["loss_scale"]["scale"][run] = scale
 
 
-def trained(made: Fleet, meddle: Callable[[Moment], None]) -> list[Run]:
+def trained(made: Fleet, meddle: Callable[[StepResult], None]) -> list[Run]:
     recorder = Recorder(made)
     for moment in train(made):
         recorder.keep(moment)
@@ -60,7 +60,7 @@ def restarts_of(run: Run) -> list[tuple[int, int]]:
     return [event[:2] for event in run.events if event[2] == "restart"]
 
 
-def overflows_after(updates: int, made: Fleet, run: int = 1) -> Callable[[Moment], None]:
+def overflows_after(updates: int, made: Fleet, run: int = 1) -> Callable[[StepResult], None]:
     return lambda moment: rescale(made, run, TOO_LARGE) if moment.done == updates else None
 
 
@@ -69,7 +69,7 @@ def test_a_kill_while_updates_are_left_out_at_a_restart_notes_it_once(killed_aft
     whole, first, second = (Recorder(fleet([LOWER], 0, 1)) for _ in range(3))
     runs, done = trained(whole.fleet, overflows_after(6, whole.fleet)), list[int]()
 
-    def on_moment(moment: Moment) -> None:
+    def on_moment(moment: StepResult) -> None:
         done.append(moment.done)
         overflows_after(6, first.fleet)(moment)
 
@@ -116,7 +116,7 @@ def stalls(restart: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
     head, healthy = made.state.weights["head"], list[torch.Tensor]()
 
     @torch.no_grad()
-    def meddle(moment: Moment) -> None:
+    def meddle(moment: StepResult) -> None:
         if moment.done == PASSING.start:
             healthy.append(head[:SEEDS].clone())
             head[:SEEDS].mul_(3e6)

@@ -28,7 +28,7 @@ from lab.sweep.progress import CampaignPart
 HOUR = 3600.0  # seconds
 
 
-class Part(NamedTuple):
+class PlannedSweep(NamedTuple):
     """One sweep of a campaign: the words after ``lab sweep``, and what they leave to do."""
 
     words: Sequence[str]
@@ -80,7 +80,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[str, Path, bool]:
     return name, Path(out), "--dry-run" in options
 
 
-def plan(name: str, out: Path) -> list[Part]:
+def plan(name: str, out: Path) -> list[PlannedSweep]:
     """Plan the parts of a campaign; finished parts first, then those that decide most claims per core-hour.
 
     Raises:
@@ -88,7 +88,7 @@ def plan(name: str, out: Path) -> list[Part]:
     """
     if distributed.world_size() > 1:
         raise RequestError("lab campaign plans its parts in one process; leave torchrun away")
-    parts = [Part(words, _plan(words)) for words in _read(launch.campaigns()[name], out)]
+    parts = [PlannedSweep(words, _plan(words)) for words in _read(launch.campaigns()[name], out)]
     return sorted(parts, key=lambda part: (not part.is_done, -part.claims_per_core_hour))
 
 
@@ -114,7 +114,7 @@ def _plan(words: Sequence[str]) -> SweepPlan:
     return multirun.plan(multirun.compose(_request(words)))
 
 
-def table(parts: Sequence[Part]) -> Iterator[str]:
+def table(parts: Sequence[PlannedSweep]) -> Iterator[str]:
     """A row for each part, what it decides and how long it takes, and the total."""
     rows = [_row(part.sweep, [part], part.claims_per_core_hour) for part in parts]
     decided = {claim.order for part in parts for claim in part.claims}
@@ -124,7 +124,7 @@ def table(parts: Sequence[Part]) -> Iterator[str]:
     yield f"hours with {slots} at once, if each core is as fast as those of benchmarks/RESULTS.md; nothing was timed"
 
 
-def _row(name: str, parts: Sequence[Part], claims_per_core_hour: float) -> dict[str, str | int]:
+def _row(name: str, parts: Sequence[PlannedSweep], claims_per_core_hour: float) -> dict[str, str | int]:
     claims = {claim.order: claim for part in parts for claim in part.claims}
     figures = {claim.figure for claim in claims.values() if claim.source == SOURCES[0]}
     return {
@@ -138,7 +138,7 @@ def _row(name: str, parts: Sequence[Part], claims_per_core_hour: float) -> dict[
     }
 
 
-def train(name: str, out: Path, parts: Sequence[Part]) -> None:
+def train(name: str, out: Path, parts: Sequence[PlannedSweep]) -> None:
     """Train what is missing, part after part; a part that fails does not stop the others.
 
     Raises:
@@ -162,7 +162,7 @@ def train(name: str, out: Path, parts: Sequence[Part]) -> None:
     say(f"all {len(parts)} parts are there; next: lab claims {out}")
 
 
-def _train_part(part: Part, position: CampaignPart) -> bool:
+def _train_part(part: PlannedSweep, position: CampaignPart) -> bool:
     """Train a part; returns whether none of its runs failed."""
     try:
         multirun.carry_out(_request(part.words), position)  # planned anew: others may have trained some of it meanwhile

@@ -20,6 +20,11 @@ def data_folder(name: str) -> Path:
     return installed if installed.is_dir() else package.parent / name
 
 
+def load(path: Path) -> Any:
+    """What a YAML file of the lab says, in plain values."""
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def question(sweep: str) -> str:
     """The question of a sweep, given the text of its file: its first comment, up to the first question mark.
 
@@ -63,7 +68,7 @@ def default_recipe(scale: str = DEFAULT_SCALE) -> Mapping[str, str | float]:
 
 
 def _load(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((data_folder("conf") / f"{name}.yaml").read_text(encoding="utf-8"))
+    content: dict[str, Any] = load(data_folder("conf") / f"{name}.yaml")
     return content
 
 

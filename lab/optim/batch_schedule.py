@@ -143,7 +143,7 @@ def resolve_within(schedule: BatchSchedule, batch_size: int, total: int) -> tupl
 
 @BATCHES.register("constant")
 @dataclass(frozen=True)
-class Constant(BatchSchedule):
+class ConstantBatch(BatchSchedule):
     """Every update sees ``batch_size`` sequences."""
 
     def size(self, seen: int, batch_size: int) -> int:

@@ -37,7 +37,7 @@ def _line(step_s1: Tensor, begin_r: Tensor, steps: float, floor_r: Tensor) -> Te
 @SCHEDULES.register("cosine")
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up, then half a cosine down to an absolute floor (Wortsman et al. 2023, sec. 2.1)."""
+    """LinearDecay warm-up, then half a cosine down to an absolute floor (Wortsman et al. 2023, sec. 2.1)."""
 
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
@@ -54,8 +54,8 @@ class Cosine:
 
 @SCHEDULES.register("linear")
 @dataclass(frozen=True)
-class Linear:
-    """Linear warm-up, then a straight line down to an absolute floor."""
+class LinearDecay:
+    """LinearDecay warm-up, then a straight line down to an absolute floor."""
 
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
@@ -70,7 +70,7 @@ class Linear:
 @SCHEDULES.register("rsqrt")
 @dataclass(frozen=True)
 class ReciprocalSquareRoot:
-    """Linear warm-up, then sqrt(warm-up / step) (Vaswani et al. 2017, sec. 5.3)."""
+    """LinearDecay warm-up, then sqrt(warm-up / step) (Vaswani et al. 2017, sec. 5.3)."""
 
     warmup: PerRun = bounded(at_least=0)
 
@@ -85,7 +85,7 @@ class ReciprocalSquareRoot:
 @SCHEDULES.register("wsd")
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    """Linear warm-up, then the peak, then a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
+    """LinearDecay warm-up, then the peak, then a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
 
     warmup: PerRun = bounded(at_least=0)
     cooldown: PerRun = bounded(above=0, at_most=1)
@@ -104,7 +104,7 @@ class WarmupStableDecay:
 @SCHEDULES.register("constant")
 @dataclass(frozen=True)
 class Constant:
-    """Linear warm-up, then the peak."""
+    """LinearDecay warm-up, then the peak."""
 
     warmup: PerRun = bounded(at_least=0)
 

@@ -175,13 +175,15 @@ def note_command(folder: Path, command: str, question: str = "") -> None:
     earlier, recorded = commands(folder), requests(folder)
     if command not in recorded:
         day = "" if command in earlier else datetime.date.today().isoformat()
-        content = {key: request._asdict() for key, request in {**recorded, command: Request(day, question)}.items()}
+        content = {
+            key: request._asdict() for key, request in {**recorded, command: RecordedCommand(day, question)}.items()
+        }
         write_text(folder / "requests.json", json.dumps(content, indent=1) + "\n")
     if command not in earlier:
         write_text(folder / "commands.json", json.dumps([*earlier, command], indent=1) + "\n")
 
 
-class Request(NamedTuple):
+class RecordedCommand(NamedTuple):
     """What is on record of a command.
 
     Attributes:
@@ -193,11 +195,13 @@ class Request(NamedTuple):
     question: str
 
 
-def requests(folder: Path) -> dict[str, Request]:
+def requests(folder: Path) -> dict[str, RecordedCommand]:
     """By command what is on record of it; empty for folders without such a record."""
     try:
         content = files.read_json(folder / "requests.json", dict)
-        return {command: Request(str(entry["day"]), str(entry["question"])) for command, entry in content.items()}
+        return {
+            command: RecordedCommand(str(entry["day"]), str(entry["question"])) for command, entry in content.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

@@ -146,7 +146,7 @@ def _loss_name(study: Study) -> str:
     return "The best loss over the learning rates" if study.points["lr"].nunique() > 1 else "The final loss"
 
 
-class Difference(NamedTuple):
+class ArmDifference(NamedTuple):
     """An arm against its reference at one size, as an interval over seeds."""
 
     arm: str
@@ -177,11 +177,11 @@ def _idle(study: Study) -> list[str]:
     return [str(arm) for arm, runs in arms if (runs["capped"] > runs["loss_bigram"]).all()]
 
 
-def _differences(pairs: pd.DataFrame) -> Iterator[Difference]:
+def _differences(pairs: pd.DataFrame) -> Iterator[ArmDifference]:
     """The differences of one pair of arms, the largest size last."""
     for arm, size, interval in zip(pairs["first"], pairs["size"], pairs["total"], strict=True):
         if interval.n:
-            yield Difference(arm, float(size), interval)
+            yield ArmDifference(arm, float(size), interval)
 
 
 def compared(study: Study) -> tuple[dict[str, str], pd.DataFrame]:
@@ -213,7 +213,7 @@ def _runs(arm: str) -> str:
     return f"runs {arm}" if arm.startswith(("with ", "without ")) else arm
 
 
-def _two_arms(measure: str, differences: Sequence[Difference], reference: str) -> str:
+def _two_arms(measure: str, differences: Sequence[ArmDifference], reference: str) -> str:
     arm, largest = differences[-1].arm, differences[-1]
     directions = {difference.direction for difference in differences}
     at = f"at {count(largest.size)} parameters"
@@ -260,7 +260,7 @@ def _lower_first(measure: str) -> str:
     return measure if measure.startswith("LR") else measure[0].lower() + measure[1:]
 
 
-def _by(difference: Difference) -> str:
+def _by(difference: ArmDifference) -> str:
     """``0.2 nats/token (95 % interval 0.1 to 0.3)``: how far apart, without a sign."""
     return _range(-difference.interval if difference.interval.mean < 0 else difference.interval)
 
@@ -271,7 +271,7 @@ def _range(interval: Interval) -> str:
     return f"{mean} {UNIT} (95 % interval {low} to {high})"
 
 
-def _against(measure: str, differences: Sequence[Difference], reference: str, idle: Sequence[str]) -> str:
+def _against(measure: str, differences: Sequence[ArmDifference], reference: str, idle: Sequence[str]) -> str:
     """Several arms against the reference, each at the largest size that both have; ``idle`` ones learn nothing."""
     if learned := [one for one in differences if one.arm not in idle]:
         differences = learned

@@ -14,7 +14,7 @@ import pandas as pd
 from lab.analysis.judging import history
 from lab.analysis.judging.decision import DECIDED, VERDICTS
 from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.history import Reading
+from lab.analysis.judging.history import ClaimReading
 from lab.analysis.judging.verdicts import (
     FIGURES_OF_THE_PAPER,
     LOG10,
@@ -60,7 +60,7 @@ class ScoreboardRow(NamedTuple):
     verdict: Verdict
     on_other_text: str = ""
     q: float = math.nan
-    readings: Sequence[Reading] = ()
+    readings: Sequence[ClaimReading] = ()
 
     @property
     def ours(self) -> bool:
@@ -111,7 +111,7 @@ def judge_all(
     folders: Sequence[Evidence],
     figures: Collection[str] = (),
     other_text: Sequence[Evidence] = (),
-    earlier: Mapping[str, Sequence[Reading]] | None = None,
+    earlier: Mapping[str, Sequence[ClaimReading]] | None = None,
 ) -> list[ScoreboardRow]:
     """Judge claims on these folders, those of the first source in the order of its figures; apart from them on others.
 
@@ -269,7 +269,7 @@ def as_json(rows: Sequence[ScoreboardRow]) -> str:
     Their keys: ``name, source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
     decay_times_steps, ours, p, q, readings``; ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest,
     largest]`` of what was judged, ``ours`` is whether we restated a claim of the source, and each of ``readings`` has
-    the attributes of ``Reading``.
+    the attributes of ``ClaimReading``.
     """
     return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
 

@@ -29,7 +29,7 @@ from lab.training.config import RunConfig
 from lab.training.evaluation import VALIDATION_TOKENS
 from lab.training.fleet import Fleet
 from lab.training.identity import columns, differs_in_fleet, run_id, static_key
-from lab.training.loop import Moment
+from lab.training.loop import StepResult
 from lab.training.recorder import Recorder, fleet_label, run_card
 
 # Seconds after which one kind of work has been timed long enough: without its first call, and with it.
@@ -128,7 +128,7 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     probed = clock.seconds(lambda: listener.probe_values.update(fleet.step(last))) / passes_s[last]
     plain = clock.seconds(lambda: fleet.step(plain_step)) / passes_s[plain_step]
     evaluation = clock.seconds(lambda: losses.append(fleet.evaluation.loss(whole=False)))
-    recorder.keep(Moment(0, 0, listener.probe_values, losses[0]))
+    recorder.keep(StepResult(0, 0, listener.probe_values, losses[0]))
     with TemporaryDirectory() as folder:
         for of_run, run in zip(configs, recorder.runs(), strict=True):
             card = run_card(run_id(of_run, fleet.corpus.fingerprint), of_run, run.outcome)

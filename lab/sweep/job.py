@@ -20,7 +20,7 @@ from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id
-from lab.training.loop import Moment, train
+from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder, Run, failure, fleet_summary, run_card
 
 Config = TypeVar("Config")
@@ -72,7 +72,7 @@ def _attempt(configs: Sequence[Config], attempt: Attempt[Config]) -> tuple[Seque
 def train_resumably(
     recorder: Recorder,
     checkpointer: Checkpointer,
-    on_moment: Callable[[Moment], None],
+    on_moment: Callable[[StepResult], None],
     note: Note,
     told_to_stop: Callable[[], bool],
 ) -> bool:
@@ -214,11 +214,11 @@ class _Job:
             return [failure(f"{type(error).__name__}: {error}")] * len(names)
         raise Preempted
 
-    def _reporter(self, recorder: Recorder, names: Sequence[str]) -> Callable[[Moment], None]:
+    def _reporter(self, recorder: Recorder, names: Sequence[str]) -> Callable[[StepResult], None]:
         """What passes each moment on to the progress file, to the user if a probe failed, and to the tracker."""
         first, noted = list(self.configs).index(names[0]), set[str]()
 
-        def report(moment: Moment) -> None:
+        def report(moment: StepResult) -> None:
             self.progress.update(moment, first)
             for message in recorder.fleet.engine.faults.values():
                 if message not in noted:

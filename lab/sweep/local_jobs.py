@@ -80,7 +80,7 @@ class JobEnd(NamedTuple):
 
 
 @dataclass
-class _Job:
+class _RunningJob:
     index: int
     slot: Slot
     process: Any
@@ -123,7 +123,7 @@ def run_jobs(
         How each job ended, in order; jobs that were not started are missing at the end.
     """
     processes: Any = machine.clean_process_context(imports)
-    free, running = list(slots), list[_Job]()
+    free, running = list(slots), list[_RunningJob]()
     ends: dict[int, JobEnd] = {}
     waiting = enumerate(arguments)
     try:
@@ -142,7 +142,7 @@ def run_jobs(
                 running.remove(job)
 
 
-def _wait(running: Sequence[_Job], timeout: float, *, stop: bool) -> list[_Job]:
+def _wait(running: Sequence[_RunningJob], timeout: float, *, stop: bool) -> list[_RunningJob]:
     """Wait a moment; returns the jobs that have ended, some of them killed because their time was over."""
     for job in running:
         if time.perf_counter() - job.started >= timeout:
@@ -155,13 +155,13 @@ def _wait(running: Sequence[_Job], timeout: float, *, stop: bool) -> list[_Job]:
     return [job for job in running if job.process.exitcode is not None]
 
 
-def _start(processes: Any, work: Callable[..., Any], index: int, arguments: tuple[Any, ...], slot: Slot) -> _Job:
+def _start(processes: Any, work: Callable[..., Any], index: int, arguments: tuple[Any, ...], slot: Slot) -> _RunningJob:
     ours, theirs = processes.Pipe(duplex=False)
     started = time.perf_counter()
     process = processes.Process(target=_run_in_child, args=(work, arguments, slot, theirs))
     process.start()
     theirs.close()
-    return _Job(index, slot, process, ours, started)
+    return _RunningJob(index, slot, process, ours, started)
 
 
 def _run_in_child(work: Callable[..., Any], arguments: tuple[Any, ...], slot: Slot, answer: Connection) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lab.sweep.growing import GrowingReport
-    from lab.training.loop import Moment
+    from lab.training.loop import StepResult
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
 LOG_EVERY = 60.0  # seconds, and at least a tenth of the time elapsed
@@ -44,7 +44,7 @@ class ProgressWriter:
         """Note that training begins: an evaluation comes first, and the last takes ``evaluations`` times as long."""
         self.begun, self.evaluations = time.monotonic(), evaluations
 
-    def update(self, moment: Moment, first: int = 0) -> None:
+    def update(self, moment: StepResult, first: int = 0) -> None:
         """Take in a step of the runs from the ``first`` on; losses leave the device only when they are written."""
         if moment.step < self.step:  # half of the fleet starts over
             self.timed_from = None

@@ -20,7 +20,7 @@ from lab.report import stamp
 
 
 @dataclass(frozen=True)
-class Request:
+class FinishedRequest:
     """All that the plan of a request depends on besides the records.
 
     Attributes:
@@ -56,7 +56,7 @@ class Request:
         return {source: _fingerprint(json.loads(source)) for source in self.data}
 
 
-def recognizable(trees: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Request | None:
+def recognizable(trees: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> FinishedRequest | None:
     """A request for these points, given by their config trees, with these options of sweeper and launcher.
 
     Returns:
@@ -68,7 +68,7 @@ def recognizable(trees: Sequence[Mapping[str, Any]], options: Mapping[str, Any])
         return None
     made_by = [stamp.code(), platform.python_version(), version("torch"), platform.node()]
     sources = {json.dumps(tree["data"], sort_keys=True) for tree in trees}
-    return Request(Path(folders.pop()), digest([trees, options, made_by]), tuple(sorted(sources)))
+    return FinishedRequest(Path(folders.pop()), digest([trees, options, made_by]), tuple(sorted(sources)))
 
 
 def _is_extended() -> bool:

@@ -12,7 +12,7 @@ from lab.training.control import Control
 from lab.training.fleet import Fleet
 
 
-class Moment(NamedTuple):
+class StepResult(NamedTuple):
     """The state of training after an update, or before the first.
 
     Attributes:
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
         return self.done > 0 and self.val_loss_r is not None
 
 
-def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
+def train(fleet: Fleet, done: int = 0) -> Iterator[StepResult]:
     """Train a fleet, resuming after ``done`` updates; yields a moment before the first update and after each.
 
     The first and the last moment carry the loss on the whole held-out set.  In between, the probe ``val_loss`` measures
@@ -66,10 +66,10 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[Moment]:
             yield _evaluated(steps, step, listener, fleet.evaluation.loss(whole=True))
             return
         else:
-            yield Moment(step + 1, step, listener.probe_values, None)
+            yield StepResult(step + 1, step, listener.probe_values, None)
 
 
-def _train_controlled(fleet: Fleet, control: Control) -> Iterator[Moment]:
+def _train_controlled(fleet: Fleet, control: Control) -> Iterator[StepResult]:
     probes, steps = fleet.config.probes, fleet.config.steps
     while not control.has_ended:
         steps_now = control.steps_now()
@@ -82,7 +82,7 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[Moment]:
             listener("val_loss", "", fleet.evaluation.loss(whole=False))
         listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
         control.after_step()
-        yield Moment(control.iterations, min(under_way), listener.probe_values, None, steps_now)
+        yield StepResult(control.iterations, min(under_way), listener.probe_values, None, steps_now)
     _restart(fleet, control)  # of a fleet resumed after its last update
     control.restore_final()
     yield _evaluated(
@@ -95,6 +95,6 @@ def _restart(fleet: Fleet, control: Control) -> None:
         fleet.restart(configs)
 
 
-def _evaluated(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> Moment:
+def _evaluated(done: int, step: int, listener: Listener, val_loss_r: Tensor) -> StepResult:
     listener("val_loss", "", val_loss_r)
-    return Moment(done, step, listener.probe_values, val_loss_r)
+    return StepResult(done, step, listener.probe_values, val_loss_r)

@@ -17,7 +17,7 @@ from lab.training.building import count_parameters
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
-from lab.training.loop import Moment
+from lab.training.loop import StepResult
 from lab.training.run_log import Event
 
 Row = tuple[int, str, str, float]
@@ -45,7 +45,7 @@ class Recorder:
         self._val_losses: list[torch.Tensor] = []
         self._tracked = self._done = 0
 
-    def keep(self, moment: Moment) -> None:
+    def keep(self, moment: StepResult) -> None:
         """Keep a moment; nothing is copied off the device yet."""
         self._done = moment.done
         if moment.probe_values:

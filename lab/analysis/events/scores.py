@@ -100,7 +100,7 @@ def _hits(log: Log, events: list[Event], label: range, before: float) -> dict[st
     return steps
 
 
-class Score(NamedTuple):
+class AlarmScore(NamedTuple):
     """How well one kind of alarm does on labelled runs.
 
     Attributes:
@@ -120,18 +120,18 @@ class Score(NamedTuple):
     clean_steps: int
 
 
-def summarize(scores: pd.DataFrame) -> list[Score]:
+def summarize(scores: pd.DataFrame) -> list[AlarmScore]:
     """The score of each kind of alarm over all rows of ``score_runs``, the loss first."""
     return [_summary(str(kind), rows) for kind, rows in scores.groupby("kind", sort=False)]
 
 
-def _summary(kind: str, rows: pd.DataFrame) -> Score:
+def _summary(kind: str, rows: pd.DataFrame) -> AlarmScore:
     planted = rows[rows["burst"] != NONE]
     leads = planted["lead"].dropna().to_numpy(dtype=float)
     known = kind != SPIKE and len(leads) > 0
     quartiles = tuple(map(float, np.quantile(leads, QUARTILES))) if known else (math.nan,) * len(QUARTILES)
     clean_steps = int(rows["clean_steps"].sum())
-    return Score(
+    return AlarmScore(
         kind,
         share_interval(int(planted["hit"].sum()), len(planted)),
         quartiles,

@@ -62,7 +62,7 @@ GRADIENT = ForecastQuantity(
 )
 
 
-class Score(NamedTuple):
+class ForecastScore(NamedTuple):
     """How well lines fitted without the largest size predict it.
 
     Attributes:
@@ -100,7 +100,7 @@ class Forecast(NamedTuple):
     borrowed: bool
     lines: dict[float, Line]
     bends: dict[float, Bend | None]
-    score: Score | None
+    score: ForecastScore | None
 
     @property
     def sizes(self) -> list[int]:
@@ -198,7 +198,7 @@ def _lines(runs: pd.DataFrame) -> dict[float, Line]:
     return {lr: fits.fit(group["size"], group["value"]) for lr, group in by_lr.items() if group["size"].nunique() > 1}
 
 
-def _score(runs: pd.DataFrame, small: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> Score:
+def _score(runs: pd.DataFrame, small: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> ForecastScore:
     size = int(runs["size"].max())
     lines, rows = _lines(small), {}
     for lr, held_out in _by_lr(runs[runs["size"] == size]).items():
@@ -216,4 +216,4 @@ def _score(runs: pd.DataFrame, small: pd.DataFrame, limit: float, quantity: Fore
             "judged": len(judged) if not math.isnan(limit) else 0,
         }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["error", "inside", "runs", "right", "judged"])
-    return Score(size, limit, lines, table)
+    return ForecastScore(size, limit, lines, table)

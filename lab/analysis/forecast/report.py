@@ -16,7 +16,7 @@ import lab.analysis.forecast.output_logits as output_logits
 from lab.analysis.curves import load, points
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
-from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, Score, make_forecasts
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, ForecastScore, make_forecasts
 from lab.analysis.rendering import layout
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
@@ -77,7 +77,7 @@ def unscored_reason(forecast: Forecast) -> str:
     return f"no learning rate has both {runs}, to score it by, and two smaller sizes; train a third size at one"
 
 
-def _score(score: Score, sign: int) -> Iterator[str]:
+def _score(score: ForecastScore, sign: int) -> Iterator[str]:
     table = score.table
     error = table["error"].abs().median()
     parts = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
@@ -234,7 +234,7 @@ def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
-def _score_cells(score: Score, lr: float) -> dict[str, str]:
+def _score_cells(score: ForecastScore, lr: float) -> dict[str, str]:
     if lr not in score.table.index:
         return dict.fromkeys(SCORE_COLUMNS, "")
     row = score.table.loc[lr].to_dict()

@@ -14,7 +14,7 @@ from lab.core.errors import RequestError
 FILE = "readings.csv"
 
 
-class Reading(NamedTuple):
+class ClaimReading(NamedTuple):
     """A verdict on seeds on which no rule had been made.
 
     Attributes:
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
         return f"{self.seeds} ({self.date}): {self.verdict}"
 
 
-def number(earlier: Sequence[Reading]) -> int:
+def number(earlier: Sequence[ClaimReading]) -> int:
     """Which reading this is, whose record is the last of these: the first, and one more for each left undecided before.
 
     A claim that was decided and is read again is tested anew; only reading on until an interval decides costs alpha.
@@ -43,7 +43,7 @@ def number(earlier: Sequence[Reading]) -> int:
     return 1 + sum(reading.verdict not in DECIDED for reading in earlier[:-1])
 
 
-def readings(folders: Sequence[Path]) -> Mapping[str, list[Reading]]:
+def readings(folders: Sequence[Path]) -> Mapping[str, list[ClaimReading]]:
     """By name of the claim, earliest first, those of the first folder that has any; none where no folder has.
 
     Raises:
@@ -53,10 +53,10 @@ def readings(folders: Sequence[Path]) -> Mapping[str, list[Reading]]:
         if path.exists():
             try:
                 return {
-                    str(claim): [Reading(*row) for row in rows[list(Reading._fields)].itertuples(index=False)]
+                    str(claim): [ClaimReading(*row) for row in rows[list(ClaimReading._fields)].itertuples(index=False)]
                     for claim, rows in pd.read_csv(path).groupby("claim", sort=False)
                 }
             except (OSError, ValueError, KeyError):
-                columns = ",".join(("claim", *Reading._fields))
+                columns = ",".join(("claim", *ClaimReading._fields))
                 raise RequestError(f"{path} cannot be read as readings: a table with columns {columns}") from None
     return {}

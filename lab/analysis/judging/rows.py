@@ -9,8 +9,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lab.analysis.judging import arms as arms_of_library
 from lab.analysis.judging import effects as effects_of_library
 from lab.analysis.judging import quantities
@@ -50,7 +48,7 @@ def read_claims(path: Path, of_study: Named) -> Iterator[Claim]:
         RequestError: a row names what there is not.
     """
     known = {**LIBRARY, **of_study}
-    for block in yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    for block in shipped.load(path):
         shared = {key: value for key, value in block.items() if key != "claims"}
         for name, row in block["claims"].items():
             try:

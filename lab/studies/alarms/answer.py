@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.analysis.events.scores import Score, score_runs, summarize
+from lab.analysis.events.scores import AlarmScore, score_runs, summarize
 from lab.analysis.sensitivity import Study
 from lab.analysis.text import listed
 from lab.core.detectors import LABELS
@@ -21,6 +21,6 @@ def sentence(study: Study) -> str:
     )
 
 
-def _found(score: Score) -> str:
+def _found(score: AlarmScore) -> str:
     lead = f" (median lead {score.lead[1]:g} steps)" if score.leads else ""
     return f"{round(score.found.mean * score.found.n)} by {LABELS[score.kind][0]}{lead}"

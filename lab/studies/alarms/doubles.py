@@ -14,7 +14,7 @@ ROUNDING = 1e-4
 CALM = 5.0
 
 
-class Evidence(NamedTuple):
+class Twins(NamedTuple):
     """What is known of a step at which the loss rose, or was not finite.
 
     Attributes:
@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
     usual_norm: float
 
 
-def diagnose(evidence: Evidence) -> str:
+def diagnose(evidence: Twins) -> str:
     """Name what made the loss rise.
 
     ``scaling_bug``: the parts of a batch do not add up to the batch, which shows before the first update.

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
-from lab.analysis.events.scores import NONE, Score, score_runs, summarize
+from lab.analysis.events.scores import NONE, AlarmScore, score_runs, summarize
 from lab.analysis.rendering import layout, marks, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.core.detectors import LABELS
@@ -63,19 +63,19 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
     return sheet
 
 
-def _found(score: Score) -> Bar:
+def _found(score: AlarmScore) -> Bar:
     share = score.found
     text = f"found {round(share.mean * share.n)} of {share.n} bursts\n95 % interval {share.low:.2f} to {share.high:.2f}"
     return share.mean, share.low, share.high, text
 
 
-def _lead(score: Score) -> Bar:
+def _lead(score: AlarmScore) -> Bar:
     low, median, high = score.lead
     text = f"median lead {median:g} steps\nquartiles {low:g} to {high:g}\n{score.leads} bursts with both alarms"
     return median, low, high, text
 
 
-def _false_alarms(score: Score) -> Bar:
+def _false_alarms(score: AlarmScore) -> Bar:
     rate = score.false_alarms
     text = f"{rate.n} false alarms in {score.clean_steps:,} steps\n95 % interval {rate.low:.3g} to {rate.high:.3g}"
     return rate.mean, rate.low, rate.high, text

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.logs import MICRO_BATCH
 from lab.core.detectors import LEAST_RISE, Numbers
-from lab.studies.alarms.doubles import Evidence, diagnose
+from lab.studies.alarms.doubles import Twins, diagnose
 
 # What each cause means; those that ``diagnose`` names, and two that need no evidence.
 CAUSES = {
@@ -100,7 +100,7 @@ def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
     return departs_n
 
 
-def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Evidence:
+def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Twins:
     """What log and replay say of a step; losses are those where they differ first, or at the step."""
     loss_n, replayed_n = pair.log["loss"], pair.replay["loss"]
     differs = np.flatnonzero(_departs(pair._replace(log={"loss": loss_n}, replay={"loss": replayed_n}), until))
@@ -112,4 +112,4 @@ def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Ev
     errors_n = log.columns.get("parts_error", np.zeros(1))
     error = float(np.nanmax(errors_n)) if np.isfinite(errors_n).any() else 0.0
     usual_norm = float(np.median(before)) if len(before) else math.nan
-    return Evidence(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm)
+    return Twins(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm)

@@ -13,7 +13,7 @@ from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count, listed, spell
 from lab.studies.batch_size.estimates import exponent
 from lab.studies.batch_size.growth import by_tenth
-from lab.studies.batch_size.tuning import Budget, TunedSteps, budgets, tuned_steps
+from lab.studies.batch_size.tuning import TunedBudget, TunedSteps, budgets, tuned_steps
 
 CONSTANT = "constant"
 
@@ -38,12 +38,12 @@ def _steps(fitted: list[TunedSteps]) -> str:
     return f"The critical batch on the way to the loss of a bigram model is {listed(parts)}."
 
 
-def _rates(at_budgets: list[Budget]) -> str:
+def _rates(at_budgets: list[TunedBudget]) -> str:
     first, last = (spell(float(at_budgets[0].loss.columns[end])) for end in (0, -1))
     return f"From a batch of {first} to {last} sequences, {'; '.join(map(_budget, at_budgets))}."
 
 
-def _budget(budget: Budget) -> str:
+def _budget(budget: TunedBudget) -> str:
     change = student_t(budget.loss.iloc[:, -1] - budget.loss.iloc[:, 0])
     whole = budget.lr.dropna(axis=1)
     power = ""

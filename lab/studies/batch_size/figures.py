@@ -19,7 +19,7 @@ from lab.analysis.text import count, spell
 from lab.records.store import Records
 from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, learning_rate_curve
 from lab.studies.batch_size.growth import by_tenth
-from lab.studies.batch_size.tuning import Budget, TunedSteps, budgets, tuned_steps
+from lab.studies.batch_size.tuning import TunedBudget, TunedSteps, budgets, tuned_steps
 
 STEPS, EXAMPLES = Quantity("steps to the target", log=True), Quantity("sequences to the target", log=True)
 BEST_LR, BEST_LOSS = Quantity("best learning rate", log=True), Quantity("best held-out loss", "nats/token")
@@ -202,7 +202,7 @@ def _rates_panel(axes: Axes, name: str, table: pd.DataFrame, colour: str, batche
     panels.title(axes, name)
 
 
-def _budget_rows(sheet: Sheet, at_budgets: Sequence[Budget], top: int, columns: int) -> None:
+def _budget_rows(sheet: Sheet, at_budgets: Sequence[TunedBudget], top: int, columns: int) -> None:
     """Pale areas of good learning rates above, and best losses below."""
     for axes, budget in zip(list(sheet.figure.axes), at_budgets, strict=False):
         ends = [np.exp(np.log(table).mean()).to_numpy(dtype=float) for table in (budget.low, budget.high)]

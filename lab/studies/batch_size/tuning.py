@@ -116,7 +116,7 @@ def _tuned(name: str, runs: pd.DataFrame) -> TunedSteps:
     return TunedSteps(name, steps, lr, refusals, lrs)
 
 
-class Budget(NamedTuple):
+class TunedBudget(NamedTuple):
     """The batch sizes of one budget, ``equal examples`` or ``equal steps``, the learning rate tuned for the loss.
 
     Attributes:
@@ -150,7 +150,7 @@ def budget_pairs(pairs: Collection[tuple[float, float]]) -> tuple[list[tuple[flo
     return [pair for pair in rising if pair[0] * pair[1] == examples], [pair for pair in rising if pair[1] == count]
 
 
-def budgets(records: Records, runs: pd.DataFrame) -> list[Budget]:
+def budgets(records: Records, runs: pd.DataFrame) -> list[TunedBudget]:
     """Tune the learning rate of every batch size at equal examples and at equal steps.
 
     Args:
@@ -172,14 +172,16 @@ def budgets(records: Records, runs: pd.DataFrame) -> list[Budget]:
     return list(starmap(_budget, zip(("equal examples", "equal steps"), at_budgets, [runs] * 2, strict=True)))
 
 
-def _budget(name: str, pairs: list[tuple[float, float]], runs: pd.DataFrame) -> Budget:
+def _budget(name: str, pairs: list[tuple[float, float]], runs: pd.DataFrame) -> TunedBudget:
     rows = []
     for batch, steps in pairs:
         at_pair = runs[(runs["batch_size"] == batch) & (runs["steps"] == steps)]
         for seed, curve in at_pair.sort_values("lr").groupby("seed"):
             rows.append({"batch": batch, "seed": seed, **_best(curve["lr"].to_numpy(), curve["capped"].to_numpy())})
     table = pd.DataFrame(rows)
-    return Budget(name, *(table.pivot_table(part, "seed", "batch", dropna=False) for part in Budget._fields[1:]))
+    return TunedBudget(
+        name, *(table.pivot_table(part, "seed", "batch", dropna=False) for part in TunedBudget._fields[1:])
+    )
 
 
 def _best(lr_l: Numbers, loss_l: Numbers) -> dict[str, float]:

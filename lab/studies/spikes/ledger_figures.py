@@ -15,7 +15,7 @@ from lab.analysis.grouping import arm_labels
 from lab.analysis.rendering import layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.records.store import Records
-from lab.studies.spikes.restarts import ENTRIES, LEDGER, NONE, Restart, restarts_of
+from lab.studies.spikes.restarts import ENTRIES, LEDGER, NONE, RecordedRestart, restarts_of
 
 LOSSES = {"val_loss": "held-out loss\n(nats/token)", "train_loss": "training loss\n(nats/token)"}
 FEWEST_STEPS, MOST_POINTS = 10, 100  # of a loss that is drawn, and of a line
@@ -94,13 +94,13 @@ def _lines(records: Records, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     raise NothingToDrawError("nothing to draw: no run recorded its loss over steps")
 
 
-def _longest(changes: Sequence[Restart]) -> float:
+def _longest(changes: Sequence[RecordedRestart]) -> float:
     """Length of the longest text, in multiples of the size of text."""
     small = style.page().size * style.SMALL
     return max(style.text_width(restart.changes, small) for restart in changes) / style.em() + 0.3
 
 
-def _restarts(axes: Axes, values: pd.Series, changes: Sequence[Restart], height: float) -> None:
+def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart], height: float) -> None:
     """Set the y axis of a panel of this height, with lines in its lower part alone, and mark the restarts."""
     low, high = float(values.min()) / 1.03, float(values.max()) * 1.03
     axes.set_yscale("log")

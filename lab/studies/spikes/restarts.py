@@ -16,14 +16,14 @@ SAME = "same links"
 NAMES = {"lr": "LR", "weight_decay": "decay"}
 
 
-class Restart(NamedTuple):
+class RecordedRestart(NamedTuple):
     """One restart: the step before which it came, and what it changed."""
 
     step: int
     changes: str
 
 
-def restarts_of(card: Mapping[Hashable, Any]) -> list[Restart]:
+def restarts_of(card: Mapping[Hashable, Any]) -> list[RecordedRestart]:
     """The restarts that the ledger of a run declares, in the order of their steps."""
     entries = card.get(ENTRIES)
     if not isinstance(entries, str):
@@ -31,9 +31,9 @@ def restarts_of(card: Mapping[Hashable, Any]) -> list[Restart]:
     return [_restart(entry, card) for entry in re.split(r"\+(?=\d+: )", entries)]
 
 
-def _restart(entry: str, card: Mapping[Hashable, Any]) -> Restart:
+def _restart(entry: str, card: Mapping[Hashable, Any]) -> RecordedRestart:
     step, _, changes = entry.partition(": ")
-    return Restart(int(step), ", ".join(_change(change, card) for change in changes.split()))
+    return RecordedRestart(int(step), ", ".join(_change(change, card) for change in changes.split()))
 
 
 def _change(change: str, card: Mapping[Hashable, Any]) -> str:
