@@ -250,7 +250,9 @@ def test_a_folder_knows_its_questions_and_when_they_were_asked(tmp_path):
     (tmp_path / "requests.json").write_text("{")
     assert questions([tmp_path])[0].startswith("Does qk-layernorm make")
     store.note_command(tmp_path, "lab sweep mine.yaml", "Does mine?")
-    assert store.requests(tmp_path) == {"lab sweep mine.yaml": store.RecordedCommand("", "Does mine?")}, "its day is not known"
+    assert store.requests(tmp_path) == {"lab sweep mine.yaml": store.RecordedCommand("", "Does mine?")}, (
+        "its day is not known"
+    )
 
 
 def test_dates_are_those_on_record_and_never_left_out(tmp_path):

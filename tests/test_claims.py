@@ -36,7 +36,7 @@ def evidence(cards, name="made") -> Evidence:
 
 @pytest.mark.parametrize(("at_the_top", "verdict"), [(0.3, "inconclusive"), (0.4, "contradicted"), (0.2, "reproduced")])
 def test_a_loss_at_the_limit_of_a_lost_run_counts_neither_as_lost_nor_as_kept(at_the_top: float, verdict: str) -> None:
-    """A loss has nothing to spare there, which is not the lack of a difference between two runs."""
+    """A loss has no margin there, which is not the lack of a difference between two runs."""
     runs = list(planted.cards())
     for card in runs:
         if card["intervention"] == planted.BOTH[1]:

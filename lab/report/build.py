@@ -42,7 +42,7 @@ DIFFERENCES = """The first arm's number minus the second arm's, taken seed by se
 of the data and the same initial values of the weights both arms have. An interval that leaves out zero is a
 difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
-unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: no number any more, or no
+unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: non-finite, or no
 lower than at initialization."""
 CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim
 is reproduced where the intervals of all its parts lie on its side, contradicted where one surely does not and none

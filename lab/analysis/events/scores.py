@@ -83,7 +83,7 @@ def _labels(card: Card) -> list[range]:
 
 
 def _last_finite_step(log: Log) -> int:
-    """The last step before the loss was no number; -1 without one."""
+    """The last step before the loss was non-finite; -1 without one."""
     broken = np.flatnonzero(~np.isfinite(log.columns["loss"]))
     rows = int(broken[0]) if len(broken) else len(log.step_n)
     return int(log.step_n[rows - 1]) if rows else -1

@@ -25,7 +25,7 @@ from lab.core.printing import printable
 
 MEANING = {
     OK: "no change is certain",
-    DRIFT: "something has certainly changed, but nothing for the worse beyond its margin",
+    DRIFT: "a significant change, no regression beyond its margin",
     REGRESSION: "the 90 % interval of a change lies wholly outside its margin",
     CANNOT_JUDGE: "the two cannot be compared",
 }

@@ -26,8 +26,7 @@ SENTENCES = {
     MIDDLE: "Bands hold the middle 80 % of {seeds} seeds.",
     "unstable": "A cross marks where some seed was unstable: its learning rate is above its best one, and it ended "
     "worse than a bigram model of the text.",
-    "diverged": "A triangle marks where some seed diverged: its loss was no number any more, or ended no lower than "
-    "it began.",
+    "diverged": "A triangle marks where some seed diverged: its loss was non-finite, or ended no lower than it began.",
     INTERVAL: "Bars are 95 % Student-t intervals over {seeds} seeds.",
     SEED: "A short line is a seed: fewer than three have no interval.",
 }

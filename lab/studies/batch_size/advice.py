@@ -156,7 +156,7 @@ def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
     yield from plain_text(pd.DataFrame([_row(one) for one in measured]))
     yield ""
     if unmeasured := len(advice) - len(measured):
-        yield f"Left out: {unmeasured} of {len(advice)} curves, whose gradients tell no noise scale."
+        yield f"Left out: {unmeasured} of {len(advice)} curves, whose noise scale cannot be estimated."
     for sentence in (*map(_measured, tuned), *_recommendation(best), *cautions(best), *dropped(tuned)):
         yield from textwrap.wrap(sentence, LINE_LENGTH)
     yield f"figure: {picture}"

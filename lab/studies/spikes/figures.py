@@ -102,9 +102,9 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) 
 
 
 def note_of_lost(sheet: Sheet, costs: pd.DataFrame) -> None:
-    """Say how many runs have a peak that is no number."""
+    """Say how many runs have a non-finite peak."""
     if lost := int(np.isinf(costs["peak"]).sum()):
-        sheet.note(f"{lost} of {len(costs)} runs had a held-out loss that is no number, and are left out of the peaks.")
+        sheet.note(f"{lost} of {len(costs)} runs had a non-finite held-out loss, and are left out of the peaks.")
 
 
 def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:

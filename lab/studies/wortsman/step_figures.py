@@ -22,8 +22,8 @@ def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
 
     Lines are means over seeds (of logits geometric ones) at some of the recorded steps; darker is a lower learning
     rate. Good learning rates end lowest; unstable ones rise, or stay near the loss of the bigram model. A loss above
-    that at initialization, or one that is no number, is drawn at initialization; a line of logits ends where some
-    seed's is no number any more.
+    that at initialization, or a non-finite one, is drawn at initialization; a line of logits ends where some
+    seed's is non-finite.
     """
     loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
     return over_steps(records, runs, [loss, ProbeSeries("attention_logit_max", None, "max attention\nlogit")])
