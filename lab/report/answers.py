@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab import studies
 from lab.analysis.curves import arm_factors, significant
 from lab.analysis.sensitivity import HIGH, LOW, Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
@@ -18,6 +17,7 @@ from lab.core import shipped
 from lab.records import store
 from lab.report.comparisons import contrasts, recipe_of, reference_arm
 from lab.report.findings import PART_SUBJECTS, with_scaled_steps
+from lab.studies import modules
 
 # On fewer learning rates inside the window, sensitivity says little, and arms are compared by their best losses.
 FEWEST_LRS = 4
@@ -86,7 +86,7 @@ def special_answer(study: Study) -> str:
     """
     if (study.points["outcome"] == "diverged").all():
         return ""
-    return next(filter(None, (module.sentence(study) for module in studies.modules("answer"))), "")
+    return next(filter(None, (module.sentence(study) for module in modules("answer"))), "")
 
 
 def _one_run(run: pd.Series) -> str:

@@ -13,7 +13,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from lab import studies
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import NothingToDrawError, run_counts
 from lab.analysis.judging.decision import VERDICTS
@@ -30,6 +29,7 @@ from lab.report.answers import answer, compared, dates, questions, special_answe
 from lab.report.findings import brief_headline, notes
 from lab.report.question import yes_or_no
 from lab.report.scoreboard import ScoreboardRow
+from lab.studies import modules, rooms
 from lab.studies.figures import FIGURES
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
@@ -212,7 +212,7 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
 
 def first_figures() -> list[str]:
     """Figures that come first on the page where they apply, in this order; the others follow by name."""
-    return [name for room in studies.rooms() for name in room.FIRST_FIGURES]
+    return [name for room in rooms() for name in room.FIRST_FIGURES]
 
 
 def _figure_links(svg: Path) -> str:
@@ -292,7 +292,7 @@ def _csv(*names: str) -> str:
 
 
 def _cautions(study: Study) -> Iterator[str]:
-    of_studies = (module.cautions(study) for module in studies.modules("answer") if hasattr(module, "cautions"))
+    of_studies = (module.cautions(study) for module in modules("answer") if hasattr(module, "cautions"))
     cautions = [*chain(*of_studies), *notes(study)]
     if cautions:
         yield html.section("Read with care", html.bullets(cautions))

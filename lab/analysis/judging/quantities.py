@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis import probe_values
+import lab.analysis.probe_values as probe_values
 from lab.analysis.events.costs import HELD_OUT, spike_costs
 from lab.analysis.judging.evidence import CURVE_QUANTITIES, ArmTables
 
