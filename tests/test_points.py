@@ -77,7 +77,7 @@ checkpoint.keep=null,2 probes.names=[val_loss],[] probes.every=5,true +intervent
 ++model.depth=1,3 ~optimizer.clip optimizer.clip=inf,nan out=a,??? scale.steps=8,9 scale.batch_size=2,4
 optimizer=adamw,adamw_coupled model=d32,d64 intervention=[],[z_loss] arm=coupled_decay scale=toy,cpu
 tracker.name=none,a\\\\b +extra=${oc.select:seed},2 +other='${${which}}' +which=seed,steps no.such.key=1,2
-engine=${out},eager +which=width,depth batch_size=${model.${which}} seed='${whole_quotient:${steps},2}'
+engine=${out},eager +which=width,depth batch_size='${model.${which}}' seed='${whole_quotient:${steps},2}'
 """)
 
 
@@ -138,3 +138,9 @@ def composing_counter(work: Callable[..., Any]) -> Any:
 
     counting.calls = 0  # type: ignore[attr-defined]
     return counting
+
+
+def test_a_key_that_is_swept_over_nothing_is_refused() -> None:
+    """``glob(*)`` of a key without files matches nothing, and so asks for no point."""
+    with pytest.raises(RequestError, match=r"^schedule\.over is swept over nothing$"):
+        expand(parse(["seed=1,2", "+schedule.over=glob(*)"], load()[0]))
