@@ -22,7 +22,7 @@ from lab.records.store import Records
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.adam_updates import update_traits
-from lab.studies.spikes.updates_sentence import update_answer
+from lab.studies.spikes.answer import _updates as update_answer
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSET = 40

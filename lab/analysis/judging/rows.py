@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,12 @@ from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
 Named = Mapping[str, Any]  # functions and presumptions, by name
-LIBRARY: Named = {**vars(arms_of_library), **vars(effects_of_library)}
+LIBRARY: Named = {
+    name: named
+    for module in (arms_of_library, effects_of_library)
+    for name, named in vars(module).items()
+    if getattr(named, "__module__", "") == module.__name__
+}
 NEEDED = {"about", "figure", "sentence", "sweep"}
 KEYS = NEEDED | {"arms", "effect", "parts", "each", "control", "resolution", *Claim._field_defaults}
 _orders = count()
@@ -61,10 +66,9 @@ def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
     if missing := sorted(NEEDED - set(row)):
         raise ValueError(f"no {missing[0]}")
     answered = {key: tuple(row.get(key, ())) for key in ("affirms", "denies")}
-    sweeps = {file.stem for file in shipped.data_folder("sweeps").glob("*.yaml")}
     for kind, names, all_names in (
         ("key", row, KEYS),
-        ("sweep", [row["sweep"], *answered["affirms"], *answered["denies"]], sweeps),
+        ("sweep", [row["sweep"], *answered["affirms"], *answered["denies"]], _sweeps()),
         ("source", [row.get("source", SOURCES[0])], SOURCES),
     ):
         for each in names:
@@ -84,6 +88,11 @@ def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
     arms, effects = _arms(row.get("arms", [{}]), known), _effects(name, row, known)
     stated = {key: row[key] for key in NEEDED}
     return Claim(name, **stated, arms=arms, effects=effects, order=next(_orders), **{**others, **derived})
+
+
+@cache
+def _sweeps() -> set[str]:
+    return {file.stem for file in shipped.data_folder("sweeps").glob("*.yaml")}
 
 
 def _check_name(kind: str, name: str, known: Collection[str]) -> None:
