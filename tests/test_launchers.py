@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import HydraContext, RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.local_launcher.local_launcher import LocalLauncher
-from lab.cli.hydra_app import data_folder
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.core.files import quoted
 from lab.sweep.local_jobs import choose_slots
 
 
@@ -32,22 +27,23 @@ def _plugins_are_found() -> None:
 
 def leave_a_trace(config: DictConfig) -> None:
     """A job that says where it ran and when, once ``seed`` jobs have begun; job 1 of a folder ``hangs`` never ends."""
-    folder, number, began = Path(config.out), HydraConfig.get().job.num, time.time()
+    folder, number, began = Path(config.out), config.fleet, time.time()
     (folder / f"{number}.began").write_text(str(began))
     while len(list(folder.glob("*.began"))) < config.seed or (number == 1 and folder.name == "hangs"):
         time.sleep(0.01)
-    trace = {"device": os.environ.get("CUDA_VISIBLE_DEVICES"), "began": began, "ended": time.time()}
+    device = os.environ.get("CUDA_VISIBLE_DEVICES")
+    trace = {"device": device, "began": began, "ended": time.time(), "here": str(Path.cwd())}
     (folder / f"{number}.json").write_text(json.dumps(trace))
 
 
-def launch(folder: Path, jobs: int, *overrides: str, at_once: int = 1, **options: Any) -> list[JobReturn]:
+def launch(folder: Path, jobs: int, device: str = "auto", at_once: int = 1, **options: Any) -> list[JobReturn]:
     """Jobs of ``leave_a_trace``, run by a local launcher with these options; a job waits until so many have begun."""
-    loader = ConfigLoaderImpl(create_config_search_path(str(data_folder("conf"))))
-    config = loader.load_configuration("config", [f"out={folder}", *overrides], RunMode.MULTIRUN)
     launcher = LocalLauncher(**{"processes": 0, "devices": None, "timeout_minutes": None, **options})
-    context = HydraContext(config_loader=loader, callbacks=Callbacks())
+    context: Any = None  # nothing is composed
+    config = OmegaConf.create({"device": device})
     launcher.setup(hydra_context=context, task_function=leave_a_trace, config=config)
-    each = [[f"fleet={job}", f"out={folder}", f"seed={at_once}"] for job in range(jobs)]
+    folder.mkdir(exist_ok=True)
+    each = [[f"fleet={job}", f"out={quoted(folder)}", f"seed={at_once}"] for job in range(jobs)]
     return list(launcher.launch(each, initial_job_idx=0))
 
 
@@ -72,12 +68,21 @@ def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, m
     assert most_at_once(found) == 2 * each
 
 
+def test_paths_mean_in_a_job_what_they_mean_where_the_sweep_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launch(Path("it's 1, here").absolute(), 1, "cpu")
+    (trace,) = traces(Path("it's 1, here"))
+    assert trace["here"] == str(tmp_path)
+
+
 def test_all_devices_are_used_unless_jobs_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     launch(tmp_path, 2, at_once=2)
     assert {trace["device"] for trace in traces(tmp_path)} == {"0", "1"}
-    launch(tmp_path, 2, "device=cpu")
+    launch(tmp_path, 2, "cpu")
     assert {trace["device"] for trace in traces(tmp_path)} == {None}
 
 

@@ -30,7 +30,10 @@ ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLau
 
 
 class LocalLauncher(Launcher):
-    """Each of several jobs in a fresh process; a job that dies is reported as failed, and the others go on."""
+    """Each of several jobs in a fresh process; a job that dies is reported as failed, and the others go on.
+
+    The config of a job holds its overrides alone, since a frozen plan says all else; so it serves the lab's jobs only.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -38,7 +41,7 @@ class LocalLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from lab.cli import multirun  # not above: Hydra imports every plugin into every program that uses Hydra
 
-        self.jobs = multirun.LocalJobs(hydra_context, task_function, config, **self.options)
+        self.jobs = multirun.LocalJobs(task_function, config.device, **self.options)
 
     @property
     def slots(self) -> list[str | None]:

@@ -24,8 +24,9 @@ def hydra_task(config: DictConfig) -> None:
     from lab.sweep.pipeline import train_planned_fleet  # here, since tab completion needs none of it
 
     machine.configure_process()
-    with suppress(FileNotFoundError):
-        os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are relative to here
+    if HydraConfig.initialized():  # a launcher of Hydra
+        with suppress(FileNotFoundError):
+            os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are relative to here
     plan, index = str(config.fleet).rsplit("/", 1)
     train_planned_fleet(Path(config.out), plan, int(index))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from textwrap import shorten
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra._internal.callbacks import Callbacks
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from lab.cli import hydra_app
 from lab.cli.compose import Request, config_loader, expand, parse, reading_request, running_own_code
@@ -149,19 +149,17 @@ def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
 
 
 class LocalJobs:
-    """Hydra's jobs, each in a process of its own on this machine."""
+    """Jobs of one task, each in a process of its own on this machine."""
 
     @running_own_code()
-    def __init__(
-        self, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig, **options: Any
-    ) -> None:
-        """Take the options of ``LocalLauncherConf``.
+    def __init__(self, task: TaskFunction, device: str, **options: Any) -> None:
+        """Take the config key ``device`` and the options of ``LocalLauncherConf``.
 
         Raises:
             RequestError: the timeout makes no sense.
         """
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
-        self.options, self.timeout = options, check_timeout(options["timeout_minutes"])
+        self.task, self.device, self.options = task, device, options
+        self.timeout = check_timeout(options["timeout_minutes"])
 
     @cached_property
     def slots(self) -> list[Slot]:
@@ -170,7 +168,7 @@ class LocalJobs:
         Raises:
             RequestError: an option of the launcher makes no sense.
         """
-        return choose_slots(self.options["processes"], self.options["devices"], self.config.device)
+        return choose_slots(self.options["processes"], self.options["devices"], self.device)
 
     @property
     def trains_here(self) -> bool:
@@ -178,25 +176,18 @@ class LocalJobs:
         return math.isinf(self.timeout) and self.slots[0] in (None, *machine.visible_gpus()[:1])
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-        """Run a job for each list of overrides, numbered from ``first``.
+        """Run the task for each list of overrides, which are all that its config holds; numbered from ``first``.
 
         Raises:
             SystemExit: told to stop before all jobs were done.
         """
-        setup_globals()
-        arguments = self._arguments(job_overrides, first)
+        values = ({one.key_or_group: one.value() for one in parse(overrides)} for overrides in job_overrides)
+        arguments = ((self.task, each) for each in values)
         with machine.catching_sigterm() as told_to_stop:
             ends = run_jobs(_run_job, arguments, self.slots, timeout=self.timeout, told_to_stop=told_to_stop)
             if told_to_stop() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
                 raise SystemExit(machine.EXIT_PREEMPTED)
         return [self._returned(first + index, end) for index, end in enumerate(ends)]
-
-    def _arguments(self, job_overrides: Sequence[Sequence[str]], first: int) -> Iterator[tuple[Any, ...]]:
-        for number, overrides in enumerate(job_overrides, first):
-            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-            with open_dict(config):
-                config.hydra.job.id, config.hydra.job.num = str(number), number
-            yield self.hydra_context, self.task_function, config
 
     def _returned(self, number: int, end: JobEnd) -> JobReturn:
         if not end.exit_code:
@@ -211,17 +202,9 @@ class LocalJobs:
         return returned
 
 
-def _run_job(hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-    setup_globals()
-    returned = run_job(
-        hydra_context=hydra_context,
-        task_function=task_function,
-        config=config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
+def _run_job(task: TaskFunction, values: dict[str, Any]) -> None:
     try:
-        _ = returned.return_value  # raises what the task raised
+        task(OmegaConf.create(values))
     except RequestError as refusal:  # a full disk, a damaged plan
         say(f"lab: {refusal}", error=True)
         sys.exit(1)
