@@ -13,7 +13,7 @@ import pytest
 import planted
 from lab.core import files, machine
 from lab.data.corpus import bigram_loss
-from lab.records import store
+from lab.records import plans, store
 from lab.report import build, stamp
 from lab.sweep import pipeline
 from lab.sweep.planner import plan_sweep, points
@@ -195,6 +195,7 @@ def here(folder: Path) -> store.Records:
 def test_an_interrupt_leaves_a_checkpoint_from_which_the_only_fleet_goes_on(
     tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(plans, "thaw", lambda *_: pytest.fail("the process that planned the fleet read it back"))
     whole = here(tmp_path / "whole")
     step, steps = Fleet.step, list[int]()
 

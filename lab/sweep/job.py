@@ -114,23 +114,37 @@ class ChangedDataError(Exception):
     """The data differ from those in the ids of a plan's runs."""
 
 
-def train_fleet(folder: Path, plan: str, index: int, *, interrupts: bool = False) -> bool:
+Configs = Mapping[str, RunConfig]  # of the runs of a fleet, by id
+
+
+def train_fleet(
+    folder: Path, plan: str, index: int, configs: Configs | None = None, *, interrupts: bool = False
+) -> bool:
     """Train one fleet of a plan and write its records; returns whether no run failed.
 
     An error while training is recorded, not raised.
+
+    Args:
+        folder: the results folder.
+        plan: the name of the plan.
+        index: which of its fleets.
+        configs: what the plan says of the fleet, for the process that planned it; any other reads the plan.
+        interrupts: take Ctrl-C for a request to stop after a checkpoint.
 
     Raises:
         Preempted: stopped by a signal; the same plan resumes from a checkpoint.
         KeyboardInterrupt: stopped by Ctrl-C, with ``interrupts`` only after a checkpoint.
     """
     with machine.catching_sigterm(interrupts=interrupts) as told_to_stop:
-        return _train_fleet(folder, plan, index, told_to_stop)
+        return _train_fleet(folder, plan, index, configs, told_to_stop)
 
 
-def _train_fleet(folder: Path, plan: str, index: int, told_to_stop: Callable[[], bool]) -> bool:
+def _train_fleet(
+    folder: Path, plan: str, index: int, configs: Configs | None, told_to_stop: Callable[[], bool]
+) -> bool:
     machine.configure_torch()
-    points = plans.thaw(folder, plan, index)
-    configs = {point["id"]: run_config(point["tree"]) for point in points}
+    if configs is None:
+        configs = {point["id"]: run_config(point["tree"]) for point in plans.thaw(folder, plan, index)}
     config = next(iter(configs.values()))
     progress = ProgressWriter(folder, plan, index, config.steps, len(configs))
     progress.write()
@@ -150,7 +164,7 @@ class _Job:
     """One fleet of a plan; ``configs`` are those of its runs by id."""
 
     folder: Path
-    configs: Mapping[str, RunConfig]
+    configs: Configs
     progress: ProgressWriter
     tracking: FleetTracker
     told_to_stop: Callable[[], bool]

@@ -21,6 +21,7 @@ from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
 
 if TYPE_CHECKING:
     from lab.sweep.planner import Point, SweepPlan
+    from lab.training.config import RunConfig
 
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
@@ -84,7 +85,7 @@ def train(
             if distributed.world_size() > 1:
                 deaths = _on_every_rank(folder, name, len(jobs))
             else:
-                deaths = _train_here(folder, name) if trains_here and len(jobs) == 1 else launch(jobs)
+                deaths = _train_here(folder, name, fleets[0]) if trains_here and len(jobs) == 1 else launch(jobs)
         for death in deaths:
             _warn(death)
     # again: a shard that began at the same time may have lost it
@@ -129,8 +130,10 @@ def _last_losses(folder: Path) -> dict[str, float]:
     return dict(zip(runs["id"], runs["final_val_loss"].where(runs["status"] != "diverged", math.inf), strict=True))
 
 
-def train_planned_fleet(folder: Path, plan: str, index: int, *, interrupts: bool = False) -> None:
-    """Train one fleet of a plan in this process.
+def train_planned_fleet(
+    folder: Path, plan: str, index: int, configs: Mapping[str, RunConfig] | None = None, *, interrupts: bool = False
+) -> None:
+    """Train one fleet of a plan in this process; the arguments are those of ``train_fleet``.
 
     Raises:
         KeyboardInterrupt: see ``train_fleet``.
@@ -140,20 +143,20 @@ def train_planned_fleet(folder: Path, plan: str, index: int, *, interrupts: bool
     from lab.sweep import job
 
     try:
-        succeeded = job.train_fleet(folder, plan, index, interrupts=interrupts)
+        succeeded = job.train_fleet(folder, plan, index, configs, interrupts=interrupts)
     except job.Preempted:
         raise SystemExit(machine.EXIT_PREEMPTED) from None
     if not succeeded and distributed.world_size() > 1:
         raise SystemExit(1)
 
 
-def _train_here(folder: Path, plan: str) -> list[str]:
+def _train_here(folder: Path, plan: str, fleet: Sequence[Point]) -> list[str]:
     """Train the only fleet of a plan, as a job would; returns a line if it died."""
     import torch
 
     try:
-        train_planned_fleet(folder, plan, 0, interrupts=True)
-    except RequestError as refusal:  # a full disk, a damaged plan
+        train_planned_fleet(folder, plan, 0, {point.id: point.config for point in fleet}, interrupts=True)
+    except RequestError as refusal:  # a full disk
         return [f"a job died: {refusal}"]
     except Exception as error:
         say(traceback.format_exc().rstrip(), error=True)
