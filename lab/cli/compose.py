@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,14 +54,6 @@ class Request:
     question: str = ""
 
 
-class InternalError(Exception):
-    """An error of the lab's own code on its way out through Hydra; it is never a refusal."""
-
-
-# What passes both context managers below unchanged.
-_PASSED_ON = (RequestError, InternalError, BrokenPipeError)
-
-
 @contextmanager
 def reading_request(config_dir: Path | None = None) -> Iterator[None]:
     """Refuse the request for whatever Hydra or OmegaConf raises within the block.
@@ -76,25 +68,10 @@ def reading_request(config_dir: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except _PASSED_ON:
+    except (RequestError, BrokenPipeError):
         raise
     except Exception as error:
         raise RequestError(one_line(error, config_dir)) from error
-
-
-@contextmanager
-def running_own_code() -> Iterator[None]:
-    """Keep errors of the lab's own code, which Hydra calls within ``reading_request``, from becoming refusals.
-
-    Raises:
-        InternalError: the block raised anything but a refusal.
-    """
-    try:
-        yield
-    except _PASSED_ON:
-        raise
-    except Exception as error:
-        raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
 def parse(words: Sequence[str], config_loader: Any = None) -> list[Override]:
@@ -146,20 +123,14 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     return dict(tree)
 
 
-@contextmanager
-def composer(request: Request) -> Iterator[Callable[..., DictConfig]]:
-    """Within the block, a function that composes a config from overrides, which may choose the files of a request.
+def compose_config(request: Request, overrides: Sequence[str], **options: Any) -> DictConfig:
+    """The config that Hydra composes from these overrides, which may choose the files of a request.
 
     Raises:
-        RequestError: (the function) Hydra cannot compose them.
+        RequestError: Hydra cannot compose it.
     """
-
-    def composed(overrides: Sequence[str], **options: Any) -> DictConfig:
-        with reading_request(request.config_dir):
-            return compose("config", list(overrides), **options)
-
-    with config_loader(request):
-        yield composed
+    with config_loader(request), reading_request(request.config_dir):
+        return compose("config", list(overrides), **options)
 
 
 @contextmanager

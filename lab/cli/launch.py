@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser
+from hydra._internal.utils import get_args_parser  # private: its own errors would be usages, not lines
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lab.cli import hydra_app, override_rules
@@ -17,16 +18,16 @@ from lab.cli.compose import (
     CONFIG_DIR_FLAGS,
     GIVEN,
     Request,
-    composer,
+    config_loader,
     expand,
     is_override,
     known_keys,
     parse,
     reading_request,
-    resolved,
     store_files,
     take_config_dir,
 )
+from lab.cli.points import Tree, TreeComposer
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.shipped import question
@@ -102,8 +103,9 @@ def read_request(
     _refuse_unknown_flags(flags)
     config_dir, _ = take_config_dir(flags)
     for index, word in enumerate(overrides):
-        if path := _ledger_file(word):
-            files["ledger"], overrides[index] = _read_ledger(path), f"ledger={GIVEN}"
+        key, _, value = word.partition("=")
+        if key.lstrip("+") == "ledger" and Path(value).suffix in (".yaml", ".yml"):
+            files["ledger"], overrides[index] = _read_ledger(Path(value)), f"ledger={GIVEN}"
     if any(word.lstrip("+~").startswith("fleet") for word in overrides):
         raise RequestError("key 'fleet' is the sweeper's own")
     shows = any(flag.split("=")[0] in SHOW for flag in flags)
@@ -140,13 +142,6 @@ def carry_out(request: Request) -> None:
         from lab.cli import multirun  # here, since lists and tab completion need none of it
 
         multirun.carry_out(request)
-
-
-def _ledger_file(word: str) -> Path | None:
-    """The file that ``ledger=FILE.yaml`` names; None for any other override."""
-    key, _, value = word.partition("=")
-    path = Path(value)
-    return path if key.lstrip("+") == "ledger" and path.suffix in (".yaml", ".yml") else None
 
 
 def _read_ledger(path: Path) -> DictConfig:
@@ -209,7 +204,7 @@ def _check_flags(arguments: Sequence[str]) -> None:
     parser.parse_args(list(arguments))
 
 
-def compose_points(words: Sequence[str]) -> list[dict[str, Any]]:
+def compose_points(words: Sequence[str]) -> list[Tree]:
     """Compose one resolved config tree for every point of these overrides, to train in this process.
 
     Raises:
@@ -220,11 +215,8 @@ def compose_points(words: Sequence[str]) -> list[dict[str, Any]]:
         if not is_override(word):
             raise RequestError(f"unknown option {word!r}; all that can be given here is key=value, and --config-dir")
     override_rules.check_overrides(overrides)
-    trees = []
-    with composer(Request(overrides, config_dir)) as composed:
-        for point in expand(parse(overrides)):
-            config = composed(point)
-            with reading_request():
-                tree = resolved(config)
-            trees.append({key: value for key, value in tree.items() if key != "fleet"})
-    return trees
+    with config_loader(Request(overrides, config_dir)) as loader:
+        with reading_request(config_dir):
+            config = loader.load_configuration("config", [], RunMode.RUN)
+        composer = TreeComposer(loader, config, config_dir=config_dir)
+        return [composer.tree(point) for point in expand(parse(overrides, loader))]

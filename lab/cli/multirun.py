@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydra._internal.callbacks import Callbacks
+from hydra._internal.callbacks import Callbacks  # private: launchers of Hydra want them
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -20,9 +20,9 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import OmegaConf
 
 from lab.cli import hydra_app
-from lab.cli.compose import Request, config_loader, expand, parse, reading_request, running_own_code
+from lab.cli.compose import Request, config_loader, expand, parse, reading_request
 from lab.cli.planning import show_planning
-from lab.cli.points import TreeComposer, chooses_file, with_values
+from lab.cli.points import Tree, TreeComposer, chooses_file, with_values
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -41,14 +41,12 @@ class Composed(NamedTuple):
     Attributes:
         trees: the resolved config tree of every point.
         launcher: what runs the jobs.
-        settings: of the sweeper: ``max_runs``, ``one``, ``shard`` and ``dry_run``.
-        launcher_settings: unresolved.
+        settings: ``max_runs``, ``one``, ``shard`` and ``dry_run`` of the sweeper, and those of the ``launcher``.
     """
 
-    trees: Sequence[Mapping[str, Any]]
+    trees: Sequence[Tree]
     launcher: Launcher
     settings: Mapping[str, Any]
-    launcher_settings: Any
 
 
 def compose(request: Request) -> Composed:
@@ -77,7 +75,7 @@ def compose(request: Request) -> Composed:
         points = expand([*parse(swept, loader), *of_points])
         composer = TreeComposer(loader, chosen, _lines(files), request.config_dir)
         trees = list(show_planning(map(composer.tree, points), len(points)))
-    return Composed(trees, launcher, sweeper, OmegaConf.to_container(config.hydra.launcher))
+    return Composed(trees, launcher, {**sweeper, "launcher": OmegaConf.to_container(config.hydra.launcher)})
 
 
 def _lines(overrides: Sequence[Override]) -> list[str]:
@@ -92,7 +90,7 @@ def plan(composed: Composed) -> SweepPlan:
     """
     from lab.sweep import planner  # slow to load
 
-    trees, launcher, settings, _ = composed
+    trees, launcher, settings = composed
     limits = {key: settings[key] for key in ("max_runs", "one", "shard")}
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
     slots = getattr(launcher, "slots", [None])
@@ -118,7 +116,7 @@ def carry_out(request: Request, part: CampaignPart | None = None) -> None:
         _estimate(composed)
         return
     noted: Any = {"command": request.command, "question": request.question, "one": composed.settings["one"]}
-    known = recognizable(composed.trees, {**composed.settings, "launcher": composed.launcher_settings})
+    known = recognizable(composed.trees, composed.settings)
     if known and (ids := known.finished_ids()) is not None:
         pipeline.report_finished(known.folder, ids, **noted)
         return
@@ -145,13 +143,13 @@ def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
         ends = launcher.launch(jobs, initial_job_idx=0)
     except Exception as error:  # how submitit and Ray report that a job was killed
         return [f"{type(launcher).__name__} gave up: {type(error).__name__}: {shorten(str(error), 300)}"]
+    # private: what is public prints the overrides of a job that failed
     return [f"a job died: {end._return_value}" for end in ends if end.status is not JobStatus.COMPLETED]
 
 
 class LocalJobs:
     """Jobs of one task, each in a process of its own on this machine."""
 
-    @running_own_code()
     def __init__(self, task: TaskFunction, device: str, **options: Any) -> None:
         """Take the config key ``device`` and the options of ``LocalLauncherConf``.
 

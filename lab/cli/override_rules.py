@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from lab.cli.compose import Request, composer, expand, groups, known_keys, parse, reading_request
+from lab.cli.compose import Request, compose_config, expand, groups, known_keys, parse, reading_request
 from lab.core.errors import RequestError, nearest
 
 # Hydra's other settings make objects, import packages, set the environment, write elsewhere, or serve no sweep.
@@ -93,8 +93,7 @@ def _settings(request: Request, overrides: Sequence[str]) -> DictConfig:
     fixed = [
         word for word, override in zip(overrides, parse(overrides), strict=True) if not override.is_sweep_override()
     ]
-    with composer(request) as composed:
-        hydra: DictConfig = composed(fixed, return_hydra_config=True).hydra
+    hydra: DictConfig = compose_config(request, fixed, return_hydra_config=True).hydra
     return hydra
 
 

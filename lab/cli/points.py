@@ -168,11 +168,13 @@ def _copies(config: DictConfig, users: Mapping[Path, Sequence[tuple[Path, bool]]
 def _is_plain_leaf(config: DictConfig, path: Path) -> bool:
     """Whether a leaf lies in dicts alone and takes values of any type."""
     node: Any = config
-    for name in path:
-        if not isinstance(node, DictConfig) or node._is_interpolation() or node._is_none() or name not in node:
+    *parents, leaf = path
+    for name in parents:
+        if not isinstance(node, DictConfig) or name not in node or OmegaConf.is_interpolation(node, name):
             return False
-        node = node._get_node(name)
-    return type(node) is AnyNode
+        node = node[name]
+    # private: nothing else says whether a value that is set here would be converted
+    return isinstance(node, DictConfig) and leaf in node and type(node._get_node(leaf)) is AnyNode
 
 
 def _users(config: DictConfig) -> dict[Path, list[tuple[Path, bool]]] | None:
