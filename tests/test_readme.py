@@ -122,7 +122,8 @@ def test_the_lab_commands_work_in_their_order(
     ``lab scan`` says so.
     """
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").symlink_to(HOME / "results")
+    for folder in ("results", "docs"):
+        (tmp_path / folder).symlink_to(HOME / folder)
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
     requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
