@@ -142,6 +142,22 @@ def test_the_same_table_is_imported_once_and_another_replaces_it_on_request(
     assert len(store.read(tmp_path / "out").runs) == 32
 
 
+@pytest.mark.parametrize("second", ["two", "one"])
+def test_no_run_of_two_tables_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str], second: str) -> None:
+    """Tables have arms of their own by name; of two tables with one name, what repeats a point is named."""
+    worse = table().assign(**{"eval/loss": lambda runs: runs["eval/loss"] + 0.5})
+    outs = [tmp_path / "first", tmp_path / "second"]
+    for frame, out, name in ((table(), outs[0], "one"), (worse, outs[1], second)):
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        assert main(["import", str(tmp_path / f"{name}.csv"), f"out={out}"]) == 0
+    assert main(["report", *map(str, outs)]) == 0
+    said = capsys.readouterr().out
+    arms = {f"clip {clip}, table {name}.csv" for clip in ("off", "on") for name in ("one", "two")}
+    is_told_apart = second == "two"
+    assert set(study(outs).points["arm"]) == (arms if is_told_apart else {"clip off", "clip on"})
+    assert ("Left out, since another run is the same point: 48 runs" in said) != is_told_apart
+
+
 def test_trained_records_are_never_replaced(tmp_path: Path) -> None:
     assert import_it(tmp_path, table()) == 0
     records = store.read(tmp_path / "out")
@@ -167,6 +183,8 @@ def test_trained_records_are_never_replaced(tmp_path: Path) -> None:
         (table().head(0), [], "has no rows"),
         (table().assign(**{"eval/loss": math.nan}), [], "row 1: a diverged run counts at its initial loss"),
         (table().assign(seed=None), [], "row 1: seed is empty"),
+        (table().assign(seed=0.5), [], "row 1: the seed 0.5 is no whole number"),
+        (table().assign(n_params=0.016), [], "row 1: the size 0.016 is no whole number"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(

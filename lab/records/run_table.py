@@ -8,15 +8,15 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from lab.core import files
 from lab.core.errors import RequestError, nearest
-from lab.core.files import digest
 from lab.records import store
 from lab.records.store import Records
 
@@ -37,6 +37,7 @@ UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision
 NO_NUMBERS = ("", "nan", "none", "null")  # words for a loss that there is not
 FEWEST_LRS = 3  # of a curve, and of each value of a column that sets arms apart
 ORIGIN = "imported from"
+TABLE = "table"  # the setting that holds the name of the table, so that arms of several tables are told apart
 
 
 class Columns(NamedTuple):
@@ -45,7 +46,7 @@ class Columns(NamedTuple):
     Attributes:
         lr: peak learning rates.
         loss: final losses; what is empty or not finite is a diverged run.
-        size: numbers of parameters, or any other positive number that grows with the model.
+        size: numbers of parameters, or any other whole number above 0 that grows with the model.
         seed: seeds; all runs are of one seed without it.
         arm: columns of settings that set arms apart; see ``records_of``.
         initial_loss: losses at initialization, at which diverged runs count.
@@ -67,34 +68,38 @@ def read_table(source: str) -> pd.DataFrame:
     Raises:
         RequestError: there is no such file, or it is none of these.
     """
-    path = Path(source)
-    readers: dict[str, Callable[[Any], pd.DataFrame]] = {
-        **dict.fromkeys((".csv", ".tsv"), lambda file: pd.read_csv(file, sep=None, engine="python")),
-        **dict.fromkeys((".jsonl", ".ndjson", ".json"), _json_lines),
-        ".parquet": pd.read_parquet,
-    }
-    if source == "-":
-        text = sys.stdin.read()
-        path, read = Path("standard input"), readers[".jsonl" if text.lstrip().startswith("{") else ".csv"]
-        file: Any = io.StringIO(text)
-    elif path.suffix not in readers:
-        raise RequestError(f"{source} is no table that can be imported; known: {', '.join(readers)}, or - for a pipe")
-    else:
-        read, file = readers[path.suffix], path
+    path, name = Path(source), "standard input" if source == "-" else source
+    if source != "-" and path.suffix not in (*READ_TEXT, PARQUET):
+        known = ", ".join((*READ_TEXT, PARQUET))
+        raise RequestError(f"{source} is no table that can be imported; known: {known}, or - for a pipe")
     try:
-        table = read(file)
-    except OSError:
+        if path.suffix == PARQUET:
+            table = files.read_table(path)
+        else:
+            text = sys.stdin.read() if source == "-" else files.read_bytes(path).decode("utf-8-sig")
+            kind = path.suffix or (".jsonl" if text.lstrip().startswith("{") else ".csv")
+            table = READ_TEXT[kind](text)
+    except FileNotFoundError:
         raise RequestError(f"no table {source}") from None
+    except OSError as fault:
+        raise RequestError(f"{source} cannot be read: {fault.strerror}") from None
     except Exception as fault:  # each reader has its own
-        raise RequestError(f"{source} cannot be read as a table: {' '.join(str(fault).split())}") from None
+        raise RequestError(f"{name} cannot be read as a table: {' '.join(str(fault).split())}") from None
     if table.empty:
-        raise RequestError(f"the table {path} has no rows")
+        raise RequestError(f"the table {name} has no rows")
     return table
 
 
-def _json_lines(file: Any) -> pd.DataFrame:
-    text = file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read()
+def _csv(text: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(text), sep=None, engine="python")
+
+
+def _json_lines(text: str) -> pd.DataFrame:
     return pd.json_normalize([json.loads(line) for line in text.splitlines() if line.strip()])
+
+
+PARQUET = ".parquet"
+READ_TEXT = {**dict.fromkeys((".csv", ".tsv"), _csv), **dict.fromkeys((".jsonl", ".ndjson", ".json"), _json_lines)}
 
 
 def records_of(table: pd.DataFrame, columns: Columns, source: str = "a table") -> Records:
@@ -117,6 +122,10 @@ def records_of(table: pd.DataFrame, columns: Columns, source: str = "a table") -
     for key, name in (("lr", "learning rate"), ("size", "size")):
         if (wrong := numbers[key] <= 0).any():
             raise RequestError(f"row {_row(wrong)}: the {name} {numbers[key][wrong].iloc[0]:g} is not above 0")
+    for key in ("size", "seed"):
+        if (broken := numbers[key] != numbers[key].round()).any():
+            value = numbers[key][broken].iloc[0]
+            raise RequestError(f"row {_row(broken)}: the {key} {value:g} is no whole number")
     diverged = ~numbers["loss"].map(math.isfinite)
     if (unknown := diverged & numbers["initial_loss"].isna()).any():
         raise RequestError(
@@ -126,24 +135,27 @@ def records_of(table: pd.DataFrame, columns: Columns, source: str = "a table") -
         raise RequestError(f"{count} learning rates, and a curve takes {FEWEST_LRS}")
     others = [str(name) for name in table if name not in found.values()]
     settings, kept = _settings(table, others, numbers, columns.arm)
-    identity = pd.DataFrame({"lr": numbers["lr"], "seed": numbers["seed"], "size": numbers["size"], **settings})
-    if (twice := identity.astype(str).duplicated()).any():
-        first = identity.astype(str).eq(identity.astype(str)[twice].iloc[0]).all(axis=1)
+    identity = pd.DataFrame({**{key: numbers[key] for key in ("lr", "seed", "size")}, **settings}).astype(str)
+    if (twice := identity.duplicated()).any():
+        first = identity.eq(identity[twice].iloc[0]).all(axis=1)
         raise RequestError(
             f"rows {_row(first)} and {_row(twice)} are one run: alike in {', '.join(map(str, identity))}"
         )
+    # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
+    identity = identity.assign(source=source, loss=numbers["loss"].map("{:.6g}".format))
     runs = pd.DataFrame(
         {
-            "id": [digest([ORIGIN, *map(str, row)]) for row in identity.itertuples(index=False)],
+            "id": [files.digest([ORIGIN, *map(str, row)]) for row in identity.itertuples(index=False)],
             "status": np.where(diverged, "diverged", "finished"),
             "final_val_loss": numbers["loss"].mask(diverged),
             "loss_at_init": numbers["initial_loss"],
-            "parameters_without_embeddings": numbers["size"].round().astype("int64"),
+            "parameters_without_embeddings": numbers["size"].astype("int64"),
             "optimizer.lr": numbers["lr"],
             "seed": numbers["seed"].astype("int64"),
             "versions": f"{ORIGIN} {source}",
             "data_fingerprint": "imported",
             "intervention": "none",
+            TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
             "notes": _notes(table, [name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]),
             **({"steps": numbers["steps"]} if found["steps"] is not None else {}),
@@ -224,7 +236,7 @@ def _settings(
         return is_swept and (not follows or values.nunique() == 1)
 
     chosen = [name for name in others if sets_arms_apart(name)]
-    reserved = {*store.RUN_COLUMNS, "optimizer.lr", "seed", "steps", "out", "device"}
+    reserved = {*store.RUN_COLUMNS, "optimizer.lr", "seed", "steps", "out", "device", TABLE}
     ends = Counter(map(_end, chosen))
     keys = {name: _end(name) if ends[_end(name)] == 1 else name for name in chosen}
     settings = {f"column.{key}" if key in reserved else key: table[name] for name, key in keys.items()}
