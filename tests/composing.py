@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from lab.cli import launch
 from lab.cli.compose import expand, parse
 from lab.cli.hydra_app import data_folder
+from lab.core import shipped
 
 Loaded = tuple[Any, DictConfig]
 
@@ -34,7 +35,7 @@ def load(*words: str) -> Loaded:
 
 def points_of(name: str, scale: str) -> tuple[Loaded, list[list[str]]]:
     """What Hydra loads of a sweep of the lab at a scale, and the overrides of all its points."""
-    sweep = launch.read_sweep(launch.sweeps()[name])
+    sweep = launch.read_sweep(shipped.sweeps()[name])
     ConfigStore.instance().store("requested", sweep, group="sweeps", package="_global_")
     words = ["sweeps=requested", f"scale={scale}"]
     loader, config = load(*words)

@@ -232,7 +232,7 @@ def test_a_question_is_the_first_comment_of_a_sweep(text, expected):
 
 
 def test_every_sweep_of_the_lab_asks_a_question():
-    for path in shipped.data_folder("sweeps").glob("*.yaml"):
+    for path in shipped.sweeps().values():
         assert question(path.read_text()).endswith("?"), path
 
 
@@ -243,7 +243,7 @@ def test_a_folder_knows_its_questions_and_when_they_were_asked(tmp_path):
     store.note_command(tmp_path, "lab train out='x")
     store.note_command(tmp_path, "lab sweep")
     assert questions([tmp_path, tmp_path]) == [
-        question((shipped.data_folder("sweeps") / "quickstart.yaml").read_text()),
+        question(shipped.sweeps()["quickstart"].read_text()),
         "Does mine?",
     ]
     assert all(len(request.day) == 10 for request in store.requests(tmp_path).values())

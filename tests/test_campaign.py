@@ -14,6 +14,7 @@ from composing import remember
 from lab.__main__ import main
 from lab.cli import campaign, launch, listing, multirun
 from lab.cli.compose import Request
+from lab.core import shipped
 from lab.records import store
 from lab.studies.claims import CLAIMS
 from lab.sweep import dry_run
@@ -30,7 +31,7 @@ BENCHMARK = Path(__file__).parents[1] / "benchmarks/results.json"
 def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the only campaign there is, `toy`; the current folder is empty."""
     path = tmp_path / "toy.yaml"
-    monkeypatch.setattr(launch, "campaigns", lambda: {"toy": path})
+    monkeypatch.setattr(shipped, "campaigns", lambda: {"toy": path})
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return path
@@ -212,18 +213,18 @@ def test_campaigns_are_listed_with_their_questions(capsys: pytest.CaptureFixture
     listed = capsys.readouterr().out
     assert re.search(r"^day +Which claims of Wortsman et al. 2023 hold", listed, re.MULTILINE)
     assert listed.splitlines() == [*listing.lines(["campaigns"])]
-    assert len(listed.splitlines()) == len(launch.campaigns())
+    assert len(listed.splitlines()) == len(shipped.campaigns())
 
 
 def test_every_part_of_a_campaign_is_a_sweep_with_claims() -> None:
-    for path in launch.campaigns().values():
+    for path in shipped.campaigns().values():
         names = [words[0] for words in campaign._read(path, Path("runs"))]
-        assert set(names) <= {CLAIMS[name].sweep for name in CLAIMS} & set(launch.sweeps())
+        assert set(names) <= {CLAIMS[name].sweep for name in CLAIMS} & set(shipped.sweeps())
         assert len(set(names)) == len(names)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", launch.campaigns())
+@pytest.mark.parametrize("name", shipped.campaigns())
 def test_every_part_of_a_campaign_has_runs(name: str, tmp_path: Path) -> None:
     parts = campaign.plan(name, tmp_path)
     assert [len(part.plan.missing) for part in parts] == [len(part.plan.mine) for part in parts]

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 
 from composing import load, points_of, remember
-from lab.cli import launch
 from lab.cli.compose import expand, parse, resolved
 from lab.cli.points import TreeComposer
+from lab.core import shipped
 from lab.core.errors import RequestError
 from sampling import few
 
-SWEEPS = launch.sweeps()
+SWEEPS = shipped.sweeps()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,6 +15,7 @@ from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
 from lab.cli import launch
+from lab.core import shipped
 from lab.records import store
 from lab.records.parts import written
 from lab.report.scoreboard import MARKS, OTHER_TEXT, judge_all, read, table
@@ -30,7 +31,7 @@ ON_OTHER_TEXT = sorted(path.parent for path in (RESULTS / OTHER_TEXT).glob("*/ru
 def row(folder: Path) -> str:
     """What the README of the results says of one folder."""
     runs = load(folder).runs
-    question = launch.sweeps()[folder.name].read_text().splitlines()[0].removeprefix("# ")
+    question = shipped.sweeps()[folder.name].read_text().splitlines()[0].removeprefix("# ")
     commands = "; ".join(f"`{command}`" for command in store.commands(folder))
     return f"| {folder.name} | {question} | {commands} | {len(runs)} | {runs['wall_seconds'].sum() / 60:.0f} |"
 
@@ -43,12 +44,12 @@ def test_the_readme_of_the_results_tells_of_every_folder() -> None:
 
 
 def test_every_sweep_of_the_paper_has_results() -> None:
-    assert {folder.name for folder in FOLDERS} == set(launch.sweeps()) - {"smoke", *NOT_YET_TRAINED}
+    assert {folder.name for folder in FOLDERS} == set(shipped.sweeps()) - {"smoke", *NOT_YET_TRAINED}
 
 
 def test_sweeps_on_other_text_are_those_of_their_campaign() -> None:
     trained = [shlex.split(command)[2:-1] for folder in ON_OTHER_TEXT for command in store.commands(folder)]
-    planned = launch.read_sweep(launch.campaigns()[OTHER_TEXT])["parts"]
+    planned = launch.read_sweep(shipped.campaigns()[OTHER_TEXT])["parts"]
     assert sorted(trained) == sorted(map(shlex.split, planned))
 
 

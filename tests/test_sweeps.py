@@ -10,13 +10,13 @@ import pytest
 
 from composing import points_of
 from lab.__main__ import main
-from lab.cli import launch
 from lab.cli.hydra_app import data_folder
 from lab.cli.points import TreeComposer
+from lab.core import shipped
 from lab.training.config import RunConfig, run_config
 from sampling import few
 
-SWEEPS = launch.sweeps()
+SWEEPS = shipped.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
 HEADINGS = ("Hypothesis: ", "Source: ", "Expected: ", "Cost: ")
 # Overrides that decide how large a run is.

@@ -16,7 +16,7 @@ from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim
 from lab.analysis.text import listed, plain_text
 from lab.cli import launch, multirun
 from lab.cli.compose import Request, parse
-from lab.core import distributed
+from lab.core import distributed, shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.printing import say
@@ -67,7 +67,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[str, Path, bool]:
         RequestError: there is no such campaign, or an argument is neither ``out=DIR`` nor ``--dry-run``.
     """
     name, *options = arguments
-    known = launch.campaigns()
+    known = shipped.campaigns()
     if name not in known:
         raise RequestError(f"unknown campaign {name!r}; {nearest(name, known)}")
     out = str(Path("runs", name))
@@ -88,7 +88,7 @@ def plan(name: str, out: Path) -> list[PlannedSweep]:
     """
     if distributed.world_size() > 1:
         raise RequestError("lab campaign plans its parts in one process; leave torchrun away")
-    parts = [PlannedSweep(words, _plan(words)) for words in _read(launch.campaigns()[name], out)]
+    parts = [PlannedSweep(words, _plan(words)) for words in _read(shipped.campaigns()[name], out)]
     return sorted(parts, key=lambda part: (not part.is_done, -part.claims_per_core_hour))
 
 

@@ -95,9 +95,10 @@ def _without_m(arguments: list[str]) -> list[str]:
 
 def _sweep(arguments: list[str]) -> None:
     from lab.cli import launch
+    from lab.core import shipped
 
     if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
-        raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(launch.sweeps())}")
+        raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(shipped.sweeps())}")
     sweep = launch.find_sweep(arguments[0])
     command = launch.command_line(sys.argv[1:])
     launch.carry_out(launch.read_request(_without_m(arguments[1:]), command, name=sweep.stem, sweep=sweep))

@@ -30,23 +30,13 @@ from lab.cli.compose import (
 from lab.cli.points import Tree, TreeComposer
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
-from lab.core.shipped import question
+from lab.core.shipped import question, sweeps
 
 # Hydra's flags that show something and run nothing, and those that say how to show it.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
 SHOW_OPTIONS = ("--package", "-p", "--resolve")
 DRY_RUNS = {"--dry-run": "summary", "--dry-run=full": "full"}
 TAKE_VALUES = ("--cfg", "-c", "--info", "-i", "--package", "-p", *CONFIG_DIR_FLAGS)
-
-
-def sweeps() -> dict[str, Path]:
-    """The sweeps that come with the lab, by name."""
-    return {path.stem: path for path in sorted(hydra_app.data_folder("sweeps").glob("*.yaml"))}
-
-
-def campaigns() -> dict[str, Path]:
-    """The campaigns that come with the lab, by name."""
-    return {path.stem: path for path in sorted(hydra_app.data_folder("sweeps").glob("campaigns/*.yaml"))}
 
 
 def find_sweep(name: str) -> Path:

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from lab.cli import hydra_app, launch
+from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line, others_add
 
@@ -26,12 +27,12 @@ def _comment(path: Path) -> str:
 
 
 def _sweeps() -> Iterator[tuple[str, str]]:
-    for name, path in launch.sweeps().items():
+    for name, path in shipped.sweeps().items():
         yield name, _comment(path)
 
 
 def _campaigns() -> Iterator[tuple[str, str]]:
-    for name, path in launch.campaigns().items():
+    for name, path in shipped.campaigns().items():
         yield name, _comment(path)
 
 
@@ -157,7 +158,7 @@ def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[
         if index == 1:
             return sub_commands
         if index == 2 and words[1] in ("sweep", "campaign", "list"):
-            return list({"sweep": launch.sweeps, "campaign": launch.campaigns}.get(words[1], lambda: LISTS)())
+            return list({"sweep": shipped.sweeps, "campaign": shipped.campaigns}.get(words[1], lambda: LISTS)())
         if index < 1 or words[1] not in ("sweep", "train", "coordcheck"):
             return []
         first_override = 3 if words[1] == "sweep" else 2

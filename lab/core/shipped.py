@@ -20,6 +20,18 @@ def data_folder(name: str) -> Path:
     return installed if installed.is_dir() else package.parent / name
 
 
+@cache
+def sweeps() -> Mapping[str, Path]:
+    """The sweeps that come with the lab, by name."""
+    return {path.stem: path for path in sorted(data_folder("sweeps").glob("*.yaml"))}
+
+
+@cache
+def campaigns() -> Mapping[str, Path]:
+    """The campaigns that come with the lab, by name."""
+    return {path.stem: path for path in sorted(data_folder("sweeps").glob("campaigns/*.yaml"))}
+
+
 def load(path: Path) -> Any:
     """What a YAML file of the lab says, in plain values."""
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -53,7 +53,7 @@ def _question_of_shipped_sweep(command: str) -> str:
     except ValueError:  # a quotation that never ends
         return ""
     name = words[words.index("sweep") + 1] if "sweep" in words[:-1] else ""
-    sweeps = {path.stem: path for path in shipped.data_folder("sweeps").glob("*.yaml")}
+    sweeps = shipped.sweeps()
     return shipped.question(sweeps[name].read_text(encoding="utf-8")) if name in sweeps else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
     answered = {key: tuple(row.get(key, ())) for key in ("affirms", "denies")}
     for kind, names, all_names in (
         ("key", row, KEYS),
-        ("sweep", [row["sweep"], *answered["affirms"], *answered["denies"]], _sweeps()),
+        ("sweep", [row["sweep"], *answered["affirms"], *answered["denies"]], shipped.sweeps()),
         ("source", [row.get("source", SOURCES[0])], SOURCES),
     ):
         for each in names:
@@ -88,11 +88,6 @@ def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
     arms, effects = _arms(row.get("arms", [{}]), known), _effects(name, row, known)
     stated = {key: row[key] for key in NEEDED}
     return Claim(name, **stated, arms=arms, effects=effects, order=next(_orders), **{**others, **derived})
-
-
-@cache
-def _sweeps() -> set[str]:
-    return {file.stem for file in shipped.data_folder("sweeps").glob("*.yaml")}
 
 
 def _check_name(kind: str, name: str, known: Collection[str]) -> None:
