@@ -77,11 +77,7 @@ def train(
     if fleets:
         name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
         jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
-        untrained = {point.id for point in missing}
-        # a shard does not know which seeds the others have completed
-        growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
-        done = [point for point in mine if point.id not in untrained]
-        with _monitor(folder, name, fleets, done, part, growing):
+        with _monitor(plan, name, part):
             if distributed.world_size() > 1:
                 deaths = _on_every_rank(folder, name, len(jobs))
             else:
@@ -100,28 +96,26 @@ def _planned(point: Point) -> dict[str, Any]:
     return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
-def _monitor(
-    folder: Path,
-    plan: str,
-    fleets: Sequence[Sequence[Point]],
-    done: Sequence[Point],
-    part: CampaignPart | None,
-    growing: GrowingReport | None,
-) -> ProgressMonitor:
-    """A monitor of these fleets: it prints lines, and in a terminal also draws a live display."""
+def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None) -> ProgressMonitor:
+    """A monitor of the plan that was frozen by this name: it prints lines, and in a terminal draws a live display."""
     from lab.sweep.planner import training_flops
     from lab.training.recorder import fleet_label
 
+    folder, _, requested, mine, missing, fleets, _ = plan
+    # a shard does not know which seeds the others have completed
+    growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn, part)
-        return ProgressMonitor(folder, plan, labels, sizes, say, _warn, log, growing)
+        return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing)
     from lab.sweep.terminal import Terminal, scene
 
+    untrained = {point.id for point in missing}
+    done = [point for point in mine if point.id not in untrained]
     losses = _last_losses(folder) if done else {}
     terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done], part))
-    return ProgressMonitor(folder, plan, labels, sizes, terminal.say, _warn, terminal, growing)
+    return ProgressMonitor(folder, name, labels, sizes, terminal.say, _warn, terminal, growing)
 
 
 def _last_losses(folder: Path) -> dict[str, float]:
