@@ -31,7 +31,7 @@ ROW = """
 def read(folder: Path, text: str) -> list[object]:
     path = folder / "claims.yaml"
     path.write_text(text, encoding="utf-8")
-    return list(read_claims(path, {}))
+    return list(read_claims(path, []))
 
 
 def test_a_row_is_a_claim(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Rows of claims name those that take arms first and all else by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import NamedTuple, TypeVar
@@ -112,11 +112,6 @@ def mean(tables: Sequence[Table]) -> Table:
 def parts(**tables: pd.DataFrame | pd.Series) -> pd.DataFrame:
     """Effects of several parts of a claim side by side; each must lie on its side."""
     return pd.concat(tables, axis=1)
-
-
-def by_rate(lrs: Iterable[float], value: Callable[[float], pd.Series]) -> pd.DataFrame:
-    """``parts``, one for each learning rate."""
-    return parts(**{f"{lr:g}": value(lr) for lr in lrs})
 
 
 def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -107,9 +107,14 @@ QUANTITIES: dict[str, Callable[..., pd.DataFrame | pd.Series]] = {
 }
 
 
+def by_rate(lrs: Iterable[float], value: Callable[[float], pd.DataFrame | pd.Series]) -> pd.DataFrame:
+    """Parts of a claim, one for each learning rate."""
+    return pd.concat({f"{lr:g}": value(lr) for lr in lrs}, axis=1)
+
+
 def _at_rate(arm: ArmTables, at: Rate, size: str, value: Callable[[float], pd.DataFrame]) -> pd.DataFrame | pd.Series:
     if at == "each":
-        return pd.concat({f"{lr:g}": _at_size(value(lr), size) for lr in arm.lrs}, axis=1)
+        return by_rate(arm.lrs, lambda lr: _at_size(value(lr), size))
     rates = {"top": arm.top, "highest": max(arm.lrs), "lowest": min(arm.lrs)}
     return _at_size(value(rates[at] if isinstance(at, str) else arm.nearest(at)), size)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lab.analysis.judging import arms as arms_of_library
@@ -15,23 +16,17 @@ from lab.analysis.judging import quantities
 from lab.analysis.judging.decision import ABOVE_ZERO
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
 from lab.analysis.judging.evidence import ArmTables, Config
-from lab.analysis.judging.verdicts import PLAIN, SOURCES, WIDTH, ChooseArms, Claim
+from lab.analysis.judging.verdicts import PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
 Named = Mapping[str, Any]  # functions and presumptions, by name
-LIBRARY: Named = {
-    name: named
-    for module in (arms_of_library, effects_of_library)
-    for name, named in vars(module).items()
-    if getattr(named, "__module__", "") == module.__name__
-}
 NEEDED = {"about", "figure", "sentence", "sweep"}
 KEYS = NEEDED | {"arms", "effect", "parts", "each", "control", "resolution", *Claim._field_defaults}
 _orders = count()
 
 
-def read_claims(path: Path, of_study: Named) -> Iterator[Claim]:
+def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
     """The claims of a file: a list of blocks, each with ``claims`` by name, and before them what all of these share.
 
     A row has the attributes of ``Claim``, without those that are always there, and in the place of its functions:
@@ -47,12 +42,17 @@ def read_claims(path: Path, of_study: Named) -> Iterator[Claim]:
 
     Args:
         path: of the file.
-        of_study: functions and presumptions of the study; those of the library are known besides.
+        of_study: modules with functions and presumptions of the study; those of the library are known besides.
 
     Raises:
         RequestError: a row names what there is not.
     """
-    known = {**LIBRARY, **of_study}
+    known = {
+        name: named
+        for module in (arms_of_library, effects_of_library, *of_study)
+        for name, named in vars(module).items()
+        if isinstance(named, Presumption) or getattr(named, "__module__", "") == module.__name__
+    }
     for block in shipped.load(path):
         shared = {key: value for key, value in block.items() if key != "claims"}
         for name, row in block["claims"].items():

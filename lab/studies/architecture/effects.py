@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import EPSILON
-from lab.analysis.judging.effects import Effects, Qualified, by_rate, exceeds, late_log, mean, parts
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, late_log, mean, parts
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.judging.quantities import held_out
+from lab.analysis.judging.quantities import by_rate, held_out
 from lab.analysis.judging.verdicts import DECAY, ON, STEPS
 from lab.analysis.probe_values import embedding_share
 from lab.records.store import Records

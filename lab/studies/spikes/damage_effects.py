@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.analysis.events.costs import REPEATS
-from lab.analysis.judging.effects import Effects, by_rate
+from lab.analysis.judging.effects import Effects
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from lab.analysis.judging.quantities import by_rate
 from lab.analysis.judging.verdicts import STEPS
 from lab.core.schema import batches_of_bursts
 from lab.studies.spikes.repeats import FRACTION, START

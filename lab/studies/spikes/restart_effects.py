@@ -7,9 +7,9 @@ import pandas as pd
 from lab.analysis.events.costs import HELD_OUT
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import logs_of
-from lab.analysis.judging.effects import Effects, Qualified, by_rate, exceeds, parts
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables
-from lab.analysis.judging.quantities import held_out
+from lab.analysis.judging.quantities import by_rate, held_out
 from lab.analysis.probe_values import late_excess, recovery, rise
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
