@@ -12,7 +12,7 @@ from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 
 from lab.cli.hydra_app import data_folder
 from lab.core import machine
-from lab.training.building import OPERANDS
+from lab.training.building import FORMATS
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.loop import StepResult, train
@@ -30,11 +30,11 @@ def loop(width: int, *overrides: str, runs: int) -> Callable[[], int]:
     # one data seed for all runs, as in a sweep over learning rates and as on the other sides
     trees = [{**tree, "optimizer": tree["optimizer"] | {"lr": 1e-3 / (run + 1)}} for run in range(runs)]
     recorder = Recorder(Fleet([run_config(tree) for tree in trees]))
-    moments: Iterator[StepResult] = train(recorder.fleet)
-    recorder.keep(next(moments))
+    results: Iterator[StepResult] = train(recorder.fleet)
+    recorder.keep(next(results))
 
     def step() -> int:
-        recorder.keep(next(moments))
+        recorder.keep(next(results))
         return runs
 
     return step
@@ -51,7 +51,7 @@ def shapes_of_products(width: int, runs: int) -> list[tuple[int, int, int, int]]
 def products(width: int, precision: str, runs: int) -> Callable[[], int]:
     """Build a step of a fleet's matrix products alone, forward and backward: no engine can be faster."""
     machine.configure_torch()
-    shapes, operands = shapes_of_products(width, runs), OPERANDS[precision]
+    shapes, operands = shapes_of_products(width, runs), FORMATS[precision] or torch.float32
     matrices = {shape: [torch.randn(s, dtype=operands) for s in _operands(*shape)] for shape in set(shapes)}
 
     def step() -> int:

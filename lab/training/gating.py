@@ -49,12 +49,12 @@ def update_kept(update: Callable[[], None], keep_r: Tensor, tensors: Sequence[Te
     A step that is ``traced`` cannot branch on whether all are kept.
     """
     if not traced and bool(keep_r.all()):
-        return update()
+        update()
+        return
     before = [tensor.clone() for tensor in tensors]
     update()
     for tensor, old in zip(tensors, before, strict=True):
         tensor.copy_(torch.where(keep_r.view(-1, *(1,) * (tensor.ndim - 1)), tensor, old))
-    return None
 
 
 @torch.no_grad()

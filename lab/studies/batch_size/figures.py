@@ -21,7 +21,7 @@ from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, Saturating
 from lab.studies.batch_size.growth import by_tenth
 from lab.studies.batch_size.tuning import TunedBudget, TunedSteps, budgets, tuned_steps
 
-STEPS, EXAMPLES = Quantity("steps to the target", log=True), Quantity("sequences to the target", log=True)
+STEPS = Quantity("steps to the target", log=True)
 BEST_LR, BEST_LOSS = Quantity("best learning rate", log=True), Quantity("best held-out loss", "nats/token")
 NOISE = Quantity("noise scale", "sequences", log=True)
 CRITICAL, REGIME_ENDS = "critical batch", "end of a regime"
