@@ -56,9 +56,9 @@ def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", res
         assert state is not None
         tape.restore(state)
         done = state["done"]
-    for moment in train(tape.fleet, done):
-        tape.keep(moment)
-        if halfway and moment.done == HALF:
+    for result in train(tape.fleet, done):
+        tape.keep(result)
+        if halfway and result.done == HALF:
             keeper.save(HALF, tape.fleet.tensors(), tape.state())
     return values(tape)
 
@@ -66,8 +66,8 @@ def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", res
 def trained_in_parts(how: str = "ddp") -> list[dict[str, Any]]:
     """Values of a fleet of two runs whose batch grows from one micro-batch of two sequences to four."""
     tape = Recorder(brief(Fleet(wanted(2, how, *IN_PARTS))))
-    for moment in train(tape.fleet):
-        tape.keep(moment)
+    for result in train(tape.fleet):
+        tape.keep(result)
     return values(tape)
 
 

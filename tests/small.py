@@ -77,8 +77,8 @@ def trained(wanted: list[RunConfig]) -> list[Run]:
     machine.configure_torch()
     try:
         tape = Recorder(brief(Fleet(wanted)))
-        for moment in train(tape.fleet):
-            tape.keep(moment)
+        for result in train(tape.fleet):
+            tape.keep(result)
     finally:
         torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     timings = ("wall_seconds", "model_steps_per_second")

@@ -33,9 +33,9 @@ def test_the_loop_asks_for_no_value(recipe: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(lab.training.fleet, "pick_device", lambda name: NOWHERE)
     shared = ("probes=all", "probes.every=2", "steps=4", "model.depth=1", *recipe.split())
     fleet = brief(Fleet(configs(*RUNS, shared=shared)))
-    moments = list(train(fleet))
-    assert [len(moment.probe_values) > 1 for moment in moments] == [False, True, False, True, True]
-    assert {value.device for moment in moments for value in moment.probe_values.values()} == {NOWHERE}
+    results = list(train(fleet))
+    assert [len(result.probe_values) > 1 for result in results] == [False, True, False, True, True]
+    assert {value.device for result in results for value in result.probe_values.values()} == {NOWHERE}
     assert not fleet.engine.faults
     assert {tensor.device for tensor in fleet.tensors().values()} == {NOWHERE}
 

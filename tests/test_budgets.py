@@ -196,8 +196,8 @@ def trained(seed: int) -> tuple[Recorder, list[int]]:
     recorder, sizes = Recorder(Fleet(configs(f"seed={seed}", shared=ADAPTIVE))), []
     fleet = recorder.fleet
     fleet.evaluation.held_out_nt = fleet.evaluation.held_out_nt[:8]
-    for moment in train(fleet):
-        recorder.keep(moment)
+    for result in train(fleet):
+        recorder.keep(result)
         sizes.append(int(fleet.feed.seen))
     return recorder, [int(size) for size in np.diff(sizes)]
 
@@ -234,7 +234,7 @@ def test_an_adaptive_run_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: 
     for stops in (iter([False] * 4 + [True]), repeat(False)):
         recorder = Recorder(Fleet([config]))
         recorder.fleet.evaluation.held_out_nt = recorder.fleet.evaluation.held_out_nt[:8]
-        train_resumably(recorder, keeper, lambda moment: None, print, partial(next, stops))
+        train_resumably(recorder, keeper, lambda result: None, print, partial(next, stops))
     assert recorder.runs()[0][1] == whole.runs()[0][1]
 
 

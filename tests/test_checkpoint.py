@@ -51,8 +51,8 @@ def go_on(
     steps: list[int] = []
     notes: list[str] = []
 
-    def hear(moment: StepResult) -> None:
-        steps.append(moment.step)
+    def hear(result: StepResult) -> None:
+        steps.append(result.step)
         if len(steps) > cut_after:
             raise CutError
 

@@ -72,8 +72,8 @@ def control(made: Fleet) -> Control:
 def records(made: Fleet) -> list[Run]:
     """Outcomes without timings, probe values and events of a fleet, trained to its end."""
     recorder = Recorder(made)
-    for moment in train(made):
-        recorder.keep(moment)
+    for result in train(made):
+        recorder.keep(result)
     return plain(recorder)
 
 
@@ -157,10 +157,10 @@ def test_a_rewound_run_equals_one_that_drew_those_batches_from_the_start() -> No
 def test_a_factor_of_the_learning_rate_and_a_reset() -> None:
     frozen = fleet("seed=0", "seed=0", actions={0: Action(lr_factor=0.0), 1: Action(reset=True)})
     before: dict[str, torch.Tensor] = {}
-    for moment in train(frozen):
-        if moment.done == 10:  # both have just acted
+    for result in train(frozen):
+        if result.done == 10:  # both have just acted
             before = {name: tensor.clone() for name, tensor in frozen.tensors().items()}
-        if moment.done == 11:
+        if result.done == 11:
             break
     clock = control(frozen).clock
     assert clock.age_r.tolist() == [11, 1]
@@ -222,12 +222,12 @@ def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(killed_after: int, t
     def made() -> Fleet:
         return fleet("seed=0", "seed=1", actions={1: Action(rewind=4, skip=5, lr_factor=0.5)})
 
-    moments, resumed = list[int](), made()
+    updates, resumed = list[int](), made()
     first, second = Recorder(made()), Recorder(resumed)
     checkpointer = Checkpointer(tmp_path, ["one", "two"], resumed.config.checkpoint)
-    told = lambda: bool(moments) and moments[-1] == killed_after  # noqa: E731
-    assert not train_resumably(first, checkpointer, lambda moment: moments.append(moment.done), print, told)
-    assert train_resumably(second, checkpointer, lambda moment: None, print, lambda: False)
+    told = lambda: bool(updates) and updates[-1] == killed_after  # noqa: E731
+    assert not train_resumably(first, checkpointer, lambda result: updates.append(result.done), print, told)
+    assert train_resumably(second, checkpointer, lambda result: None, print, lambda: False)
     assert plain(second) == records(made())
 
 
@@ -262,10 +262,10 @@ def test_a_run_goes_back_at_least_so_many_updates_and_no_further_than_it_must(up
 
 def test_a_run_that_goes_back_again_keeps_its_lower_learning_rate() -> None:
     made = fleet("seed=0", actions={0: Action(lr_factor=0.5)})
-    for moment in range(12):
+    for step in range(12):
         control(made).before_step()
         control(made).after_step()
-        if moment == 11:
+        if step == 11:
             control(made).responder.carry_out(0, Action(rewind=4))
     assert control(made).clock.step_r.tolist() == [8]  # before the factor was set, after step 9
     assert control(made).clock.lr_factor_r.tolist() == [0.5]

@@ -184,8 +184,8 @@ def test_the_compiled_engine_agrees() -> None:
     for engine in ("eager", "compiled"):
         fleet = brief(Fleet(configs(*RUNS, shared=(*SHORT, PROBES, f"engine={engine}")), torch.float64))
         recorders.append(Recorder(fleet))
-        for moment in train(fleet):
-            recorders[-1].keep(moment)
+        for result in train(fleet):
+            recorders[-1].keep(result)
     eager, compiled = (recorder.runs()[1].metrics for recorder in recorders)
     assert [row[:3] for row in eager] == [row[:3] for row in compiled]
     pairs = [(one[3], other[3]) for one, other in zip(eager, compiled, strict=True) if not math.isnan(one[3])]

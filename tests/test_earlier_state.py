@@ -47,7 +47,7 @@ def states() -> list[dict[str, Tensor]]:
     machine.configure_torch()
     made = fleet(*CELLS)
     kept = list[dict[str, Tensor]]()
-    for _ in train(made):  # the first moment comes before the first update
+    for _ in train(made):  # the first result comes before the first update
         ages_r = torch.tensor(control(made).clock.age_r)
         kept.append({name: tensor.clone() for name, tensor in made.tensors().items()} | {"age": ages_r})
     return kept
@@ -105,13 +105,13 @@ def test_nothing_gone_back_is_a_run_without_a_response(together: list[Run]) -> N
 
 def test_a_kill_on_either_side_of_the_burst_changes_no_record(together: list[Run], tmp_path: Path) -> None:
     for killed_after in (BURST - 1, BURST):
-        moments, resumed = list[int](), fleet(*CELLS)
+        updates, resumed = list[int](), fleet(*CELLS)
         first, second = Recorder(fleet(*CELLS)), Recorder(resumed)
         checkpointer = Checkpointer(tmp_path / str(killed_after), list("abcd"), resumed.config.checkpoint)
-        is_killed = lambda at=killed_after, moments=moments: moments[-1:] == [at]  # noqa: E731
-        note = lambda moment, moments=moments: moments.append(moment.done)  # noqa: E731
+        is_killed = lambda at=killed_after, updates=updates: updates[-1:] == [at]  # noqa: E731
+        note = lambda result, updates=updates: updates.append(result.done)  # noqa: E731
         assert not train_resumably(first, checkpointer, note, print, is_killed)
-        assert train_resumably(second, checkpointer, lambda moment: None, print, lambda: False)
+        assert train_resumably(second, checkpointer, lambda result: None, print, lambda: False)
         assert plain(second) == together
 
 

@@ -36,7 +36,7 @@ RATES = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=3
 def losses(wanted: list[RunConfig], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Training loss ``[s r]`` at every step, in float64."""
     fleet = brief(Fleet([replace(config, probes=replace(config.probes, every=1)) for config in wanted], dtype))
-    return torch.stack([moment.probe_values["train_loss", ""].double() for moment in list(train(fleet))[1:]])
+    return torch.stack([result.probe_values["train_loss", ""].double() for result in list(train(fleet))[1:]])
 
 
 def test_bf16_keeps_the_first_digits_of_a_loss() -> None:

@@ -107,7 +107,7 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
 
 def test_on_the_way_the_held_out_loss_is_heard_before_the_update_of_its_step() -> None:
     wanted = configs(*PER_RUN[:2], shared=("probes.every=5", "steps=12"))
-    heard = {moment.step: moment.probe_values for moment in train(brief(Fleet(wanted)))}
+    heard = {result.step: result.probe_values for result in train(brief(Fleet(wanted)))}
     fleet = brief(Fleet(wanted))
     for step in range(11):
         if step in (5, 10):

@@ -275,8 +275,8 @@ def test_weights_without_a_master_copy_lose_small_updates() -> None:
 
 def recorded(fleet: Fleet) -> list[Run]:
     recorder = Recorder(brief(fleet))
-    for moment in train(fleet):
-        recorder.keep(moment)
+    for result in train(fleet):
+        recorder.keep(result)
     return recorder.runs()
 
 

@@ -48,8 +48,8 @@ def restarted(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> Run
 
 def after(made: Fleet, updates: int) -> dict[str, torch.Tensor]:
     """Copies of all tensors after so many updates."""
-    for moment in train(made):
-        if moment.done == updates:
+    for result in train(made):
+        if result.done == updates:
             return {name: tensor.clone() for name, tensor in made.tensors().items()}
     raise AssertionError(updates)
 
@@ -89,12 +89,12 @@ def test_a_compiled_restart_changes_bits_where_it_changes_something_and_nowhere_
     compiled = (*SHORT, "engine=compiled", "model.depth=1", "probes=none", "batch=constant", "batch.micro_batch=2")
     restarts = {"step": 3, "optimizer.chain": ADAM, "intervention.z_loss": True}, {"step": 6, "intervention.relu": True}
     plain, changed = Fleet(configs("seed=0", "seed=1", shared=compiled)), fleet(*restarts, shared=compiled)
-    for moment in train(changed):
-        if moment.done in (6, 7):
-            free = after_plain(plain, moment.done, done=6 * (moment.done == 7))
+    for result in train(changed):
+        if result.done in (6, 7):
+            free = after_plain(plain, result.done, done=6 * (result.done == 7))
             weight = changed.tensors()["weight.block0.mlp_up"]
-            assert torch.equal(weight, free["weight.block0.mlp_up"]) == (moment.done == 6)
-        if moment.done == 7:
+            assert torch.equal(weight, free["weight.block0.mlp_up"]) == (result.done == 6)
+        if result.done == 7:
             break
 
 
@@ -116,13 +116,13 @@ def test_a_run_goes_on_as_one_of_the_other_config_would(changes: dict[str, Any],
     """From the same weights and the state of the links that stay; a new rule begins fresh, with a new age."""
     made, weights, state = fleet({"step": 6, **changes}), dict[str, torch.Tensor](), dict[str, torch.Tensor]()
     other = Fleet(configs("seed=0", "seed=1", shared=(*SHORT, *overrides)))
-    for moment in train(made):
-        if moment.done == 6:
+    for result in train(made):
+        if result.done == 6:
             for name, tensor in other.tensors().items():
                 if name in made.tensors() and (name.startswith("weight.") or "optimizer.chain" not in changes):
                     tensor.data.copy_(made.tensors()[name])
             state = {name: tensor.clone() for name, tensor in made.tensors().items() if name.startswith("adam.")}
-        if moment.done == 7:
+        if result.done == 7:
             weights = {name: tensor.clone() for name, tensor in made.tensors().items()}
             break
     age_r = torch.full((2,), 0 if "optimizer.chain" in changes else 6)
@@ -193,12 +193,12 @@ def test_a_kill_between_restarts_changes_no_record(
     restarts: tuple[dict[str, Any], ...], killed_after: int, tmp_path: Path
 ) -> None:
     whole, first, second = (Recorder(fleet(*restarts)) for _ in range(3))
-    for moment in train(whole.fleet):
-        whole.keep(moment)
+    for result in train(whole.fleet):
+        whole.keep(result)
     checkpointer, done = Checkpointer(tmp_path, ["one", "two"], first.fleet.config.checkpoint), list[int]()
     stop = lambda: bool(done) and done[-1] == killed_after  # noqa: E731
-    assert not train_resumably(first, checkpointer, lambda moment: done.append(moment.done), print, stop)
-    assert train_resumably(second, checkpointer, lambda moment: None, print, lambda: False)
+    assert not train_resumably(first, checkpointer, lambda result: done.append(result.done), print, stop)
+    assert train_resumably(second, checkpointer, lambda result: None, print, lambda: False)
     for run, again in zip(whole.runs(), second.runs(), strict=True):
         assert (again.metrics, again.events) == (run.metrics, run.events)
         assert again.outcome["final_val_loss"] == run.outcome["final_val_loss"]

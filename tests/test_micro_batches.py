@@ -32,8 +32,8 @@ def trained(*shared: str, runs: tuple[str, ...] = RUNS, dtype: torch.dtype = tor
     fleet = Fleet(configs(*runs, shared=(*SHORT, *shared)), dtype)
     fleet.evaluation.held_out_nt = fleet.evaluation.held_out_nt[:8]
     recorder = Recorder(fleet)
-    for moment in train(fleet):
-        recorder.keep(moment)
+    for result in train(fleet):
+        recorder.keep(result)
     return recorder
 
 

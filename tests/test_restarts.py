@@ -50,9 +50,9 @@ def rescale(made: Fleet, run: int, scale: float) -> None:
 
 def trained(made: Fleet, meddle: Callable[[StepResult], None]) -> list[Run]:
     recorder = Recorder(made)
-    for moment in train(made):
-        recorder.keep(moment)
-        meddle(moment)
+    for result in train(made):
+        recorder.keep(result)
+        meddle(result)
     return recorder.runs()
 
 
@@ -61,7 +61,7 @@ def restarts_of(run: Run) -> list[tuple[int, int]]:
 
 
 def overflows_after(updates: int, made: Fleet, run: int = 1) -> Callable[[StepResult], None]:
-    return lambda moment: rescale(made, run, TOO_LARGE) if moment.done == updates else None
+    return lambda result: rescale(made, run, TOO_LARGE) if result.done == updates else None
 
 
 @pytest.mark.parametrize("killed_after", [6, 7])
@@ -69,14 +69,14 @@ def test_a_kill_while_updates_are_left_out_at_a_restart_notes_it_once(killed_aft
     whole, first, second = (Recorder(fleet([LOWER], 0, 1)) for _ in range(3))
     runs, done = trained(whole.fleet, overflows_after(6, whole.fleet)), list[int]()
 
-    def on_moment(moment: StepResult) -> None:
-        done.append(moment.done)
-        overflows_after(6, first.fleet)(moment)
+    def on_result(result: StepResult) -> None:
+        done.append(result.done)
+        overflows_after(6, first.fleet)(result)
 
     checkpointer = Checkpointer(tmp_path, ["one", "two"], first.fleet.config.checkpoint)
     stop = lambda: bool(done) and done[-1] == killed_after  # noqa: E731
-    assert not train_resumably(first, checkpointer, on_moment, print, stop)
-    assert train_resumably(second, checkpointer, lambda moment: None, print, lambda: False)
+    assert not train_resumably(first, checkpointer, on_result, print, stop)
+    assert train_resumably(second, checkpointer, lambda result: None, print, lambda: False)
     assert runs[1].outcome["skipped_batches"] > 2
     for run, again in zip(runs, second.runs(), strict=True):
         assert restarts_of(run) == [(6, 6)]
@@ -97,7 +97,7 @@ def test_a_run_that_leaves_out_updates_restarts_at_its_own_step() -> None:
 
 def test_a_fresh_loss_scale_that_is_the_old_one_changes_no_bits() -> None:
     made, plain = fleet([FRESH], 0), fleet([LOWER | {"optimizer.lr": tree(*SHORT)["optimizer"]["lr"]}], 0)
-    (run,), (other,) = (trained(each, lambda moment: None) for each in (made, plain))
+    (run,), (other,) = (trained(each, lambda result: None) for each in (made, plain))
     assert (run.metrics, run.outcome["final_val_loss"]) == (other.metrics, other.outcome["final_val_loss"])
     assert [event[4] for event in run.events] == ["6: loss_scale=fresh"]
     for name, tensor in plain.tensors().items():
@@ -107,7 +107,7 @@ def test_a_fresh_loss_scale_that_is_the_old_one_changes_no_bits() -> None:
 
 STALL = (*FP16, "loss_scale.init=16", "steps=32", "optimizer.lr=1e-2", "optimizer.weight_decay=0", "probes=none")
 SEEDS, RESTART = 5, 6
-PASSING = range(3, 33)  # moments of the overflow that passes
+PASSING = range(3, 33)  # the updates of the overflow that passes
 
 
 def stalls(restart: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
@@ -116,13 +116,13 @@ def stalls(restart: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
     head, healthy = made.state.weights["head"], list[torch.Tensor]()
 
     @torch.no_grad()
-    def meddle(moment: StepResult) -> None:
-        if moment.done == PASSING.start:
+    def meddle(result: StepResult) -> None:
+        if result.done == PASSING.start:
             healthy.append(head[:SEEDS].clone())
             head[:SEEDS].mul_(3e6)
-        if moment.done == PASSING.stop:
+        if result.done == PASSING.stop:
             head[:SEEDS].copy_(healthy[0])
-        if moment.done == RESTART:
+        if result.done == RESTART:
             head[SEEDS:].mul_(3e6)
 
     outcomes = [run.outcome for run in trained(made, meddle)]

@@ -72,28 +72,28 @@ def _attempt(configs: Sequence[Config], attempt: Attempt[Config]) -> tuple[Seque
 def train_resumably(
     recorder: Recorder,
     checkpointer: Checkpointer,
-    on_moment: Callable[[StepResult], None],
+    on_result: Callable[[StepResult], None],
     note: Note,
     told_to_stop: Callable[[], bool],
 ) -> bool:
     """Train the recorder's fleet from its newest checkpoint; returns False if told to stop before the end.
 
-    ``on_moment`` gets every moment, ``note`` a line for each checkpoint that cannot be read or written.
+    ``on_result`` gets every result, ``note`` a line for each checkpoint that cannot be read or written.
     """
     fleet = recorder.fleet
     state = checkpointer.restore(fleet.tensors(), note)
     if state:
         recorder.restore(state)
-    for moment in train(fleet, state["done"] if state else 0):
-        recorder.keep(moment)
-        on_moment(moment)
-        if moment.is_last:
+    for result in train(fleet, state["done"] if state else 0):
+        recorder.keep(result)
+        on_result(result)
+        if result.is_last:
             break
         # all ranks stop, and save, after the same step
         stop = distributed.highest_on_any_rank(told_to_stop())
-        save = distributed.highest_on_any_rank(checkpointer.due(moment.done))
-        if moment.done and (stop or save):
-            _save_checkpoint(recorder, checkpointer, moment.done, note)
+        save = distributed.highest_on_any_rank(checkpointer.due(result.done))
+        if result.done and (stop or save):
+            _save_checkpoint(recorder, checkpointer, result.done, note)
         if stop:
             return False
     return True
@@ -229,11 +229,11 @@ class _Job:
         raise Preempted
 
     def _reporter(self, recorder: Recorder, names: Sequence[str]) -> Callable[[StepResult], None]:
-        """What passes each moment on to the progress file, to the user if a probe failed, and to the tracker."""
+        """What passes each result on to the progress file, to the user if a probe failed, and to the tracker."""
         first, noted = list(self.configs).index(names[0]), set[str]()
 
-        def report(moment: StepResult) -> None:
-            self.progress.update(moment, first)
+        def report(result: StepResult) -> None:
+            self.progress.update(result, first)
             for message in recorder.fleet.engine.faults.values():
                 if message not in noted:
                     noted.add(message)

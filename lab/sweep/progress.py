@@ -44,15 +44,15 @@ class ProgressWriter:
         """Note that training begins: an evaluation comes first, and the last takes ``evaluations`` times as long."""
         self.begun, self.evaluations = time.monotonic(), evaluations
 
-    def update(self, moment: StepResult, first: int = 0) -> None:
+    def update(self, result: StepResult, first: int = 0) -> None:
         """Take in a step of the runs from the ``first`` on; losses leave the device only when they are written."""
-        if moment.step < self.step:  # half of the fleet starts over
+        if result.step < self.step:  # half of the fleet starts over
             self.timed_from = None
         self.first = first
-        probed = [moment.probe_values.get((probe, "")) for probe in ("val_loss", "train_loss")]
-        self.loss_r = next((loss_r for loss_r in (moment.val_loss_r, *probed) if loss_r is not None), self.loss_r)
-        self.step = moment.step
-        if not moment.done:
+        probed = [result.probe_values.get((probe, "")) for probe in ("val_loss", "train_loss")]
+        self.loss_r = next((loss_r for loss_r in (result.val_loss_r, *probed) if loss_r is not None), self.loss_r)
+        self.step = result.step
+        if not result.done:
             self.evaluation = self.evaluations * (time.monotonic() - self.begun)
         if self.step and not self.timed_from:  # the first step may include compiling
             self.timed_from = time.monotonic(), self.step

@@ -1,4 +1,4 @@
-"""The training loop: yields a moment per update; its caller writes, prints and stops."""
+"""The training loop: yields a result per update; its caller writes, prints and stops."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class StepResult(NamedTuple):
 
 
 def train(fleet: Fleet, done: int = 0) -> Iterator[StepResult]:
-    """Train a fleet, resuming after ``done`` updates; yields a moment before the first update and after each.
+    """Train a fleet, resuming after ``done`` updates; yields a result before the first update and after each.
 
-    The first and the last moment carry the loss on the whole held-out set.  In between, the probe ``val_loss`` measures
+    The first and the last result carry the loss on the whole held-out set.  In between, the probe ``val_loss`` measures
     it on a slice, before the update of that step.
 
-    The runs of a controlled fleet (one with a burst or a response) go at their own pace.  Its moments count the batches
+    The runs of a controlled fleet (one with a burst or a response) go at their own pace.  Its results count the batches
     processed, by all runs alike; training ends when every run has made its updates.
     """
     probes, steps = fleet.config.probes, fleet.config.steps

@@ -45,16 +45,16 @@ class Recorder:
         self._val_losses: list[torch.Tensor] = []
         self._tracked = self._done = 0
 
-    def keep(self, moment: StepResult) -> None:
-        """Keep a moment; nothing is copied off the device yet."""
-        self._done = moment.done
-        if moment.probe_values:
-            names = tuple(moment.probe_values)
-            self._probed_steps.append((moment.step, self._names.setdefault(names, names), moment.steps))
-            values_r = moment.probe_values.values()
+    def keep(self, result: StepResult) -> None:
+        """Keep the result of a step; nothing is copied off the device yet."""
+        self._done = result.done
+        if result.probe_values:
+            names = tuple(result.probe_values)
+            self._probed_steps.append((result.step, self._names.setdefault(names, names), result.steps))
+            values_r = result.probe_values.values()
             self._values.append(torch.stack([value_r.to(self.fleet.shape_sr) for value_r in values_r]))
-        if moment.val_loss_r is not None:
-            self._val_losses.append(moment.val_loss_r)
+        if result.val_loss_r is not None:
+            self._val_losses.append(result.val_loss_r)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores besides the fleet's tensors."""
@@ -100,7 +100,7 @@ class Recorder:
         at_init, final = (loss_r.tolist() for loss_r in (self._val_losses[0], self._val_losses[-1]))
         values = torch.cat(self._values).T.tolist() if self._values else [[] for _ in range(runs)]
         speed = {"wall_seconds": seconds / runs, "model_steps_per_second": self._done * runs / seconds}
-        updates = min(self._done, self.fleet.config.steps)  # moments of a controlled fleet include what it repeated
+        updates = min(self._done, self.fleet.config.steps)  # results of a controlled fleet include what it repeated
         notes = {"notes": "; ".join(self.fleet.engine.faults.values()) or None}
         sizes = dict(
             zip(("parameters", "parameters_without_embeddings"), count_parameters(self.fleet.model), strict=True)
@@ -126,14 +126,14 @@ class Recorder:
 
     def _rows(self, run: int, values: Sequence[float]) -> list[Row]:
         """The probe values of a run; where it went back, those of the updates that count."""
-        keys = [key for moment in self._probed_steps for key in self._keys(run, *moment)]
+        keys = [key for result in self._probed_steps for key in self._keys(run, *result)]
         if not self.fleet.control:
             return [(*key, value) for key, value in zip(keys, values, strict=True) if key]
         rows = {key: value for key, value in zip(keys, values, strict=True) if key}
         return sorted(((*key, value) for key, value in rows.items()), key=lambda row: row[0])
 
     def _keys(self, run: int, step: int, names: Names, steps: Steps) -> Iterator[Key | None]:
-        """Step, probe and place of each value of a moment; None for those that are not this run's."""
+        """Step, probe and place of each value of a result; None for those that are not this run's."""
         own = step if steps is None else steps[run]
         # an adaptive run ends before the last of its steps, so only the loop knows when probes fired
         fires = steps is None or (own >= 0 and self.fleet.config.probes.fires(own, self.fleet.config.steps))
