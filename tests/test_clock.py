@@ -226,8 +226,10 @@ def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(killed_after: int, t
     first, second = Recorder(made()), Recorder(resumed)
     checkpointer = Checkpointer(tmp_path, ["one", "two"], resumed.config.checkpoint)
     told = lambda: bool(updates) and updates[-1] == killed_after  # noqa: E731
-    assert not train_resumably(first, checkpointer, lambda result: updates.append(result.done), print, told)
-    assert train_resumably(second, checkpointer, lambda result: None, print, lambda: False)
+    note = lambda result: updates.append(result.done)  # noqa: E731
+    assert not train_resumably(first, checkpointer, note, print, told)
+    assert train_resumably(second, checkpointer, note, print, lambda: False)
+    assert updates == [result.done for result in train(made())]
     assert plain(second) == records(made())
 
 
