@@ -32,9 +32,9 @@ def cards(seeds=SEEDS, lrs=(1e-2, 1e-1), loss=lambda card: 2.0, **axes):
     return made
 
 
-def records(cards, hears):
-    """``hears(card, step)`` gives rows ``(probe, where, value)``."""
-    rows = [(card["id"], step, *row) for card in cards for step in range(0, 41, 4) for row in hears(card, step)]
+def records(cards, values):
+    """``values(card, step)`` gives rows ``(probe, where, value)``."""
+    rows = [(card["id"], step, *row) for card in cards for step in range(0, 41, 4) for row in values(card, step)]
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     return Records(planted.table(cards), metrics)
 
@@ -215,14 +215,14 @@ def test_the_best_loss_is_foretold_by_the_power_law_of_smaller_sizes():
 
 
 def test_lines_over_the_steps_carry_the_planted_values_and_their_outcome():
-    def hears(card, step):
+    def values(card, step):
         broken = card["seed"] == 1 and card[LR] == 0.1 and step > 20
         yield ("train_loss", "", 3 + card[LR] + card["seed"])
         yield ("attention_logit_max", "block0", math.nan if broken else 10 ** (1 + card["seed"]))
         yield ("attention_logit_max", "block1", math.nan if broken else 1.0)
 
     made = cards(loss=lambda card: 5.0 if card[LR] == 0.1 else 2.0)
-    losses, logits = FIGURES["loss_over_steps"](records(made, hears)).axes
+    losses, logits = FIGURES["loss_over_steps"](records(made, values)).axes
     steps = list(range(0, 41, 4))
     assert [(x, y[0]) for x, y in line(losses)] == [(steps, pytest.approx(3.51)), (steps, pytest.approx(3.6))]
     stable, diverged = (y for _, y in line(logits))
@@ -233,11 +233,11 @@ def test_lines_over_the_steps_carry_the_planted_values_and_their_outcome():
 
 
 def test_the_cost_of_a_drift_is_the_loss_above_the_lowest_of_any_run():
-    def hears(card, step):
+    def values(card, step):
         yield from (("log_z_square", "", 1.0 + step), ("head_common_mode", "head", 0.5))
         yield ("train_loss", "", 1.5 + (0.25 if card[LR] == 0.1 else 0.0) + (0.5 if step == 0 else 0.0))
 
-    drift, common, cost = FIGURES["output_logit_drift"](records(cards(), hears)).axes
+    drift, common, cost = FIGURES["output_logit_drift"](records(cards(), values)).axes
     assert [y for _, y in line(drift)] == [pytest.approx([1.0 + step for step in range(0, 41, 4)])] * 2
     assert [y for _, y in line(common)] == [pytest.approx([0.5] * 11)] * 2
     assert [y for _, y in line(cost)] == [pytest.approx([0.5 + above] + [max(above, 1e-6)] * 10) for above in (0, 0.25)]
@@ -246,12 +246,12 @@ def test_the_cost_of_a_drift_is_the_loss_above_the_lowest_of_any_run():
 
 
 def test_a_seed_without_a_value_is_still_marked_as_lost():
-    def hears(card, step):
+    def values(card, step):
         yield ("block_rms", "block0", math.nan if card["status"] == "diverged" else 2.0)
 
     made = cards(**{WIDTH: (16, 32)})
     made[-1] |= {"status": "diverged", "diverged_at": 9, "final_val_loss": math.nan}
-    left = FIGURES["block_output_with_size"](records(made, hears)).axes[0]
+    left = FIGURES["block_output_with_size"](records(made, values)).axes[0]
     assert line(left)[1][1] == [2.0, 2.0]
     assert [list(mark.get_xdata()) for mark in left.get_lines() if mark.get_marker() == "^"] == [[12 * 2 * 32**2 + 32]]
 

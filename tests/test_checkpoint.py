@@ -51,7 +51,7 @@ def go_on(
     steps: list[int] = []
     notes: list[str] = []
 
-    def hear(result: StepResult) -> None:
+    def keep(result: StepResult) -> None:
         steps.append(result.step)
         if len(steps) > cut_after:
             raise CutError
@@ -60,7 +60,7 @@ def go_on(
     machine.configure_torch()
     try:
         tape = Recorder(brief(Fleet(wanted)))
-        assert train_resumably(tape, keeper, hear, notes.append, lambda: False)
+        assert train_resumably(tape, keeper, keep, notes.append, lambda: False)
     except CutError:
         return [], steps, notes
     finally:

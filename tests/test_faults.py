@@ -69,13 +69,13 @@ def break_off(*heard: Any) -> Tensor:
 ONCE = ("model.depth=1", "steps=2", "probes.every=1")  # one graph to trace
 
 
-@pytest.mark.parametrize("hears", ["scores", "gradients", "val_loss"])
+@pytest.mark.parametrize("event", ["scores", "gradients", "val_loss"])
 @pytest.mark.parametrize("engine", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_a_probe_that_raises_is_silent_and_the_run_goes_on(
-    engine: str, hears: str, monkeypatch: pytest.MonkeyPatch
+    engine: str, event: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda graph, **how: graph)  # traced all the same
-    monkeypatch.setitem(PROBES._entries, "broken", Probe("broken", hears, break_off))
+    monkeypatch.setitem(PROBES._entries, "broken", Probe("broken", event, break_off))
     fine, broken = (
         trained([replace(config, engine=engine) for config in configs("", shared=(*ONCE, probes))])
         for probes in ("probes.names=[train_loss]", "probes.names=[train_loss,broken]")

@@ -518,11 +518,11 @@ def test_probes_hear_gradients_after_clipping_and_the_direction_before_decay_and
     numbers = {"clip": 0.5, "weight_decay": 0.5, "eps": 1e-30}
     chain = optimizer(name, {key: number for key, number in numbers.items() if key in recipe("optimizer", name)})
 
-    def hear(kind: str, where: str, values: dict[str, Tensor], *more: Any) -> None:
+    def record(kind: str, where: str, values: dict[str, Tensor], *more: Any) -> None:
         assert kind not in heard
         heard[kind] = {tensor: value.clone() for tensor, value in values.items()}
 
-    with listening(hear):
+    with listening(record):
         chain.step(gradient, chain.begin(weights), at(0, weights, torch.ones(1, dtype=torch.float64)))
     assert all(torch.equal(heard["gradients"][tensor], gradient[tensor]) for tensor in SHAPES)
     norm = math.sqrt(sum(float(value.square().sum()) for value in heard["clipped_gradients"].values()))

@@ -281,9 +281,9 @@ def test_registering_says_what_is_wrong(afresh: None) -> None:
 
     for wrong, said in (
         (lambda: lab.register("interventoin", "x"), "unknown kind 'interventoin'; nearest: intervention"),
-        (lambda: lab.register("probe", "x"), "probe 'x': a probe says what it hears"),
-        (lambda: lab.register("link", "x", hears="logits"), "link 'x': a probe says what it hears"),
-        (lambda: lab.register("probe", "x", hears="grads"), "probe 'x' hears 'grads'; nearest: gradients"),
+        (lambda: lab.register("probe", "x"), "probe 'x': a probe names the event that it measures"),
+        (lambda: lab.register("link", "x", event="logits"), "link 'x': a probe names the event that it measures"),
+        (lambda: lab.register("probe", "x", event="grads"), "probe 'x' measures no event 'grads'; nearest: gradients"),
         (lambda: lab.register("intervention", "x")(Plain), "intervention 'x' must be a frozen dataclass"),
         (
             lambda: lab.register("intervention", "x")(Lacking),

@@ -29,7 +29,7 @@ Heard = dict[tuple[str, str], Tensor]
 DEPTH, HEADS, SEEDS = 2, 2, (0, 5, 9)
 EPS, CLIPS, DECAY, LR, BETA1, BETA2 = (1e-8, 1e-2, 1e-4), (0.1, 1.0, math.inf), 0.1, 0.05, 0.9, 0.95
 BLOCKS = ["block0", "block1"]
-# These compare micro-batches or steps, or hear of what such a step does not have; other tests have them.
+# These compare micro-batches or steps, or measure what such a step does not have; other tests have them.
 OF_OTHERS = ("noise_scale", "batch", "loss_scale", "grad_lag_cosine", "distance_from_init")
 OF_ANY_STEP = tuple(name for name in PROBES if name not in OF_OTHERS)
 HELD_OUT = 10**4  # seed of the held-out tokens
@@ -347,8 +347,8 @@ def test_no_probe_means_nothing_is_heard() -> None:
     listener = Listener(())
     listener("train_loss", "", torch.ones(2))
     assert not listener.probe_values
-    assert not listener.hears("train_loss")
-    assert Listener(["grad_norm"]).hears("gradients")
+    assert not listener.measures("train_loss")
+    assert Listener(["grad_norm"]).measures("gradients")
 
 
 def test_a_name_is_taken_once() -> None:
@@ -356,4 +356,4 @@ def test_a_name_is_taken_once() -> None:
         return loss_r
 
     with pytest.raises(ValueError, match="probe 'grad_norm' is already registered"):
-        probe(hears="train_loss")(grad_norm)
+        probe(event="train_loss")(grad_norm)

@@ -1,4 +1,4 @@
-"""Trackers hear what the store holds, and whatever happens to them happens to them alone; so does what is exported."""
+"""Trackers and exports receive what the store holds, and a fault of theirs stays theirs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every wing stands on: errors, config schemas, registries, hook points, files, the machine, processes."""
+"""The ground floor of every wing: errors, config schemas, registries, hook points, files, the machine, processes."""

@@ -74,7 +74,7 @@ class HookPoint(nn.Module):
 
 
 class Act(IntEnum):
-    """What an intervention does at a hook point.  A lower act comes first, however the interventions are called.
+    """The kind of change that an intervention makes at a hook point; a lower act comes first, whatever the names.
 
     Two interventions with one act at one hook point must commute or exclude each other.
 
@@ -163,7 +163,7 @@ class HeldOut(Protocol):
         ...
 
     def steps(self, directions: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What an update in these directions takes off the weights: the directions times their learning rates."""
+        """Multiply directions by their learning rates: the amounts that an update subtracts from the weights."""
         ...
 
     def gradients_after(self, steps: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -254,12 +254,12 @@ class Probe:
 
     Attributes:
         name: its name in configs and records.
-        hears: the kind, one of ``ANNOUNCEMENTS``.
+        event: the kind of announcement, one of ``ANNOUNCEMENTS``.
         measure: from the announced values to one number per run ``[r]``, or to a dict of these by tensor name.
         largest: over several micro-batches the largest number counts, else the mean.
     """
 
     name: str
-    hears: str
+    event: str
     measure: Measure
     largest: bool = False

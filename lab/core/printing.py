@@ -1,4 +1,4 @@
-"""What goes to a terminal: text with its control characters escaped, whoever wrote it."""
+"""Text for a terminal, with its control characters escaped, whoever wrote it."""
 
 from __future__ import annotations
 

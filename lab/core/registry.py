@@ -141,7 +141,7 @@ REQUIRED_ATTRIBUTES = {
 }
 
 
-def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any], Any]:
+def register(kind: str, name: str, *, event: str | None = None) -> Callable[[Any], Any]:
     """Return a decorator that registers a class, or the function of a probe, under ``name``.
 
     The class is a frozen dataclass, whose fields are the keys of a config.  That of an intervention inherits from
@@ -150,7 +150,7 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
     Args:
         kind: one of ``KINDS``.
         name: the name by which configs choose the entry.
-        hears: for a probe, the kind of announcement that it measures, one of ``ANNOUNCEMENTS``.
+        event: for a probe, the kind of announcement that it measures, one of ``ANNOUNCEMENTS``.
 
     Raises:
         RequestError: the kind or the announcement is unknown, the name is taken, or the entry is no dataclass or lacks
@@ -161,13 +161,15 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
 
     if kind not in KINDS:
         raise RequestError(f"unknown kind {kind!r}; {nearest(kind, KINDS)}")
-    if (kind == "probe") != (hears is not None):
-        raise RequestError(f"{kind} {name!r}: a probe says what it hears, as in hears='logits', and nothing else does")
-    if hears is not None and hears not in ANNOUNCEMENTS:
-        raise RequestError(f"probe {name!r} hears {hears!r}; {nearest(hears, ANNOUNCEMENTS)}")
+    if (kind == "probe") != (event is not None):
+        raise RequestError(
+            f"{kind} {name!r}: a probe names the event that it measures, as in event='logits', and nothing else does"
+        )
+    if event is not None and event not in ANNOUNCEMENTS:
+        raise RequestError(f"probe {name!r} measures no event {event!r}; {nearest(event, ANNOUNCEMENTS)}")
 
     def decorate(entry: Any) -> Any:
-        if hears is None and not dataclasses.is_dataclass(entry):
+        if event is None and not dataclasses.is_dataclass(entry):
             raise RequestError(f"{kind} {name!r} must be a frozen dataclass; its fields are the keys of a config")
         required = list(REQUIRED_ATTRIBUTES.get(kind, ()))
         if kind == "intervention":
@@ -181,7 +183,7 @@ def register(kind: str, name: str, *, hears: str | None = None) -> Callable[[Any
         missing = [attribute for attribute in required if attribute not in present]
         if missing := [*missing, *sorted(getattr(entry, "__abstractmethods__", ()))]:
             raise RequestError(f"{kind} {name!r} lacks {' and '.join(missing)}")
-        KINDS[kind].register(name)(entry if hears is None else Probe(name, hears, entry))
+        KINDS[kind].register(name)(entry if event is None else Probe(name, event, entry))
         return entry
 
     return decorate

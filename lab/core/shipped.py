@@ -1,4 +1,4 @@
-"""What the YAML files of the lab say: the default recipe of `conf/`, and the questions of `sweeps/`."""
+"""The contents of the lab's YAML files: the default recipe of `conf/`, and the questions of `sweeps/`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def campaigns() -> Mapping[str, Path]:
 
 
 def load(path: Path) -> Any:
-    """What a YAML file of the lab says, in plain values."""
+    """Read a YAML file of the lab, in plain values."""
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 

@@ -27,8 +27,8 @@ Tensors = dict[str, Tensor]
 class Now:
     """The state of training at a step: weights, the schedule's value ``[r]``, and each tensor's LR multiplier.
 
-    The step is a tensor without axes, so that one compiled graph serves all steps.  Without ``held_out`` no probe hears
-    of the descent.
+    The step is a tensor without axes, so that one compiled graph serves all steps.  Without ``held_out`` no probe
+    measures the descent.
     """
 
     step: Tensor
@@ -43,7 +43,7 @@ class Link(ABC):
 
     Attributes:
         takes: the kinds of updates it may be given: ``gradient``, ``direction``, ``step``.
-        makes: the kind it hands on; None is the kind it was given.  Probes hear as direction what a link makes as one.
+        makes: the kind it hands on; None is the kind it was given.  A probe of ``direction`` receives this direction.
     """
 
     takes: ClassVar[tuple[str, ...]]

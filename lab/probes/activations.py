@@ -14,56 +14,56 @@ from lab.core.distributed import mean_over_ranks
 from lab.probes.listener import probe
 
 
-@probe(hears="train_loss")
+@probe(event="train_loss")
 def train_loss(loss_r: Tensor) -> Tensor:
     """Cross-entropy of the batch before the update, nats per token, without added terms."""
     return mean_over_ranks(loss_r)
 
 
-@probe(hears="val_loss")
+@probe(event="val_loss")
 def val_loss(loss_r: Tensor) -> Tensor:
     """Held-out cross-entropy, nats per token: of all windows at the start and the end, of a fixed slice in between."""
     return loss_r
 
 
-@probe(hears="scores", largest=True)
+@probe(event="scores", largest=True)
 def attention_logit_max(scores_rbhts: Tensor) -> Tensor:
     """Largest causal score, after 1/sqrt(head width) and before any cap (Wortsman et al. 2023, fig. 9)."""
     past_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=scores_rbhts.device).tril()
     return per_run_max(torch.where(past_ts, scores_rbhts, -torch.inf))
 
 
-@probe(hears="attention")
+@probe(event="attention")
 def attention_entropy(weights_rbhts: Tensor) -> Tensor:
     """Mean entropy of the attention weights over queries and heads, nats (Zhai et al. 2023, arXiv:2303.06296)."""
     return per_run_mean(torch.special.entr(weights_rbhts).sum(-1))
 
 
-@probe(hears="logits")
+@probe(event="logits")
 def output_logit_mean(logits_rbtv: Tensor) -> Tensor:
     """Mean output logit; its drift is the output logit divergence of Wortsman et al. 2023, fig. 4."""
     return per_run_mean(logits_rbtv)
 
 
-@probe(hears="logits")
+@probe(event="logits")
 def output_logit_rms(logits_rbtv: Tensor) -> Tensor:
     """Root mean square of the output logits."""
     return per_run_rms(logits_rbtv)
 
 
-@probe(hears="log_z")
+@probe(event="log_z")
 def log_z(log_z_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
     """Mean log of the softmax normalizer over the tokens that count."""
     return mean_over_ranks(mean_over_tokens(log_z_rbt, counted_rbt))
 
 
-@probe(hears="log_z")
+@probe(event="log_z")
 def log_z_square(log_z_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
     """Mean square of log Z over the tokens that count, which z-loss penalizes (Wortsman et al. 2023, fig. 4)."""
     return mean_over_ranks(mean_over_tokens(log_z_rbt.square(), counted_rbt))
 
 
-@probe(hears="log_z")
+@probe(event="log_z")
 def log_z_std(log_z_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
     """Standard deviation of log Z over the tokens that count."""
     mean_r = mean_over_ranks(mean_over_tokens(log_z_rbt, counted_rbt))
@@ -71,7 +71,7 @@ def log_z_std(log_z_rbt: Tensor, counted_rbt: Tensor) -> Tensor:
     return mean_over_ranks(mean_over_tokens(square_rbt, counted_rbt)).sqrt()
 
 
-@probe(hears="query_key")
+@probe(event="query_key")
 def query_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     """Mean norm of a head's query, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1).
 
@@ -82,7 +82,7 @@ def query_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     return per_run_mean(q_rbhtk.norm(dim=-1)) / scale
 
 
-@probe(hears="query_key")
+@probe(event="query_key")
 def key_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     """Mean norm of a head's key, after qk-layernorm if there is one (Wortsman et al. 2023, fig. E.1).
 
@@ -91,7 +91,7 @@ def key_norm(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     return per_run_mean(k_rbhsk.norm(dim=-1))
 
 
-@probe(hears="query_key")
+@probe(event="query_key")
 def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     """Mean absolute cosine between a query and the keys it may see, after rotation (Wortsman et al. 2023, fig. E.1)."""
     q_rbhtk, k_rbhsk = F.normalize(q_rbhtk, dim=-1), F.normalize(k_rbhsk, dim=-1)
@@ -100,7 +100,7 @@ def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     return per_run_mean(torch.where(past_ts, cosine_rbhts, 0.0)) * past_ts.numel() / past_ts.sum()
 
 
-@probe(hears="block_output")
+@probe(event="block_output")
 def block_rms(x_rbtd: Tensor) -> Tensor:
     """Root mean square of a block's output, the residual stream after it (Wortsman et al. 2023, fig. C.1)."""
     return per_run_rms(x_rbtd)

@@ -1,4 +1,4 @@
-"""What a fleet keeps of earlier steps for probes: the gradient of the step before, and the initial weights."""
+"""Tensors of earlier steps that a fleet keeps for probes: the gradient of the step before, and the initial weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tensors = dict[str, Tensor]
 
 
 def begin_earlier(kinds: Collection[str], weights: Mapping[str, Tensor]) -> dict[str, Tensors]:
-    """What is kept for probes that hear announcements of these kinds, by ``gradient.WEIGHT`` and ``weight.WEIGHT``."""
+    """The tensors kept for probes of these announcements, by ``gradient.WEIGHT`` and ``weight.WEIGHT``."""
     earlier: dict[str, Tensors] = {}
     if "successive_gradients" in kinds:
         earlier["previous"] = {f"gradient.{name}": torch.zeros_like(weight) for name, weight in weights.items()}

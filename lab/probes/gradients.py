@@ -35,7 +35,7 @@ class HeldOutLoss:
         self.gradients = cache(lambda: self._gradients(self.weights))  # of several probes
 
     def steps(self, directions: Mapping[str, Tensor]) -> Tensors:
-        """What an update in these directions takes off the weights: the directions times their learning rates."""
+        """Multiply directions by their learning rates: the amounts that an update subtracts from the weights."""
         return {name: direction * over(self.rates(name), direction) for name, direction in directions.items()}
 
     def gradients_after(self, steps: Mapping[str, Tensor]) -> Tensors:

@@ -15,15 +15,15 @@ from lab.core.registry import PROBES
 from lab.core.schema import bounded
 
 
-def probe(hears: str, *, largest: bool = False) -> Callable[[Measure], Measure]:
-    """Return a decorator that registers a function, under its own name, as a probe of the announcements ``hears``.
+def probe(event: str, *, largest: bool = False) -> Callable[[Measure], Measure]:
+    """Return a decorator that registers a function, under its own name, as a probe of this kind of announcement.
 
     Over the micro-batches of a step the ``largest`` number counts, or else the mean.
     """
 
     def decorate(measure: Measure) -> Measure:
         name = measure.__name__
-        PROBES.register(name)(Probe(name, hears, measure, largest))
+        PROBES.register(name)(Probe(name, event, measure, largest))
         return measure
 
     return decorate
@@ -64,9 +64,9 @@ class Listener:
         self.faults = {} if faults is None else faults
         self._by_kind: dict[str, list[Probe]] = {}
         for name in sorted(names):
-            self._by_kind.setdefault(PROBES[name].hears, []).append(PROBES[name])
+            self._by_kind.setdefault(PROBES[name].event, []).append(PROBES[name])
 
-    def hears(self, kind: str) -> bool:
+    def measures(self, kind: str) -> bool:
         """Whether any of its probes measures announcements of this kind."""
         return kind in self._by_kind
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lab.probes.listener import probe
 
 
-@probe(hears="noise")
+@probe(event="noise")
 def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Trace of the gradient's covariance and squared norm of the true gradient, of each group of weights.
 
@@ -20,7 +20,7 @@ def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: sum_r / steps_r for name, sum_r in noise.items() if name != "steps"}
 
 
-@probe(hears="batch")
+@probe(event="batch")
 def batch(sequences_r: Tensor, tokens_r: Tensor) -> dict[str, Tensor]:
     """Sequences of the update, and tokens seen before it."""
     return {"sequences": sequences_r, "tokens": tokens_r}

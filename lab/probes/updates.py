@@ -21,43 +21,43 @@ def _rms_of_each(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: per_run_rms(tensor) for name, tensor in tensors.items()}
 
 
-@probe(hears="gradients")
+@probe(event="gradients")
 def grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
     """Global norm of the gradient before clipping."""
     return per_run_norm(gradients.values())
 
 
-@probe(hears="clipped_gradients")
+@probe(event="clipped_gradients")
 def grad_norm_clipped(gradients: Mapping[str, Tensor]) -> Tensor:
     """Global norm of the gradient after clipping."""
     return per_run_norm(gradients.values())
 
 
-@probe(hears="clipped_gradients")
+@probe(event="clipped_gradients")
 def grad_rms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gradient RMS per tensor, after clipping (Wortsman et al. 2023, fig. 11)."""
     return _rms_of_each(gradients)
 
 
-@probe(hears="direction")
+@probe(event="direction")
 def update_rms(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Update RMS per tensor, before the learning rate and without decay (Wortsman et al. 2023, fig. 13)."""
     return _rms_of_each(directions)
 
 
-@probe(hears="loss_scale")
+@probe(event="loss_scale")
 def loss_scale(scale_r: Tensor) -> Tensor:
     """Factor of the loss in this update's backward pass."""
     return scale_r
 
 
-@probe(hears="parameters")
+@probe(event="parameters")
 def param_rms(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameter RMS per tensor, before the update."""
     return _rms_of_each(weights)
 
 
-@probe(hears="parameters")
+@probe(event="parameters")
 def head_common_mode(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Share of the head's norm in its common mode, the mean over the vocabulary, which moves all logits alike.
 
@@ -71,13 +71,13 @@ def head_common_mode(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"head": per_run_norm([common_rd]) / per_run_norm([head_rdv])}
 
 
-@probe(hears="adam")
+@probe(event="adam")
 def eps_ratio(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
     """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al. 2023, sec. 3.4)."""
     return {name: eps / rms for name, rms in _rms_of_each(gradients).items()}
 
 
-@probe(hears="direction")
+@probe(event="direction")
 def update_large(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Share of the entries of the update above 0.8, before the learning rate (Molybog et al. 2023, arXiv:2304.09871).
 
@@ -86,7 +86,7 @@ def update_large(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: per_run_mean(_is_large(direction)) for name, direction in directions.items()}
 
 
-@probe(hears="direction")
+@probe(event="direction")
 def update_bimodality(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Bimodality coefficient of the update's entries, (skewness^2 + 1) / kurtosis (Sarle; Molybog et al. 2023).
 
@@ -97,7 +97,7 @@ def update_bimodality(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: _bimodality(direction) for name, direction in directions.items()}
 
 
-@probe(hears="descent")
+@probe(event="descent")
 def update_descent_cosine(directions: Mapping[str, Tensor], held_out: HeldOut) -> dict[str, Tensor]:
     """Cosine of the update with the descent of the held-out loss, per tensor and of all weights together.
 
@@ -109,7 +109,7 @@ def update_descent_cosine(directions: Mapping[str, Tensor], held_out: HeldOut) -
     return _cosines(directions, held_out.gradients())
 
 
-@probe(hears="adam_direction")
+@probe(event="adam_direction")
 def update_curvature(
     directions: Mapping[str, Tensor], means: Mapping[str, Tensor], beta1: Tensor | float, held_out: HeldOut
 ) -> Tensor:
@@ -129,7 +129,7 @@ def update_curvature(
     return bend_r / (per_run_dot(steps.values(), [means[name] for name in steps]) * limit_r.to(bend_r))
 
 
-@probe(hears="successive_gradients")
+@probe(event="successive_gradients")
 def grad_lag_cosine(gradients: Mapping[str, Tensor], previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Cosine of the gradient with that of the step before, per tensor and of all weights together.
 
@@ -140,7 +140,7 @@ def grad_lag_cosine(gradients: Mapping[str, Tensor], previous: Mapping[str, Tens
     return _cosines(gradients, previous)
 
 
-@probe(hears="initial_parameters")
+@probe(event="initial_parameters")
 def distance_from_init(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Distance of each tensor from its initial value, over the norm of that value, after the update.
 

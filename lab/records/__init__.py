@@ -1,1 +1,1 @@
-"""What a run leaves behind, and where else it is sent: the doorway between training and analysis."""
+"""The records of a run, and where else they are sent: the doorway between training and analysis."""

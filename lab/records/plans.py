@@ -126,7 +126,7 @@ def note_request(folder: Path, name: str, request: Mapping[str, Any]) -> None:
 
 
 def read_request(folder: Path, name: str) -> dict[str, Any] | None:
-    """What ``note_request`` kept; None if it is missing or damaged."""
+    """Read the note of ``note_request``; None if it is missing or damaged."""
     with suppress(OSError, ValueError, KeyError):
         request = read_json(_request_path(folder, name), dict)
         if not isinstance(request["ids"], list) or not all(isinstance(each, str) for each in request["ids"]):

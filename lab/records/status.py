@@ -53,7 +53,7 @@ class FleetStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What a results folder holds, and what its plans asked for and is not there.
+    """The runs of a results folder, and those of its plans that are missing.
 
     Attributes:
         finished: how many runs finished; likewise ``diverged``, ``failed``, ``running``.

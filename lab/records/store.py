@@ -184,7 +184,7 @@ def note_command(folder: Path, command: str, question: str = "") -> None:
 
 
 class RecordedCommand(NamedTuple):
-    """What is on record of a command.
+    """The record of a command.
 
     Attributes:
         day: when it was first given, as in ``2026-01-31``; empty if it is older than this record.

@@ -1,4 +1,4 @@
-"""What a response to a loss spike is: it reads one run after each update and may ask for an action."""
+"""Responses to loss spikes: each reads one run after each update and may ask for an action."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Memory = dict[str, float]  # what a response keeps of one run; a checkpoint stor
 
 
 class Reading(NamedTuple):
-    """What an update measured of one run.
+    """The measurements of one run's update.
 
     Attributes:
         step: updates made before it.
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What happens to one run before its next update, in this order.
+    """The changes to one run before its next update, in this order.
 
     Attributes:
         rewind: go back at least so many updates, to a snapshot of weights, optimizer state and position in the data.

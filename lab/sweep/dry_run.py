@@ -136,7 +136,7 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     seconds = plain * passes_s.sum() + max(0.0, probed - plain) * passes_s[probe_steps].sum()
     if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may
         seconds = plain * passes_s.sum() / COMPILED_SPEED[config.precision]
-    slices = len({*probe_steps} - {0, config.steps - 1}) * listener.hears("val_loss")
+    slices = len({*probe_steps} - {0, config.steps - 1}) * listener.measures("val_loss")
     # all held-out tokens at the end, and once per seed at the start; a slice of them whenever probes fire in between
     whole = max(1.0, len(fleet.evaluation.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
     seconds += evaluation * (whole * (1 + fleet.evaluation.models_at_init() / fleet.runs) + slices)

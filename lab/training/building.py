@@ -1,4 +1,4 @@
-"""What a config asks for is chosen and checked: its device, its ranks, its model and its learning rates."""
+"""Choose and check the device, ranks, model and learning rates that a config asks for."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_ranks(config: RunConfig) -> None:
     """
     if config.guest and distributed.world_size() > 1:
         raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
-    alone = [name for name in config.probes.names if PROBES[name].hears in ("descent", "adam_direction")]
+    alone = [name for name in config.probes.names if PROBES[name].event in ("descent", "adam_direction")]
     if alone and distributed.world_size() > 1:
         raise RequestError(f"probe {alone[0]} measures in one process; leave it out, or start without torchrun")
     distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")

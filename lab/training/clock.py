@@ -52,7 +52,7 @@ class Clock:
             getattr(self, name)[run] = numbers[run]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """Return the state that a checkpoint stores."""
         return {**self.position(), "lr_factor_r": self.lr_factor_r.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -95,7 +95,7 @@ class Control:
                 self.tensors[name][run].copy_(tensor)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores besides the fleet's tensors."""
+        """Return the state that a checkpoint stores besides the fleet's tensors."""
         return {
             "clock": self.clock.state(),
             "logs": [asdict(log) for log in self.logs],

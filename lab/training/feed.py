@@ -47,7 +47,7 @@ class DataFeed:
         self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint stores of it, by name."""
+        """Return the tensors that a checkpoint stores, by name."""
         return {"seen": self.seen} if self.config.adaptive else {}
 
     def count(self, step: int) -> int:

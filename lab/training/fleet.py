@@ -77,7 +77,7 @@ class Fleet:
         self.summing.forget()
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint stores, by name: all tensors by which the next step depends on those before."""
+        """Return all tensors by which the next step depends on those before, by name, for a checkpoint."""
         return self.state.tensors() | self.feed.tensors()
 
     def step(self, step: int) -> ProbeValues:

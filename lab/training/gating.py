@@ -15,7 +15,7 @@ from lab.training.config import RunConfig
 
 
 def begin_readings(runs: int, device: torch.device) -> dict[str, Tensor]:
-    """What an update writes down of each run ``[r]``, and the usual loss, which the next update reads."""
+    """Measurements of an update for each run ``[r]``, and the usual loss, which the next update reads."""
     readings = {name: torch.zeros(runs, dtype=torch.float64, device=device) for name in ("loss", "norm", "at_floor")}
     kept_r = torch.ones(runs, dtype=torch.float64, device=device)
     return {**readings, "kept": kept_r, "usual_loss": torch.full_like(kept_r, math.inf)}

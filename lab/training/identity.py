@@ -1,4 +1,4 @@
-"""What a run is known by: the columns of its config, its id, and which runs may share a fleet."""
+"""The identity of a run: the columns of its config, its id, and which runs may share a fleet."""
 
 from __future__ import annotations
 

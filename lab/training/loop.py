@@ -57,9 +57,9 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[StepResult]:
         steps = fleet.feed.updates(step)
         last = step == steps - 1
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
-        if listener.hears("val_loss") and step > 0 and not last:
+        if listener.measures("val_loss") and step > 0 and not last:
             listener("val_loss", "", fleet.evaluation.loss(whole=False))
-        if listener.hears("batch"):
+        if listener.measures("batch"):
             listener("batch", "", *fleet.feed.sizes(step))
         listener.probe_values |= fleet.step(step)
         if last:
@@ -78,7 +78,7 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[StepResult]:
         listener = Listener(probes.names if fires else (), fleet.engine.faults)
         control.before_step()
         _restart(fleet, control)
-        if listener.hears("val_loss"):
+        if listener.measures("val_loss"):
             listener("val_loss", "", fleet.evaluation.loss(whole=False))
         listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
         control.after_step()

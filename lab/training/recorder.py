@@ -27,7 +27,7 @@ Steps = tuple[int, ...] | None  # of each run, where they differ; -1 for a run t
 
 
 class Run(NamedTuple):
-    """What is left of a run: columns of its record, its probe values, and its events."""
+    """The outcome of a run: columns of its record, its probe values, and its events."""
 
     outcome: Mapping[str, Any]
     metrics: Sequence[Row]
@@ -57,7 +57,7 @@ class Recorder:
             self._val_losses.append(result.val_loss_r)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores besides the fleet's tensors."""
+        """Return the state that a checkpoint stores besides the fleet's tensors."""
         self._values = [torch.cat(self._values)] if self._values else []
         return {
             "heard": self._probed_steps,

@@ -16,7 +16,7 @@ Event = tuple[int, int, str, float, str]  # step, batch, kind, value, note
 
 @dataclass
 class RunLog:
-    """What control keeps of one run; a checkpoint stores it.
+    """The state of control for one run; a checkpoint stores it.
 
     Attributes:
         losses: of the updates that led to the present state, and of those left out on the way.

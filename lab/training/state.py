@@ -43,7 +43,7 @@ class TrainingState(NamedTuple):
         return self.links.get("loss_scale", {})
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint and a snapshot store, by name; the first bad step is stored apart."""
+        """Return the tensors of checkpoints and snapshots, by name; the first bad step is stored apart."""
         links = {f"{link}.{name}": tensor for link, tensors in self.links.items() for name, tensor in tensors.items()}
         noise = {f"noise.{name}": sum_r for name, sum_r in self.sums.noise.items()} if self.sums else {}
         smoothed = {f"smoothed.{name}": mean_r for name, mean_r in self.sums.smoothed.items()} if self.sums else {}
@@ -57,7 +57,7 @@ class TrainingState(NamedTuple):
 
 
 def fresh_links(config: RunConfig, links: Mapping[str, Link], weights: Tensors) -> Fresh:
-    """What begins the state of these links, and of the loss scale of a fleet that has one."""
+    """Return the initial state of these links, and of the loss scale of a fleet that has one."""
     fresh: dict[str, Callable[[], Tensors]] = {name: partial(link.begin, weights) for name, link in links.items()}
     if config.loss_scale is not None:
         first = next(iter(weights.values()))
@@ -70,7 +70,7 @@ def begin_state(config: RunConfig, weights: Tensors, fresh: Fresh) -> TrainingSt
     first = next(iter(weights.values()))
     runs, device, names = len(first), first.device, config.probes.names
     links = {name: begin() for name, begin in fresh.items()}
-    links |= begin_earlier({PROBES[name].hears for name in names}, weights)
+    links |= begin_earlier({PROBES[name].event for name in names}, weights)
     readings = begin_readings(runs, device) if config.is_controlled else {}
     sums: Accumulation | tuple[()] = ()
     if config.batch is not None:

@@ -86,7 +86,7 @@ class RootWidth(Standard):
         return Factors(super().factors(role, fan_in, width).init_std, lr)
 
 
-@lab.register("probe", "output_logit_max", hears="logits")
+@lab.register("probe", "output_logit_max", event="logits")
 def output_logit_max(logits_rbtv):
     """Largest output logit."""
     return per_run_max(logits_rbtv)
