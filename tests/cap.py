@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import HookIntervention, LossTerm, Predictions
+from lab.core.hooks import HookIntervention, HookPoint, LossTerm, Predictions
 from lab.core.schema import PerRun, bounded
 
 
@@ -20,7 +20,7 @@ class Cap(HookIntervention):
     hook_points: ClassVar = ("scores",)
     cap: PerRun = bounded(above=0)
 
-    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: Any) -> nn.Module:
         squash = nn.Module()
         squash.forward = lambda x_r: over(self.cap, x_r) * torch.tanh(x_r / over(self.cap, x_r))  # type: ignore
         return squash

@@ -10,14 +10,10 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-import lab.interventions.attention
-import lab.interventions.blocks
-import lab.interventions.embedding
-import lab.interventions.fp16
-import lab.model.loss
 import lab.optim.schedule
 import lab.probes.activations
-import lab.probes.updates  # noqa: F401  (these fill the registries)
+import lab.probes.updates
+import lab.training.config  # noqa: F401  (these fill the registries)
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build, stack
 from lab.model.config import ModelConfig

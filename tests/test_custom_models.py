@@ -19,6 +19,7 @@ from cap import Cap, HiddenQuartic
 from lab.analysis.curves import name_arms
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.core.hooks import HookPoint
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.core.schema import PerRun
 from lab.model.custom import check_custom_model
@@ -315,7 +316,7 @@ class Free(Own):
 class Heavy(LogitCap):
     """Brings a weight."""
 
-    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: Any) -> nn.Module:
         return nn.Linear(256, 256)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.core.hooks import HookIntervention, listening
+from lab.core.hooks import HookIntervention, HookPoint, listening
 from lab.core.registry import INTERVENTIONS
 from lab.model.config import ModelConfig
 from lab.responses.within_step import ActivationClamp
@@ -38,7 +38,9 @@ def test_kappa_is_the_mean_square_of_every_query_and_key_and_each_run_has_its_ow
 
 
 def test_kappa_of_a_zero_vector_is_zero_with_a_finite_gradient() -> None:
-    change = type(intervention("kappa_transplant"))(torch.tensor([3.0])).attach("query", 1, ModelConfig("", 4, 1, 4))
+    change = type(intervention("kappa_transplant"))(torch.tensor([3.0])).attach(
+        HookPoint("query", ""), 1, ModelConfig("", 4, 1, 4)
+    )
     z = torch.zeros(1, 4, requires_grad=True)
     out = change(z)
     out.sum().backward()
@@ -48,7 +50,7 @@ def test_kappa_of_a_zero_vector_is_zero_with_a_finite_gradient() -> None:
 
 
 def test_activations_are_clamped_on_both_sides_to_a_multiple_of_the_rms_of_their_own_run() -> None:
-    clamp = ActivationClamp(torch.tensor([1.0, 2.0])).attach("block_output", 2, None)
+    clamp = ActivationClamp(torch.tensor([1.0, 2.0])).attach(HookPoint("block_output", ""), 2, None)
     x_rbtd = torch.tensor([[7.0, -7.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
     clamped_rbtd = torch.tensor([[5.0, -5.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
     torch.testing.assert_close(clamp(x_rbtd), clamped_rbtd)  # the RMS is 5, and 50
@@ -102,4 +104,4 @@ def test_nothing_attached_lets_a_token_see_the_future(name: str) -> None:
 def test_every_intervention_builds_a_module_at_each_of_its_hook_points(name: str) -> None:
     entry, config = intervention(name), ModelConfig("small", 8, 2, 4)
     for kind in entry.hook_points:
-        assert isinstance(entry.attach(kind, 2, config), nn.Module), kind
+        assert isinstance(entry.attach(HookPoint(kind, "block0.attention", 4), 2, config), nn.Module), kind

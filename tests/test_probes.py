@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, listening
+from lab.core.hooks import HookIntervention, HookPoint, listening
 from lab.core.registry import PROBES
 from lab.core.schema import build
 from lab.interventions.loss_terms import ZLoss
@@ -303,7 +303,7 @@ class Cap(nn.Module):
 class ScoreCap(HookIntervention):
     hook_points: ClassVar = ("scores",)
 
-    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: Any) -> nn.Module:
         return Cap()
 
 

@@ -20,7 +20,7 @@ TENSOR_POINTS = (
     *("mlp_up", "mlp_hidden", "mlp_output", "block_output", "logits"),
 )
 # Kinds of hook points at which the attached module replaces a part of the model; see ``lab/model/transformer.py``.
-PART_POINTS = ("rotation", "activation", "residual", "readout")
+PART_POINTS = ("norm", "weight", "rotation", "attention_gate", "activation", "mlp_gate", "residual", "readout")
 # Kinds of hook points that a model may have.
 HOOK_POINTS = (*TENSOR_POINTS, *PART_POINTS)
 # Kinds of announcements in a step: those of tensors at hook points, and values that cannot be changed.
@@ -59,11 +59,12 @@ class HookPoint(nn.Module):
     Args:
         kind: one of ``HOOK_POINTS``.
         where: the part of the model, such as ``block0``; empty for the whole model.
+        size: entries of the tensor's last axis; 0 where they are not known before the forward pass.
     """
 
-    def __init__(self, kind: str, where: str) -> None:
+    def __init__(self, kind: str, where: str, size: int = 0) -> None:
         super().__init__()
-        self.kind, self.where = kind, where
+        self.kind, self.where, self.size = kind, where, size
         self.changes = nn.ModuleDict()
 
     def forward(self, tensor: Tensor) -> Tensor:
@@ -114,16 +115,17 @@ class HookIntervention(ABC):
     excludes: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: Any) -> nn.Module | None:
         """Build the module for one hook point.
 
         Args:
-            kind: that of the hook point, one of ``hook_points``.
+            point: the hook point, whose kind is one of ``hook_points``.
             runs: number of runs in the fleet.
             config: the shape of the model, a ``ModelConfig``.
 
         Returns:
-            A module from the tensor of the hook point, which leads with the run axis, to one of the same shape.
+            A module from the tensor of the hook point, which leads with the run axis, to one of the same shape; None
+            leaves this point as it is.
         """
 
     def initial_std(self, weight: str, std: float, config: Any) -> float:
@@ -230,8 +232,9 @@ def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs
         before, point.changes = point.changes, nn.ModuleDict()
         for name in acting_at(point.kind, interventions):  # the order of a request must not matter
             stays = name in before and _has_weights(before[name])
-            made = before[name] if stays else interventions[name].attach(point.kind, runs, config)
-            point.changes[name] = made
+            made = before[name] if stays else interventions[name].attach(point, runs, config)
+            if made is not None:
+                point.changes[name] = made
 
 
 def _has_weights(module: nn.Module) -> bool:
@@ -239,10 +242,10 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def changes_weights(intervention: HookIntervention, config: Any) -> bool:
-    """Whether a model with this intervention has other weights than one without: more of them, or no head."""
+    """Whether a model with this intervention has other weights than one without: more of them, or no head or gain."""
     with torch.device("meta"):
-        modules = [intervention.attach(kind, 1, config) for kind in intervention.hook_points]
-    return "readout" in intervention.hook_points or any(map(_has_weights, modules))
+        modules = [intervention.attach(HookPoint(kind, "block0", 1), 1, config) for kind in intervention.hook_points]
+    return bool({"readout", "norm"} & {*intervention.hook_points}) or any(map(_has_weights, filter(None, modules)))
 
 
 Measure = Callable[..., "Tensor | dict[str, Tensor]"]

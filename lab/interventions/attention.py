@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import Act, HookIntervention
+from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
 from lab.model.config import ModelConfig
@@ -28,7 +28,7 @@ class QKLayerNorm(HookIntervention):
 
     hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return LayerNorm(runs, config.head_width)
 
 
@@ -40,7 +40,7 @@ class QKLayerNormModel(HookIntervention):
     hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
     excludes: ClassVar = ("qk_layernorm",)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return AcrossHeads(LayerNorm(runs, config.width))
 
 
@@ -64,7 +64,7 @@ class KappaTransplant(HookIntervention):
     hook_points: ClassVar = {"query": Act.TRANSPLANT, "key": Act.TRANSPLANT}
     kappa: PerRun = bounded(above=0)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return MeanSquare(self.kappa)
 
 
@@ -86,7 +86,7 @@ class PointwiseAttention(HookIntervention):
 
     hook_points: ClassVar = {"weighing": Act.REPLACE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return SquaredReLU()
 
 
@@ -106,7 +106,7 @@ class SplitQKScaling(HookIntervention):
 
     hook_points: ClassVar = {"rotation": Act.REPLACE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return SplitScaling()
 
 
@@ -128,9 +128,9 @@ class LateQKScaling(HookIntervention):
     hook_points: ClassVar = {"rotation": Act.REPLACE, "scores": Act.SCALE}
     excludes: ClassVar = ("split_qk_scaling",)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         factor = config.head_width**-0.5
-        return Scaled(factor) if kind == "scores" else Rescaled(1 / factor)
+        return Scaled(factor) if point.kind == "scores" else Rescaled(1 / factor)
 
 
 class Scaled(nn.Module):
@@ -164,8 +164,8 @@ class PBRelax(HookIntervention):
     excludes: ClassVar = ("pointwise_attention",)
     alpha: PerRun = bounded(above=0)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
-        return Divided(self.alpha) if kind == "query" else RelaxedSoftmax(self.alpha)
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return Divided(self.alpha) if point.kind == "query" else RelaxedSoftmax(self.alpha)
 
 
 class Divided(nn.Module):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from lab.core.hooks import Act, HookIntervention
+from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer, LayerNorm
@@ -22,10 +22,8 @@ class NormFormer(HookIntervention):
 
     hook_points: ClassVar = {"heads": Act.SCALE, "attention_output": Act.NORMALIZE, "mlp_hidden": Act.NORMALIZE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
-        if kind == "heads":
-            return HeadGain(runs, config.heads)
-        return LayerNorm(runs, config.width if kind == "attention_output" else 4 * config.width)
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return HeadGain(runs, config.heads) if point.kind == "heads" else LayerNorm(runs, point.size)
 
 
 class HeadGain(Layer):
@@ -45,7 +43,7 @@ class PostLayerNorm(HookIntervention):
 
     hook_points: ClassVar = {"residual": Act.REPLACE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return NormalizedSum(1.0)
 
 
@@ -60,7 +58,7 @@ class DeepNorm(HookIntervention):
     hook_points: ClassVar = {"residual": Act.REPLACE}
     excludes: ClassVar = ("post_layernorm",)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return NormalizedSum((2 * config.depth) ** 0.5)
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
@@ -86,7 +84,7 @@ class ReLU(HookIntervention):
 
     hook_points: ClassVar = {"activation": Act.REPLACE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return nn.ReLU()
 
 
@@ -99,10 +97,9 @@ class Biases(HookIntervention):
         ("query", "key", "value", "attention_output", "mlp_up", "mlp_output"), Act.LAYER
     )
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
-        if kind in ("query", "key", "value"):
-            return Bias(runs, (config.heads, 1, config.head_width))
-        return Bias(runs, (4 * config.width if kind == "mlp_up" else config.width,))
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        is_per_head = point.kind in ("query", "key", "value")
+        return Bias(runs, (config.heads, 1, point.size) if is_per_head else (point.size,))
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
         return 0.0 if weight.endswith(".biases") else std

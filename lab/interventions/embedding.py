@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.axes import over
-from lab.core.hooks import Act, HookIntervention
+from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.rounding import Format
 from lab.core.schema import PerRun, bounded, one_of
@@ -30,7 +30,7 @@ class EmbeddingGradientShrink(HookIntervention):
     hook_points: ClassVar = {"embedding": Act.LAYER}
     alpha: PerRun = bounded(at_least=0)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return ShrunkGradient(self.alpha)
 
 
@@ -67,7 +67,7 @@ class EmbeddingLayerNorm(HookIntervention):
 
     hook_points: ClassVar = {"embedding": Act.NORMALIZE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return LayerNorm(runs, config.width)
 
 
@@ -78,7 +78,7 @@ class EmbeddingScale(HookIntervention):
 
     hook_points: ClassVar = {"embedding": Act.SCALE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return Multiplied(math.sqrt(config.width))
 
 
@@ -101,7 +101,7 @@ class EmbeddingInit(HookIntervention):
     hook_points: ClassVar = {"embedding": Act.LAYER}
     std: float = bounded(at_least=0)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return nn.Identity()
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
@@ -127,8 +127,8 @@ class LearnedPositions(HookIntervention):
     def most_positions(self) -> int:
         return self.positions
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
-        if kind == "rotation":
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        if point.kind == "rotation":
             return Unrotated()
         return Positions(runs, self.positions, config.width, is_sinusoidal=self.init == "sinusoidal")
 
@@ -171,7 +171,7 @@ class TiedHead(HookIntervention):
 
     hook_points: ClassVar = {"readout": Act.REPLACE}
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return TiedReadout(config.width**-0.5)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from lab.core.hooks import Act, HookIntervention
+from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.rounding import as_fp16
 from lab.model.config import ModelConfig
@@ -24,7 +24,7 @@ class FP16Residual(HookIntervention):
 
     hook_points: ClassVar = dict.fromkeys(("embedding", "attention_output", "mlp_output", "block_output"), Act.ROUND)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return FP16()
 
 
@@ -43,7 +43,7 @@ class FP16Softmax(HookIntervention):
     hook_points: ClassVar = {"weighing": Act.REPLACE}
     excludes: ClassVar = ("pointwise_attention", "pb_relax")
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return HalfSoftmax()
 
 
@@ -67,7 +67,7 @@ class FP16GELU(HookIntervention):
     hook_points: ClassVar = {"activation": Act.REPLACE}
     excludes: ClassVar = ("relu",)
 
-    def attach(self, kind: str, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return HalfGELU()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,16 +46,20 @@ class Gelu(torch.autograd.Function):
         return inner_r.add_(gate_r).mul_(gradients[0])
 
 
-def gelu(x_rbtm: Tensor) -> Tensor:
-    """Apply GELU to every entry; a run's result has the same bits at every index of the fleet.
+def entrywise(function: Callable[[Tensor], Tensor], x_r: Tensor) -> Tensor:
+    """Apply a function to every entry; a run's result has the same bits at every index of the fleet.
 
     CPU kernels round the tail of a buffer differently from its body, so every run is padded to whole vectors.
     """
-    entries = x_rbtm[0].numel()
+    entries = x_r[0].numel()
     if missing := -entries % PADDING:
-        padded_rn = F.pad(x_rbtm.flatten(1), (0, missing))
-        return Gelu.apply(padded_rn)[:, :entries].view_as(x_rbtm)  # type: ignore[no-any-return,no-untyped-call]
-    return Gelu.apply(x_rbtm)  # type: ignore[no-any-return,no-untyped-call]
+        return function(F.pad(x_r.flatten(1), (0, missing)))[:, :entries].view_as(x_r)
+    return function(x_r)
+
+
+def gelu(x_rbtm: Tensor) -> Tensor:
+    """Apply GELU to every entry."""
+    return entrywise(Gelu.apply, x_rbtm)
 
 
 # Standard deviation of a unit normal truncated at two standard deviations; initial values are divided by it.
@@ -128,7 +133,38 @@ class Linear(Layer):
 
     def forward(self, x_rbti: Tensor) -> Tensor:
         x_rni = rearrange(x_rbti, "r b t i -> r (b t) i")
-        return product(x_rni, self.weight, self.operands).view(*x_rbti.shape[:3], -1)
+        return product(x_rni, self.matrix(), self.operands).view(*x_rbti.shape[:3], -1)
+
+    def matrix(self) -> Tensor:
+        """Return the matrix ``[r i o]`` that multiplies."""
+        return self.weight
+
+
+class Scale(Layer):
+    """Multiplies the last axes by a learned factor, and ``value`` at first.
+
+    Args:
+        runs: size of the run axis.
+        shape: the shape of one run's factor.
+        value: the factor at first.
+        stored: the weight at first; a step of Adam changes the factor by ``value / stored`` times the learning rate.
+    """
+
+    def __init__(self, runs: int, shape: tuple[int, ...], value: float = 1.0, stored: float | None = None) -> None:
+        super().__init__(runs, shape, Role.GAIN, fan_in=shape[-1])
+        self.start = value if stored is None else stored
+        self.unit = 1.0 if stored is None else value / stored
+
+    def fixed_value(self) -> Tensor:
+        return torch.full(self.weight.shape[1:], self.start, dtype=torch.float64)
+
+    def factor(self, x_r: Tensor) -> Tensor:
+        """Return the factor, shaped to meet the last axes of a tensor ``[r ...]``."""
+        axes = self.weight.ndim - 1
+        return self.unit * self.weight.view(len(self.weight), *(1,) * (x_r.ndim - 1 - axes), *self.weight.shape[1:])
+
+    def forward(self, x_r: Tensor) -> Tensor:
+        return x_r.to(self.weight.dtype) * self.factor(x_r)
 
 
 class LayerNorm(Layer):

@@ -48,6 +48,39 @@ class CausalSoftmax(torch.autograd.Function):
         return torch.ops.aten._softmax_backward_data(gradients[0], weights_ts, -1, weights_ts.dtype)  # type: ignore
 
 
+class Norm(LayerNorm):
+    """A LayerNorm of the model; a module attached at its hook point takes its place, gain included."""
+
+    def __init__(self, runs: int, width: int, where: str) -> None:
+        super().__init__(runs, width)
+        self.at_norm = HookPoint("norm", where, width)
+
+
+class Projection(Linear):
+    """A linear layer of a block; an attached module makes its matrix from the weight."""
+
+    def __init__(
+        self, runs: int, fan_in: int, fan_out: int, operands: Format | None, where: str, role: Role = Role.MATRIX
+    ) -> None:
+        super().__init__(runs, fan_in, fan_out, operands, role)
+        self.at_weight = HookPoint("weight", where, fan_out)
+
+    def matrix(self) -> Tensor:
+        matrix_rio: Tensor = self.weight
+        for module in self.at_weight.changes.values():
+            matrix_rio = module(matrix_rio)
+        return matrix_rio
+
+
+class Gate(HookPoint):
+    """A tensor and the normalized input ``[r b t d]`` of its branch, to the tensor as attached modules change it."""
+
+    def forward(self, tensor_r: Tensor, x_rbtd: Tensor) -> Tensor:  # type: ignore[override]
+        for module in self.changes.values():
+            tensor_r = module(tensor_r, x_rbtd)
+        return tensor_r
+
+
 class Weighing(HookPoint):
     """Turns scores ``[... t s]`` into attention weights: by causal softmax, or by the attached module."""
 
@@ -127,11 +160,13 @@ class Attention(nn.Module):
         self.heads, self.scale, self.operands = config.heads, scale, operands
         for part in ("query", "key", "value", "output"):
             role = Role.QUERY if part == "query" else Role.MATRIX
-            setattr(self, part, Linear(runs, config.width, config.width, operands, role))
-        for kind in ("query", "key", "value", "scores", "attention", "heads"):
-            setattr(self, f"at_{kind}", HookPoint(kind, where))
+            setattr(self, part, Projection(runs, config.width, config.width, operands, where, role))
+        for kind in ("query", "key", "value", "heads"):
+            setattr(self, f"at_{kind}", HookPoint(kind, where, config.head_width))
+        self.at_scores, self.at_attention = HookPoint("scores", where), HookPoint("attention", where)
         self.at_weighing = Weighing("weighing", where)
-        self.at_rotation = Rotation("rotation", where)
+        self.at_rotation = Rotation("rotation", where, config.head_width)
+        self.at_gate = Gate("attention_gate", where, config.head_width)
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
         q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
@@ -140,12 +175,13 @@ class Attention(nn.Module):
         scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.operands).to(x_rbtd.dtype)
         weights_rbhts = self.at_attention(self.at_weighing(self.at_scores(scores_rbhts)))
         mixed_rbhtk = self.at_heads(product(weights_rbhts, self.at_value(v_rbhsk), self.operands))
+        mixed_rbhtk = self.at_gate(mixed_rbhtk, x_rbtd)
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
 
     def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values ``[r b h t k]``, from one product: on a CPU it is faster than three."""
-        weight_rdo = torch.cat([part.weight for part in (self.query, self.key, self.value)], dim=-1)
+        weight_rdo = torch.cat([part.matrix() for part in (self.query, self.key, self.value)], dim=-1)
         qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.operands)
         batch, length = x_rbtd.shape[1:3]
         split = "r (b t) (three h k) -> three r b h t k"
@@ -163,16 +199,19 @@ class Block(nn.Module):
 
     def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Format | None) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(runs, config.width)
+        width, hidden = config.width, 4 * config.width
+        self.attention_norm = Norm(runs, width, f"{where}.attention")
         self.attention = Attention(runs, config, where, scale, operands)
-        self.mlp_norm = LayerNorm(runs, config.width)
-        self.mlp_up = Linear(runs, config.width, 4 * config.width, operands)
-        self.mlp_down = Linear(runs, 4 * config.width, config.width, operands)
-        for kind in ("attention_output", "mlp_up", "mlp_hidden", "mlp_output"):
-            setattr(self, f"at_{kind}", HookPoint(kind, where))
-        self.at_activation = Activation("activation", where)
-        self.at_attention_residual, self.at_mlp_residual = Residual("residual", where), Residual("residual", where)
-        self.at_output = HookPoint("block_output", where)
+        self.mlp_norm = Norm(runs, width, f"{where}.mlp")
+        self.mlp_up = Projection(runs, width, hidden, operands, where)
+        self.mlp_down = Projection(runs, hidden, width, operands, where)
+        self.at_attention_output, self.at_mlp_output = (
+            HookPoint(kind, where, width) for kind in ("attention_output", "mlp_output")
+        )
+        self.at_mlp_up, self.at_mlp_hidden = (HookPoint(kind, where, hidden) for kind in ("mlp_up", "mlp_hidden"))
+        self.at_activation, self.at_gate = Activation("activation", where, hidden), Gate("mlp_gate", where, hidden)
+        self.at_attention_residual, self.at_mlp_residual = (Residual("residual", where, width) for _ in range(2))
+        self.at_output = HookPoint("block_output", where, width)
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
         x_rbtd = self.at_attention_residual(x_rbtd, self.attend, self.attention_norm)
@@ -187,7 +226,7 @@ class Block(nn.Module):
     def mlp(self, x_rbtd: Tensor) -> Tensor:
         """Return what the MLP adds to the residual stream."""
         up_rbtm = self.at_mlp_up(self.mlp_up(x_rbtd).to(x_rbtd.dtype))
-        hidden_rbtm = self.at_mlp_hidden(self.at_activation(up_rbtm))
+        hidden_rbtm = self.at_mlp_hidden(self.at_gate(self.at_activation(up_rbtm), x_rbtd))
         output_rbtd: Tensor = self.at_mlp_output(self.mlp_down(hidden_rbtm))
         return output_rbtd
 
@@ -217,17 +256,24 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.interventions, self.operands = config, interventions, operands
         self.embedding = Embedding(runs, vocabulary, config.width)
-        self.at_embedding = HookPoint("embedding", "")
+        self.at_embedding = HookPoint("embedding", "", config.width)
         self.blocks = [f"block{index}" for index in range(config.depth)]
         for where in self.blocks:
             setattr(self, where, Block(runs, config, where, attention_scale, operands))
-        self.final_norm = LayerNorm(runs, config.width)
+        self.final_norm = Norm(runs, config.width, "")
         self.head = Linear(runs, config.width, vocabulary, operands, Role.READOUT)
-        self.at_readout = Readout("readout", "")
-        self.at_logits = HookPoint("logits", "")
+        self.at_readout = Readout("readout", "", vocabulary)
+        self.at_logits = HookPoint("logits", "", vocabulary)
         attach(self, interventions, runs, config)
         self.ends: tuple[str, ...] = ("embedding", "head")  # weights not counted among those "without embeddings"
-        if self.at_readout.changes:  # the head would be a weight without a gradient
+        # What an attached module replaces would be a weight without a gradient.
+        for path, norm in [(path, each) for path, each in self.named_modules() if isinstance(each, Norm)]:
+            if norm.at_norm.changes:
+                self.set_submodule(path, norm.at_norm)
+        for _, layer in self.layers():
+            if isinstance(layer, Linear):  # those of interventions round as the model's do
+                layer.operands = operands
+        if self.at_readout.changes:
             del self.head
             self.ends = ("embedding",)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.axes import over, per_run_rms
-from lab.core.hooks import HookIntervention
+from lab.core.hooks import HookIntervention, HookPoint
 from lab.core.registry import RESPONSES
 from lab.core.schema import PerRun, bounded
 from lab.responses.response import Gate, Response
@@ -70,7 +70,7 @@ class ActivationClamp(Response, HookIntervention):
     hook_points: ClassVar = ("block_output",)
     multiple: PerRun = bounded(10.0, above=0)
 
-    def attach(self, kind: str, runs: int, config: Any) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: Any) -> nn.Module:
         return Clamp(self.multiple)
 
 

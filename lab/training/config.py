@@ -13,10 +13,17 @@ from numpy.typing import NDArray
 
 import lab.data
 import lab.interventions.attention
+import lab.interventions.attention_weights
 import lab.interventions.blocks
+import lab.interventions.branches
 import lab.interventions.embedding
 import lab.interventions.fp16
+import lab.interventions.initial_values
 import lab.interventions.loss_terms
+import lab.interventions.ngpt
+import lab.interventions.norms
+import lab.interventions.queries_and_keys
+import lab.interventions.spectral
 import lab.interventions.weights
 import lab.optim.loss_scale
 import lab.optim.schedule

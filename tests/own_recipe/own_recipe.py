@@ -33,7 +33,7 @@ class ScoreCap(lab.HookIntervention):
     hook_points: ClassVar = ("scores",)
     cap: PerRun = bounded(above=0)
 
-    def attach(self, kind, runs, config):
+    def attach(self, point, runs, config):
         return Squash(self.cap)
 
 

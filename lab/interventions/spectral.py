@@ -1,0 +1,61 @@
+"""Interventions on the spectral norm of matrices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lab.core.hooks import Act, HookIntervention, HookPoint
+from lab.core.registry import INTERVENTIONS
+from lab.model.config import ModelConfig
+from lab.model.layers import Scale
+
+SQUARINGS = 7  # of the Gram matrix, which makes 2^7 steps of the power iteration
+
+
+@INTERVENTIONS.register("sigma_reparam")
+@dataclass(frozen=True)
+class SigmaReparam(HookIntervention):
+    """Divide each matrix of the blocks by its spectral norm, times a learned number (arXiv:2303.06296, sec. 3).
+
+    The number starts at 1 + sqrt(outputs / inputs), the spectral norm of a wide random matrix of std 1/sqrt(inputs), so
+    a model begins nearly as it would without.
+    """
+
+    hook_points: ClassVar = {"weight": Act.NORMALIZE}
+    excludes: ClassVar = ("zero_init_projections", "ngpt")
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return UnitSpectralNorm(runs)
+
+
+class UnitSpectralNorm(Scale):
+    """A matrix ``[r i o]`` over its spectral norm, times a gain."""
+
+    def __init__(self, runs: int) -> None:
+        super().__init__(runs, (1,))
+
+    def forward(self, weight_rio: Tensor) -> Tensor:
+        inputs, outputs = weight_rio.shape[1:]
+        unit_rio = weight_rio / spectral_norm(weight_rio)
+        return super().forward(unit_rio) * (1 + math.sqrt(outputs / inputs))
+
+
+def spectral_norm(weight_rio: Tensor) -> Tensor:
+    """Largest singular value ``[r 1 1]``, differentiable with its singular vectors held fixed."""
+    with torch.no_grad():
+        gram_roo = weight_rio.transpose(-1, -2) @ weight_rio
+        for _ in range(SQUARINGS):
+            trace_r11 = gram_roo.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+            gram_roo = torch.linalg.matrix_power(gram_roo / trace_r11, 2)
+        most_r11 = gram_roo.diagonal(dim1=-2, dim2=-1).argmax(-1)[:, None, None]
+        right_ro1 = gram_roo.gather(-1, most_r11.expand(-1, gram_roo.shape[-2], 1))
+        right_ro1 = right_ro1 / right_ro1.norm(dim=-2, keepdim=True)
+        left_ri1 = weight_rio @ right_ro1
+        left_ri1 = left_ri1 / left_ri1.norm(dim=-2, keepdim=True)
+    sigma_r11: Tensor = left_ri1.transpose(-1, -2) @ (weight_rio @ right_ro1)
+    return sigma_r11

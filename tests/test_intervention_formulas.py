@@ -1,0 +1,272 @@
+"""Each intervention computes its published formula, and changes nothing where the formula is the identity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab.core.hooks import HookPoint, Predictions, listening
+from lab.interventions.spectral import spectral_norm
+from lab.model.config import ModelConfig
+from lab.model.layers import Layer
+from lab.model.loss import losses
+from lab.model.transformer import Transformer
+from pieces import intervention, model, tokens, weights_of
+
+CONFIG = ModelConfig("small", 8, 2, 4)
+
+
+def made(*names: str, depth: int = 2, **numbers: Any) -> Transformer:
+    return model(0, depth=depth, changes={name: intervention(name, **numbers) for name in names})
+
+
+def part(name: str, kind: str, where: str = "block0", size: int = 8, **numbers: Any) -> nn.Module:
+    """The module of one hook point in float64, its learned weights at their fixed initial values, or at zero."""
+    module = intervention(name, **numbers).attach(HookPoint(kind, where, size), 1, CONFIG)
+    assert module is not None
+    for layer in module.modules():
+        if isinstance(layer, Layer):
+            value = layer.fixed_value()
+            layer.weight.data = torch.zeros(layer.weight.shape) if value is None else value.unsqueeze(0)
+    return module.double()
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def measured(whole: Transformer, kind: str) -> list[Tensor]:
+    """The tensors that pass the hook points of a kind."""
+    seen: list[Tensor] = []
+    with listening(lambda event, where, *values: seen.append(values[0].detach()) if event == kind else None):
+        whole(tokens(0))
+    return seen
+
+
+@torch.no_grad()
+def scaled(whole: Transformer, factor: float, *endings: str) -> Transformer:
+    for name, weight in weights_of(whole).items():
+        if name.endswith(endings):
+            weight.mul_(factor)
+    return whole
+
+
+def same(one: Transformer, other: Transformer, tolerance: float = 1e-9) -> bool:
+    return torch.allclose(one(tokens(0))[0], other(tokens(0))[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "cap", "x", "expected"),
+    [("score_softcap", "scores", 50.0, 100.0, 48.20137900), ("logit_softcap", "logits", 30.0, 30.0, 22.84782467)],
+)
+def test_softcaps(name: str, kind: str, cap: float, x: float, expected: float) -> None:
+    module = part(name, kind, cap=cap)
+    capped = module(torch.tensor([[x, -x, 1e-3, 0.0]], dtype=torch.float64))[0]
+    assert capped[:2].tolist() == pytest.approx([expected, -expected], rel=1e-9)
+    assert capped[2] == pytest.approx(1e-3, rel=1e-8)  # the slope at 0 is 1
+    wide = part(name, kind, cap=1e6)(drawn(1, 9))
+    torch.testing.assert_close(wide, drawn(1, 9), rtol=1e-9, atol=0)
+
+
+def test_rms_norm_is_layernorm_without_a_mean() -> None:
+    x = drawn(1, 5, 8)
+    centred = x - x.mean(-1, keepdim=True)
+    norm = part("rmsnorm", "norm")
+    torch.testing.assert_close(norm(centred), F.layer_norm(centred, (8,), eps=1e-6))
+    torch.testing.assert_close(norm(1e3 * x), norm(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(1, 5, dtype=torch.float64), rtol=1e-5, atol=0)
+    assert (norm(x) - F.layer_norm(x, (8,))).abs().max() > 0.01
+
+
+def test_products_of_queries_and_keys_of_unit_rms_are_at_most_the_root_of_the_head_width() -> None:
+    whole = scaled(made("qk_rmsnorm"), 1e4, ".query", ".key")
+    assert all(scores.abs().max() <= 2 + 1e-9 for scores in measured(whole, "scores"))
+    assert measured(scaled(made(), 1e4, ".query", ".key"), "scores")[0].abs().max() > 2
+
+
+def test_products_of_unit_queries_and_keys_are_at_most_root_head_width_times_the_gain_squared() -> None:
+    whole = made("qk_l2norm")
+    scores = measured(whole, "scores")[0]
+    assert scores.abs().max() <= 2 + 1e-9
+    torch.testing.assert_close(measured(scaled(made("qk_l2norm"), -7.0, ".query"), "scores")[0], -scores)
+    torch.testing.assert_close(measured(scaled(made("qk_l2norm"), 3.0, ".qk_l2norm"), "scores")[0], 9 * scores)
+    q_tk, k_sk = (F.normalize(drawn(1, 1, 2, 3, 4, seed=seed), dim=-1) for seed in (1, 2))
+    gained = part("qk_l2norm", "rotation", size=4)(7 * q_tk, 5 * k_sk, 0.5)
+    torch.testing.assert_close(gained[0][..., :1, :], 2 * q_tk[..., :1, :])  # position 0 is not rotated
+    torch.testing.assert_close(gained[1][..., :1, :], k_sk[..., :1, :])
+
+
+def test_qkv_norm_makes_attention_blind_to_the_scale_of_its_matrices_and_takes_its_first_norm_away() -> None:
+    endings = (".query", ".key", ".value")
+    one, other = (scaled(made("qkv_norm"), factor, *endings) for factor in (1e3, 1e6))  # beyond the norms' epsilon
+    assert same(one, other, 1e-6)
+    assert not same(made(), scaled(made(), 50.0, *endings), 1e-2)
+    gains = {name for name in weights_of(made("qkv_norm")) if name.endswith("_norm") and "attention." not in name}
+    assert gains == {"block0.mlp_norm", "block1.mlp_norm", "final_norm"}
+
+
+def test_without_positions_scores_do_not_depend_on_the_distance() -> None:
+    one, other = torch.tensor([[[1, 2, 3, 4]]]), torch.tensor([[[1, 3, 2, 4]]])
+    for name, alike in (("nope", True), (None, False)):
+        whole = model(0, depth=1, changes={name: intervention(name)} if name else {})
+        last = [whole(rows_rbt)[0][..., -1, :] for rows_rbt in (one, other)]
+        assert torch.allclose(*last) == alike  # the last token sees a bag of the others
+
+
+def test_a_sink_is_a_key_whose_value_is_zero() -> None:
+    scores = drawn(1, 2, 2, 5, 5)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    plain = torch.where(causal, scores, -torch.inf).softmax(-1)
+    for name in ("attention_sink", "softmax_one"):
+        weights = part(name, "weighing")(scores)
+        exponents = torch.where(causal, scores.exp(), 0.0)
+        torch.testing.assert_close(weights, exponents / (1 + exponents.sum(-1, keepdim=True)))
+    sink = part("attention_sink", "weighing")
+    with torch.no_grad():
+        sink.weight.fill_(-torch.inf)
+    torch.testing.assert_close(sink(scores), plain)
+
+
+def test_sigmoid_attention() -> None:
+    weights = part("sigmoid_attention", "weighing")(drawn(1, 2, 2, 5, 5))
+    expected = torch.where(torch.ones(5, 5, dtype=torch.bool).tril(), 1 / (1 + 5 * (-drawn(1, 2, 2, 5, 5)).exp()), 0.0)
+    torch.testing.assert_close(weights, expected)
+
+
+def test_a_gate_of_zero_weights_halves_attention() -> None:
+    gated = scaled(made("attention_gate"), 0.0, ".attention_gate")
+    halved = scaled(made(), 0.5, ".attention.output")
+    assert same(gated, halved)
+    assert not same(made("attention_gate"), halved, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["peri_ln", "reordered_norm"])
+def test_norms_after_a_branch_take_its_scale_away(name: str) -> None:
+    endings = (".attention.output", ".mlp_down")
+    one, other = (scaled(made(name), factor, *endings) for factor in (1e3, 1e6))  # beyond the norms' epsilon
+    assert same(one, other, 1e-6)
+    assert not same(made(), scaled(made(), 50.0, *endings), 1e-2)
+
+
+def test_reordered_norm() -> None:
+    x, branch, norm = drawn(1, 2, 3, 8), lambda x: x.square(), lambda x: x / 2
+    torch.testing.assert_close(part("reordered_norm", "residual")(x, branch, norm), x + x.square() / 2)
+
+
+def test_the_norms_of_the_second_block_are_divided_by_root_two_and_the_last_is_not() -> None:
+    assert same(made("ln_scaling", depth=1), made(depth=1))
+    first, second = (measured(whole, "query") for whole in (made(), made("ln_scaling")))
+    torch.testing.assert_close(first[0], second[0])
+    norms = dict(made("ln_scaling").named_modules())
+    x = drawn(1, 2, 3, 8)
+    expected = F.layer_norm(x, (8,), eps=1e-6)
+    torch.testing.assert_close(norms["block1.mlp_norm"](x), expected / math.sqrt(2))
+    torch.testing.assert_close(norms["final_norm"](x), expected)
+
+
+def test_dynamic_tanh() -> None:
+    x = drawn(1, 3, 8)
+    torch.testing.assert_close(part("dyt", "norm", alpha=0.5)(x), torch.tanh(0.5 * x))
+
+
+@pytest.mark.parametrize("name", ["rezero", "zero_init_projections"])
+def test_blocks_begin_as_the_identity(name: str) -> None:
+    whole = made(name)
+    first, second = measured(whole, "block_output")
+    embedded = whole.embedding(tokens(0))
+    assert torch.equal(first, embedded)
+    assert torch.equal(second, embedded)
+
+
+def test_scales_of_branches() -> None:
+    assert same(made("layerscale", init=1.0), made())
+    assert same(made("depth_scaling", base_depth=1), scaled(made(), 0.5, ".attention.output", ".mlp_down"))
+    assert same(made("layerscale", init=0.5), scaled(made(), 0.5, ".attention.output", ".mlp_down"))
+
+
+def test_activations() -> None:
+    x, inputs = drawn(1, 2, 3, 8), drawn(1, 2, 3, 8, seed=1)
+    torch.testing.assert_close(part("relu2", "activation")(x), torch.where(x > 0, x * x, 0.0))
+    gate = part("swiglu", "mlp_gate")
+    with torch.no_grad():
+        gate.weight.copy_(drawn(1, 8, 8, seed=2))
+    opened = inputs @ gate.weight[0]
+    torch.testing.assert_close(gate(x, inputs), x * opened * torch.sigmoid(opened))
+    gate.limit = 0.1
+    clamped = opened.clamp(max=0.1)
+    torch.testing.assert_close(gate(x, inputs), x.clamp(-0.1, 0.1) * clamped * torch.sigmoid(clamped))
+
+
+def test_a_head_of_zeros_says_that_all_tokens_are_alike_and_gives_the_blocks_no_gradient_at_first() -> None:
+    whole, rows_rbt = made("head_init", std=0.0), tokens(0)
+    loss_r, _ = losses(whole(rows_rbt[..., :-1])[0], rows_rbt[..., 1:], {})
+    assert loss_r.tolist() == pytest.approx([math.log(11)], rel=1e-12)
+    weights = weights_of(whole)
+    gradients = dict(zip(weights, torch.autograd.grad(loss_r.sum(), list(weights.values())), strict=True))
+    assert gradients["head"].abs().max() > 0
+    assert all(gradient.eq(0).all() for name, gradient in gradients.items() if name != "head")
+
+
+def test_small_initial_values() -> None:
+    whole = model(*range(8), width=32, depth=2, head_width=8, changes={"small_init": intervention("small_init")})
+    small = math.sqrt(2 / (5 * 32))
+    for name, weight in weights_of(whole).items():
+        if not name.endswith("norm"):
+            expected = small / 2 if name.endswith((".output", ".mlp_down")) else small
+            assert weight.std().item() == pytest.approx(expected, rel=0.1), name
+
+
+def test_hidden_states_and_matrices_of_ngpt_stay_on_the_unit_sphere() -> None:
+    entry, whole = intervention("ngpt"), made("ngpt")
+    with torch.no_grad():
+        for name, weight in weights_of(whole).items():
+            weight.add_(0.3 * drawn(*weight.shape, seed=len(name)))
+        entry.after_update(weights_of(whole))
+    for hidden in measured(whole, "block_output"):
+        torch.testing.assert_close(hidden.norm(dim=-1), torch.ones(hidden.shape[:-1], dtype=torch.float64))
+    axes = {"embedding": -1, "attention.output": -1, "mlp_down": -1, "attention.query": -2, "mlp_up": -2, "head": -2}
+    for ending, axis in axes.items():
+        for name, weight in weights_of(whole).items():
+            if name.endswith(ending):
+                norms = weight.norm(dim=axis)
+                torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_a_branch_moves_the_state_of_ngpt_by_alpha_along_the_sphere() -> None:
+    h, unit = F.normalize(drawn(1, 2, 3, 8), dim=-1), lambda x: F.normalize(x, dim=-1)
+    moved = part("ngpt", "residual")(h, torch.square, unit)
+    torch.testing.assert_close(moved, unit(h + 0.05 * (unit(h.square()) - h)))
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 32), (2, 32, 8)])
+def test_the_spectral_norm_is_the_largest_singular_value_with_its_gradient(shape: tuple[int, ...]) -> None:
+    weight = drawn(*shape).requires_grad_()
+    sigma = spectral_norm(weight)
+    torch.testing.assert_close(sigma.flatten(), torch.linalg.svdvals(weight)[:, 0], rtol=1e-3, atol=0)
+    (ours,) = torch.autograd.grad(sigma.sum(), weight)
+    left, _, right = torch.linalg.svd(weight)
+    theirs = left[:, :, :1] @ right[:, :1]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05)
+
+
+def test_a_divided_matrix_is_blind_to_its_scale_and_begins_near_what_it_would_be() -> None:
+    assert same(made("sigma_reparam"), scaled(made("sigma_reparam"), 20.0, ".query", ".value", ".output", ".mlp_up"))
+    wide = model(0, width=64, depth=1, head_width=16, changes={"sigma_reparam": intervention("sigma_reparam")})
+    matrix = wide.block0.mlp_up.matrix()
+    torch.testing.assert_close(matrix, wide.block0.mlp_up.weight, rtol=0.1, atol=0)
+
+
+def test_label_smoothing_is_that_of_torch_and_the_largest_logit_is_squared() -> None:
+    logits, targets = drawn(1, 2, 3, 5), torch.tensor([[[0, 4, 2], [1, 1, 3]]])
+    terms = {"label_smoothing": intervention("label_smoothing", amount=0.3)}
+    loss_r, _ = losses(logits, targets, terms)
+    expected = F.cross_entropy(logits.view(-1, 5), targets.view(-1), label_smoothing=0.3)
+    torch.testing.assert_close(loss_r[0], expected)
+    term = intervention("max_z_loss", coefficient=2.0)
+    predictions = Predictions(logits, *(torch.empty(0),) * 3)
+    torch.testing.assert_close(term(predictions), 2 * logits.max(-1).values ** 2)
