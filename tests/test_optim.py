@@ -320,6 +320,13 @@ def test_rsqrt_falls_as_one_over_the_root_of_the_step() -> None:
     assert at_once[:, 0].tolist() == pytest.approx([1, 1, 2**-0.5, 3**-0.5, 0.5], rel=1e-12)
 
 
+def test_wsd_sqrt_falls_by_the_root_of_the_progress_through_the_cooldown() -> None:
+    numbers = {"warmup": 2, "cooldown": 0.5, "floor": 0.0}
+    shape_sr = build(SCHEDULES["wsd_sqrt"], numbers, "schedule").shape(8, torch.tensor([1.0], dtype=torch.float64))
+    expected = [0, 0.5, 1, 1, 1, 1 - 0.25**0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]
+    assert shape_sr.flatten().tolist() == pytest.approx(expected)
+
+
 def test_wsd_stays_at_the_peak_until_the_cooldown() -> None:
     peak_r = torch.tensor([0.1], dtype=torch.float64)
     wsd = {"warmup": 2, "cooldown": 0.4, "floor": 0.0}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,16 +29,16 @@ def _steps(steps: float, peak_r: Tensor, done_s: Tensor | None) -> Tensor:
     return done_s.to(peak_r.device, peak_r.dtype).unsqueeze(1)
 
 
-def _line(step_s1: Tensor, begin_r: Tensor, steps: float, floor_r: Tensor) -> Tensor:
-    """Return a straight line ``[s r]`` from 1 at ``begin_r`` to the floor at ``steps``."""
+def _fall(step_s1: Tensor, begin_r: Tensor, steps: float, floor_r: Tensor, power: float = 1.0) -> Tensor:
+    """Return a fall ``[s r]`` from 1 at ``begin_r`` to the floor at ``steps``, by the ``power`` of the progress."""
     progress_sr = ((step_s1 - begin_r) / (steps - begin_r).clamp(min=1)).clamp(0, 1)
-    return 1 - (1 - floor_r.clamp(max=1)) * progress_sr
+    return 1 - (1 - floor_r.clamp(max=1)) * progress_sr**power
 
 
 @SCHEDULES.register("cosine")
 @dataclass(frozen=True)
 class Cosine:
-    """LinearDecay warm-up, then half a cosine down to an absolute floor (Wortsman et al. 2023, sec. 2.1)."""
+    """Linear warm-up, then half a cosine down to an absolute floor (Wortsman et al. 2023, sec. 2.1)."""
 
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
@@ -55,7 +56,7 @@ class Cosine:
 @SCHEDULES.register("linear")
 @dataclass(frozen=True)
 class LinearDecay:
-    """LinearDecay warm-up, then a straight line down to an absolute floor."""
+    """Linear warm-up, then a straight line down to an absolute floor."""
 
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
@@ -64,13 +65,13 @@ class LinearDecay:
         """Return LR over peak at every step, ``[s r]``."""
         step_s1 = _steps(steps, peak_r, done_s)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
-        return torch.where(step_s1 < warmup_r, ramp_sr, _line(step_s1, warmup_r, steps, self.floor / peak_r))
+        return torch.where(step_s1 < warmup_r, ramp_sr, _fall(step_s1, warmup_r, steps, self.floor / peak_r))
 
 
 @SCHEDULES.register("rsqrt")
 @dataclass(frozen=True)
 class ReciprocalSquareRoot:
-    """LinearDecay warm-up, then sqrt(warm-up / step) (Vaswani et al. 2017, sec. 5.3)."""
+    """Linear warm-up, then sqrt(warm-up / step) (Vaswani et al. 2017, sec. 5.3)."""
 
     warmup: PerRun = bounded(at_least=0)
 
@@ -85,11 +86,12 @@ class ReciprocalSquareRoot:
 @SCHEDULES.register("wsd")
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    """LinearDecay warm-up, then the peak, then a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
+    """Linear warm-up, then the peak, then a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
 
     warmup: PerRun = bounded(at_least=0)
     cooldown: PerRun = bounded(above=0, at_most=1)
     floor: PerRun = bounded(at_least=0)
+    power: ClassVar[float] = 1.0  # of the progress through the cooldown
 
     def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak ``[s r]``; ``cooldown`` is the fraction of steps in which it decays."""
@@ -98,13 +100,21 @@ class WarmupStableDecay:
         begin_r = torch.maximum(
             warmup_r, torch.as_tensor((1 - self.cooldown) * steps, dtype=peak_r.dtype, device=peak_r.device)
         )
-        return torch.where(step_s1 < begin_r, ramp_sr, _line(step_s1, begin_r, steps, self.floor / peak_r))
+        return torch.where(step_s1 < begin_r, ramp_sr, _fall(step_s1, begin_r, steps, self.floor / peak_r, self.power))
+
+
+@SCHEDULES.register("wsd_sqrt")
+@dataclass(frozen=True)
+class WarmupStableRoot(WarmupStableDecay):
+    """As wsd, but the cooldown falls by the root of its progress (Hägele et al. 2024, arXiv:2405.18392, sec. 4.1)."""
+
+    power: ClassVar[float] = 0.5
 
 
 @SCHEDULES.register("constant")
 @dataclass(frozen=True)
 class Constant:
-    """LinearDecay warm-up, then the peak."""
+    """Linear warm-up, then the peak."""
 
     warmup: PerRun = bounded(at_least=0)
 
