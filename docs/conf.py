@@ -45,6 +45,7 @@ CONTENTS = """
 ```{toctree}
 :hidden:
 :caption: Use it
+docs/before_you_launch
 docs/commands
 docs/data
 docs/your_own_sweep

@@ -128,8 +128,8 @@ def test_the_figure_shows_every_number_of_bits_and_the_published_runs() -> None:
         FIGURES["logit_rounding"](small("one size"))
 
 
-def test_the_readme_says_what_the_published_runs_lose_and_where_a_format_begins_to_cost() -> None:
-    words = " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
+def test_the_page_of_results_says_what_the_published_runs_lose_and_where_a_format_begins_to_cost() -> None:
+    words = " ".join((Path(__file__).parents[1] / "results" / "README.md").read_text().split())
     high = published().query("lr >= 0.1")
     share = high["loss_minus_mu_centering"] / mean_rounding_cost(
         high["mean_logit"], high["mean_logit_std_over_tokens"], MANTISSA_BITS["bf16"]

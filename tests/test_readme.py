@@ -1,6 +1,7 @@
 """The README and the page of commands: their commands run, only smaller, and their numbers are those of the records.
 
-``python tests/test_readme.py`` writes the tables of claims into the README and into that of the results.
+``python tests/test_readme.py`` writes the tables of claims into the README of the results, and effects of claims into
+the pages that quote them.
 """
 
 from __future__ import annotations
@@ -19,18 +20,27 @@ from lab.__main__ import main
 from lab.analysis import findings, study
 from lab.analysis.judging import history
 from lab.report import scoreboard
+from lab.studies.claims import CLAIMS
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
 COMMANDS_PAGE = (HOME / "docs" / "commands.md").read_text(encoding="utf-8")
 COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", README + COMMANDS_PAGE, re.DOTALL)
-    for line in block.splitlines()
-    if line
+    *re.findall(r"^\| \*\*.*?\| `(lab .*?)` \|", README, re.MULTILINE),  # one for each question
+    *(
+        line
+        for block in re.findall(r"```sh\n(.*?)```", README + COMMANDS_PAGE, re.DOTALL)
+        for line in block.splitlines()
+        if line
+    ),
 ]
-# Which table of `lab claims --markdown` stands where.
-TABLES = {"README.md": scoreboard.SUBJECT_MARKS, "results/README.md": scoreboard.MARKS}
+# The tables of `lab claims --markdown` in the README of the results.
+TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
+# Pages that quote effects of claims, each between a mark with the claim's name and an end.
+QUOTING = ("README.md", "docs/before_you_launch.md")
+QUOTED = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
+TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
+NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and its interval
 # Sweeps that are judged in a moment, and on one text.
 A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
@@ -68,20 +78,58 @@ def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
     assert made <= without_q((RESULTS / "README.md").read_text())
 
 
-def test_the_findings_are_effects_of_the_tables() -> None:
-    page = (RESULTS / "README.md").read_text()
-    findings, tables = page[: page.index("## What the folders hold")], page[page.index(scoreboard.MARKS[0]) :]
-    effect = r"[\d.]+ \[[\d.]+, [\d.]+\]"
-    shown = re.findall(effect, " ".join(findings.split()))
-    assert len(shown) >= 10
-    assert set(shown) <= set(re.findall(effect, tables))
+def rows_of_the_results() -> dict[str, tuple[str, str]]:
+    """Verdict and effect of each claim, by its sentence, in the tables of the results."""
+    lines = between((RESULTS / "README.md").read_text(encoding="utf-8"), scoreboard.MARKS).splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return {each[0]: (each[2], each[3]) for each in cells}
+
+
+def effects_of_the_results() -> dict[str, str]:
+    """``0.148 [0.12, 0.17]`` of each claim by name, from the tables of the results."""
+    effects = {name: NUMBERS.match(rows_of_the_results()[CLAIMS[name].sentence][1]) for name in CLAIMS}
+    return {name: found[0] for name, found in effects.items() if found}
+
+
+def quote(text: str, effects: dict[str, str], tally: str) -> str:
+    """Put the effects of claims, and the tally of verdicts, where a page marks them.
+
+    Raises:
+        KeyError: a claim has no effect.
+    """
+    text = QUOTED.sub(lambda found: f"{found[1]}{effects[found[2]]}{found[4]}", text)
+    return TALLY.sub(lambda found: f"{found[1]}{tally}{found[3]}", text)
+
+
+def tally_of_the_results() -> str:
+    """The line that counts the verdicts of all claims that are not ours."""
+    return re.findall(r"^- (\d+ claims: .*)$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize("page", QUOTING)
+def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
+    text = (HOME / page).read_text(encoding="utf-8")
+    assert text == quote(text, effects_of_the_results(), tally_of_the_results())
+    named = [found[1] for found in QUOTED.findall(text)]
+    assert len(set(named)) >= 10
+    assert {rows_of_the_results()[CLAIMS[name].sentence][0] for name in named} == {"reproduced"}
+    assert len(NUMBERS.findall(text)) == len(named)  # no effect stands outside of marks
+
+
+def test_a_quoted_effect_is_redrawn() -> None:
+    page = "by <!-- effect of a -->1 [0, 2]<!-- end --> nats. <!-- tally -->none<!-- end -->"
+    assert quote(page, {"a": "3 [2, 4]"}, "2") == (
+        "by <!-- effect of a -->3 [2, 4]<!-- end --> nats. <!-- tally -->2<!-- end -->"
+    )
+    with pytest.raises(KeyError):
+        quote(page, {}, "2")
 
 
 @pytest.mark.slow
 @in_one_process
-@pytest.mark.parametrize("page", TABLES)
-def test_the_tables_of_claims_are_those_of_the_committed_results(page: str) -> None:
-    assert between((HOME / page).read_text(), TABLES[page]) == between(claims(), TABLES[page])
+@pytest.mark.parametrize("marks", TABLES)
+def test_the_tables_of_claims_are_those_of_the_committed_results(marks: tuple[str, str]) -> None:
+    assert between((RESULTS / "README.md").read_text(encoding="utf-8"), marks) == between(claims(), marks)
 
 
 @pytest.mark.slow
@@ -93,7 +141,7 @@ def test_the_counts_by_subject_are_those_of_the_claims() -> None:
     paper, ours = ([verdict for is_ours, verdict in rows if is_ours == asked] for asked in (False, True))
     counts = [
         [int(cell) for cell in line.strip("| ").split(" | ")[1:]]
-        for line in between(README, scoreboard.SUBJECT_MARKS).splitlines()[3:-1]
+        for line in between(claims(), scoreboard.SUBJECT_MARKS).splitlines()[3:-1]
     ]
     expected = [[len(verdicts), *map(verdicts.count, scoreboard.VERDICTS)] for verdicts in (paper, ours)]
     assert counts[-2:] == expected
@@ -125,7 +173,8 @@ def test_the_lab_commands_work_in_their_order(
     for folder in ("results", "docs"):
         (tmp_path / folder).symlink_to(HOME / folder)
     (tmp_path / "README.md").write_text(README)
-    (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
+    for log in ("log.csv", "replay.csv"):
+        (tmp_path / log).write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
     requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
     assert len(requests) >= 6
     for words in requests:
@@ -159,7 +208,11 @@ def test_quickstart_in_a_clean_clone(tmp_path: Path) -> None:
     assert left.stdout == b""
 
 
-if __name__ == "__main__":  # the tables, put where they stand
-    for page, marks in TABLES.items():
-        shown = (HOME / page).read_text(encoding="utf-8")
-        (HOME / page).write_text(shown.replace(between(shown, marks), between(claims(), marks)), encoding="utf-8")
+if __name__ == "__main__":  # the tables and the effects, put where they stand
+    results = (RESULTS / "README.md").read_text(encoding="utf-8")
+    for marks in TABLES:
+        results = results.replace(between(results, marks), between(claims(), marks))
+    (RESULTS / "README.md").write_text(results, encoding="utf-8")
+    for page in QUOTING:
+        quoted = quote((HOME / page).read_text(encoding="utf-8"), effects_of_the_results(), tally_of_the_results())
+        (HOME / page).write_text(quoted, encoding="utf-8")

@@ -308,7 +308,7 @@ def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
 
 
 def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
-    """The table of the README: how many claims on each subject have which verdict."""
+    """The first table of `results/README.md`: how many claims on each subject have which verdict."""
     paper = [row for row in rows if not row.ours]
     verdicts_by_subject: dict[str, list[str]] = {}
     for row in paper:
