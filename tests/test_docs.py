@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ PAGES = [
 LAB_PATH = re.compile(r"(?<![\w./-])lab/[\w/]+(?:\.py)?")
 # A command at the start of a line or of a piece of code; options may come first.
 COMMAND = re.compile(r"(?:^|`|-m |bin/)lab (?!-)(\w+)", re.MULTILINE)
+PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 REFERENCE = (HOME / "docs" / "api.md").read_text(encoding="utf-8")
 MODULES = {
     "lab": lab,
@@ -121,6 +123,33 @@ def test_every_public_name_introduces_itself(module: str) -> None:
         name for name in names if name not in described and not inspect.getdoc(getattr(MODULES[module], name))
     ] == []
     assert set(described) <= set(names)
+
+
+def test_the_release_has_one_version_and_one_date() -> None:
+    version, date = re.findall(r"^## (\S+), (\S+)$", text_of(HOME / "CHANGELOG.md"), re.MULTILINE)[0]
+    citation = yaml.safe_load((HOME / "CITATION.cff").read_text())
+    assert (citation["version"], str(citation["date-released"])) == (version, date)
+    assert PROJECT["version"] == version
+
+
+def wrong_installs(text: str) -> list[str]:
+    """What pip is asked for of the lab, other than ``$LAB`` and one of its extras where the lab is there already."""
+    asked = re.findall(r"pip install [^`\n]*?((?:'|\"|\b)(?:instability-lab|\$LAB)[^\s`]*)", text)
+    extras = {f"'instability-lab[{name}]'" for name in PROJECT["optional-dependencies"]}
+    return [word for word in asked if word not in {'"$LAB"', *extras}]
+
+
+@each
+def test_the_lab_is_installed_from_where_the_readme_says(page: Path) -> None:
+    text = text_of(page)
+    assert wrong_installs(text) == []
+    if '"$LAB"' in text and page.name != "README.md":
+        assert "../README.md#install" in text
+
+
+def test_an_install_from_nowhere_is_found() -> None:
+    text = "`pip install instability-lab pytest`, `pip install 'instability-lab[slrm]'`, `pip install \"$LAB\"`"
+    assert wrong_installs(text) == ["instability-lab", "'instability-lab[slrm]'"]
 
 
 def test_the_workflow_runs_make_targets_on_all_versions_of_python() -> None:

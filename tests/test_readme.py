@@ -11,19 +11,23 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
-from lab.analysis import findings, study
+from lab.analysis import findings, study, tables
+from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.judging import history
+from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
+LAUNCH_PAGE = (HOME / "docs" / "before_you_launch.md").read_text(encoding="utf-8")
 COMMANDS_PAGE = (HOME / "docs" / "commands.md").read_text(encoding="utf-8")
 COMMANDS = [
     *re.findall(r"^\| \*\*.*?\| `(lab .*?)` \|", README, re.MULTILINE),  # one for each question
@@ -116,6 +120,18 @@ def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     assert len(NUMBERS.findall(text)) == len(named)  # no effect stands outside of marks
 
 
+def test_the_page_before_a_launch_acts_where_alarms_sound() -> None:
+    acts = [line.split(" | ")[3] for line in LAUNCH_PAGE.splitlines() if line.startswith("| ")]
+    factors = {"logit_growth": LOGIT_RISE, "gradient_spike": GRADIENT_RISE, "epsilon_ratio": LIMIT}
+    words = {1.0: "at 1 ", 4.0: "at four times ", 5.0: "at five times "}
+    for alarm, factor in factors.items():
+        (act,) = [act for act in acts if f"(alarm `{alarm}`)" in act]
+        assert words[factor] in act
+    bf16, fp16 = (level_at_cost(COSTLY, MANTISSA_BITS[name]) for name in ("bf16", "fp16_emulated"))
+    (act,) = [act for act in acts if "(alarm `logit_rounding`)" in act]
+    assert act.startswith(f"at {bf16:g} in bf16, at {fp16:g} in fp16 ")
+
+
 def test_a_quoted_effect_is_redrawn() -> None:
     page = "by <!-- effect of a -->1 [0, 2]<!-- end --> nats. <!-- tally -->none<!-- end -->"
     assert quote(page, {"a": "3 [2, 4]"}, "2") == (
@@ -157,6 +173,16 @@ def test_the_numbers_of_the_readme_are_those_of_the_committed_quickstart() -> No
     assert first_lost.apply(set).to_dict()["without qk-layernorm"] == {0.1}
     assert first_lost.count().to_dict()["with qk-layernorm"] == 0
     assert "from learning rate 0.1 on" in " ".join(README.split())
+
+
+def test_the_terminal_shows_the_committed_quickstart() -> None:
+    """A new run has the same numbers wherever its text and its bits are the same."""
+    drawn = unescape((HOME / "docs" / "terminal.svg").read_text(encoding="utf-8")).replace("\xa0", " ")
+    assert "$ lab sweep quickstart<" in drawn
+    rows = tables.sensitivities(study([RESULTS / "quickstart"])).drop(columns="n").astype(str)
+    assert len(rows) == 4
+    for cells in rows.to_numpy().tolist():
+        assert re.search(r" +".join(map(re.escape, cells)), drawn)
 
 
 @pytest.mark.slow
