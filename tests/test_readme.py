@@ -107,7 +107,7 @@ def quote(text: str, effects: dict[str, str], tally: str) -> str:
 
 def tally_of_the_results() -> str:
     """The line that counts the verdicts of all claims that are not ours."""
-    return re.findall(r"^- (\d+ claims: .*)$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    return re.findall(r"^- (\d+ claims: .*)\.$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
 
 
 @pytest.mark.parametrize("page", QUOTING)
@@ -118,6 +118,7 @@ def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     assert len(set(named)) >= 10
     assert {rows_of_the_results()[CLAIMS[name].sentence][0] for name in named} == {"reproduced"}
     assert len(NUMBERS.findall(text)) == len(named)  # no effect stands outside of marks
+    assert not re.findall(r"^\s*<!-- (?:effect|tally)", text, re.MULTILINE)  # a line that begins so is HTML, not prose
 
 
 def test_the_page_before_a_launch_acts_where_alarms_sound() -> None:
