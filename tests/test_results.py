@@ -21,7 +21,7 @@ from lab.records.parts import written
 from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
 from sampling import few
 
-NOT_YET_TRAINED = set[str]()
+NOT_YET_TRAINED = {"leaderboard"}
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 MEGABYTES = 2**20
 PRODUCTS = ", fp32 products by "  # of oneDNN on some processors, of MKL on others
