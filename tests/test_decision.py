@@ -197,4 +197,14 @@ def test_a_table_of_readings_that_cannot_be_read_is_refused(tmp_path: Path) -> N
     (tmp_path / "readings.csv").write_text("claim,seeds\na,3-5\n")
     with pytest.raises(RequestError, match="cannot be read as readings: a table with columns claim,seeds,date"):
         history.readings([tmp_path])
-    assert history.readings([tmp_path / "nowhere"]) == {}
+    assert history.readings([tmp_path / "nowhere" / "at all"]) == {}
+
+
+def test_readings_lie_in_a_folder_or_around_it(tmp_path: Path) -> None:
+    head, line = "claim,seeds,date,verdict,effect,low,high", "a,3-5,2026-11-23,inconclusive,0.1,-0.1,0.3"
+    (tmp_path / "readings.csv").write_text(f"{head}\n{line}\n")
+    (tmp_path / "sweep").mkdir()
+    around = history.readings([tmp_path / "sweep"])
+    assert around == history.readings([tmp_path]) != {}
+    (tmp_path / "sweep" / "readings.csv").write_text(f"{head}\n{line}\n{line}\n")
+    assert [len(history.readings([folder])["a"]) for folder in (tmp_path / "sweep", tmp_path)] == [2, 1]

@@ -15,6 +15,7 @@ import pandas as pd
 
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import NothingToDrawError, run_counts
+from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.decision import VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html, layout
@@ -161,8 +162,8 @@ def _tile(report: Report, folder: Path) -> str:
 def _claims(study: Study, folders: list[Path]) -> tuple[list[ScoreboardRow], str]:
     """The claims of papers that the sweep of these runs tests, and their verdicts; ``yes_or_no`` to its question."""
     commands = [command for folder in folders for command in store.commands(folder)]
-    evidence = Evidence(str(folders[0]), study.records, commands)
-    rows = scoreboard.judge_all([evidence])
+    evidence = Evidence(str(folders[0]), study.records, commands, earlier_seeds.read(folders[0]))
+    rows = scoreboard.judge_all([evidence], earlier=history.readings(folders))
     tested = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
     return tested, yes_or_no(rows, evidence.sweeps)
 

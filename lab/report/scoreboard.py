@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.judging import history
+from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.decision import DECIDED, VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.history import ClaimReading
@@ -99,7 +99,11 @@ def read(folders: Sequence[Path]) -> list[Evidence]:
             raise RequestError(f"no results folder {folder}")
     inside = [path for folder in folders for path in (folder, *sorted(folder.iterdir())) if path.is_dir()]
     records = {folder: store.find(folder) for folder in dict.fromkeys(inside)}
-    return [Evidence(str(folder), table, store.commands(folder)) for folder, table in records.items() if table]
+    return [
+        Evidence(str(folder), table, store.commands(folder), earlier_seeds.read(folder))
+        for folder, table in records.items()
+        if table
+    ]
 
 
 def read_other_text(folders: Sequence[Path]) -> list[Evidence]:
@@ -160,7 +164,7 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
     for figure in figures:
         if figure not in FIGURES_OF_THE_PAPER:
             raise RequestError(f"the paper has no figure {figure!r}; {nearest(figure, FIGURES_OF_THE_PAPER)}")
-    return table(judge_all(read([Path(folder)]), figures))
+    return table(judge_all(read([Path(folder)]), figures, earlier=history.readings([Path(folder)])))
 
 
 def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:

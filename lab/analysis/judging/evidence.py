@@ -125,9 +125,17 @@ def _optimum_resolution(lr: np.ndarray, loss: np.ndarray) -> float:
 class Evidence:
     """The runs of a folder, read once for all claims."""
 
-    def __init__(self, name: str, records: Records, commands: Iterable[str] = ()) -> None:
-        """Group the runs into curves; ``commands`` are those that filled the folder."""
+    def __init__(
+        self, name: str, records: Records, commands: Iterable[str] = (), earlier_seeds: pd.DataFrame | None = None
+    ) -> None:
+        """Group the runs into curves.
+
+        Args:
+            commands: those that filled the folder.
+            earlier_seeds: effects on seeds whose records it no longer holds, see ``earlier_seeds.read``.
+        """
         self.name, self.records = name, records
+        self.earlier_seeds = pd.DataFrame() if earlier_seeds is None else earlier_seeds
         self.sweeps = _sweeps(commands) or [Path(name).name]
         self.runs = judge(points(records.runs))
         first = self.runs.drop_duplicates("curve")

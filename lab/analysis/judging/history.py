@@ -44,12 +44,14 @@ def number(earlier: Sequence[ClaimReading]) -> int:
 
 
 def readings(folders: Sequence[Path]) -> Mapping[str, list[ClaimReading]]:
-    """By name of the claim, earliest first, those of the first folder that has any; none where no folder has.
+    """By name of the claim, earliest first; none where no folder has any.
+
+    Those of the first folder that has any count; where none of these has, those of the first folder around one.
 
     Raises:
         RequestError: the file cannot be read.
     """
-    for path in (folder / FILE for folder in folders):
+    for path in (folder / FILE for folder in [*folders, *(folder.resolve().parent for folder in folders)]):
         if path.exists():
             try:
                 return {

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from lab.analysis.judging import earlier_seeds
 from lab.analysis.judging.decision import (
     ABOVE_ZERO,
     DECIDED,
@@ -19,6 +20,7 @@ from lab.analysis.judging.decision import (
     alpha_of,
     decide,
 )
+from lab.analysis.judging.earlier_seeds import EFFECT, INSTABILITY_PART
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, qualified
 from lab.analysis.judging.evidence import (
     ArmTables,
@@ -191,9 +193,19 @@ def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
     return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
 
 
-def _effects_of_arms(claim: Claim, arms: list[ArmTables]) -> Qualified:
-    effects = qualified(claim.effects(*arms))
-    return effects._replace(presumed=qualified(claim.presumes.effects(*arms))) if claim.presumes else effects
+def _effects_of_arms(claim: Claim, arms: list[ArmTables], table: str = EFFECT) -> Qualified:
+    """Effects per seed, with those of earlier seeds that were trained alike."""
+    effects, earlier = qualified(claim.effects(*arms)), arms[0].evidence.earlier_seeds
+    if claim.presumes:
+        effects = effects._replace(presumed=qualified(claim.presumes.effects(*arms)))
+    if claim.name in earlier.index.unique(0):
+        return earlier_seeds.pooled(effects, earlier.loc[[claim.name]], earlier_seeds.config_of(arms), table)
+    return effects
+
+
+def instability_effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
+    """Effects per seed, with the instability part of each S in the place of S."""
+    return _effects_of_arms(claim, [arm.without_undertraining() for arm in arms], INSTABILITY_PART)
 
 
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:
@@ -254,7 +266,7 @@ def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: in
     """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
     if verdict == INCONCLUSIVE or not any(arm.reads_sensitivity for arm in arms):
         return ""
-    stability = _decide(claim, _effects_of_arms(claim, [arm.without_undertraining() for arm in arms]), reading)
+    stability = _decide(claim, instability_effects(claim, arms), reading)
     if stability.verdict == verdict:
         return ""
     return (

@@ -113,8 +113,8 @@ def leaving_out_large_gradients_helps_little(none: ArmTables, leave_out: ArmTabl
 def the_soft_guard_lowers_the_peak(*arms: ArmTables) -> Effects:
     """Peak without a response minus that with the guard, nats; and 1.02 times the final loss minus the guard's."""
     pairs = {str(none.setting(BURST)): (none, guard) for none, guard in zip(arms[::2], arms[1::2], strict=True)}
-    lower = {name: cost(none, "peak") - cost(guard, "peak") for name, (none, guard) in pairs.items()}
-    price = {f"{name}, final": 1.02 * _final(none) - _final(guard) for name, (none, guard) in pairs.items()}
+    lower = {f"peak of {name}": cost(none, "peak") - cost(guard, "peak") for name, (none, guard) in pairs.items()}
+    price = {f"final loss of {name}": 1.02 * _final(none) - _final(guard) for name, (none, guard) in pairs.items()}
     return parts(**lower, **price)
 
 

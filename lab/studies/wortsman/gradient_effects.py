@@ -167,8 +167,8 @@ def epsilon_past_the_gradient_raises_the_loss(smallest: ArmTables, *larger: ArmT
 
 def epsilon_past_the_gradient_loses_training(smallest: ArmTables, *larger: ArmTables) -> Effects:
     """Loss minus the best one + 0.3 at each, the reverse at the smallest, largest size."""
-    kept, *lost = [arm.lost_by(arm.top).iloc[:, -1] for arm in (smallest, *larger)]
-    return pd.concat([*lost, -kept], axis=1)
+    lost = {f"epsilon {arm.setting(EPS):g}": arm.lost_by(arm.top).iloc[:, -1] for arm in larger}
+    return parts(**lost, the_smallest=-smallest.lost_by(smallest.top).iloc[:, -1])
 
 
 # Above the learning rates of the paper, and there an epsilon that stops a block (found on seeds 3 to 5 of `epsilon`).

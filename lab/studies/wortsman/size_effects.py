@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.judging.effects import (
-    Effects,
-    Qualified,
-    extrapolated,
-)
+from lab.analysis.judging.effects import Effects, Qualified, extrapolated, parts
 from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
 from lab.analysis.judging.quantities import log10
 from lab.analysis.judging.verdicts import DEPTH, WIDTH
@@ -69,13 +65,13 @@ def _best_of_largest(arm: ArmTables) -> pd.Series:
 def both_is_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
     """Best loss of depth, and of width, minus that of both."""
     best = _best_of_largest(both)
-    return pd.concat([_best_of_largest(deep) - best, _best_of_largest(wide) - best], axis=1)
+    return parts(depth_alone=_best_of_largest(deep) - best, width_alone=_best_of_largest(wide) - best)
 
 
 def both_extrapolates_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
     """Absolute error for log10 of the largest size's best loss, straight in log-log; depth's, width's minus both's."""
     error = _error(both)
-    return pd.concat([_error(deep) - error, _error(wide) - error], axis=1)
+    return parts(depth_alone=_error(deep) - error, width_alone=_error(wide) - error)
 
 
 def _error(arm: ArmTables) -> pd.Series:
