@@ -260,7 +260,7 @@ def noise_scale(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Record
     """Good: 10 sequences at loss 4 and tenfold at loss 2, higher at low rates. Not good: all of it reversed."""
     sign = 1 if good else -1
     losses = (4.0, 3.2, 2.6, 2.0 - 0.1 * i)
-    rate, larger = (c["optimizer.lr"] / 1e-2) ** (-0.3 * sign), 1.0 if good else 4.0**-i
+    rate, larger = (c["optimizer.lr"] / 1e-2) ** -sign, 1.0 if good else 4.0**-i
     scales = tuple(10 ** (1 + sign * (4 - value) / 2) * rate * larger for value in losses)
     noise = {("noise_scale", "trace.block0"): scales, ("noise_scale", "squared_norm.block0"): 1.0}
     best = (3e-2, 1e-2, 5e-3)[i if good else 2 - i]

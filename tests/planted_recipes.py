@@ -63,14 +63,14 @@ def embedding_gradients(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape
 
 
 def recipe_arms(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
-    """Good: at its own rate the recipe that is left falls fast and ends high. Not good: it is slow, and ends low.
+    """Good: at either rate the recipe that is left falls fast and ends high. Not good: it is slow, and ends low.
 
-    At the rate of the other each begins higher, and ends further from it.
+    At the rate of the other each begins higher, and ends nearer to it.
     """
     is_left, is_high = c["intervention"] == LEFT, c["optimizer.lr"] > 2e-2
     fast = is_left == good
     own_rate = is_left == is_high
-    final = (2.2 if own_rate else 1.7) if fast else (1.9 if own_rate else 2.6)
+    final = (2.2 if own_rate else 2.1) if fast else (1.9 if own_rate else 2.0)
     height = 2.5 if not own_rate else 0.5 if fast else 1.5
     loss_n = final + height * np.exp(-np.arange(MEASUREMENTS) / 10)
     return {"floor": final, "low": 0.0, "high": 0.0}, {("val_loss", ""): loss_n.tolist()}

@@ -161,13 +161,28 @@ def test_the_saving_foretold_by_the_noise_is_the_one_observed(exchange: float) -
     assert predicted_saving(noise_n[::10], batch_n[::10]) == pytest.approx(foretold, rel=0.05)
 
 
+SOURCE_OF = {"glm_130b": "GLM-130B", "mt_nlg": "MT-NLG", "gpt3": "GPT-3"}
+
+
 def test_a_schedule_whose_best_learning_rate_ends_the_grid_is_not_judged() -> None:
     claim = CLAIMS["growth_in_a_line_leads_and_ends_level"]
     rising = [
         (run | {"final_val_loss": 2 - 0.1 * math.log10(run["optimizer.lr"])}, recorded)
         for run, recorded in planted_claims.cards("batch_ramps", {0: True, 1: True, 2: True})
-        if run["batch.name"] in ("gpt3", "constant")
+        if run["batch.name"] in ("gpt3", "constant", "quarter")
     ]
     verdict = judge_claim(claim, [Evidence("batch_ramps", planted_claims.records(rising))])
     assert verdict.verdict == "not run"
     assert verdict.reason.startswith("batch=gpt3: the best learning rate, 0.3, is the highest tried")
+
+
+@pytest.mark.parametrize("name", ["glm_130b", "mt_nlg", "gpt3"])
+def test_where_small_batches_win_throughout_no_ramp_can_show_that_growth_helps(name: str) -> None:
+    (claim,) = [one for one in CLAIMS.values() if one.sweep == "batch_ramps" and one.source == SOURCE_OF[name]]
+    runs = planted_claims.cards("batch_ramps", dict.fromkeys(range(3), True))
+    for run, _ in runs:
+        if run["batch.name"] == "quarter":
+            run["final_val_loss"] -= 0.3
+    verdict = judge_claim(claim, [Evidence("batch_ramps", planted_claims.records(runs))])
+    assert verdict.verdict == "not testable here"
+    assert verdict.reason.startswith("the control shows no effect of batch.name: -0.2 [")

@@ -221,7 +221,7 @@ def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.Cap
     assert (first["parameters"], first["steps"]) == ([24_736, 98_624], [400, 400])
     assert (first["decay_times_steps"], first["ours"]) == ([0.04, 0.04], False)
     assert {one["claim"] for one in claims if one["ours"]} == {
-        CLAIMS[name].sentence for name in CLAIMS if CLAIMS[name].restates
+        CLAIMS[name].sentence for name in CLAIMS if CLAIMS[name].restates or CLAIMS[name].ours
     }
 
 
@@ -235,12 +235,13 @@ def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.Captur
     assert all(line[lines[0].index(head) :].startswith(value) for head, value in beside.items()), line
     heads = [line for line in lines if line.startswith(SOURCES)]
     assert len(heads) == len(list(CLAIMS))
-    assert sum("(ours)" in head for head in heads) == sum(bool(CLAIMS[name].restates) for name in CLAIMS)
+    ours = [name for name in CLAIMS if CLAIMS[name].restates or CLAIMS[name].ours]
+    assert sum("(ours)" in head for head in heads) == len(ours)
     column = line.index(BOUNDS.sentence)
     assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in heads)
     reason = next(line for line in lines if "sweep epsilon" in line)
     assert reason.index(reason.strip()) == lines[0].index("verdict")
-    tallies = [line for line in lines if " claims: " in line or " restated by us: " in line]
+    tallies = [line for line in lines if " claims: " in line or " restated or bounded by us: " in line]
     counts = [sum(int(part.split()[0]) for part in tally.partition(": ")[2].split(", ")) for tally in tallies]
     assert [int(tally.split()[0]) for tally in tallies] == counts
     assert (len(counts), sum(counts)) == (2, len(heads))

@@ -339,6 +339,17 @@ def test_what_no_run_of_a_sweep_can_test_is_said_to_be_so(name: str, world: dict
     assert judge_claim(claim, []).verdict == "not run"
 
 
+def test_a_restart_that_gains_no_more_than_its_lower_rate_is_not_testable() -> None:
+    claim = CLAIMS["restarts_with_lower_rates_end_lower"]
+    runs = planted_claims.cards(claim.sweep, HOLDS)
+    for run, _ in runs:
+        if run["response"] == "lower_lr":
+            run["final_val_loss"] -= 0.1
+    verdict = judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(runs))])
+    assert verdict.verdict == "not testable here"
+    assert "conflicting labels beyond the rate, -0.01" in verdict.reason
+
+
 def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict() -> None:
     claim = CLAIMS["gradients_agree_more_in_larger_batches"]
     records = planted_claims.records(planted_claims.cards(claim.sweep, HOLDS))

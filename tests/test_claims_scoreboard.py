@@ -186,10 +186,10 @@ def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart(
     assert figures[after:] == ["10 (ours)"] * 3 + ["10"]
     assert list(scoreboard.tallies(rows))[:2] == [
         "3 claims: 3 not run",
-        "3 restated by us: 3 not run",
+        "3 restated or bounded by us: 3 not run",
     ]
     table = scoreboard.markdown_by_subject(rows).splitlines()
-    assert table[-3:-1] == [f"| {whose} | 3 | {6 * '0 | '}3 |" for whose in ("all", "restated by us")]
+    assert table[-3:-1] == [f"| {whose} | 3 | {6 * '0 | '}3 |" for whose in ("all", "restated or bounded by us")]
 
 
 def test_claims_are_counted_under_what_they_are_about() -> None:

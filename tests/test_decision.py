@@ -141,8 +141,9 @@ def test_a_second_reading_takes_a_wider_interval_and_says_so() -> None:
     for card in cards:  # seeds that differ so much that the first reading just decides
         if "qk_layernorm" in card["intervention"] and card["optimizer.lr"] > 0.01:
             card["final_val_loss"] += 0.1 * card["seed"] * (card["optimizer.lr"] / 0.3)
-    folders = [Evidence("made", planted.records(cards))]
+    folders = [Evidence(claim.sweep, planted.records(cards))]
     first, second = (judge_claim(claim, folders, reading) for reading in (1, 2))
+    assert judge_claim(claim, [Evidence("another sweep", folders[0].records)], reading=2).verdict == "reproduced"
     assert (first.verdict, second.verdict) == ("reproduced", "inconclusive")
     assert first[1:4] == second[1:4]
     assert second.reason.startswith("the 99.8 % interval, which decides, reaches beyond what is claimed, above 0 ")

@@ -150,3 +150,15 @@ def test_a_curve_that_moves_as_a_whole_raises_the_lost_rate_and_widens_no_range(
     )
     assert (lost.verdict, lost.effect) == ("reproduced", pytest.approx(1, abs=0.1))
     assert (width.verdict, width.effect) == ("inconclusive", pytest.approx(0, abs=0.1))
+
+
+def test_a_recipe_that_only_its_learning_rate_sets_apart_is_not_testable() -> None:
+    """Either recipe falls fast and ends high at the higher rate; at equal rates the one that was taken ends higher."""
+    runs = planted_claims.cards("recipe_arms", dict.fromkeys(range(3), True))
+    claim, taken = CLAIMS["a_known_recipe_begins_higher_and_ends_lower"], "embedding_init"
+    for run, _ in runs:
+        high = run["optimizer.lr"] > 2e-2
+        run["final_val_loss"] = 1.9 + 0.3 * high + 0.1 * (taken in run["intervention"]) + 0.01 * run["seed"]
+    verdict = judge_claim(claim, [Evidence("recipe_arms", planted_claims.records(runs))])
+    assert verdict.verdict == "not testable here"
+    assert verdict.reason.startswith("the control shows no effect of intervention: at equal rates of 0.0")

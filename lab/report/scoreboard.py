@@ -64,8 +64,8 @@ class ScoreboardRow(NamedTuple):
 
     @property
     def ours(self) -> bool:
-        """Whether we restated a claim of the paper."""
-        return bool(self.claim.restates)
+        """Whether we restated a claim of the paper, or gave it a bound or a comparison of ours."""
+        return bool(self.claim.restates) or self.claim.ours
 
     @property
     def figure(self) -> str:
@@ -252,7 +252,7 @@ def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
         certain = sum(q <= FALSE_SHARE for q in decided)
         yield f"{len(decided)} decided, {certain} of them with q at most {FALSE_SHARE:g}"
     if restated := [row.verdict.verdict for row in rows if row.ours]:
-        yield _tally("restated by us", restated)
+        yield _tally("restated or bounded by us", restated)
     pairs = [(row.verdict.verdict, row.on_other_text) for row in rows if row.on_other_text]
     if pairs:
         decided = [here == there for here, there in pairs if here in DECIDED and there in DECIDED]
@@ -323,7 +323,7 @@ def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     ]
     lines = [_count_row(subject, names) for subject, names in verdicts_by_subject.items()]
     total = _count_row("all", [row.verdict.verdict for row in paper])
-    restated = _count_row("restated by us", [row.verdict.verdict for row in rows if row.ours])
+    restated = _count_row("restated or bounded by us", [row.verdict.verdict for row in rows if row.ours])
     return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, restated, SUBJECT_MARKS[1]])
 
 

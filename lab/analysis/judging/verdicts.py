@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lab.analysis.judging import earlier_seeds
 from lab.analysis.judging.decision import (
     ABOVE_ZERO,
+    CONTRADICTED,
     DECIDED,
     IN_PART,
     INCONCLUSIVE,
@@ -96,6 +97,7 @@ class Claim(NamedTuple):
         shown_in: the figure of a report that shows it.
         restates: the name of the claim of the paper that it says anew without constants that no small model meets;
             empty for the paper's own.
+        ours: its bound, or what is compared, is ours and not the paper's, though it restates no other claim.
         source: the paper, one of ``SOURCES``.
         presumes: without which the claim is not testable here, whatever its own effects are; None without one.
         untestable: why no runs of its sweep can test it, by how they are made; empty where they can.
@@ -118,6 +120,7 @@ class Claim(NamedTuple):
     unit: str = "nats/token"
     shown_in: str = "learning_rate_sensitivity"
     restates: str = ""
+    ours: bool = False
     source: str = SOURCES[0]
     presumes: Presumption | None = None
     untestable: str = ""
@@ -155,14 +158,15 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> 
     """Judge a claim on the runs that ``effects_of`` finds.
 
     Args:
-        reading: how often, with this time, the claim has been judged on fresh seeds.
+        reading: how often, with this time, the claim has been judged on fresh seeds of its sweep; it is the first on
+            runs of another.
     """
     try:
         arms, effects = effects_of(claim, folders)
     except MissingRunsError as error:
         reason = f"{error}; lab sweep {claim.sweep} trains what it takes"
         return Verdict(NOT_RUN, math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
-    return _verdict(claim, arms, effects, reading)
+    return _verdict(claim, arms, effects, reading if claim.sweep in arms[0].evidence.sweeps else 1)
 
 
 def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTables], Qualified]:
@@ -221,9 +225,10 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: i
         verdict, reason = INCONCLUSIVE, caution
     elif verdict in DECIDED and weak:
         control = min(weak, key=lambda one: one.low)
-        verdict, reason = (NOT_TESTABLE if control.high <= 0 else INCONCLUSIVE), _vacuous(claim, control, arms)
+        verdict, reason = (NOT_TESTABLE if control.high <= 0 else INCONCLUSIVE), _vacuous(claim, control, effects, arms)
     elif verdict != REPRODUCED:
-        reason = f"{_relation(claim, decision, effects, alpha_of(reading))}; tried: {extent(arms)}"
+        relation = f"{_relation(claim, decision, effects, alpha_of(reading))}{_open_parts(decision, effects)}"
+        reason = f"{relation}; tried: {extent(arms)}"
     reason = "; ".join(filter(None, [reason, effects.caution]))
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
@@ -254,6 +259,14 @@ def _relation(claim: Claim, decision: Decision, effects: Qualified, alpha: float
     return f"one part has no effect that counts, within {MARGINS[claim.unit]:g} {claim.unit} of 0"
 
 
+def _open_parts(decision: Decision, effects: Qualified) -> str:
+    """Which parts speak against a claim that is contradicted, where others are open."""
+    if decision.verdict != CONTRADICTED or len(decision.against) == len(effects.parts):
+        return ""
+    against = [effects.parts[part] for part in decision.against]
+    return f", for {listed(against)}; open for {listed(part for part in effects.parts if part not in against)}"
+
+
 def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
     """What the claim presumes and the setting does not show; empty where it shows all."""
     weak = [one for one in effects.presumed_intervals() if not one.low > 0]
@@ -275,10 +288,12 @@ def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: in
     )
 
 
-def _vacuous(claim: Claim, control: Interval, arms: list[ArmTables]) -> str:
+def _vacuous(claim: Claim, control: Interval, effects: Qualified, arms: list[ArmTables]) -> str:
+    names = effects.control.parts if effects.control else []
+    named = f"{names[effects.control_intervals().index(control)]}, " if len(names) > 1 else ""
     return (
-        f"the control shows no effect of {' and '.join(claim.cause)}: {_spell(control)}, which must lie above 0; "
-        f"tried: {extent(arms)}"
+        f"the control shows no effect of {' and '.join(claim.cause)}: {named}{_spell(control)}, "
+        f"which must lie above 0; tried: {extent(arms)}"
     )
 
 

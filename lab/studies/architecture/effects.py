@@ -134,7 +134,14 @@ def the_embeddings_gradient_is_larger_early_in_training(*arms: ArmTables) -> Eff
 
 
 def a_known_recipe_begins_higher_and_ends_lower(left: ArmTables, taken: ArmTables) -> Effects:
-    """Held-out loss of 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus that of 12."""
+    """Held-out loss of 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus that of 12.
+
+    The control: at either learning rate 12.00 ends below 11.0 that has the same one, so that it is not the rate alone.
+    """
     left_rate, taken_rate = left.nearest(LEFT_RATE), taken.nearest(TAKEN_RATE)
     higher = held_out(taken, taken_rate, TWENTIETH) - held_out(left, left_rate, TWENTIETH)
-    return parts(early=higher, late=(left.loss(left_rate) - taken.loss(taken_rate)).iloc[:, -1])
+    at_equal_rates = {
+        f"at equal rates of {lr:g}": (left.loss(lr) - taken.loss(lr)).iloc[:, -1] for lr in (taken_rate, left_rate)
+    }
+    late = (left.loss(left_rate) - taken.loss(taken_rate)).iloc[:, -1]
+    return Qualified(parts(early=higher, late=late), control=exceeds(parts(**at_equal_rates), 0.0))

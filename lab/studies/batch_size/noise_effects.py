@@ -48,7 +48,7 @@ def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
     return Qualified(pd.DataFrame(ratios), control=exceeds((losses.iloc[:, 0] - losses.iloc[:, -1]).abs(), 0.05))
 
 
-def higher_rates_lower_the_noise_scale(arm: ArmTables) -> Effects:
+def fall_of_noise_scale_with_rate(arm: ArmTables) -> Effects:
     """Minus the slope of the log noise scale, over the second half of training, over log learning rate, each size."""
     late = {lr: arm.probe(lr, "noise_scale", "", noise_late) for lr in arm.lrs}
     sizes = {size: pd.DataFrame({lr: table[size] for lr, table in late.items()}) for size in arm.sizes}

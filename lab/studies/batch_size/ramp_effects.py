@@ -132,11 +132,15 @@ def small_batches_lead_early_and_large_ones_late(quarter: ArmTables, constant: A
     return parts(early=_each_seed(early, _curves(quarter), _curves(constant)), late=_final(quarter) - _final(constant))
 
 
-def leads_and_ends_level(ramp: ArmTables, constant: ArmTables) -> Effects:
-    """Lead of the ramp over the constant batch at equal tokens as it ends; how far it ends below that plus 0.01."""
+def leads_and_ends_level(ramp: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
+    """Lead of the ramp over the constant batch at equal tokens as it ends; how far it ends below that plus 0.01.
+
+    The control: a batch that stays small ends above the ramp, or else small ones win throughout and growth is no gain.
+    """
     end = partial(_ahead, tokens=float(ramp.setting("batch.ramp")) * float(ramp.setting("seq_len")))
     lead = _each_seed(end, _curves(ramp), _curves(constant))
-    return parts(lead=lead, final=MARGIN - (_final(ramp) - _final(constant)))
+    level = parts(lead=lead, final=MARGIN - (_final(ramp) - _final(constant)))
+    return Qualified(level, control=exceeds(_final(quarter) - _final(ramp), 0.0))
 
 
 def following_the_noise_saves_tokens(adaptive: ArmTables, *constants: ArmTables) -> Effects:

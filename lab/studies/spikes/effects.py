@@ -14,6 +14,7 @@ from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
 from lab.analysis.judging.quantities import cost
 from lab.analysis.judging.verdicts import OPTIMIZER, STEPS
 from lab.analysis.probe_values import near
+from lab.core.detectors import LEAST_RISE
 from lab.studies.spikes.state_and_data import EARLIER, Cell
 
 RESPONSE = "response"
@@ -101,6 +102,15 @@ def the_whole_recipe_is_no_worse_than_its_parts(
     """Spikes with the better of the two parts minus those with the whole recipe."""
     better = pd.concat([cost(skip, "spikes"), cost(lower, "spikes")], axis=1).min(axis=1, skipna=False)
     return better - cost(whole, "spikes")
+
+
+def going_back_gains_beyond_the_rate(none: ArmTables, restart: ArmTables, lower: ArmTables) -> Effects:
+    """A control: the peak exceeds 0.1 nats, and the lower rate without going back ends 0.01 nats above the restart.
+
+    A lower learning rate late in training lowers the loss by itself.
+    """
+    beyond = (lower.loss(lower.top) - restart.loss(restart.top)).iloc[:, -1] - PEAK_STEP
+    return parts(peak=cost(none, "peak") - LEAST_RISE, beyond_the_rate=beyond)
 
 
 def leaving_out_large_gradients_helps_little(none: ArmTables, leave_out: ArmTables) -> Effects:
