@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import math
+import runpy
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import yaml
 
 import planted
+from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis.judging.decision import ABOVE_ZERO, alpha_of, decide
+from lab.analysis.judging.effects import Qualified
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.history import ClaimReading
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import student_t
-from lab.report.power import POWER, seeds_for
+from lab.core import shipped
+from lab.report.power import POWER, open_claims, seeds_for
+from lab.report.scoreboard import ScoreboardRow, read
+from lab.studies.claims import CLAIMS
 
 CLAIM = "qk_layernorm_lowers_sensitivity"
+SCRIPT = runpy.run_path(str(RESULTS / "power.py"))
 
 
 @pytest.mark.parametrize(("effect", "reading"), [(1.0, 1), (0.6, 1), (1.0, 2)])
 def test_so_many_seeds_decide_in_four_of_five_worlds_and_one_less_does_not(effect: float, reading: int) -> None:
-    count = seeds_for(effect, 1.0, reading=reading)
+    count = seeds_for(effect, 1.0, alpha_of(reading))
 
     def share(seeds: int) -> float:
         worlds = np.random.default_rng(seeds).normal(effect, 1.0, (2000, seeds))
@@ -31,16 +43,16 @@ def test_so_many_seeds_decide_in_four_of_five_worlds_and_one_less_does_not(effec
 
 
 def test_more_spread_a_smaller_effect_and_a_later_reading_take_more_seeds() -> None:
-    usual = seeds_for(0.5, 1.0)
-    assert usual < min(seeds_for(0.5, 1.2), seeds_for(0.4, 1.0), seeds_for(0.5, 1.0, reading=2))
-    assert seeds_for(1.0, 2.0) == usual  # only their ratio counts
+    usual = seeds_for(0.5, 1.0, 0.04)
+    assert usual < min(seeds_for(0.5, 1.2, 0.04), seeds_for(0.4, 1.0, 0.04), seeds_for(0.5, 1.0, 0.002))
+    assert seeds_for(1.0, 2.0, 0.04) == usual  # only their ratio counts
     assert alpha_of(2) < alpha_of(1)
 
 
 def test_an_effect_on_the_wrong_side_takes_no_number_of_seeds() -> None:
-    assert seeds_for(0.0, 1.0) == seeds_for(-1.0, 1.0) == math.inf
-    assert seeds_for(1e-6, 1.0) == math.inf
-    assert seeds_for(1.0, 0.0) == 3
+    assert seeds_for(0.0, 1.0, 0.04) == seeds_for(-1.0, 1.0, 0.04) == math.inf
+    assert seeds_for(1e-6, 1.0, 0.04) == math.inf
+    assert seeds_for(1.0, 0.0, 0.04) == 3
 
 
 def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(
@@ -55,7 +67,7 @@ def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(
     assert pilot == "pilot of 3 seeds; the interval is that of reading 1, 96.0%"
     assert last.endswith(f" each: {max(int(line.split()[-1]) for line in parts)}")
     spreads = [float(line.split()[3]) for line in parts]
-    assert [int(line.split()[-1]) for line in parts] == [seeds_for(0.02, spread) for spread in spreads]
+    assert [int(line.split()[-1]) for line in parts] == [seeds_for(0.02, spread, alpha_of(1)) for spread in spreads]
     assert main(["power", str(tmp_path / "pilot"), CLAIM, "--effect=-0.1"]) == 0
     assert capsys.readouterr().out.endswith("each: none\n")
 
@@ -82,3 +94,76 @@ def test_what_makes_no_sense_is_refused_in_one_line(
     out, error = capsys.readouterr()
     assert (out, error.count("\n")) == ("", 1)
     assert line in error
+
+
+def opened(means: list[float], spreads: list[float], readings: int = 0, **control: list[float]) -> tuple[float, int]:
+    """The seeds that decide a claim whose four seeds have these means and spreads in its parts, and its reading."""
+    seeds, names = np.array([-1.0, -1.0, 1.0, 1.0]) * math.sqrt(3 / 4), list("0123")
+    parts = pd.DataFrame(
+        {f"part {n}": m + s * seeds for n, (m, s) in enumerate(zip(means, spreads, strict=True))}, names
+    )
+    weak = Qualified(pd.Series(control["control"], names)) if control else None
+    claim = CLAIMS[CLAIM]._replace(effects=lambda *_: Qualified(parts, control=weak), sweep="made", unit="nats/token")
+    folder = Evidence("made", planted.records(list(planted.cards(seeds=(0, 1, 2, 3)))))
+    earlier = [ClaimReading("0-3", "2026-11-23", "inconclusive", 0, 0, 0)] * readings
+    row = ScoreboardRow(claim, judge_claim(claim, [folder], max(1, readings)), readings=earlier)
+    (one,) = open_claims([row], [folder])
+    assert one.seeds == (4 if readings else 0)
+    return one.more + one.seeds, readings + 1
+
+
+@pytest.mark.parametrize(
+    ("means", "spreads", "readings"),
+    [
+        ([0.1], [0.2], 0),  # above zero
+        ([0.1], [0.2], 1),
+        ([-0.1], [0.2], 0),  # below it
+        ([0.001], [0.04], 0),  # no effect that counts
+        ([0.1, 0.12], [0.2, 0.2], 0),  # both parts
+        ([0.05, -0.2], [0.2, 0.3], 0),  # one against
+    ],
+)
+def test_so_many_seeds_decide_an_open_claim_in_four_of_five_worlds(
+    means: list[float], spreads: list[float], readings: int
+) -> None:
+    """More where one of several outcomes will do, fewer where every part must lie on its side at once."""
+    count, reading = opened(means, spreads, readings)
+
+    def share(seeds: float) -> float:
+        worlds = np.random.default_rng(1).normal(size=(1000, len(means), int(seeds)))
+        scaled = np.array(means)[:, None] + np.array(spreads)[:, None] * worlds
+        words = [decide([student_t(part) for part in one], ABOVE_ZERO, 0.02, reading).verdict for one in scaled]
+        return 1 - words.count("inconclusive") / len(words)
+
+    assert share(count) > POWER**2
+    assert share(count / 2) < POWER - 0.1
+
+
+def test_a_weak_control_takes_seeds_and_one_on_the_other_side_takes_none() -> None:
+    strong, weak = [1.0, 1.1], [0.01, 0.01]
+    assert opened(strong, weak, control=[0.3, -0.1, 0.2, 0.1])[0] == seeds_for(
+        0.125, np.std([3, -1, 2, 1], ddof=1) / 10, 0.05
+    )
+    assert math.isnan(opened(strong, weak, control=[-0.3, 0.1, -0.2, -0.1])[0])
+
+
+def test_a_header_names_the_open_claims_once_and_changes_nothing_else() -> None:
+    """Whether it named some before or not."""
+    folder = Evidence("mup", planted.records(list(planted.cards())))
+    claim = CLAIMS[CLAIM]._replace(effects=lambda *_: pd.Series([1.0, -0.5, 0.3], list("012")), sweep="mup")
+    claims = list(open_claims([ScoreboardRow(claim, judge_claim(claim, [folder]))], [folder]))
+    text = shipped.sweeps()["mup"].read_text()
+    named = SCRIPT["in_header"](text, claims)
+    assert named == SCRIPT["in_header"](SCRIPT["in_header"](text, []), claims)
+    assert f"{SCRIPT['HEAD']}\n#   - {CLAIM}: {claims[0]}\n" in named
+    assert named.count(SCRIPT["HEAD"]) == 1
+    assert "fresh seeds of 4,000 steps" in str(claims[0])
+    assert yaml.safe_load(named) == yaml.safe_load(text)
+    assert SCRIPT["HEAD"] not in SCRIPT["in_header"](text, [])
+
+
+@pytest.mark.slow
+@in_one_process
+def test_headers_and_the_readme_name_the_open_claims_of_the_committed_results() -> None:
+    for path, text in SCRIPT["written"](list(open_claims(judged(), read([RESULTS])))):
+        assert path.read_text() == text, path.name

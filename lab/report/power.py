@@ -1,34 +1,36 @@
-"""How many seeds a claim takes: from the spread of pilot seeds, before others are trained."""
+"""How many seeds a claim takes: from the spread of pilot seeds, or of those that left it open."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from scipy.special import nctdtr, stdtrit
 
-from lab.analysis.judging.decision import READINGS, alpha_of
-from lab.analysis.judging.evidence import MissingRunsError
-from lab.analysis.judging.verdicts import effects_of
-from lab.analysis.statistics import FEWEST_SEEDS
+from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, INCONCLUSIVE, READINGS, alpha_of
+from lab.analysis.judging.effects import Qualified
+from lab.analysis.judging.evidence import Evidence, MissingRunsError
+from lab.analysis.judging.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
+from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
-from lab.report.scoreboard import read
+from lab.report.scoreboard import ScoreboardRow, read
 from lab.studies.claims import CLAIMS
 
 POWER = 0.8
 MOST_SEEDS = 10_000
 
 
-def seeds_for(distance: float, spread: float, *, reading: int = 1, power: float = POWER) -> float:
+def seeds_for(distance: float, spread: float, alpha: float, power: float = POWER) -> float:
     """The fewest seeds of which the interval excludes a bound that lies so far from the mean, with this probability.
 
     Args:
         distance: from the mean to the bound, in any unit.
         spread: standard deviation over seeds, in the same unit.
-        reading: at whose alpha the interval is taken, two-sided.
+        alpha: one minus the level of the interval, two-sided.
 
     Returns:
         Infinite where the mean lies beyond the bound, or ``MOST_SEEDS`` are too few.
@@ -41,7 +43,7 @@ def seeds_for(distance: float, spread: float, *, reading: int = 1, power: float 
     if not spread:
         return FEWEST_SEEDS
     for count in range(FEWEST_SEEDS, MOST_SEEDS + 1):
-        critical = stdtrit(count - 1, 1 - alpha_of(reading) / 2)
+        critical = stdtrit(count - 1, 1 - alpha / 2)
         if 1 - nctdtr(count - 1, distance / spread * math.sqrt(count), critical) >= power:
             return count
     return math.inf
@@ -74,9 +76,9 @@ def power_lines(folder: Path, name: str, effect: str | None = None, reading: str
         raise RequestError(f"{folder} has {intervals[0].n} whole seeds of {name}; a spread takes {FEWEST_SEEDS}")
     low, high = claim.side
     means = [one.mean if wanted is None else wanted for one in intervals]
-    spreads = [one.error * math.sqrt(one.n) for one in intervals]
+    spreads = [_spread(one) for one in intervals]
     distances = [min(mean - low, high - mean) for mean in means]
-    seeds = [seeds_for(*each, reading=number) for each in zip(distances, spreads, strict=True)]
+    seeds = [seeds_for(*each, alpha_of(number)) for each in zip(distances, spreads, strict=True)]
     yield f"{claim.sentence} ({claim.source}, {claim.figure}), in {claim.unit}"
     table = {"part": effects.parts, "pilot mean": [one.mean for one in intervals], "spread over seeds": spreads}
     table |= {"distance to the bound": distances}
@@ -98,3 +100,81 @@ def _finite(text: str) -> float:
 
 def _count(seeds: float) -> str:
     return f"{seeds:.0f}" if math.isfinite(seeds) else "none"
+
+
+def _spread(interval: Interval) -> float:
+    return interval.error * math.sqrt(interval.n)
+
+
+class OpenClaim(NamedTuple):
+    """An inconclusive claim and what would decide it with a probability of ``POWER``, if its means stay what they are.
+
+    Attributes:
+        seeds: that count so far: fresh ones, on which its rule was not made.
+        more: seeds that it takes besides; infinite where ``MOST_SEEDS`` are too few, NaN where seeds do not decide it.
+        hours: core-hours of so many seeds of its whole sweep.
+        longer: the number of steps at which these are to be trained, where those of today are too few; 0 otherwise.
+    """
+
+    row: ScoreboardRow
+    seeds: int
+    more: float
+    hours: float
+    longer: int
+
+    def __str__(self) -> str:
+        if math.isnan(self.more):
+            return f"seeds do not decide: {self.obstacle}"
+        if math.isinf(self.more):
+            return f"more than {MOST_SEEDS:,} seeds"
+        seeds = f"{self.more:.0f} {'more' if self.seeds else 'fresh'} seed{'s' * (self.more > 1)}"
+        steps = f" of {self.longer:,} steps" if self.longer else ""
+        return f"{seeds}{steps}, {self.hours_spelled} core-hours"
+
+    @property
+    def obstacle(self) -> str:
+        """Why no number of seeds decides it."""
+        if self.row.verdict.reason.startswith(UNDERTRAINED):
+            return "S and its instability part disagree, which takes longer runs"
+        return "the control lies on the other side of zero"
+
+    @property
+    def hours_spelled(self) -> str:
+        """Core-hours to two digits."""
+        return f"{self.hours:.0f}" if self.hours >= 10 else f"{self.hours:.2g}"
+
+
+# Sweeps whose runs have few steps, and the factor and the number of those that they should have.
+LONGER = {"mup": (20, 4000), "learning_rate_and_batch": (20, 4000)}
+
+
+def open_claims(rows: Iterable[ScoreboardRow], folders: Sequence[Evidence]) -> Iterator[OpenClaim]:
+    """What would decide each claim that is inconclusive, of these rows of the scoreboard on these folders."""
+    for row in rows:
+        if row.verdict.verdict == INCONCLUSIVE and row.verdict.seeds >= FEWEST_SEEDS:
+            arms, effects = effects_of(row.claim, folders)
+            fresh = row.verdict.seeds if row.readings else 0
+            more = math.nan if row.verdict.reason.startswith(UNDERTRAINED) else _seeds_to_decide(row, effects) - fresh
+            runs, (factor, steps) = arms[0].evidence.records.runs, LONGER.get(row.claim.sweep, (1, 0))
+            hours = factor * float(runs["wall_seconds"].sum()) / runs["seed"].nunique() / 3600
+            yield OpenClaim(row, fresh, more, more * hours, steps)
+
+
+def _seeds_to_decide(row: ScoreboardRow, effects: Qualified) -> float:
+    """As ``decide`` does: each part as claimed, each without an effect that counts, or one surely not as claimed.
+
+    Of a control that is too weak, the seeds that would show it; NaN where its mean lies below zero.
+    """
+    claim, alpha = row.claim, alpha_of(1 + sum(reading.verdict not in DECIDED for reading in row.readings))
+    if row.verdict.reason.startswith(CONTROLLED):
+        weak = [one for one in effects.control_intervals() if not one.low > 0]
+        return max(seeds_for(one.mean, _spread(one), ALPHA) if one.mean > 0 else math.nan for one in weak)
+    (low, high), intervals = claim.side, effects.intervals()
+    margin = MARGINS.get(claim.unit, 0.0) if claim.side == ABOVE_ZERO else 0.0
+    inside = [seeds_for(min(one.mean - low, high - one.mean), _spread(one), alpha) for one in intervals]
+    none = [seeds_for(margin - abs(one.mean), _spread(one), alpha) for one in intervals]
+    against = [
+        seeds_for(max(low - one.mean, one.mean - high, margin - abs(one.mean)), _spread(one), alpha / len(intervals))
+        for one in intervals
+    ]
+    return min(max(inside), max(none), min(against))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.analysis.judging.decision import NOT_TESTABLE
-from lab.analysis.judging.verdicts import Verdict
+from lab.analysis.judging.verdicts import CONTROLLED, UNDERTRAINED, Verdict
 from lab.core import files
 from lab.core.errors import RequestError
 
@@ -59,9 +59,9 @@ def revised(earlier: EarlierVerdict | None, verdict: Verdict) -> str:
 
 
 def _differences(earlier: EarlierVerdict, verdict: Verdict) -> Iterator[str]:
-    if verdict.reason.startswith("undertrained"):
+    if verdict.reason.startswith(UNDERTRAINED):
         yield "under-training cautions every claim on S"
-    if verdict.reason.startswith("the control"):
+    if verdict.reason.startswith(CONTROLLED):
         yield "a control must fail"
     if verdict.verdict == NOT_TESTABLE:
         yield "the setting must show what the claim presumes"

@@ -61,6 +61,8 @@ PLAIN: Config = {
 LOG10 = "log10 "
 # By unit, the size below which an effect does not count; figures 1 and 3 call losses that are this near the same.
 MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02}
+# How the reasons begin why no verdict is passed on effects that would give one.
+UNDERTRAINED, CONTROLLED = "undertrained: ", "the control shows no effect of "
 
 ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
 
@@ -283,7 +285,7 @@ def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: in
     if stability.verdict == verdict:
         return ""
     return (
-        f"undertrained: {verdict} by S, but {stability.verdict} by its instability part, {_spell(stability.shown)}; "
+        f"{UNDERTRAINED}{verdict} by S, but {stability.verdict} by its instability part, {_spell(stability.shown)}; "
         f"tried: {extent(arms)}"
     )
 
@@ -292,7 +294,7 @@ def _vacuous(claim: Claim, control: Interval, effects: Qualified, arms: list[Arm
     names = effects.control.parts if effects.control else []
     named = f"{names[effects.control_intervals().index(control)]}, " if len(names) > 1 else ""
     return (
-        f"the control shows no effect of {' and '.join(claim.cause)}: {named}{_spell(control)}, "
+        f"{CONTROLLED}{' and '.join(claim.cause)}: {named}{_spell(control)}, "
         f"which must lie above 0; tried: {extent(arms)}"
     )
 
