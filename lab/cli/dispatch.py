@@ -71,7 +71,7 @@ def _refuse(line: str) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        say(usage.usage())
+        say(usage.overview())
         raise SystemExit(DONE if arguments else REFUSED)
     word, rest = arguments[0], list(arguments[1:])
     if word == "--version":

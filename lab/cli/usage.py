@@ -198,7 +198,7 @@ NOTE = (
 )
 
 
-def usage() -> str:
+def overview() -> str:
     """A line for each command, or two."""
     return "\n".join([*_rows({f"lab {word} {one.takes}": one.does for word, one in COMMANDS.items()}), "", *NOTE])
 
