@@ -40,13 +40,13 @@ def _campaign(arguments: list[str]) -> None:
         return
     from lab.cli import campaign
 
-    name, out, dry_run = campaign.read_arguments(arguments)
-    parts = campaign.plan(name, out)
-    if dry_run:
+    given = campaign.read_arguments(arguments)
+    parts = campaign.plan(given)
+    if given.dry_run:
         for line in campaign.table(parts):
             say(line)
         return
-    campaign.train(name, out, parts)
+    campaign.train(given, parts)
 
 
 def _train(arguments: list[str]) -> None:

@@ -53,11 +53,12 @@ COMMANDS: dict[str, Command] = {
         {**_REQUEST, "--help": "after NAME: the config of the sweep, with its comments"},
     ),
     "campaign": Command(
-        "[NAME]",
+        "[NAME|FILE.yaml]",
         "train several sweeps, those first that decide most claims an hour",
         "day --dry-run",
         {
             "out=DIR": "the folder of the folders of its sweeps (default: runs/NAME)",
+            "hydra/launcher=NAME": "how jobs are run, for every sweep; likewise hydra.launcher.KEY=VALUE",
             "--dry-run": "print runs, hours and claims of each sweep, and train nothing",
         },
     ),
