@@ -63,7 +63,7 @@ def test_the_help_of_a_run_has_every_key_with_its_comment(tmp_path: Path, capsys
         "  tokens: null  # the length of the run in tokens, instead of steps",
         "  checkpoint:  # saved every so many steps or minutes of a fleet; 0 is never",
         "    every: 25  # steps between two measurements; the first and the last step are always measured",
-        "  schedule: constant, cosine, linear, rsqrt, wsd",
+        "  scale: cpu, day, gpu, paper, toy",
     ):
         assert line in help_.splitlines()
     assert "fleet" not in {line.split(":")[0].strip() for line in help_.splitlines()}
