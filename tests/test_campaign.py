@@ -68,19 +68,23 @@ def plans(described: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, SweepPl
     return plans
 
 
+def toy(*options: str) -> campaign.Campaign:
+    return campaign.read_arguments(["toy", "out=runs", *options])
+
+
 ORDER = ["mup", "qk_layernorm", "steps", "epsilon"]  # of claims there are more on epsilon than on steps
 
 
 def test_what_is_done_comes_first_then_most_claims_per_core_hour(plans: dict[str, SweepPlan]) -> None:
     counts = {name: sum(CLAIMS[claim].sweep == name for claim in CLAIMS) for name in plans}
     assert counts["qk_layernorm"] > counts["epsilon"] > counts["steps"] > 0
-    parts = campaign.plan("toy", Path("runs"))
+    parts = campaign.plan(toy())
     assert [part.sweep for part in parts] == ORDER
     hours = dry_run.core_seconds(plans["epsilon"].mine) / 3600
     assert parts[-1].claims_per_core_hour == pytest.approx(counts["epsilon"] / hours)
     Path("runs/mup/report.html").unlink()  # its runs are there, but nobody has seen them
-    assert [part.sweep for part in campaign.plan("toy", Path("runs"))][-1] == "epsilon"
-    assert not any(part.is_done for part in campaign.plan("toy", Path("runs")))
+    assert [part.sweep for part in campaign.plan(toy())][-1] == "epsilon"
+    assert not any(part.is_done for part in campaign.plan(toy()))
 
 
 def test_a_dry_run_tells_hours_and_what_each_part_decides(
@@ -177,6 +181,8 @@ def test_who_is_told_to_stop_stops_and_says_how_to_resume(
     [
         (["tpy"], "unknown campaign 'tpy'; nearest: toy"),
         (["toy", "ot=x"], "lab campaign has no option 'ot'; nearest: out"),
+        (["mine.yaml"], "no campaign file mine.yaml"),
+        (["toy", "hydra.sweeper.max_runs=3"], "lab campaign has no option 'hydra.sweeper.max_runs'; "),
         (["toy", "--dryrun"], "lab campaign has no option '--dryrun'; nearest: --dry-run"),
         (["toy"], "must hold parts: a list of what follows `lab sweep`"),
     ],
@@ -202,10 +208,34 @@ def test_a_faulty_part_is_refused_before_anything_is_trained(
 
 def test_a_folder_may_be_called_anything(described: Path) -> None:
     describe(described, "steps seed=1,2")
-    assert [*campaign._read(described, Path("/a/b-c_d.e"))] == [["steps", "seed=1,2", "out=/a/b-c_d.e/steps"]]
-    (words,) = campaign._read(described, Path("it's (1), ok"))
+    assert [*campaign._read(toy("out=/a/b-c_d.e"))] == [["steps", "seed=1,2", "out=/a/b-c_d.e/steps"]]
+    (words,) = campaign._read(toy()._replace(out=Path("it's (1), ok")))
     assert campaign.parse(words[-1:])[0].value() == "it's (1), ok/steps"
-    assert campaign.read_arguments(["toy", "out='it is'"]) == ("toy", Path("it is"), False)
+    assert campaign.read_arguments(["toy", "out='it is'"]) == ("toy", described, Path("it is"), [], False)
+
+
+def test_settings_of_the_launcher_are_for_every_part(described: Path) -> None:
+    describe(described, f"steps {TINY}", "mup")
+    settings = ["hydra/launcher=local", "hydra.launcher.processes=3"]
+    first, second = campaign._read(toy(*settings))
+    assert first == ["steps", *TINY.split(), *settings, "out=runs/steps"]
+    assert second == ["mup", *settings, "out=runs/mup"]
+    assert len(campaign._plan(first).host.slots) == 3  # what is given last counts
+
+
+@pytest.mark.usefixtures("undrawn", "briefly")
+def test_a_campaign_of_ones_own_may_hold_sweeps_of_ones_own(
+    described: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("sweeps").mkdir()
+    Path("sweeps/alone.yaml").write_text("# Mine?\nsteps: 3\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
+    describe(Path("mine.yaml"), f"sweeps/alone.yaml {TINY.replace('scale=toy', '').replace('seed=0', '')}")
+    assert lab("campaign", "mine.yaml", "--dry-run") == 0
+    head, row, *_ = (re.split(r"  +", line) for line in capsys.readouterr().out.splitlines())
+    assert dict(zip(head, row, strict=False)).items() >= {"part": "alone", "runs": "2", "claims": "0"}.items()
+    assert lab("campaign", "mine.yaml", "hydra/launcher=basic") == 0
+    assert "campaign mine, part 1 of 1: alone, 2 of 2 runs to train" in capsys.readouterr().out
+    assert len(store.read(Path("runs/mine/alone")).runs) == 2
 
 
 def test_campaigns_are_listed_with_their_questions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +248,7 @@ def test_campaigns_are_listed_with_their_questions(capsys: pytest.CaptureFixture
 
 def test_every_part_of_a_campaign_is_a_sweep_with_claims() -> None:
     for path in shipped.campaigns().values():
-        names = [words[0] for words in campaign._read(path, Path("runs"))]
+        names = [words[0] for words in campaign._read(campaign.Campaign(path.stem, path, Path("runs")))]
         assert set(names) <= {CLAIMS[name].sweep for name in CLAIMS} & set(shipped.sweeps())
         assert len(set(names)) == len(names)
 
@@ -226,7 +256,7 @@ def test_every_part_of_a_campaign_is_a_sweep_with_claims() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped.campaigns())
 def test_every_part_of_a_campaign_has_runs(name: str, tmp_path: Path) -> None:
-    parts = campaign.plan(name, tmp_path)
+    parts = campaign.plan(campaign.read_arguments([name, f"out={tmp_path}"]))
     assert [len(part.plan.missing) for part in parts] == [len(part.plan.mine) for part in parts]
     assert all(part.plan.mine for part in parts)
 

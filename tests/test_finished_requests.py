@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,52 @@ import sys
 from lab.__main__ import main
 sys.argv = ["lab", *{TRAIN}, *sys.argv[1:]]
 code = main()
-print("torch" in sys.modules, code)
+print("torch" in sys.modules, "theirs" in sys.modules, code)
 """
 
 
-def test_a_rerun_that_has_nothing_to_do_loads_no_torch(
-    tmp_path: Path, undrawn: None, briefly: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The source of a package that adds to the lab, and is installed here and in processes that are started."""
+    folder = tmp_path / "site"
+    (folder / "theirs-1.0.dist-info").mkdir(parents=True)
+    (folder / "theirs-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (folder / "theirs-1.0.dist-info/entry_points.txt").write_text("[lab.plugins]\ntheirs = theirs.all\n")
+    (folder / "theirs").mkdir()
+    (folder / "theirs/__init__.py").write_text("")
+    (folder / "theirs/all.py").write_text("import torch\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    forget()
+    yield folder / "theirs/all.py"
+    forget()
+
+
+def forget() -> None:
+    registry.points_of_others.cache_clear()
+    stamp.code.cache_clear()
+
+
+def test_a_rerun_that_has_nothing_to_do_loads_no_torch_even_with_a_package_that_adds_to_the_lab(
+    tmp_path: Path,
+    undrawn: None,
+    briefly: None,
+    installed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(requests, "_is_extended", lambda: False)  # other tests register entries of their own
     words = [*TRAIN, f"out={tmp_path / 'runs'}"]
     monkeypatch.setattr(sys, "argv", ["lab", *words])
     assert main(words) == 0
     first = capsys.readouterr().out
+    drawn = (tmp_path / "runs/report.html").stat().st_mtime_ns
     rerun = subprocess.run([sys.executable, "-c", RERUN, words[-1]], capture_output=True, text=True, check=True)
     trained, loss, outcome = rerun.stdout.splitlines()[-3:]
     assert trained.startswith("0 trained, 1 already there")
     assert loss == first.splitlines()[-1]
-    assert outcome == "False 0"
+    assert outcome == "False False 0"
+    assert (tmp_path / "runs/report.html").stat().st_mtime_ns == drawn
 
 
 @pytest.fixture
@@ -121,6 +150,19 @@ def test_a_request_is_planned_again_by_other_code_or_on_another_machine(
         patch.setattr("platform.node", lambda: "another machine")
         assert ids(folder, text) is None
     assert ids(folder, text) == ["a", "b"]
+
+
+def test_a_request_is_planned_again_when_a_package_that_adds_to_the_lab_changes(
+    folder: Path, text: Path, installed: Path
+) -> None:
+    request = recognizable(trees(folder, text), OPTIONS)
+    assert request
+    assert request.finished_ids() is None  # the package was not there
+    request.note(["a", "b"])
+    assert ids(folder, text) == ["a", "b"]
+    installed.write_text("import torch  # or something else\n")
+    stamp.code.cache_clear()
+    assert ids(folder, text) is None
 
 
 def test_shards_and_ranks_are_planned(folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from lab.core import machine
-from lab.records import store
+from lab.records import leases, store
 from lab.sweep import pipeline
 from lab.sweep.job import train_fleet
 from lab.sweep.planner import plan_sweep
@@ -43,8 +43,8 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
 
     def launch(jobs: Sequence[Sequence[str]]) -> list[str]:
         for fleet, _ in jobs:
-            plan, index = fleet.removeprefix("fleet=").split("/")
-            train_fleet(folder, plan, int(index))
+            plan, index, request = fleet.removeprefix("fleet=").split("/")
+            train_fleet(folder, plan, int(index), request=request)
         return []
 
     begun.set()
@@ -160,6 +160,48 @@ def test_two_processes_that_train_the_same_leave_one_sweep(tmp_path: Path, alone
     both = [Forked(tmp_path) for _ in range(2)]
     assert [swept.ended() for swept in both] == [0, 0]
     assert_whole(tmp_path, alone[0])
+
+
+def together(folder: Path) -> list[subprocess.Popen[str]]:
+    """Two commands that train the same in a folder; each holds runs already."""
+    words = [sys.executable, "-m", "lab", *WORDS, "steps=300", "hydra/launcher=basic", f"out={folder}"]
+    pipe = subprocess.PIPE
+    both = [subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True) for _ in range(2)]
+    while len({member.request for member in leases.living(folder) if member.held}) < 2 and not any(
+        one.poll() for one in both
+    ):
+        time.sleep(0.01)
+    return both
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> store.Records:
+    folder = tmp_path_factory.mktemp("longer")
+    words = [sys.executable, "-m", "lab", *WORDS, "steps=300", "hydra/launcher=basic", f"out={folder}"]
+    subprocess.run(words, check=True, capture_output=True)
+    return left(folder)
+
+
+@pytest.mark.slow
+def test_two_commands_in_one_folder_share_the_fleets_and_say_so(tmp_path: Path, longer: store.Records) -> None:
+    both = together(tmp_path)
+    for said, warned in [one.communicate() for one in both]:
+        assert "another command, on" in warned
+        assert "2 trained, 2 by another command, 0 already there, 0 diverged, 0 failed" in said
+    assert_whole(tmp_path, longer)
+
+
+@pytest.mark.slow
+def test_of_two_commands_one_takes_over_what_the_other_held_when_it_was_killed(
+    tmp_path: Path, longer: store.Records
+) -> None:
+    killed, kept = together(tmp_path)
+    killed.kill()
+    killed.communicate()
+    said, warned = kept.communicate()
+    assert kept.returncode == 0, warned
+    assert "4 trained, 0 already there, 0 diverged, 0 failed" in said
+    assert_whole(tmp_path, longer)
 
 
 @needs_proc

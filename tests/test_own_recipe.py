@@ -62,11 +62,16 @@ def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for shelf in KINDS.values():
         monkeypatch.setattr(shelf, "_entries", dict(shelf._entries))
         monkeypatch.setattr(shelf, "_external_loaded", False)
-    registry.load_plugins.cache_clear()
+    look_outside_again()
     yield Path.cwd()
-    registry.load_plugins.cache_clear()
+    look_outside_again()
     for module in ("own_recipe", "theirs"):
         sys.modules.pop(module, None)
+
+
+def look_outside_again() -> None:
+    registry.points_of_others.cache_clear()
+    registry.load_plugins.cache_clear()
 
 
 def install(where: Path, project: dict[str, Any]) -> None:

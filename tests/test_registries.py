@@ -87,12 +87,14 @@ def test_other_packages_add_theirs_through_entry_points(monkeypatch: pytest.Monk
         def load() -> None:
             shelf.register("theirs")(str)
 
-    def points(group: str) -> list[type[Point]]:
-        asked.append(group)
-        return [Point]
+    class Points:
+        @staticmethod
+        def select(group: str) -> list[type[Point]]:
+            asked.append(group)
+            return [Point]
 
     registry.load_plugins()  # which are those of all registries
-    monkeypatch.setattr(registry, "entry_points", points)
+    monkeypatch.setattr(registry, "points_of_others", Points)
     assert shelf["theirs"] is str
     assert "theirs" in shelf
     assert list(shelf) == ["theirs"]
@@ -170,9 +172,14 @@ def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(INTERVENTIONS, "_entries", dict(INTERVENTIONS._entries))
     monkeypatch.setattr(INTERVENTIONS, "_external_loaded", False)
+    registry.points_of_others.cache_clear()
+    assert INTERVENTIONS.find_loaded("z_loss") is not None
+    assert INTERVENTIONS.find_loaded("theirs") is None
+    assert "theirs" not in sys.modules
     assert "theirs" in INTERVENTIONS
     del sys.modules["theirs"]
     assert first_line(INTERVENTIONS["theirs"]) == "What it does."
+    registry.points_of_others.cache_clear()
 
 
 def test_lists_read_from_the_sources_are_those_of_the_registries() -> None:

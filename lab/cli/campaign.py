@@ -37,7 +37,7 @@ class PlannedSweep(NamedTuple):
     @property
     def sweep(self) -> str:
         """The name of the sweep."""
-        return self.words[0]
+        return _stem(self.words[0])
 
     @property
     def claims(self) -> list[Claim]:
@@ -60,27 +60,56 @@ class PlannedSweep(NamedTuple):
         return not self.plan.missing and (self.plan.folder / "report.html").exists()
 
 
-def read_arguments(arguments: Sequence[str]) -> tuple[str, Path, bool]:
-    """The name of a campaign, its folder, and whether to estimate only.
+class Campaign(NamedTuple):
+    """What follows ``lab campaign``.
+
+    Attributes:
+        name: of the campaign.
+        file: which lists its parts.
+        out: the folder of the folders of its parts.
+        settings: how its jobs are launched, for every part.
+        dry_run: whether to estimate only.
+    """
+
+    name: str
+    file: Path
+    out: Path
+    settings: Sequence[str] = ()
+    dry_run: bool = False
+
+
+def read_arguments(arguments: Sequence[str]) -> Campaign:
+    """Read what follows ``lab campaign``: a name or a file, and options.
 
     Raises:
-        RequestError: there is no such campaign, or an argument is neither ``out=DIR`` nor ``--dry-run``.
+        RequestError: there is no such campaign, or an argument is none of its options.
     """
-    name, *options = arguments
+    word, *options = arguments
     known = shipped.campaigns()
-    if name not in known:
-        raise RequestError(f"unknown campaign {name!r}; {nearest(name, known)}")
-    out = str(Path("runs", name))
-    for word in options:
-        if word.startswith("out="):
-            out = str(parse([word])[0].value())
-        elif word != "--dry-run":
-            option = word.partition("=")[0]
-            raise RequestError(f"lab campaign has no option {option!r}; {nearest(option, ['out', '--dry-run'])}")
-    return name, Path(out), "--dry-run" in options
+    file = Path(word) if Path(word).suffix in (".yaml", ".yml") else known.get(word)
+    if file is None:
+        raise RequestError(f"unknown campaign {word!r}; {nearest(word, known)}; or give a FILE.yaml")
+    if not file.is_file():
+        raise RequestError(f"no campaign file {file}")
+    out, settings = str(Path("runs", file.stem)), []
+    for option in options:
+        key = option.partition("=")[0]
+        if key == "out" and "=" in option:
+            out = str(parse([option])[0].value())
+        elif re.fullmatch(r"hydra[/.]launcher.*", key):
+            settings.append(option)
+        elif option != "--dry-run":
+            choices = ["out", "hydra/launcher", "--dry-run"]
+            raise RequestError(f"lab campaign has no option {key!r}; {nearest(key, choices)}")
+    return Campaign(file.stem, file, Path(out), settings, "--dry-run" in options)
 
 
-def plan(name: str, out: Path) -> list[PlannedSweep]:
+def _stem(sweep: str) -> str:
+    """The name of a sweep that is given by name or by file."""
+    return Path(sweep).stem if Path(sweep).suffix in (".yaml", ".yml") else sweep
+
+
+def plan(campaign: Campaign) -> list[PlannedSweep]:
     """Plan the parts of a campaign; finished parts first, then those that decide most claims per core-hour.
 
     Raises:
@@ -88,20 +117,21 @@ def plan(name: str, out: Path) -> list[PlannedSweep]:
     """
     if distributed.world_size() > 1:
         raise RequestError("lab campaign plans its parts in one process; leave torchrun away")
-    parts = [PlannedSweep(words, _plan(words)) for words in _read(shipped.campaigns()[name], out)]
+    parts = [PlannedSweep(words, _plan(words)) for words in _read(campaign)]
     return sorted(parts, key=lambda part: (not part.is_done, -part.claims_per_core_hour))
 
 
-def _read(path: Path, out: Path) -> Iterator[list[str]]:
-    """What follows ``lab sweep`` for each part, with the folder of its records."""
+def _read(campaign: Campaign) -> Iterator[list[str]]:
+    """What follows ``lab sweep`` for each part, with the folder of its records and the settings of all parts."""
+    path = campaign.file
     lines = launch.read_sweep(path).get("parts")
     if not isinstance(lines, ListConfig) or not lines or not all(isinstance(line, str) and line for line in lines):
         raise RequestError(f"{path} must hold parts: a list of what follows `lab sweep`")
     for line in lines:
         words = line.split()
-        folder = str(out / words[0])
+        folder = str(campaign.out / _stem(words[0]))
         is_plain = re.fullmatch(r"[/.\w-]+", folder)
-        yield [*words, f"out={folder if is_plain else quoted(Path(folder))}"]
+        yield [*words, *campaign.settings, f"out={folder if is_plain else quoted(Path(folder))}"]
 
 
 def _request(words: Sequence[str]) -> Request:
@@ -138,7 +168,7 @@ def _row(name: str, parts: Sequence[PlannedSweep], claims_per_core_hour: float) 
     }
 
 
-def train(name: str, out: Path, parts: Sequence[PlannedSweep]) -> None:
+def train(campaign: Campaign, parts: Sequence[PlannedSweep]) -> None:
     """Train what is missing, part after part; a part that fails does not stop the others.
 
     Raises:
@@ -147,9 +177,9 @@ def train(name: str, out: Path, parts: Sequence[PlannedSweep]) -> None:
     started, failed = time.monotonic(), []
     seconds = [part.seconds_left for part in parts]
     before, left = [0.0, *accumulate(seconds)], sum(len(part.plan.missing) for part in parts)
-    say(f"campaign {name}: {left} runs to train in about {sum(seconds) / HOUR:.2g} hours")
+    say(f"campaign {campaign.name}: {left} runs to train in about {sum(seconds) / HOUR:.2g} hours")
     for index, part in enumerate(parts):
-        title = f"campaign {name}, part {index + 1} of {len(parts)}"
+        title = f"campaign {campaign.name}, part {index + 1} of {len(parts)}"
         todo = f"{len(part.plan.missing)} of {len(part.plan.mine)} runs to train"
         say(f"{title}: {part.sweep}, {'already there' if part.is_done else todo}")
         after = before[-1] - before[index + 1]
@@ -159,7 +189,7 @@ def train(name: str, out: Path, parts: Sequence[PlannedSweep]) -> None:
             failed.append(part.sweep)
     if failed:
         _exit_failed(failed)
-    say(f"all {len(parts)} parts are there; next: lab claims {out}")
+    say(f"all {len(parts)} parts are there; next: lab claims {campaign.out}")
 
 
 def _train_part(part: PlannedSweep, position: CampaignPart) -> bool:

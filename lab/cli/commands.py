@@ -2,91 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from lab.cli.usage import OptionParser
 from lab.core import machine
-from lab.core.errors import RequestError, nearest
+from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.sweep.local_jobs import run_jobs
 
 if TYPE_CHECKING:
     from lab.report.build import Report
-
-USAGE = """\
-lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command again trains only what is missing
-lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
-lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
-lab import TABLE out=DIR [--replace]             a table with a row per run, from any trainer (CSV, JSON lines, Parquet)
-    [--lr COLUMN] [--loss COLUMN] [--size COLUMN|NUMBER] [--seed COLUMN] [--steps COLUMN|NUMBER]
-    [--arm COLUMN,COLUMN] [--initial-loss COLUMN|NUMBER]    whatever is not found under a usual name
-lab report DIR [DIR ...] [--open]                rebuild figures and report.html; several overlaid, in the first
-    [--format pdf|png [--width INCHES]]          instead, write the figures for a paper (default: 3.25 inches wide)
-lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
-lab predict DIR                                  say at which larger size or learning rate runs will be unstable
-lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
-lab scan DIR [--run ID] [--json]                 from a checkpoint, the best single step at each batch size
-lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
-    [--replay DIR|LOG]                           a log of the same steps trained again: what made the loss rise
-    [--mantissa-bits N]                          of the format that rounds output logits (default: 7, as bf16 has)
-lab claims [DIR ...] [--json|--markdown]         which claims of papers the records bear out (default: results)
-    [--source NAME]                              those of one source, such as PaLM-540B, and the figures that show them
-    [--html FILE]                                as a page whose table sorts and filters
-lab power DIR CLAIM [--effect X] [--reading N]   how many seeds a claim takes, from the spread of the pilot seeds there
-lab check DIR --baseline FILE|DIR [--margin 5%]  are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell
-    [--strict] [--json] [--html FILE] [--junit FILE] [--markdown FILE]
-lab compare A B [--json]                         two results folders, arm by arm: best loss, sensitivity, eta_div
-lab status DIR [--json]                          which runs are there, missing, failed and running, and for how long
-lab baseline save DIR FILE | show FILE | diff OLD NEW    curves to check against, in a small file to commit
-lab export DIR --to csv|tensorboard|wandb|trackio [--out FOLDER]    hand records on
-lab list [sweeps|campaigns|models|guests|interventions|parametrizations|optimizers|schedules|batches|data|...]
-
-out=DIR says where records go.  --dry-run prints fleets and cost, --dry-run=full every run; neither trains.
---cfg job shows the config and --help the keys, also after `sweep NAME`.  lab list says what there is.
-Tab completion: eval "$(lab -sc install=bash)"
-"""
-
-
-class _OptionParser(argparse.ArgumentParser):
-    """Reads the folders and options of a sub-command; its errors are refusals in one line instead of a usage."""
-
-    def __init__(self, *options: str, switches: Sequence[str] = ()) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-        self.add_argument("folders", nargs="*", type=Path)
-        for option in options:
-            self.add_argument(option, type=_nonempty)
-        for switch in switches:
-            self.add_argument(switch, action="store_true")
-        self.options = [*options, *switches]
-
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Read arguments, in any order.
-
-        Raises:
-            RequestError: an option is unknown, lacks its value, or takes none.
-        """
-        values, unknown = self.parse_known_intermixed_args(arguments)
-        if unknown:
-            option = unknown[0].partition("=")[0]
-            raise RequestError(f"unknown option {option!r}; {nearest(option, self.options)}")
-        return values
-
-    def error(self, message: str) -> NoReturn:
-        option, _, reason = message.removeprefix("argument ").partition(": ")
-        if reason.startswith("ignored explicit argument"):
-            raise RequestError(f"{option} takes no value")
-        raise RequestError(f"{option} wants a value")
-
-
-def _nonempty(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("expected one argument")
-    return text
 
 
 def _without_m(arguments: list[str]) -> list[str]:
@@ -110,13 +40,13 @@ def _campaign(arguments: list[str]) -> None:
         return
     from lab.cli import campaign
 
-    name, out, dry_run = campaign.read_arguments(arguments)
-    parts = campaign.plan(name, out)
-    if dry_run:
+    given = campaign.read_arguments(arguments)
+    parts = campaign.plan(given)
+    if given.dry_run:
         for line in campaign.table(parts):
             say(line)
         return
-    campaign.train(name, out, parts)
+    campaign.train(given, parts)
 
 
 def _train(arguments: list[str]) -> None:
@@ -129,8 +59,7 @@ def _train(arguments: list[str]) -> None:
 def _import(arguments: list[str]) -> None:
     from lab.records import run_table
 
-    options = [f"--{key.replace('_', '-')}" for key in run_table.Columns._fields]
-    given = _OptionParser(*options, switches=["--replace"]).read(arguments)
+    given = OptionParser("import").read(arguments)
     words = list(map(str, given.folders))
     out = next((word.removeprefix("out=") for word in words if word.startswith("out=")), "")
     tables = [word for word in words if not word.startswith("out=")]
@@ -149,7 +78,7 @@ def _report(arguments: list[str]) -> None:
     from lab.records import store
     from lab.report import build
 
-    given = _OptionParser("--format", "--width", switches=["--open"]).read(arguments)
+    given = OptionParser("report").read(arguments)
     folders = given.folders
     if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
@@ -233,7 +162,7 @@ def _predict(arguments: list[str]) -> None:
 def _batch(arguments: list[str]) -> None:
     from lab.studies.batch_size import advice
 
-    given = _OptionParser(switches=["--json"]).read(arguments)
+    given = OptionParser("batch").read(arguments)
     if len(given.folders) != 1:
         raise RequestError("advise from which folder? lab batch DIR [--json]")
     for line in advice.batch_lines(given.folders[0], as_json=given.json):
@@ -243,7 +172,7 @@ def _batch(arguments: list[str]) -> None:
 def _scan(arguments: list[str]) -> None:
     from lab.sweep import scan
 
-    given = _OptionParser("--run", switches=["--json"]).read(arguments)
+    given = OptionParser("scan").read(arguments)
     if len(given.folders) != 1:
         raise RequestError("scan the checkpoints of which folder? lab scan DIR [--run ID] [--json]")
     for line in scan.scan_lines(given.folders[0], given.run, as_json=given.json):
@@ -254,7 +183,7 @@ def _watch(arguments: list[str]) -> None:
     from lab.analysis.logit_rounding import mantissa_bits_of
     from lab.studies.alarms.watching import watch
 
-    given = _OptionParser("--replay", "--mantissa-bits", switches=["--json"]).read(arguments)
+    given = OptionParser("watch").read(arguments)
     if len(given.folders) != 1:
         raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--replay DIR|LOG] [--json]")
     replay = Path(given.replay) if given.replay else None
@@ -269,7 +198,7 @@ def _claims(arguments: list[str]) -> None:
     from lab.core import files
     from lab.report import scoreboard
 
-    given = _OptionParser("--source", "--html", switches=["--json", "--markdown"]).read(arguments)
+    given = OptionParser("claims").read(arguments)
     options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
     formats = [option for option, is_given in options.items() if is_given]
     text = scoreboard.render(given.folders or [Path("results")], *formats, source=given.source or "")
@@ -281,7 +210,7 @@ def _claims(arguments: list[str]) -> None:
 def _power(arguments: list[str]) -> None:
     from lab.report import power
 
-    given = _OptionParser("--effect", "--reading").read(arguments)
+    given = OptionParser("power").read(arguments)
     if len(given.folders) != 2:
         raise RequestError("power of which claim? lab power DIR CLAIM [--effect NUMBER] [--reading N]")
     folder, claim = given.folders
@@ -292,7 +221,7 @@ def _power(arguments: list[str]) -> None:
 def _export(arguments: list[str]) -> None:
     from lab.records import export
 
-    given = _OptionParser("--to", "--out").read(arguments)
+    given = OptionParser("export").read(arguments)
     if len(given.folders) != 1 or not given.to:
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
     say(export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None))
@@ -302,8 +231,7 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
     from lab.core import files
 
-    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json", "--strict"])
-    given = parser.read(arguments)
+    given = OptionParser("check").read(arguments)
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
@@ -321,7 +249,7 @@ def _check(arguments: list[str]) -> None:
 def _compare(arguments: list[str]) -> None:
     from lab.analysis.guard.side_by_side import compare_folders
 
-    given = _OptionParser(switches=["--json"]).read(arguments)
+    given = OptionParser("compare").read(arguments)
     if len(given.folders) != 2:
         raise RequestError("compare which two folders? lab compare A B")
     compared = compare_folders(*given.folders)
@@ -331,7 +259,7 @@ def _compare(arguments: list[str]) -> None:
 def _status(arguments: list[str]) -> None:
     from lab.records.status import read_status
 
-    given = _OptionParser(switches=["--json"]).read(arguments)
+    given = OptionParser("status").read(arguments)
     if len(given.folders) != 1:
         raise RequestError("status of which folder? lab status DIR")
     status = read_status(given.folders[0])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from lab.cli import commands, interrupt
+from lab.cli import commands, interrupt, usage
 from lab.core import distributed, machine
 from lab.core.errors import RequestError, nearest
 from lab.core.printing import say
@@ -71,7 +71,7 @@ def _refuse(line: str) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        say(commands.USAGE.rstrip())
+        say(usage.overview())
         raise SystemExit(DONE if arguments else REFUSED)
     word, rest = arguments[0], list(arguments[1:])
     if word == "--version":
@@ -84,7 +84,9 @@ def _dispatch(arguments: Sequence[str]) -> None:
         return
     if word not in commands.COMMANDS:
         raise RequestError(f"unknown command {word!r}; {nearest(word, commands.COMMANDS)}")
-    if word != "train" and rest in (["--help"], ["-h"]):
-        say(commands.USAGE.rstrip())
-        return
+    if rest in (["--help"], ["-h"]):
+        say(usage.command_help(word))
+        if word != "train":
+            return
+        say("")  # its help goes on with all keys
     commands.COMMANDS[word](rest)

@@ -27,8 +27,8 @@ def hydra_task(config: DictConfig) -> None:
     if HydraConfig.initialized():  # a launcher of Hydra
         with suppress(FileNotFoundError):
             os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are relative to here
-    plan, index = str(config.fleet).rsplit("/", 1)
-    train_planned_fleet(Path(config.out), plan, int(index))
+    plan, index, request = str(config.fleet).split("/")
+    train_planned_fleet(Path(config.out), plan, int(index), request=request)
 
 
 # Not a decorator: a launcher sends the task to other processes by its name.

@@ -30,6 +30,7 @@ from lab.cli.compose import (
 from lab.cli.points import Tree, TreeComposer
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
+from lab.core.printing import say
 from lab.core.shipped import question, sweeps
 
 # Hydra's flags that show something and run nothing, and those that say how to show it.
@@ -124,7 +125,12 @@ def carry_out(request: Request) -> None:
         RequestError: the request cannot be carried out; nothing is written.
         SystemExit: with status 1 when a run failed.
     """
-    if request.flags:
+    if {"--help", "-h"} & {*request.flags}:
+        from lab.cli import config_help  # here, since nothing else needs it
+
+        for line in config_help.lines(request):
+            say(line)
+    elif request.flags:
         _check_flags([*request.flags, *request.overrides])
         store_files(request)
         call_hydra([*request.flags, *request.overrides], request.config_dir)

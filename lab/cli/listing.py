@@ -7,12 +7,11 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from lab.cli import hydra_app, launch
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line, others_add
@@ -21,39 +20,20 @@ from lab.core.registry import first_line, others_add
 REGISTERING = re.compile(r"^@(probe|figure|[A-Z_]+\.register)\(", re.MULTILINE)
 
 
-def _comment(path: Path) -> str:
-    lines = [line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
-    return next((line for line in lines if not line.startswith("@package")), "")
+def _files(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    for path in paths:
+        yield path.stem, shipped.comment_of(path.read_text(encoding="utf-8"))
 
 
-def _sweeps() -> Iterator[tuple[str, str]]:
-    for name, path in shipped.sweeps().items():
-        yield name, _comment(path)
-
-
-def _campaigns() -> Iterator[tuple[str, str]]:
-    for name, path in shipped.campaigns().items():
-        yield name, _comment(path)
+def _choices(group: str) -> Callable[[], Iterator[tuple[str, str]]]:
+    """Lines of a config group."""
+    return lambda: _files(sorted(shipped.data_folder("conf").glob(f"{group}/*.yaml")))
 
 
 def _models() -> Iterator[tuple[str, str]]:
-    from omegaconf import OmegaConf
-
-    for path in sorted(
-        hydra_app.data_folder("conf").glob("model/*.yaml"), key=lambda path: (len(path.stem), path.stem)
-    ):
-        values = OmegaConf.load(path)
-        yield path.stem, f"width {values.width}, depth {values.depth}, head width {values.head_width}"
-
-
-def _optimizers() -> Iterator[tuple[str, str]]:
-    for path in sorted(hydra_app.data_folder("conf").glob("optimizer/*.yaml")):
-        yield path.stem, _comment(path)
-
-
-def _ledgers() -> Iterator[tuple[str, str]]:
-    for path in sorted(hydra_app.data_folder("conf").glob("ledger/*.yaml")):
-        yield path.stem, _comment(path)
+    for path in sorted(shipped.data_folder("conf").glob("model/*.yaml"), key=lambda path: (len(path.stem), path.stem)):
+        values = shipped.load(path)
+        yield path.stem, f"width {values['width']}, depth {values['depth']}, head width {values['head_width']}"
 
 
 @cache
@@ -106,20 +86,23 @@ def _detectors() -> Iterator[tuple[str, str]]:
 
 
 LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
-    "sweeps": _sweeps,
-    "campaigns": _campaigns,
+    "sweeps": lambda: _files(shipped.sweeps().values()),
+    "campaigns": lambda: _files(shipped.campaigns().values()),
+    "scales": _choices("scale"),
+    "arms": _choices("arm"),
     "models": _models,
     "guests": _entries("MODELS"),
     "interventions": _entries("INTERVENTIONS"),
     "parametrizations": _entries("PARAMETRIZATIONS"),
-    "optimizers": _optimizers,
+    "optimizers": _choices("optimizer"),
+    "links": _entries("LINKS"),
     "schedules": _entries("SCHEDULES"),
     "batches": _entries("BATCHES"),
     "data": _entries("DATA"),
     "bursts": _entries("BURSTS"),
     "loss_scales": _entries("LOSS_SCALES"),
     "responses": _entries("RESPONSES"),
-    "ledgers": _ledgers,
+    "ledgers": _choices("ledger"),
     "detectors": _detectors,
     "probes": _entries("PROBES"),
     "trackers": _entries("TRACKERS"),
@@ -163,5 +146,7 @@ def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[
             return []
         first_override = 3 if words[1] == "sweep" else 2
         os.environ["COMP_LINE"] = " ".join([words[0], *words[first_override:]]) + " " * starts_word
+    from lab.cli import launch  # slow to load, and lists need none of it
+
     launch.call_hydra(arguments)
     return []

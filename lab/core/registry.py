@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Generic, TypeVar
 
 from lab.core.errors import RequestError, nearest
@@ -29,15 +29,28 @@ def _load(point: EntryPoint) -> None:
 
 
 @cache
+def points_of_others() -> EntryPoints:
+    """The entry points by which installed packages add to the lab; looking for them reads every package's metadata."""
+    every = entry_points()
+    groups = (group for group in every.groups if group.startswith("lab."))
+    return EntryPoints(point for group in groups for point in every.select(group=group))
+
+
+@cache
 def load_plugins() -> None:
     """Import, once, the modules that installed packages name in ``lab.plugins``; they call ``lab.register``."""
-    for point in entry_points(group="lab.plugins"):
+    for point in points_of_others().select(group="lab.plugins"):
         _load(point)
 
 
 def others_add(plural: str) -> bool:
     """Whether installed packages add entries to the registry of this plural."""
-    return any(entry_points(group=f"lab.{group}") for group in (plural, "plugins"))
+    return any(point.group in (f"lab.{plural}", "lab.plugins") for point in points_of_others())
+
+
+def packages_of_others() -> set[str]:
+    """The top-level modules of installed packages that add to the lab."""
+    return {point.module.split(".")[0] for point in points_of_others()}
 
 
 class Registry(Generic[Entry]):
@@ -75,8 +88,12 @@ class Registry(Generic[Entry]):
         if not self._external_loaded:
             self._external_loaded = True
             load_plugins()
-            for point in entry_points(group=f"lab.{self.plural}"):
+            for point in points_of_others().select(group=f"lab.{self.plural}"):
                 _load(point)
+
+    def find_loaded(self, name: str) -> Entry | None:
+        """The entry of this name if it is there without importing what installed packages add, which may take long."""
+        return self._entries.get(name)
 
     def __getitem__(self, name: str) -> Entry:
         self._load_external()

@@ -37,6 +37,12 @@ def load(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
+def comment_of(text: str) -> str:
+    """The first line of comment of a YAML file, given its text, which introduces it in lists; empty without one."""
+    lines = [line.lstrip("# ") for line in text.splitlines() if line.startswith("# ")]
+    return next((line for line in lines if not line.startswith("@package")), "")
+
+
 def question(sweep: str) -> str:
     """The question of a sweep, given the text of its file: its first comment, up to the first question mark.
 

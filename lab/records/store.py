@@ -7,6 +7,7 @@ A results folder holds::
     requests.json                  of each of these commands the day it was first given, and the question it asks
     plans/<digest>.jsonl           the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
+    plans/leases/                  which process trains which runs, see ``lab.records.leases``
     plans/<digest>.request.json    the runs of a request that finished, and the fingerprints of its data
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
     runs/<id>/metrics.parquet      the values of the probes
@@ -263,6 +264,12 @@ def _card(run_folder: Path) -> dict[str, Any] | None:
         return card if intact else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def is_recorded(folder: Path, run: str) -> bool:
+    """Whether a run of this id has an intact record in ``runs/`` and did not fail."""
+    card = _card(folder / "runs" / run)
+    return card is not None and card["status"] != "failed"
 
 
 def read(folder: Path) -> Records:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from lab.core import files
-from lab.core.registry import others_add
+from lab.core.registry import packages_of_others
 from lab.records import store
 
 LIBRARIES = ("matplotlib", "numpy", "pandas", "scipy")
@@ -22,7 +25,7 @@ def origin(folder: Path) -> str | None:
     """Digest of all that a report of one folder depends on: its tables and commands, the lab's code, the libraries.
 
     Returns:
-        None if the tables lack a run, or if another package may add figures.
+        None if the tables lack a run, or if a script has added figures.
     """
     tables = store.digest_of_tables(folder)
     if tables is None or _has_other_figures():
@@ -41,18 +44,31 @@ def _requests(folder: Path) -> dict[str, str]:
 
 
 def _has_other_figures() -> bool:
-    if others_add("figures"):
-        return True
+    """Whether there are figures that no stamp knows, since a script has added them."""
     registry = sys.modules.get("lab.analysis.drawing.registry")  # a script that adds a figure has imported it
     entries = registry.FIGURES._entries.values() if registry else ()
-    return any(not draw.__module__.startswith("lab.") for draw in entries)
+    return not all(map(is_in_code, entries))
+
+
+def is_in_code(entry: Any) -> bool:
+    """Whether ``code`` covers the module of a class or function: it is not of a script."""
+    return entry.__module__.split(".")[0] in {"lab", *packages_of_others()}
 
 
 @cache
 def code() -> str:
-    """Digest of the lab's source files."""
-    package = Path(__file__).parents[1]
-    return files.digest({str(path.relative_to(package)): files.file_digest(path) for path in package.rglob("*.py")})
+    """Digest of the source files of the lab, and of each installed package that adds to it."""
+    return files.digest({package: dict(_sources(package)) for package in ("lab", *packages_of_others())})
+
+
+def _sources(package: str) -> Iterator[tuple[str, str]]:
+    """Paths and digests of the sources of a top-level package or module, which is not imported."""
+    spec = find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in Path(folder).rglob("*.py"):
+            yield str(path.relative_to(folder)), files.file_digest(path)
+    if spec and spec.origin and not spec.submodule_search_locations:
+        yield package, files.file_digest(Path(spec.origin))
 
 
 def write(folder: Path, made_from: str, summary: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from typing import TypeVar
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.data.corpus import look_again
-from lab.records import plans, store
+from lab.records import leases, plans, store
 from lab.records.trackers import FleetTracker, NoTracker
 from lab.sweep.progress import ProgressWriter
 from lab.training.checkpoint import Checkpointer
@@ -118,16 +119,24 @@ Configs = Mapping[str, RunConfig]  # of the runs of a fleet, by id
 
 
 def train_fleet(
-    folder: Path, plan: str, index: int, configs: Configs | None = None, *, interrupts: bool = False
+    folder: Path,
+    plan: str,
+    index: int,
+    configs: Configs | None = None,
+    *,
+    request: str = "",
+    interrupts: bool = False,
 ) -> bool:
     """Train one fleet of a plan and write its records; returns whether no run failed.
 
-    An error while training is recorded, not raised.
+    An error while training is recorded, not raised.  Runs that are recorded, or that another request trains, are left
+    out: a run has the same bits in any fleet.
 
     Args:
         folder: the results folder.
         plan: the name of the plan.
         index: which of its fleets.
+        request: the request that the job belongs to, see ``Sharing``.
         configs: what the plan says of the fleet, for the process that planned it; any other reads the plan.
         interrupts: take Ctrl-C for a request to stop after a checkpoint.
 
@@ -136,15 +145,27 @@ def train_fleet(
         KeyboardInterrupt: stopped by Ctrl-C, with ``interrupts`` only after a checkpoint.
     """
     with machine.catching_sigterm(interrupts=interrupts) as told_to_stop:
-        return _train_fleet(folder, plan, index, configs, told_to_stop)
+        if configs is None:
+            configs = {point["id"]: run_config(point["tree"]) for point in plans.thaw(folder, plan, index)}
+        with _held(folder, request, list(configs)) as runs:
+            mine = {run: configs[run] for run in runs}
+            return not mine or _train_fleet(folder, plan, index, mine, told_to_stop)
 
 
-def _train_fleet(
-    folder: Path, plan: str, index: int, configs: Configs | None, told_to_stop: Callable[[], bool]
-) -> bool:
+@contextmanager
+def _held(folder: Path, request: str, runs: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Hold a lease on runs; yields those, the same on all ranks, that it holds."""
+    if not distributed.is_first_rank():
+        yield distributed.receive_from_first()
+        return
+    with leases.Lease(folder, request, runs) as lease:
+        if distributed.is_joined():
+            distributed.send_to_all(lease.runs)
+        yield lease.runs
+
+
+def _train_fleet(folder: Path, plan: str, index: int, configs: Configs, told_to_stop: Callable[[], bool]) -> bool:
     machine.configure_torch()
-    if configs is None:
-        configs = {point["id"]: run_config(point["tree"]) for point in plans.thaw(folder, plan, index)}
     config = next(iter(configs.values()))
     progress = ProgressWriter(folder, plan, index, config.steps, len(configs))
     progress.write()

@@ -18,6 +18,7 @@ from lab.core.printing import say
 from lab.records import plans, store
 from lab.sweep.growing import GrowingReport
 from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
+from lab.sweep.sharing import Sharing
 
 if TYPE_CHECKING:
     from lab.sweep.planner import Point, SweepPlan
@@ -74,21 +75,49 @@ def train(
     folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
     store.note_command(folder, command, question)
-    if fleets:
-        name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
-        jobs = [[f"fleet={name}/{index}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
-        with _monitor(plan, name, part):
-            if distributed.world_size() > 1:
-                deaths = _on_every_rank(folder, name, len(jobs))
-            else:
-                deaths = _train_here(folder, name, fleets[0]) if trains_here and len(jobs) == 1 else launch(jobs)
-        for death in deaths:
-            _warn(death)
+    with Sharing(folder, [point.id for point in missing]) as sharing:
+        while fleets:
+            _train_fleets(plan._replace(fleets=fleets), launch, sharing, trains_here=trains_here, part=part)
+            fleets = _left_by_others(fleets, sharing)
+        elsewhere = len(sharing.elsewhere)
     # again: a shard that began at the same time may have lost it
     store.note_command(folder, command, question)
     ids = [point.id for point in mine]
-    _gather_and_report(folder, [point.id for point in requested], ids, len(missing), one=one)
+    _gather_and_report(folder, [point.id for point in requested], ids, len(missing), elsewhere, one=one)
     return ids
+
+
+def _train_fleets(
+    plan: SweepPlan, launch: Launch, sharing: Sharing, *, trains_here: bool, part: CampaignPart | None
+) -> None:
+    """Freeze a plan, and train its fleets but for the runs that others train meanwhile."""
+    folder, fleets, request = plan.folder, plan.fleets, sharing.request
+    name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
+    jobs = [[f"fleet={name}/{index}/{request}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
+    with _monitor(plan, name, part, sharing):
+        if distributed.world_size() > 1:
+            deaths = _on_every_rank(folder, name, len(jobs), request)
+        else:
+            alone = trains_here and len(jobs) == 1
+            deaths = _train_here(folder, name, fleets[0], request) if alone else launch(jobs)
+    for death in deaths:
+        _warn(death)
+
+
+def _left_by_others(fleets: Sequence[Sequence[Point]], sharing: Sharing) -> list[list[Point]]:
+    """Wait for the runs that others train; returns the fleets of those that they left, as when killed.
+
+    Raises:
+        SystemExit: told to stop meanwhile.
+    """
+    if awaited := sharing.awaited:
+        _warn(f"waiting for another command, which trains {len(awaited)} of these runs")
+    with machine.catching_sigterm() as told_to_stop:
+        left = sharing.await_others(told_to_stop)
+        if told_to_stop():
+            raise SystemExit(machine.EXIT_PREEMPTED)
+    shrunk = ([point for point in fleet if point.id in left] for fleet in fleets)
+    return [fleet for fleet in shrunk if fleet]
 
 
 def _planned(point: Point) -> dict[str, Any]:
@@ -96,7 +125,7 @@ def _planned(point: Point) -> dict[str, Any]:
     return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
-def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None) -> ProgressMonitor:
+def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None, sharing: Sharing) -> ProgressMonitor:
     """A monitor of the plan that was frozen by this name: it prints lines, and in a terminal draws a live display."""
     from lab.sweep.planner import training_flops
     from lab.training.recorder import fleet_label
@@ -108,14 +137,14 @@ def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None) -> ProgressM
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn, part)
-        return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing)
+        return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing, sharing)
     from lab.sweep.terminal import Terminal, scene
 
     untrained = {point.id for point in missing}
     done = [point for point in mine if point.id not in untrained]
     losses = _last_losses(folder) if done else {}
     terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done], part))
-    return ProgressMonitor(folder, name, labels, sizes, terminal.say, _warn, terminal, growing)
+    return ProgressMonitor(folder, name, labels, sizes, terminal.say, _warn, terminal, growing, sharing)
 
 
 def _last_losses(folder: Path) -> dict[str, float]:
@@ -125,7 +154,7 @@ def _last_losses(folder: Path) -> dict[str, float]:
 
 
 def train_planned_fleet(
-    folder: Path, plan: str, index: int, configs: Mapping[str, RunConfig] | None = None, *, interrupts: bool = False
+    folder: Path, plan: str, index: int, configs: Mapping[str, RunConfig] | None = None, **how: Any
 ) -> None:
     """Train one fleet of a plan in this process; the arguments are those of ``train_fleet``.
 
@@ -137,19 +166,20 @@ def train_planned_fleet(
     from lab.sweep import job
 
     try:
-        succeeded = job.train_fleet(folder, plan, index, configs, interrupts=interrupts)
+        succeeded = job.train_fleet(folder, plan, index, configs, **how)
     except job.Preempted:
         raise SystemExit(machine.EXIT_PREEMPTED) from None
     if not succeeded and distributed.world_size() > 1:
         raise SystemExit(1)
 
 
-def _train_here(folder: Path, plan: str, fleet: Sequence[Point]) -> list[str]:
+def _train_here(folder: Path, plan: str, fleet: Sequence[Point], request: str) -> list[str]:
     """Train the only fleet of a plan, as a job would; returns a line if it died."""
     import torch
 
     try:
-        train_planned_fleet(folder, plan, 0, {point.id: point.config for point in fleet}, interrupts=True)
+        configs = {point.id: point.config for point in fleet}
+        train_planned_fleet(folder, plan, 0, configs, request=request, interrupts=True)
     except RequestError as refusal:  # a full disk
         return [f"a job died: {refusal}"]
     except Exception as error:
@@ -160,10 +190,10 @@ def _train_here(folder: Path, plan: str, fleet: Sequence[Point]) -> list[str]:
     return []
 
 
-def _on_every_rank(folder: Path, plan: str, fleets: int) -> list[str]:
+def _on_every_rank(folder: Path, plan: str, fleets: int, request: str) -> list[str]:
     for index in range(fleets):
         distributed.send_to_all((str(folder), plan, index))
-        train_planned_fleet(folder, plan, index)
+        train_planned_fleet(folder, plan, index, request=request)
     return []
 
 
@@ -188,10 +218,12 @@ def _warn(text: str) -> None:
 def report_finished(folder: Path, ids: Sequence[str], *, command: str, question: str, one: bool) -> None:
     """Note the command of a request whose points are all there, given by id, and report."""
     store.note_command(folder, command, question)
-    _gather_and_report(folder, ids, ids, 0, one=one)
+    _gather_and_report(folder, ids, ids, 0, 0, one=one)
 
 
-def _gather_and_report(folder: Path, requested: Sequence[str], mine: Sequence[str], missing: int, *, one: bool) -> None:
+def _gather_and_report(
+    folder: Path, requested: Sequence[str], mine: Sequence[str], missing: int, elsewhere: int, *, one: bool
+) -> None:
     statuses = store.statuses(folder)
     plans.remove_checkpoints(folder, [name for name, status in statuses.items() if status != "failed"])
     mine_statuses = [statuses.get(name, "failed") for name in mine]  # a run whose job died left no card
@@ -203,7 +235,8 @@ def _gather_and_report(folder: Path, requested: Sequence[str], mine: Sequence[st
             say(summary)
         ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
-    counts = f"{missing - failed} trained, {len(mine) - missing} already there"
+    by_others = f", {elsewhere} by another command" if elsewhere else ""
+    counts = f"{missing - elsewhere - failed} trained{by_others}, {len(mine) - missing} already there"
     say(f"{counts}, {diverged} diverged, {failed} failed; {ending}")
     if one and not failed:
         runs = store.read(folder).runs

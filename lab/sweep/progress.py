@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lab.sweep.growing import GrowingReport
+    from lab.sweep.sharing import Sharing
     from lab.training.loop import StepResult
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
@@ -215,6 +216,7 @@ class ProgressMonitor(threading.Thread):
         warn: prints a note of a fleet.
         screen: redrawn at each reading.
         growing: the report of what is complete, told of each reading.
+        sharing: what other commands train of the same runs.
     """
 
     def __init__(
@@ -227,15 +229,16 @@ class ProgressMonitor(threading.Thread):
         warn: Callable[[str], None],
         screen: Screen | None = None,
         growing: GrowingReport | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.folder, self.plan, self.labels, self.sizes = folder, plan, labels, sizes
         self.say, self.warn, self.screen, self.over = say, warn, screen, threading.Event()
-        self.growing = growing
+        self.growing, self.sharing = growing, sharing
         self.started, self.ended, self.noted = time.monotonic(), set[int](), set[str]()
 
     def __enter__(self) -> ProgressMonitor:
-        plans.forget_progress(self.folder, self.plan)
+        self.forget()
         self.start()
         return self
 
@@ -249,7 +252,12 @@ class ProgressMonitor(threading.Thread):
                 self.growing.close()
             if self.screen:
                 self.screen.close()
-        plans.forget_progress(self.folder, self.plan)
+        self.forget()
+
+    def forget(self) -> None:
+        """Delete the progress of the plan, unless it is that of another command, too."""
+        if not self.sharing or self.sharing.is_alone:
+            plans.forget_progress(self.folder, self.plan)
 
     def run(self) -> None:
         """Report until the block is left."""
@@ -259,6 +267,8 @@ class ProgressMonitor(threading.Thread):
     def report(self) -> None:
         """Print new notes, each once, and fleets that have ended; then redraw the screen."""
         fleets = self.read()
+        for line in self.sharing.look() if self.sharing else ():
+            self.warn(line)
         for index, fleet in sorted(fleets.items()):
             for note in fleet.notes:
                 if note not in self.noted:

@@ -6,7 +6,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class FinishedRequest:
 
     Attributes:
         folder: the results folder.
-        name: digest of the points, the options, the lab's code, Python, torch and the machine.
+        name: digest of the points, the options, the code of the lab and what adds to it, Python, torch and the machine.
         data: the configs of its data sources, as JSON.
     """
 
@@ -72,14 +72,13 @@ def recognizable(trees: Sequence[Mapping[str, Any]], options: Mapping[str, Any])
 
 
 def _is_extended() -> bool:
-    """Whether packages, or a script, have registered entries of their own."""
-    if any(group.startswith("lab.") for group in entry_points().groups):
-        return True
+    """Whether a script has registered entries of its own."""
     entries = [entry for registry in KINDS.values() for entry in registry._entries.values()]
-    return any(not getattr(entry, "measure", entry).__module__.startswith("lab.") for entry in entries)
+    return not all(stamp.is_in_code(getattr(entry, "measure", entry)) for entry in entries)
 
 
 def _fingerprint(values: Mapping[str, Any]) -> str:
     numbers = dict(values)
-    source = build(DATA[str(numbers.pop("name"))], numbers, "data")
+    name = str(numbers.pop("name"))
+    source = build(DATA.find_loaded(name) or DATA[name], numbers, "data")
     return str(source.open().fingerprint)

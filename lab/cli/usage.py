@@ -1,0 +1,258 @@
+"""The table of commands: what each takes, from which the usage, the help and the parser of options are made."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from lab.core.errors import RequestError, nearest
+
+COLUMN = 52  # where meanings begin in the usage
+
+
+class Command(NamedTuple):
+    """What a command takes.
+
+    Attributes:
+        takes: what must or may follow the name of the command.
+        does: in half a sentence.
+        example: what follows the name of the command in an example.
+        options: by how each is typed, such as ``--margin 5%``, what it means; one with a value says how that looks.
+    """
+
+    takes: str
+    does: str
+    example: str
+    options: Mapping[str, str] = {}
+
+    @property
+    def parsed_options(self) -> dict[str, bool]:
+        """By name whether each option takes a value; the grammar of overrides is Hydra's, so they are no options."""
+        words = (form.split() for form in self.options if form.startswith("--"))
+        return {option: bool(value) for option, *value in words}
+
+
+_REQUEST = {
+    "KEY=VALUE": "sets a key of the run; KEY=A,B trains a run for each value",
+    "GROUP=NAME": "chooses a file of conf/, such as optimizer=sgd; lab list names them",
+    "out=DIR": "the folder of the records (default: runs/NAME)",
+    "shard=I/N": "train the I-th of N parts, for machines that share a folder",
+    "--dry-run": "print fleets, hours and memory, and train nothing; --dry-run=full lists every run",
+    "--cfg job": "print the config of the first run, and train nothing",
+    "--config-dir DIR": "a folder with config files of your own, laid out as conf/ is",
+}
+_JSON = {"--json": "the same for programs"}
+
+COMMANDS: dict[str, Command] = {
+    "sweep": Command(
+        "NAME|FILE.yaml [KEY=VALUE,VALUE ...]",
+        "train a sweep; the same command again trains only what is missing",
+        "quickstart seed=3,4",
+        {**_REQUEST, "--help": "after NAME: the config of the sweep, with its comments"},
+    ),
+    "campaign": Command(
+        "[NAME|FILE.yaml]",
+        "train several sweeps, those first that decide most claims an hour",
+        "day --dry-run",
+        {
+            "out=DIR": "the folder of the folders of its sweeps (default: runs/NAME)",
+            "hydra/launcher=NAME": "how jobs are run, for every sweep; likewise hydra.launcher.KEY=VALUE",
+            "--dry-run": "print runs, hours and claims of each sweep, and train nothing",
+        },
+    ),
+    "train": Command(
+        "[KEY=VALUE ...]",
+        "train one run, or with -m a sweep without a file",
+        "-m optimizer.lr=1e-3,1e-2,1e-1 seed=0,1,2 out=runs/mine",
+        {"-m": "train a run for each combination of the values given", **_REQUEST},
+    ),
+    "import": Command(
+        "TABLE out=DIR",
+        "a table with a row per run, from any trainer (CSV, JSON lines, Parquet)",
+        "docs/tables/my_trainer.csv out=runs/theirs --initial-loss eval/loss_at_step_0",
+        {
+            "out=DIR": "the results folder to make",
+            "--lr COLUMN": "the peak learning rate; this and the columns below are found by their usual names",
+            "--loss COLUMN": "the final loss; empty or non-finite where the run diverged",
+            "--size COLUMN|NUMBER": "the parameters of the model",
+            "--seed COLUMN": "the seed",
+            "--steps COLUMN|NUMBER": "the steps of training",
+            "--arm COLUMN,COLUMN": "what sets arms apart",
+            "--initial-loss COLUMN|NUMBER": "the loss before training, at which a diverged run counts",
+            "--replace": "replace what was imported from another table",
+        },
+    ),
+    "report": Command(
+        "DIR [DIR ...]",
+        "draw figures and report.html again; several folders overlaid, in the first",
+        "runs/decay --format pdf --width 3.25",
+        {
+            "--open": "open the page in the browser",
+            "--format pdf|png": "instead, write the figures for a paper",
+            "--width INCHES": "of such a figure (default: 3.25)",
+        },
+    ),
+    "coordcheck": Command(
+        "[KEY=VALUE ...]",
+        "does a parametrization keep updates in scale as the model gets wider",
+        "parametrization=mup_full",
+        {key: _REQUEST[key] for key in ("KEY=VALUE", "GROUP=NAME", "out=DIR", "--config-dir DIR")},
+    ),
+    "predict": Command(
+        "DIR",
+        "say at which larger size or learning rate runs will be unstable",
+        "results/logit_growth",
+    ),
+    "batch": Command(
+        "DIR",
+        "the gradient noise scale, and which batch and learning rate follow",
+        "runs/noise",
+        _JSON,
+    ),
+    "scan": Command(
+        "DIR",
+        "from a checkpoint, the best single step at each batch size",
+        "runs/frozen",
+        {"--run ID": "of this run (default: the only one)", **_JSON},
+    ),
+    "watch": Command(
+        "DIR|LOG",
+        "spikes and their warnings, also in logs of other programs",
+        "log.csv --replay again.csv",
+        {
+            "--replay DIR|LOG": "the same steps trained again: what made the loss rise",
+            "--mantissa-bits N": "of the format that rounds output logits (default: 7, as bf16 has)",
+            **_JSON,
+        },
+    ),
+    "claims": Command(
+        "[DIR ...]",
+        "which claims of papers the records bear out (default: results)",
+        "--source PaLM-540B",
+        {
+            "--source NAME": "the claims of one source, such as PaLM-540B, and the figures that show them",
+            "--html FILE": "a page whose table sorts and filters",
+            "--markdown": "as Markdown",
+            **_JSON,
+        },
+    ),
+    "power": Command(
+        "DIR CLAIM",
+        "how many seeds a claim takes, from the spread of the pilot seeds there",
+        "results/quickstart qk_layernorm_lowers_sensitivity",
+        {
+            "--effect NUMBER": "the size to be found (default: the mean of the pilot seeds)",
+            "--reading N": "how often the claim has been judged by then (default: 1)",
+        },
+    ),
+    "check": Command(
+        "DIR --baseline FILE|DIR",
+        "are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell",
+        "runs/smoke --baseline results/baselines/smoke.json",
+        {
+            "--baseline FILE|DIR": "what to compare with: the file of lab baseline save, or a results folder",
+            "--margin PERCENT": "by which a curve may worsen (default: 5%)",
+            "--strict": "fail on smaller changes, too, if they are certain",
+            "--html FILE": "where the page goes (default: DIR/check.html)",
+            "--junit FILE": "the outcome for a CI system",
+            "--markdown FILE": "the outcome as Markdown",
+            **_JSON,
+        },
+    ),
+    "compare": Command(
+        "A B",
+        "two results folders, arm by arm: best loss, sensitivity, eta_div",
+        "results/quickstart results/logit_growth",
+        _JSON,
+    ),
+    "status": Command(
+        "DIR",
+        "which runs are there, missing, failed and running, and for how long",
+        "runs/decay",
+        _JSON,
+    ),
+    "baseline": Command(
+        "save DIR FILE | show FILE | diff OLD NEW",
+        "curves to check against, in a small file to commit",
+        "save runs/smoke results/baselines/smoke.json",
+    ),
+    "export": Command(
+        "DIR --to csv|tensorboard|wandb|trackio",
+        "hand records on",
+        "runs/decay --to csv",
+        {
+            "--to csv|tensorboard|wandb|trackio": "the form; all but csv take an extra",
+            "--out FOLDER": "where the files go",
+        },
+    ),
+    "list": Command(
+        "[sweeps|models|interventions|optimizers|data|probes|...]",
+        "the names that can be given, with a line about each",
+        "sweeps",
+    ),
+}
+NOTE = (
+    "lab COMMAND --help says what a command takes, with an example; lab train --help shows every key.",
+    'Tab completion: eval "$(lab -sc install=bash)"',
+)
+
+
+def overview() -> str:
+    """A line for each command, or two."""
+    return "\n".join([*_rows({f"lab {word} {one.takes}": one.does for word, one in COMMANDS.items()}), "", *NOTE])
+
+
+def command_help(word: str) -> str:
+    """What a command takes, what it does, its options and an example."""
+    command = COMMANDS[word]
+    lines = [f"lab {word} {command.takes}{' [OPTION ...]' * bool(command.options)}", "", f"  {command.does}", ""]
+    options = [f"  {row}" for row in _rows(command.options)]
+    return "\n".join([*lines, *options, *[""] * bool(options), f"example: lab {word} {command.example}"])
+
+
+def _rows(meanings: Mapping[str, str]) -> Iterator[str]:
+    column = min(COLUMN, max(map(len, meanings), default=0) + 2)
+    for form, meaning in meanings.items():
+        if len(form) + 2 > column:
+            yield form
+        yield f"{'' if len(form) + 2 > column else form:{column}}{meaning}"
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Reads the folders and options of a command; its errors are refusals in one line instead of a usage."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self.options = COMMANDS[word].parsed_options
+        self.add_argument("folders", nargs="*", type=Path)
+        for option, takes_value in self.options.items():
+            if takes_value:
+                self.add_argument(option, type=_nonempty)
+            else:
+                self.add_argument(option, action="store_true")
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Read arguments, in any order.
+
+        Raises:
+            RequestError: an option is unknown, lacks its value, or takes none.
+        """
+        values, unknown = self.parse_known_intermixed_args(arguments)
+        if unknown:
+            option = unknown[0].partition("=")[0]
+            raise RequestError(f"unknown option {option!r}; {nearest(option, self.options)}")
+        return values
+
+    def error(self, message: str) -> NoReturn:
+        option, _, reason = message.removeprefix("argument ").partition(": ")
+        if reason.startswith("ignored explicit argument"):
+            raise RequestError(f"{option} takes no value")
+        raise RequestError(f"{option} wants a value")
+
+
+def _nonempty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("expected one argument")
+    return text

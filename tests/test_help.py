@@ -1,0 +1,102 @@
+"""The table of commands: usage, help and parsers agree, and help shows a config with the comments of its files."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lab.__main__ import main
+from lab.cli import commands, launch, usage
+from lab.core.errors import RequestError
+from lab.records import run_table
+
+REQUESTS = ("sweep", "train", "coordcheck", "campaign")  # which read overrides, and parse no options by the table
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_every_command_stands_in_the_table_and_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(usage.COMMANDS) == list(commands.COMMANDS)
+    lines = said(capsys, "--help").splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("lab ") and "COMMAND" not in line] == [*usage.COMMANDS]
+    assert max(map(len, lines)) <= 130
+
+
+@pytest.mark.parametrize("word", usage.COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_help_of_a_command_shows_form_options_and_an_example(
+    word: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, lines = usage.COMMANDS[word], said(capsys, word, flag).splitlines()
+    assert lines[0].startswith(f"lab {word} {command.takes}")
+    assert f"example: lab {word} {command.example}" in lines
+    for form, meaning in command.options.items():
+        assert any(line.split() == [*form.split(), *meaning.split()] for line in lines), form
+
+
+@pytest.mark.parametrize("word", [word for word in usage.COMMANDS if word not in REQUESTS])
+def test_an_example_is_read_by_the_parser_of_its_command(word: str) -> None:
+    usage.OptionParser(word).read(shlex.split(usage.COMMANDS[word].example))
+    with pytest.raises(RequestError, match="unknown option '--nonsense'"):
+        usage.OptionParser(word).read(["--nonsense"])
+
+
+def test_options_of_requests_are_those_that_requests_take() -> None:
+    known = {*launch.DRY_RUNS, *launch.SHOW, *launch.CONFIG_DIR_FLAGS}
+    for word in ("sweep", "train"):
+        assert {*usage.COMMANDS[word].parsed_options} <= known
+
+
+def test_options_of_an_import_are_its_columns() -> None:
+    columns = {f"--{key.replace('_', '-')}" for key in run_table.Columns._fields}
+    assert {*usage.COMMANDS["import"].parsed_options} == {*columns, "--replace"}
+
+
+def test_the_help_of_a_run_has_every_key_with_its_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    help_ = said(capsys, "train", "--help")
+    for line in (
+        "  tokens: null  # the length of the run in tokens, instead of steps",
+        "  checkpoint:  # saved every so many steps or minutes of a fleet; 0 is never",
+        "    every: 25  # steps between two measurements; the first and the last step are always measured",
+        "  scale: cpu, day, gpu, paper, toy",
+    ):
+        assert line in help_.splitlines()
+    assert "fleet" not in {line.split(":")[0].strip() for line in help_.splitlines()}
+
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer/mine.yaml").write_text(
+        "# Of my own.\ndefaults: [adamw]\nname: mine\nlr: 0.5 # large\nchain:\n  - peak # first\n"
+    )
+    mine = said(capsys, "train", "--config-dir", str(tmp_path), "optimizer=mine", "batch=increments", "--help")
+    for line in (
+        "  optimizer:  # Of my own.",
+        "    lr: 0.5  # large",
+        "    - peak",
+        "  batch:  # Grow by equal increments, each held for as many sequences.",
+        "    micro_batch: 4  # sequences in a forward and backward pass",
+    ):
+        assert line in mine.splitlines()
+
+
+def test_the_help_of_a_sweep_is_of_its_config(capsys: pytest.CaptureFixture[str]) -> None:
+    help_ = said(capsys, "sweep", "smoke", "model.width=48", "--help")
+    assert "    width: 48" in help_.splitlines()
+    assert "    name: trigram" in help_.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("scales", "toy    Any sweep in seconds: 2 learning rates, 1 seed, 4 steps, width 16."),
+        ("arms", "clip_0_3                    Gradients are clipped at norm 0.3"),
+        ("links", "peak"),
+    ],
+)
+def test_lists_name_what_can_be_chosen(name: str, entry: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(line.startswith(entry) for line in said(capsys, "list", name).splitlines())
+    assert f"{name}:" in said(capsys, "list").splitlines()
