@@ -16,6 +16,7 @@ from lab.core.printing import say
 from lab.sweep.local_jobs import run_jobs
 
 if TYPE_CHECKING:
+    from lab.analysis.sensitivity import Window
     from lab.report.build import Report
 
 USAGE = """\
@@ -27,6 +28,8 @@ lab import TABLE out=DIR [--replace]             a table with a row per run, fro
     [--arm COLUMN,COLUMN] [--initial-loss COLUMN|NUMBER]    whatever is not found under a usual name
 lab report DIR [DIR ...] [--open]                rebuild figures and report.html; several overlaid, in the first
     [--format pdf|png [--width INCHES]]          instead, write the figures for a paper (default: 3.25 inches wide)
+    [--window LOW HIGH]                          sensitivity over these learning rates, not 3e-4 to 3e-1; so do compare,
+                                                 check and baseline save
 lab coordcheck [key=value ...]                   does a parametrization keep updates in scale as the model gets wider
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
@@ -55,14 +58,16 @@ Tab completion: eval "$(lab -sc install=bash)"
 class _OptionParser(argparse.ArgumentParser):
     """Reads the folders and options of a sub-command; its errors are refusals in one line instead of a usage."""
 
-    def __init__(self, *options: str, switches: Sequence[str] = ()) -> None:
+    def __init__(self, *options: str, switches: Sequence[str] = (), window: bool = False) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
         self.add_argument("folders", nargs="*", type=Path)
         for option in options:
             self.add_argument(option, type=_nonempty)
         for switch in switches:
             self.add_argument(switch, action="store_true")
-        self.options = [*options, *switches]
+        if window:
+            self.add_argument("--window", nargs=2)
+        self.options = [*options, *switches, *["--window"] * window]
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Read arguments, in any order.
@@ -80,7 +85,7 @@ class _OptionParser(argparse.ArgumentParser):
         option, _, reason = message.removeprefix("argument ").partition(": ")
         if reason.startswith("ignored explicit argument"):
             raise RequestError(f"{option} takes no value")
-        raise RequestError(f"{option} wants a value")
+        raise RequestError(f"{option} wants {'two learning rates, LOW HIGH' if option == '--window' else 'a value'}")
 
 
 def _nonempty(text: str) -> str:
@@ -146,28 +151,29 @@ def _import(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
+    from lab.analysis.sensitivity import WINDOW
     from lab.records import store
     from lab.report import build
 
-    given = _OptionParser("--format", "--width", switches=["--open"]).read(arguments)
-    folders = given.folders
+    given = _OptionParser("--format", "--width", switches=["--open"], window=True).read(arguments)
+    folders, window = given.folders, _window(given) or WINDOW
     if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     if given.format:
-        for path in _paper_figures(folders, given.format, given.width):
+        for path in _paper_figures(folders, given.format, given.width, window):
             say(f"figure: {path}")
         return
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
     if len(folders) == 1 and (several := store.results_folders(folders[0])):
         reports = []
-        for report in _write_reports(several):
+        for report in _write_reports(several, window):
             reports.append(report)
             say(f"report: {report.page}")
         page = build.write_index(folders[0], reports)
         say(f"index: {page}")
     else:
-        report, summary = build.make_report(folders)
+        report, summary = build.make_report(folders, window)
         page = report.page
         say(summary)
         say(f"report: {page}")
@@ -175,7 +181,14 @@ def _report(arguments: list[str]) -> None:
         webbrowser.open(page.absolute().as_uri())
 
 
-def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None) -> Iterator[Path]:
+def _window(given: argparse.Namespace) -> Window | None:
+    """The window of learning rates, if it was given."""
+    from lab.analysis.sensitivity import window_of
+
+    return window_of(given.window) if given.window else None
+
+
+def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None, window: Window) -> Iterator[Path]:
     """Write the figures of the folders for a paper, overlaid in the first, or of each folder in a single one."""
     from lab.analysis.sensitivity import study
     from lab.records import store
@@ -184,13 +197,13 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None)
     form = paper.paper_of(format_name, width)
     several = store.results_folders(folders[0]) if len(folders) == 1 else []
     for each in [[folder] for folder in several] or [list(folders)]:
-        yield from paper.write_figures(study(each), each[0], form)
+        yield from paper.write_figures(study(each, window), each[0], form)
 
 
-def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
+def _write_reports(folders: Sequence[Path], window: Window) -> Iterator[Report]:
     """Write the report of each folder, as many at once as there are cores."""
     slots = [None] * min(machine.cores(), len(folders))
-    ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.report.build"])
+    ends = run_jobs(_write_report, ((folder, window) for folder in folders), slots, imports=["lab.report.build"])
     for folder, end in zip(folders, ends, strict=True):
         if isinstance(end.answer, RequestError):
             raise end.answer
@@ -199,12 +212,12 @@ def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
         yield end.answer
 
 
-def _write_report(folder: Path) -> Report | RequestError:
+def _write_report(folder: Path, window: Window) -> Report | RequestError:
     """The report; or the refusal, for the parent process to raise."""
     from lab.report import build
 
     try:
-        return build.make_report([folder])[0]
+        return build.make_report([folder], window)[0]
     except RequestError as refusal:
         return refusal
 
@@ -302,12 +315,12 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
     from lab.core import files
 
-    parser = _OptionParser("--baseline", "--margin", "--html", "--junit", "--markdown", switches=["--json", "--strict"])
-    given = parser.read(arguments)
+    options = ("--baseline", "--margin", "--html", "--junit", "--markdown")
+    given = _OptionParser(*options, switches=["--json", "--strict"], window=True).read(arguments)
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict)
+    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict, _window(given))
     comparison = checked.comparison
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
@@ -320,11 +333,12 @@ def _check(arguments: list[str]) -> None:
 
 def _compare(arguments: list[str]) -> None:
     from lab.analysis.guard.side_by_side import compare_folders
+    from lab.analysis.sensitivity import WINDOW
 
-    given = _OptionParser(switches=["--json"]).read(arguments)
+    given = _OptionParser(switches=["--json"], window=True).read(arguments)
     if len(given.folders) != 2:
         raise RequestError("compare which two folders? lab compare A B")
-    compared = compare_folders(*given.folders)
+    compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
     say(compared.as_json() if given.json else "\n".join(compared.lines()))
 
 
@@ -340,13 +354,18 @@ def _status(arguments: list[str]) -> None:
 
 def _baseline(arguments: list[str]) -> None:
     from lab.analysis.guard import baseline, check
+    from lab.analysis.sensitivity import WINDOW
 
-    match list(map(Path, arguments[1:])), arguments[:1]:
-        case [folder, file], ["save"]:
-            lines = check.save_baseline(folder, file)
-        case [file], ["show"]:
+    given = _OptionParser(window=True).read(arguments)
+    word, *paths = given.folders or [Path()]
+    if given.window and str(word) != "save":
+        raise RequestError("--window goes with lab baseline save; a baseline keeps its window")
+    match paths, str(word):
+        case [folder, file], "save":
+            lines = check.save_baseline(folder, file, _window(given) or WINDOW)
+        case [file], "show":
             lines = check.describe_baseline(baseline.read(file))
-        case [old, new], ["diff"]:
+        case [old, new], "diff":
             lines = check.diff_baselines(baseline.read(old), baseline.read(new))
         case _:
             raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
