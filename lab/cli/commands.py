@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.core.printing import say
-from lab.sweep.local_jobs import run_jobs
+from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
     from lab.analysis.sensitivity import Window
@@ -224,7 +224,7 @@ def _write_report(folder: Path, window: Window) -> Report | RequestError:
 
 def _coordcheck(arguments: list[str]) -> None:
     from lab.cli import launch
-    from lab.sweep import coordinate_check
+    from lab.sweeping import coordinate_check
 
     check = coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *arguments]))
     check.write()
@@ -254,7 +254,7 @@ def _batch(arguments: list[str]) -> None:
 
 
 def _scan(arguments: list[str]) -> None:
-    from lab.sweep import scan
+    from lab.sweeping import scan
 
     given = _OptionParser("--run", switches=["--json"]).read(arguments)
     if len(given.folders) != 1:
