@@ -114,7 +114,12 @@ def carry_out(request: Request, part: CampaignPart | None = None) -> None:
     composed = compose(request)
     if composed.settings["dry_run"]:
         _estimate(composed)
-        return
+    else:
+        train(composed, request, part)
+
+
+def train(composed: Composed, request: Request, part: CampaignPart | None = None) -> None:
+    """Train the points of a request that Hydra composed; the arguments and errors are those of ``carry_out``."""
     noted: Any = {"command": request.command, "question": request.question, "one": composed.settings["one"]}
     known = recognizable(composed.trees, composed.settings)
     if known and (ids := known.finished_ids()) is not None:
