@@ -24,6 +24,7 @@ lab sweep NAME|FILE.yaml [key=value,value ...]   train a sweep; the same command
 lab campaign [NAME [out=DIR]]                    train several sweeps, those first that decide most claims an hour
 lab train [key=value ...]                        train one run; with -m and key=a,b a sweep without a file
 lab import TABLE out=DIR [--replace]             a table with a row per run, from any trainer (CSV, JSON lines, Parquet)
+    [--tensorboard DIR]                          instead of a table, a run per folder of event files; --loss is a tag
     [--lr COLUMN] [--loss COLUMN] [--size COLUMN|NUMBER] [--seed COLUMN] [--steps COLUMN|NUMBER]
     [--arm COLUMN,COLUMN] [--initial-loss COLUMN|NUMBER]    whatever is not found under a usual name
 lab report DIR [DIR ...] [--open]                rebuild figures and report.html; several overlaid, in the first
@@ -132,20 +133,24 @@ def _train(arguments: list[str]) -> None:
 
 
 def _import(arguments: list[str]) -> None:
-    from lab.records import run_table
+    from lab.records import event_files, run_table
 
     options = [f"--{key.replace('_', '-')}" for key in run_table.Columns._fields]
-    given = _OptionParser(*options, switches=["--replace"]).read(arguments)
+    given = _OptionParser(*options, "--tensorboard", switches=["--replace"]).read(arguments)
     words = list(map(str, given.folders))
     out = next((word.removeprefix("out=") for word in words if word.startswith("out=")), "")
     tables = [word for word in words if not word.startswith("out=")]
-    if len(tables) != 1 or not out:
-        raise RequestError("lab import TABLE out=DIR; TABLE is a file, or - for standard input")
+    if len([*tables, *[given.tensorboard] * bool(given.tensorboard)]) != 1 or not out:
+        raise RequestError("lab import TABLE out=DIR, a file or - for standard input; or --tensorboard DIR out=DIR")
     columns = {key: getattr(given, key) for key in run_table.Columns._fields}
     arm = columns["arm"].split(",") if columns["arm"] is not None else None
-    records = run_table.records_of(
-        run_table.read_table(tables[0]), run_table.Columns(**{**columns, "arm": arm}), Path(tables[0]).name
-    )
+    named = run_table.Columns(**{**columns, "arm": arm})
+    if given.tensorboard:
+        events = Path(given.tensorboard)
+        table, measured = event_files.read_event_folders(events, given.loss)
+        records = run_table.records_of(table, named, events.resolve().name, measured)
+    else:
+        records = run_table.records_of(run_table.read_table(tables[0]), named, Path(tables[0]).name)
     is_new = run_table.write(Path(out), records, shlex.join(["lab", "import", *arguments]), replace=given.replace)
     say(f"{len(records.runs)} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
 
