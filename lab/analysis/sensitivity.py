@@ -208,7 +208,7 @@ def best_lr_fine(curve: pd.DataFrame) -> float:
     At the edge of the grid it is the best learning rate itself, and NaN where all runs diverged; ``curve`` as in
     ``lr_sensitivity``.
     """
-    if not (curve["loss"] < curve["loss_at_init"]).any():
+    if not (np.isfinite(curve["loss"]) & ~(curve["loss"] >= curve["loss_at_init"])).any():  # NaN: not known
         return math.nan
     order = np.argsort(curve["lr"].to_numpy())
     return vertex(significant(curve["lr"])[order], capped(curve)[order])

@@ -242,9 +242,10 @@ def _coordcheck(arguments: list[str]) -> None:
 def _predict(arguments: list[str]) -> None:
     from lab.analysis.forecast import report
 
-    if len(arguments) != 1:
+    given = _OptionParser(window=True).read(arguments)
+    if len(given.folders) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
-    for line in report.predict(Path(arguments[0])):
+    for line in report.predict(given.folders[0], _window(given)):
         say(line)
 
 

@@ -282,6 +282,11 @@ def _metrics(table: pd.DataFrame, runs: pd.DataFrame, kept: Sequence[str]) -> pd
     return metrics.sort_values(["id", "step", "probe", "where"], ignore_index=True)
 
 
+def is_imported(records: Records) -> bool:
+    """Whether all runs come from tables, and so have no probes."""
+    return bool(records.runs["versions"].fillna("").str.startswith(ORIGIN).all())
+
+
 def write(folder: Path, records: Records, command: str, *, replace: bool = False) -> bool:
     """Write imported records as a results folder; returns whether it was written, or held them already.
 
@@ -298,7 +303,7 @@ def write(folder: Path, records: Records, command: str, *, replace: bool = False
     if present is not None:
         if all(one.equals(other) for one, other in zip(present[:2], store.joined(records)[:2], strict=True)):
             return False
-        if not present.runs["versions"].fillna("").str.startswith(ORIGIN).all():
+        if not is_imported(present):
             raise RequestError(f"{folder} holds runs that were trained; give another out=")
         if not replace:
             raise RequestError(f"{folder} holds another table; --replace replaces it, or give another out=")
