@@ -71,7 +71,7 @@ def command(*words: str) -> None:
     from lab.__main__ import main
     from lab.cli import multirun
     from lab.records import store
-    from lab.sweep import pipeline, planner
+    from lab.sweeping import pipeline, planner
 
     marks, memory = {"start": 0.0}, {}
 

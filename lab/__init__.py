@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # "as" says that the name is public
     from lab.__main__ import main as main
+    from lab.cli.in_python import sweep as sweep
+    from lab.cli.in_python import train as train
     from lab.core.axes import over as over
     from lab.core.axes import per_run_max as per_run_max
     from lab.core.axes import per_run_mean as per_run_mean
@@ -36,11 +38,11 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.training.config import RunConfig as RunConfig
     from lab.training.config import run_config as run_config
     from lab.training.fleet import Fleet as Fleet
-    from lab.training.loop import train as train
 
 # Imported when first asked for, since importing the lab must load no torch.
 _MODULES = {
     "lab.__main__": ("main",),
+    "lab.cli.in_python": ("sweep", "train"),
     "lab.core.axes": ("over", "per_run_max", "per_run_mean", "per_run_norm", "per_run_rms"),
     "lab.core.hooks": ("Act", "HookIntervention", "LossTerm", "Predictions", "Probe", "WeightIntervention"),
     "lab.core.registry": ("register",),
@@ -51,7 +53,6 @@ _MODULES = {
     "lab.optim.links": ("Link",),
     "lab.training.config": ("RunConfig", "run_config"),
     "lab.training.fleet": ("Fleet",),
-    "lab.training.loop": ("train",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [*_MODULE_OF]

@@ -14,10 +14,10 @@ import torch
 from lab.cli.launch import compose_points
 from lab.core.errors import RequestError
 from lab.optim.batch_schedule import Adaptive, Increments, LinearSamples, Steps, resolve
-from lab.sweep.capacity import Host, bytes_asked, most_runs
-from lab.sweep.cautions import find_cautions
-from lab.sweep.job import train_resumably
-from lab.sweep.planner import training_flops
+from lab.sweeping.capacity import Host, bytes_asked, most_runs
+from lab.sweeping.cautions import find_cautions
+from lab.sweeping.job import train_resumably
+from lab.sweeping.planner import training_flops
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet

@@ -17,10 +17,10 @@ from lab.cli.compose import Request
 from lab.core import shipped
 from lab.records import store
 from lab.studies.claims import CLAIMS
-from lab.sweep import dry_run
-from lab.sweep.capacity import Host
-from lab.sweep.planner import Point, SweepPlan, points, with_engine
-from lab.sweep.progress import CampaignPart
+from lab.sweeping import dry_run
+from lab.sweeping.capacity import Host
+from lab.sweeping.planner import Point, SweepPlan, points, with_engine
+from lab.sweeping.progress import CampaignPart
 from small import configs, tree
 
 TINY = "scale=toy data=synthetic model.width=16 model=d32 steps=3 optimizer.lr=1e-2 seed=0 hydra/launcher=basic"

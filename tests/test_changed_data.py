@@ -15,8 +15,8 @@ import torch
 from lab.__main__ import main
 from lab.core.errors import RequestError
 from lab.records import plans, store
-from lab.sweep import job
-from lab.sweep.planner import points
+from lab.sweeping import job
+from lab.sweeping.planner import points
 from lab.training.engine import ProbeValues
 from lab.training.fleet import Fleet
 from lab.training.recorder import run_card

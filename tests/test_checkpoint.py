@@ -18,8 +18,8 @@ import torch
 
 from lab.core import files, machine
 from lab.records import plans, store
-from lab.sweep.job import train_resumably
-from lab.sweep.planner import points, unfinished_fleets
+from lab.sweeping.job import train_resumably
+from lab.sweeping.planner import points, unfinished_fleets
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet

@@ -333,7 +333,7 @@ def raising(error: Exception, name: str, file: str) -> Callable[..., Any]:
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("place", ["lab.sweep.planner.plan_sweep", "lab.cli.multirun.choose_slots"])
+@pytest.mark.parametrize("place", ["lab.sweeping.planner.plan_sweep", "lab.cli.multirun.choose_slots"])
 def test_an_error_of_ours_is_no_refusal_whatever_its_type_and_the_name_of_the_function(
     place: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

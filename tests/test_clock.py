@@ -16,8 +16,8 @@ from lab.records import store
 from lab.responses.between_steps import RestartAndLower
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard
-from lab.sweep.capacity import bytes_asked
-from lab.sweep.job import train_resumably
+from lab.sweeping.capacity import bytes_asked
+from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.clock import Clock
 from lab.training.control import Control

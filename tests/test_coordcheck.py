@@ -17,7 +17,7 @@ from lab.analysis.rendering import layout
 from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.model.parametrization import Factors, MuPIntermediate, Role
-from lab.sweep import coordinate_check, coordinate_growth
+from lab.sweeping import coordinate_check, coordinate_growth
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from sampling import few

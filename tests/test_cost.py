@@ -16,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.records import plans
-from lab.sweep import dry_run, job
-from lab.sweep.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, check_fits, measure_host, most_runs
-from lab.sweep.dry_run import Trial, run_trials
-from lab.sweep.planner import plan_sweep, points
+from lab.sweeping import dry_run, job
+from lab.sweeping.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, check_fits, measure_host, most_runs
+from lab.sweeping.dry_run import Trial, run_trials
+from lab.sweeping.planner import plan_sweep, points
 from lab.training.config import RunConfig
 from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS, Evaluation
 from lab.training.fleet import Fleet
@@ -260,7 +260,7 @@ def test_a_fleet_holds_at_least_one_run(max_runs: int) -> None:
 def test_graphics_memory_is_that_of_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the devices that jobs will use, shared by those that share one; the others do not matter."""
     free = [1 * GIGABYTE, 80 * GIGABYTE, 60 * GIGABYTE]
-    monkeypatch.setattr("lab.sweep.capacity.pick_device", torch.device)
+    monkeypatch.setattr("lab.sweeping.capacity.pick_device", torch.device)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda place: (free[place], 80 * GIGABYTE))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

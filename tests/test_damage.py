@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
-from lab.sweep.progress import ProgressMonitor
+from lab.sweeping.progress import ProgressMonitor
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
 from lab.training.shards import ShardedReader, write_shards

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.sweep.job import train_resumably
+from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet

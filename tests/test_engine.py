@@ -20,8 +20,8 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.records import store
-from lab.sweep import pipeline
-from lab.sweep.planner import WORTH_COMPILING, Point, engine_for, plan_sweep, training_flops, with_engine
+from lab.sweeping import pipeline
+from lab.sweeping.planner import WORTH_COMPILING, Point, engine_for, plan_sweep, training_flops, with_engine
 from lab.training import engine
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
@@ -206,18 +206,18 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
 
 def test_a_folder_keeps_the_engine_of_its_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.sweep.planner.WORTH_COMPILING", 1.0)
-    monkeypatch.setattr("lab.sweep.planner.can_compile", lambda: True)
+    monkeypatch.setattr("lab.sweeping.planner.WORTH_COMPILING", 1.0)
+    monkeypatch.setattr("lab.sweeping.planner.can_compile", lambda: True)
     assert request(tmp_path / "a") == ["compiled"]
-    monkeypatch.setattr("lab.sweep.planner.WORTH_COMPILING", math.inf)
+    monkeypatch.setattr("lab.sweeping.planner.WORTH_COMPILING", math.inf)
     assert request(tmp_path / "a", "seed=1") == ["compiled"]
     assert request(tmp_path / "b") == ["eager"]
     assert store.check_version(tmp_path / "a") == "compiled"
 
 
 def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.sweep.planner.WORTH_COMPILING", 1.0)
-    monkeypatch.setattr("lab.sweep.planner.can_compile", lambda: False)
+    monkeypatch.setattr("lab.sweeping.planner.WORTH_COMPILING", 1.0)
+    monkeypatch.setattr("lab.sweeping.planner.can_compile", lambda: False)
     assert request(tmp_path) == ["eager"]
     with pytest.raises(RequestError, match="engine=compiled takes one process, a C"):
         request(tmp_path / "b", "engine=compiled")

@@ -30,7 +30,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.report.build import first_figures
 from lab.studies.figures import FIGURES
-from lab.sweep.coordinate_growth import figure as coordinate_growth
+from lab.sweeping.coordinate_growth import figure as coordinate_growth
 from sampling import few
 
 RESULTS = Path(__file__).parents[1] / "results"

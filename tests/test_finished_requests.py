@@ -14,8 +14,8 @@ from lab.__main__ import main
 from lab.core import registry
 from lab.records import store
 from lab.report import stamp
-from lab.sweep import requests
-from lab.sweep.requests import recognizable
+from lab.sweeping import requests
+from lab.sweeping.requests import recognizable
 from small import tree
 from test_store import leave
 

@@ -127,7 +127,7 @@ def test_a_disk_that_may_not_be_written_is_refused_before_anything_trains(
     trained(a_disk.place / "there")
     before = {path: path.read_bytes() for path in a_disk.place.rglob("*") if path.is_file()}
     a_disk.become("ro")
-    monkeypatch.setattr("lab.sweep.job.train_fleet", lambda *job: pytest.fail("something is trained"))
+    monkeypatch.setattr("lab.sweeping.job.train_fleet", lambda *job: pytest.fail("something is trained"))
     assert assert_refused(a_disk.place / "new", "Read-only file system", capsys) == 2
     assert lab(*MINI, f"out={a_disk.place / 'there'}") == 0, "what finished before needs no writing"
     assert {path: path.read_bytes() for path in a_disk.place.rglob("*") if path.is_file()} == before

@@ -13,7 +13,7 @@ import pytest
 from composing import remember
 from lab.__main__ import main
 from lab.cli import compose, multirun
-from lab.sweep.planner import points
+from lab.sweeping.planner import points
 
 GROUPS = {
     "model": ["d32", "d64", "d65"],

@@ -10,9 +10,9 @@ import pytest
 
 import planted
 from lab.report import build, stamp
-from lab.sweep import growing
-from lab.sweep.growing import WORTH_DRAWING, GrowingReport
-from lab.sweep.local_jobs import JobEnd
+from lab.sweeping import growing
+from lab.sweeping.growing import WORTH_DRAWING, GrowingReport
+from lab.sweeping.local_jobs import JobEnd
 
 LONG = 2 * WORTH_DRAWING
 

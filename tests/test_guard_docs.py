@@ -13,7 +13,7 @@ import yaml
 
 from lab.cli import launch, multirun
 from lab.cli.usage import OptionParser
-from lab.sweep.planner import points
+from lab.sweeping.planner import points
 
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "guard_your_recipe.md").read_text(encoding="utf-8")

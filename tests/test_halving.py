@@ -14,8 +14,8 @@ import torch
 
 from lab.core.machine import is_out_of_memory
 from lab.records import plans, store
-from lab.sweep import job
-from lab.sweep.planner import points
+from lab.sweeping import job
+from lab.sweeping.planner import points
 from lab.training.engine import ProbeValues
 from lab.training.fleet import Fleet
 from small import tree

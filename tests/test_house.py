@@ -31,11 +31,11 @@ WINGS: dict[str, set[str]] = {
     "analysis": {"core", "records"},
     "studies": {"core", "records", "analysis"},
     "report": {"core", "records", "analysis", "studies"},
-    "sweep": BELOW_SWEEP,
-    "cli": {*BELOW_SWEEP, "sweep"},
-    "hydra_plugins": {"core", "sweep", "cli"},
-    "pytest_plugin": {"core", "records", "analysis", "sweep"},
-    "__main__": {"core", "sweep", "cli"},
+    "sweeping": BELOW_SWEEP,
+    "cli": {*BELOW_SWEEP, "sweeping"},
+    "hydra_plugins": {"core", "sweeping", "cli"},
+    "pytest_plugin": {"core", "records", "analysis", "sweeping"},
+    "__main__": {"core", "sweeping", "cli"},
 }
 # Inside `lab.analysis`: a room or wing imports from lower lines only.
 ANALYSIS_FLOORS = [
@@ -49,9 +49,9 @@ ANALYSIS_FLOORS = [
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by wing or by room.
 ALLOWED = {
-    "print": {"lab.__main__", "lab.cli", "lab.sweep.pipeline", "lab.core.printing"},
+    "print": {"lab.__main__", "lab.cli", "lab.sweeping.pipeline", "lab.core.printing"},
     "print unescaped": {"lab.core.printing"},
-    "exit": {"lab.__main__", "lab.cli", "lab.sweep.pipeline", "lab.sweep.local_jobs"},
+    "exit": {"lab.__main__", "lab.cli", "lab.sweeping.pipeline", "lab.sweeping.local_jobs"},
     "read arguments": {"lab.__main__", "lab.cli"},
     "know Hydra": {"lab.__main__", "lab.cli", "hydra_plugins"},
 }

@@ -17,9 +17,9 @@ import pytest
 
 from lab.core import machine
 from lab.records import leases, store
-from lab.sweep import pipeline
-from lab.sweep.job import train_fleet
-from lab.sweep.planner import plan_sweep
+from lab.sweeping import pipeline
+from lab.sweeping.job import train_fleet
+from lab.sweeping.planner import plan_sweep
 from lab.training.fleet import Fleet
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes

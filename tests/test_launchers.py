@@ -17,7 +17,7 @@ from hydra_plugins.local_launcher.local_launcher import LocalLauncher
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.files import quoted
-from lab.sweep.local_jobs import choose_slots
+from lab.sweeping.local_jobs import choose_slots
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,10 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.records import leases, store
 from lab.records.leases import Lease
-from lab.sweep import pipeline
-from lab.sweep.job import train_fleet
-from lab.sweep.planner import plan_sweep
-from lab.sweep.sharing import Sharing
+from lab.sweeping import pipeline
+from lab.sweeping.job import train_fleet
+from lab.sweeping.planner import plan_sweep
+from lab.sweeping.sharing import Sharing
 from small import tree
 from sweeping import TIMINGS, assert_same, needs_proc
 from test_store import leave
@@ -245,7 +245,7 @@ def test_a_command_waits_for_what_others_hold_and_takes_what_they_leave(
         if len(waited) == 4:
             ended(left)
 
-    monkeypatch.setattr("lab.sweep.sharing.time.sleep", sleep)
+    monkeypatch.setattr("lab.sweeping.sharing.time.sleep", sleep)
     with Sharing(tmp_path, RUNS) as mine:
         with left, done:
             assert held(tmp_path, mine.request, RUNS[:3]) == ["run2"]
@@ -257,7 +257,7 @@ def test_a_command_waits_for_what_others_hold_and_takes_what_they_leave(
 
 
 def test_a_command_that_waits_can_be_told_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.sweep.sharing.time.sleep", lambda _: os.kill(os.getpid(), 15))
+    monkeypatch.setattr("lab.sweeping.sharing.time.sleep", lambda _: os.kill(os.getpid(), 15))
     with Lease(tmp_path, "theirs", RUNS), Sharing(tmp_path, RUNS) as mine:
         held(tmp_path, mine.request)
         with pytest.raises(SystemExit) as end:
@@ -303,7 +303,7 @@ def test_a_fleet_of_which_others_hold_a_run_is_trained_without_it_and_the_run_on
         assert len(store.read(tmp_path / "shared").runs) == 2
         ended(theirs)
 
-    monkeypatch.setattr("lab.sweep.sharing.time.sleep", leave_them)
+    monkeypatch.setattr("lab.sweeping.sharing.time.sleep", leave_them)
     assert_same(trained(tmp_path / "shared", hold), alone)
     said = capsys.readouterr()
     assert "waiting for another command, which trains 2 of these runs" in said.err

@@ -13,8 +13,8 @@ from lab.__main__ import main
 from lab.cli.hydra_app import data_folder
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.sweep.capacity import Host, most_runs
-from lab.sweep.job import train_resumably
+from lab.sweeping.capacity import Host, most_runs
+from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet

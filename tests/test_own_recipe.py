@@ -212,7 +212,7 @@ REFUSED = [
     (["train", "+guest.window_mlp.window=0"], "guest.window_mlp.window must be above 0"),
     (
         ["train", "+guest.window_mlp.window=3"],
-        "intervention qk_layernorm attaches to query; a custom model has logits only",
+        "intervention qk_layernorm attaches to query; a custom model has logits only, so say intervention=[]",
     ),
     (["train", "+guest.window_mlp={}"], "key 'guest.window_mlp.window' is missing"),
     (

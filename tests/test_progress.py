@@ -27,10 +27,10 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.machine import cores
 from lab.records import plans, store
-from lab.sweep import job, pipeline, progress
-from lab.sweep.planner import points
-from lab.sweep.progress import CampaignPart, FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
-from lab.sweep.terminal import Scene, cells, scene, sketch
+from lab.sweeping import job, pipeline, progress
+from lab.sweeping.planner import points
+from lab.sweeping.progress import CampaignPart, FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
+from lab.sweeping.terminal import Scene, cells, scene, sketch
 from lab.training.loop import StepResult
 from lab.training.recorder import Run, fleet_summary, ranges
 from small import configs, tree

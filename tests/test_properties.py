@@ -21,7 +21,7 @@ from lab.cli.hydra_app import data_folder
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.records import store
-from lab.sweep.planner import Point, pack, points, shard_points
+from lab.sweeping.planner import Point, pack, points, shard_points
 from lab.training.config import run_config
 from lab.training.identity import columns, run_id, static_key
 from sampling import few

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.sweep.cautions import find_cautions
+from lab.sweeping.cautions import find_cautions
 from small import configs
 
 HOME = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from lab.core import machine
 from lab.core.errors import RequestError
 from lab.responses.between_steps import RewindAndRescale
 from lab.responses.response import Action, Reading
-from lab.sweep.job import train_resumably
+from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import run_config
 from lab.training.fleet import Fleet

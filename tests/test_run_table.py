@@ -178,7 +178,7 @@ def test_trained_records_are_never_replaced(tmp_path: Path) -> None:
         (table().drop(columns="eval/loss"), [], "--loss COLUMN says which it is"),
         (table().replace({"Learning Rate": {1e-3: 0.0}}), [], "row 1: the learning rate 0 is not above 0"),
         (table().assign(**{"eval/loss": ["2.5", "low"] * 24}), [], "row 2: eval/loss is no number: 'low'"),
-        (pd.concat([table(), table().tail(1)]), [], "rows 48 and 49 are one run: alike in lr, seed, size, clip"),
+        (pd.concat([table(), table().tail(1)]), [], "row 48 and row 49 are one run: alike in lr, seed, size, clip"),
         (table()[lambda runs: runs["Learning Rate"] > 1e-2], [], "2 learning rates, and a curve takes 3"),
         (table().head(0), [], "has no rows"),
         (table().assign(**{"eval/loss": math.nan}), [], "row 1: a diverged run counts at its initial loss"),

@@ -15,8 +15,8 @@ from lab.core import files, machine
 from lab.data.corpus import bigram_loss
 from lab.records import plans, store
 from lab.report import build, stamp
-from lab.sweep import pipeline
-from lab.sweep.planner import plan_sweep, points
+from lab.sweeping import pipeline
+from lab.sweeping.planner import plan_sweep, points
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.identity import columns

@@ -17,8 +17,8 @@ from lab.core.errors import RequestError
 from lab.data.text import Text
 from lab.records import plans
 from lab.studies.batch_size.frozen import best_step, frozen_law
-from lab.sweep import scan
-from lab.sweep.scan import RunLandscape, measure_noise
+from lab.sweeping import scan
+from lab.sweeping.scan import RunLandscape, measure_noise
 from lab.training.config import run_config
 from lab.training.identity import run_id
 from noisy_quadratic import NoisyQuadratic

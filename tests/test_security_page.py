@@ -29,8 +29,8 @@ from lab.analysis.rendering import html
 from lab.cli.commands import COMMANDS
 from lab.core.printing import printable, say
 from lab.records import store
-from lab.sweep.progress import FleetProgress
-from lab.sweep.terminal import Scene, Terminal
+from lab.sweeping.progress import FleetProgress
+from lab.sweeping.terminal import Scene, Terminal
 
 # Written into the page as it is, it would rename the page.
 SCRIPT = "document.title = 'spr' + 'ung'"

@@ -11,7 +11,7 @@ import pytest
 
 from lab.__main__ import main
 from lab.records import store
-from lab.sweep.planner import Point, pack, points, shard_points
+from lab.sweeping.planner import Point, pack, points, shard_points
 from lab.training.identity import static_key
 from small import tree
 from sweeping import RUNS, TIMINGS, assert_same, begin

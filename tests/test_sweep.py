@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.core.errors import RequestError
-from lab.sweep.planner import Point, pack, points
+from lab.sweeping.planner import Point, pack, points
 from lab.training.identity import columns, static_key
 from small import configs, tree
 

@@ -24,9 +24,9 @@ from lab.core.registry import TRACKERS
 from lab.records import plans, store
 from lab.records.export import destinations
 from lab.records.trackers import FleetTracker, Value, readable_name, tag
-from lab.sweep import job
-from lab.sweep.planner import points
-from lab.sweep.progress import FleetProgress
+from lab.sweeping import job
+from lab.sweeping.planner import points
+from lab.sweeping.progress import FleetProgress
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key

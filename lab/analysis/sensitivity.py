@@ -13,12 +13,26 @@ import pandas as pd
 
 from lab.analysis.curves import load, points, significant
 from lab.analysis.statistics import student_t
+from lab.analysis.text import spell
 from lab.core.errors import RequestError
 from lab.records import run_table
 from lab.records.store import Records
 
-# The window of learning rates (Wortsman et al. 2023, sec. 2.2).
-LOW, HIGH = 3e-4, 3e-1
+
+class Window(NamedTuple):
+    """The learning rates over which sensitivity is a mean, both ends included."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}"
+
+
+# That of Wortsman et al. 2023, sec. 2.2, for AdamW.
+WINDOW = Window(3e-4, 3e-1)
+LOW, HIGH = WINDOW
+FEWEST_LRS = 3  # inside another window
 PARTS = ("total", "below", "above")
 
 
@@ -33,6 +47,34 @@ class Sensitivity(NamedTuple):
     total: float
     below: float
     above: float
+
+
+def window_of(ends: Sequence[float | str]) -> Window:
+    """A window of its two ends, numbers or as typed.
+
+    Raises:
+        RequestError: an end is no number above 0, or the first is not below the second.
+    """
+    try:
+        low, high = map(float, ends)
+    except ValueError:
+        raise RequestError(f"a window is two learning rates, LOW HIGH, not {' '.join(map(str, ends))}") from None
+    if not 0 < low < high < math.inf:
+        raise RequestError(f"a window takes 0 < LOW < HIGH, not {low:g} {high:g}")
+    return Window(low, high)
+
+
+def check_window(points: pd.DataFrame, window: Window) -> None:
+    """Refuse a window, other than that of the paper, in which no curve of ``points`` has three learning rates.
+
+    Raises:
+        RequestError: it is one.
+    """
+    inside = points[points["lr"].between(*significant(window))]
+    most = inside.groupby("curve")["lr"].nunique().max() if len(inside) else 0
+    if window != WINDOW and most < FEWEST_LRS:
+        lrs = ", ".join(map(spell, sorted(points["lr"].unique().tolist())))
+        raise RequestError(f"the window {window} holds {most} learning rates of a curve, and takes {FEWEST_LRS}: {lrs}")
 
 
 def lr_sensitivity(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> float:
@@ -166,7 +208,7 @@ def best_lr_fine(curve: pd.DataFrame) -> float:
     At the edge of the grid it is the best learning rate itself, and NaN where all runs diverged; ``curve`` as in
     ``lr_sensitivity``.
     """
-    if not (curve["loss"] < curve["loss_at_init"]).any():
+    if not (np.isfinite(curve["loss"]) & ~(curve["loss"] >= curve["loss_at_init"])).any():  # NaN: not known
         return math.nan
     order = np.argsort(curve["lr"].to_numpy())
     return vertex(significant(curve["lr"])[order], capped(curve)[order])
@@ -195,20 +237,20 @@ def shifted(best_lr: float, low: float = LOW, high: float = HIGH) -> tuple[float
     return low * factor, high * factor
 
 
-def optima(points: pd.DataFrame) -> pd.DataFrame:
+def optima(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     """Optimum and shifted sensitivity, one row per curve and seed.
 
     Returns:
         Columns ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``; ``window_low`` and ``window_high``,
-        the window ``shifted`` to the optimum; ``sensitivity`` in that window, over its learning rates that ran.
+        ``window`` as ``shifted`` to the optimum; ``sensitivity`` in that window, over its learning rates that ran.
     """
     rows = []
     for _, runs in points.groupby(["curve", "seed"], sort=False):
         row = {column: runs[column].iloc[0] for column in ("arm", "parameters", "seed")}
         fine = best_lr_fine(runs)
-        low, high = shifted(fine)
-        window = {"window_low": low, "window_high": high, "sensitivity": split(runs, low, high).total}
-        rows.append({**row, "best_lr_fine": fine, "spread": spread(runs), **window})
+        low, high = shifted(fine, *window)
+        moved = {"window_low": low, "window_high": high, "sensitivity": split(runs, low, high).total}
+        rows.append({**row, "best_lr_fine": fine, "spread": spread(runs), **moved})
     return pd.DataFrame(rows)
 
 
@@ -218,9 +260,10 @@ class Study(NamedTuple):
     Attributes:
         records: run cards and probe records.
         points: ``judge(points(records.runs))``.
-        seeds: ``per_seed(points)``.
+        seeds: ``per_seed(points, *window)``.
         curves: ``by_curve(seeds)``.
-        pairs: ``all_pairs(points)``.
+        pairs: ``all_pairs(points, *window)``.
+        window: the learning rates over which sensitivity is a mean.
     """
 
     records: Records
@@ -228,6 +271,7 @@ class Study(NamedTuple):
     seeds: pd.DataFrame
     curves: pd.DataFrame
     pairs: pd.DataFrame
+    window: Window = WINDOW
 
     @property
     def failed(self) -> pd.DataFrame:
@@ -235,13 +279,17 @@ class Study(NamedTuple):
         return self.records.runs[self.records.runs["status"] == "failed"]
 
 
-def study(folders: str | Path | Sequence[str | Path]) -> Study:
+def study(folders: str | Path | Sequence[str | Path], window: Sequence[float] = WINDOW) -> Study:
     """Read a results folder, or several as one, and compute all tables.
 
+    Args:
+        folders: one or more results folders.
+        window: the lowest and the highest learning rate over which sensitivity is a mean.
+
     Raises:
-        RequestError: a folder cannot be read, or all runs failed.
+        RequestError: a folder cannot be read, all runs failed, or the window makes no sense.
     """
-    return study_of(load(*([folders] if isinstance(folders, str | Path) else folders)))
+    return study_of(load(*([folders] if isinstance(folders, str | Path) else folders)), window)
 
 
 def from_frame(
@@ -254,6 +302,7 @@ def from_frame(
     arm: str | Sequence[str] | None = None,
     initial_loss: str | float | None = None,
     steps: str | float | None = None,
+    window: Sequence[float] = WINDOW,
 ) -> Study:
     """As ``study``, of a table with a row per run, from any trainer.
 
@@ -266,24 +315,27 @@ def from_frame(
         arm: columns that set arms apart; unless given, those of which each value occurs with three learning rates.
         initial_loss: column of losses at initialization, or the one of all runs.
         steps: column of numbers of training steps, or the number of all runs.
+        window: as for ``study``.
 
     Raises:
-        RequestError: a column is absent, or a row makes no sense.
+        RequestError: a column is absent, or a row or the window makes no sense.
     """
     size, initial_loss, steps = (None if one is None else str(one) for one in (size, initial_loss, steps))
     arms = [arm] if isinstance(arm, str) else arm
     columns = run_table.Columns(lr, loss, size, seed, arms, initial_loss, steps)
-    return study_of(run_table.records_of(table, columns))
+    return study_of(run_table.records_of(table, columns), window)
 
 
-def study_of(records: Records) -> Study:
+def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     """As ``study``, of records that were read.
 
     Raises:
-        RequestError: all runs failed.
+        RequestError: all runs failed, or the window makes no sense.
     """
+    window = window_of(window)
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
-    seeds = per_seed(ended)
-    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(ended))
+    check_window(ended, window)
+    seeds = per_seed(ended, *window)
+    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(ended, *window), window)

@@ -21,9 +21,9 @@ from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.printing import say
 from lab.studies.claims import CLAIMS
-from lab.sweep.dry_run import core_seconds
-from lab.sweep.planner import SweepPlan
-from lab.sweep.progress import CampaignPart
+from lab.sweeping.dry_run import core_seconds
+from lab.sweeping.planner import SweepPlan
+from lab.sweeping.progress import CampaignPart
 
 HOUR = 3600.0  # seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 import webbrowser
@@ -13,9 +14,10 @@ from lab.cli.usage import OptionParser
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
-from lab.sweep.local_jobs import run_jobs
+from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
+    from lab.analysis.sensitivity import Window
     from lab.report.build import Report
 
 
@@ -57,46 +59,51 @@ def _train(arguments: list[str]) -> None:
 
 
 def _import(arguments: list[str]) -> None:
-    from lab.records import run_table
+    from lab.records import event_files, run_table
 
     given = OptionParser("import").read(arguments)
     words = list(map(str, given.folders))
     out = next((word.removeprefix("out=") for word in words if word.startswith("out=")), "")
     tables = [word for word in words if not word.startswith("out=")]
-    if len(tables) != 1 or not out:
-        raise RequestError("lab import TABLE out=DIR; TABLE is a file, or - for standard input")
+    if len([*tables, *[given.tensorboard] * bool(given.tensorboard)]) != 1 or not out:
+        raise RequestError("lab import TABLE out=DIR, a file or - for standard input; or --tensorboard DIR out=DIR")
     columns = {key: getattr(given, key) for key in run_table.Columns._fields}
     arm = columns["arm"].split(",") if columns["arm"] is not None else None
-    records = run_table.records_of(
-        run_table.read_table(tables[0]), run_table.Columns(**{**columns, "arm": arm}), Path(tables[0]).name
-    )
+    named = run_table.Columns(**{**columns, "arm": arm})
+    if given.tensorboard:
+        events = Path(given.tensorboard)
+        table, measured = event_files.read_event_folders(events, given.loss)
+        records = run_table.records_of(table, named, events.resolve().name, measured)
+    else:
+        records = run_table.records_of(run_table.read_table(tables[0]), named, Path(tables[0]).name)
     is_new = run_table.write(Path(out), records, shlex.join(["lab", "import", *arguments]), replace=given.replace)
     say(f"{len(records.runs)} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
 
 
 def _report(arguments: list[str]) -> None:
+    from lab.analysis.sensitivity import WINDOW
     from lab.records import store
     from lab.report import build
 
     given = OptionParser("report").read(arguments)
-    folders = given.folders
+    folders, window = given.folders, _window(given) or WINDOW
     if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     if given.format:
-        for path in _paper_figures(folders, given.format, given.width):
+        for path in _paper_figures(folders, given.format, given.width, window):
             say(f"figure: {path}")
         return
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
     if len(folders) == 1 and (several := store.results_folders(folders[0])):
         reports = []
-        for report in _write_reports(several):
+        for report in _write_reports(several, window):
             reports.append(report)
             say(f"report: {report.page}")
         page = build.write_index(folders[0], reports)
         say(f"index: {page}")
     else:
-        report, summary = build.make_report(folders)
+        report, summary = build.make_report(folders, window)
         page = report.page
         say(summary)
         say(f"report: {page}")
@@ -104,7 +111,14 @@ def _report(arguments: list[str]) -> None:
         webbrowser.open(page.absolute().as_uri())
 
 
-def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None) -> Iterator[Path]:
+def _window(given: argparse.Namespace) -> Window | None:
+    """The window of learning rates, if it was given."""
+    from lab.analysis.sensitivity import window_of
+
+    return window_of(given.window) if given.window else None
+
+
+def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None, window: Window) -> Iterator[Path]:
     """Write the figures of the folders for a paper, overlaid in the first, or of each folder in a single one."""
     from lab.analysis.sensitivity import study
     from lab.records import store
@@ -113,13 +127,13 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None)
     form = paper.paper_of(format_name, width)
     several = store.results_folders(folders[0]) if len(folders) == 1 else []
     for each in [[folder] for folder in several] or [list(folders)]:
-        yield from paper.write_figures(study(each), each[0], form)
+        yield from paper.write_figures(study(each, window), each[0], form)
 
 
-def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
+def _write_reports(folders: Sequence[Path], window: Window) -> Iterator[Report]:
     """Write the report of each folder, as many at once as there are cores."""
     slots = [None] * min(machine.cores(), len(folders))
-    ends = run_jobs(_write_report, ((folder,) for folder in folders), slots, imports=["lab.report.build"])
+    ends = run_jobs(_write_report, ((folder, window) for folder in folders), slots, imports=["lab.report.build"])
     for folder, end in zip(folders, ends, strict=True):
         if isinstance(end.answer, RequestError):
             raise end.answer
@@ -128,19 +142,19 @@ def _write_reports(folders: Sequence[Path]) -> Iterator[Report]:
         yield end.answer
 
 
-def _write_report(folder: Path) -> Report | RequestError:
+def _write_report(folder: Path, window: Window) -> Report | RequestError:
     """The report; or the refusal, for the parent process to raise."""
     from lab.report import build
 
     try:
-        return build.make_report([folder])[0]
+        return build.make_report([folder], window)[0]
     except RequestError as refusal:
         return refusal
 
 
 def _coordcheck(arguments: list[str]) -> None:
     from lab.cli import launch
-    from lab.sweep import coordinate_check
+    from lab.sweeping import coordinate_check
 
     check = coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *arguments]))
     check.write()
@@ -153,9 +167,10 @@ def _coordcheck(arguments: list[str]) -> None:
 def _predict(arguments: list[str]) -> None:
     from lab.analysis.forecast import report
 
-    if len(arguments) != 1:
+    given = OptionParser("predict").read(arguments)
+    if len(given.folders) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
-    for line in report.predict(Path(arguments[0])):
+    for line in report.predict(given.folders[0], _window(given)):
         say(line)
 
 
@@ -170,7 +185,7 @@ def _batch(arguments: list[str]) -> None:
 
 
 def _scan(arguments: list[str]) -> None:
-    from lab.sweep import scan
+    from lab.sweeping import scan
 
     given = OptionParser("scan").read(arguments)
     if len(given.folders) != 1:
@@ -235,7 +250,7 @@ def _check(arguments: list[str]) -> None:
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict)
+    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict, _window(given))
     comparison = checked.comparison
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
@@ -248,11 +263,12 @@ def _check(arguments: list[str]) -> None:
 
 def _compare(arguments: list[str]) -> None:
     from lab.analysis.guard.side_by_side import compare_folders
+    from lab.analysis.sensitivity import WINDOW
 
     given = OptionParser("compare").read(arguments)
     if len(given.folders) != 2:
         raise RequestError("compare which two folders? lab compare A B")
-    compared = compare_folders(*given.folders)
+    compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
     say(compared.as_json() if given.json else "\n".join(compared.lines()))
 
 
@@ -268,13 +284,18 @@ def _status(arguments: list[str]) -> None:
 
 def _baseline(arguments: list[str]) -> None:
     from lab.analysis.guard import baseline, check
+    from lab.analysis.sensitivity import WINDOW
 
-    match list(map(Path, arguments[1:])), arguments[:1]:
-        case [folder, file], ["save"]:
-            lines = check.save_baseline(folder, file)
-        case [file], ["show"]:
+    given = OptionParser("predict").read(arguments)
+    word, *paths = given.folders or [Path()]
+    if given.window and str(word) != "save":
+        raise RequestError("--window goes with lab baseline save; a baseline keeps its window")
+    match paths, str(word):
+        case [folder, file], "save":
+            lines = check.save_baseline(folder, file, _window(given) or WINDOW)
+        case [file], "show":
             lines = check.describe_baseline(baseline.read(file))
-        case [old, new], ["diff"]:
+        case [old, new], "diff":
             lines = check.diff_baselines(baseline.read(old), baseline.read(new))
         case _:
             raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")

@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     """Let the first rank carry out the request, and the others train what it sends them."""
-    from lab.sweep import pipeline
+    from lab.sweeping import pipeline
 
     code = _coded(distributed.join)
     if distributed.is_joined():

@@ -21,7 +21,7 @@ OmegaConf.register_new_resolver("whole_quotient", lambda a, b: max(1, a // b), r
 
 def hydra_task(config: DictConfig) -> None:
     """One job trains one fleet of a frozen plan."""
-    from lab.sweep.pipeline import train_planned_fleet  # here, since tab completion needs none of it
+    from lab.sweeping.pipeline import train_planned_fleet  # here, since tab completion needs none of it
 
     machine.configure_process()
     if HydraConfig.initialized():  # a launcher of Hydra

@@ -26,13 +26,13 @@ from lab.cli.points import Tree, TreeComposer, chooses_file, with_values
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
-from lab.sweep import pipeline
-from lab.sweep.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
-from lab.sweep.progress import CampaignPart
-from lab.sweep.requests import recognizable
+from lab.sweeping import pipeline
+from lab.sweeping.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
+from lab.sweeping.progress import CampaignPart
+from lab.sweeping.requests import recognizable
 
 if TYPE_CHECKING:
-    from lab.sweep.planner import SweepPlan
+    from lab.sweeping.planner import SweepPlan
 
 
 class Composed(NamedTuple):
@@ -88,7 +88,7 @@ def plan(composed: Composed) -> SweepPlan:
     Raises:
         RequestError: a point makes no sense, or the folder cannot take records.
     """
-    from lab.sweep import planner  # slow to load
+    from lab.sweeping import planner  # slow to load
 
     trees, launcher, settings = composed
     limits = {key: settings[key] for key in ("max_runs", "one", "shard")}
@@ -114,7 +114,12 @@ def carry_out(request: Request, part: CampaignPart | None = None) -> None:
     composed = compose(request)
     if composed.settings["dry_run"]:
         _estimate(composed)
-        return
+    else:
+        train(composed, request, part)
+
+
+def train(composed: Composed, request: Request, part: CampaignPart | None = None) -> None:
+    """Train the points of a request that Hydra composed; the arguments and errors are those of ``carry_out``."""
     noted: Any = {"command": request.command, "question": request.question, "one": composed.settings["one"]}
     known = recognizable(composed.trees, composed.settings)
     if known and (ids := known.finished_ids()) is not None:

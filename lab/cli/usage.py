@@ -28,10 +28,10 @@ class Command(NamedTuple):
     options: Mapping[str, str] = {}
 
     @property
-    def parsed_options(self) -> dict[str, bool]:
-        """By name whether each option takes a value; the grammar of overrides is Hydra's, so they are no options."""
+    def parsed_options(self) -> dict[str, int]:
+        """By name how many values an option takes; the grammar of overrides is Hydra's, so they are no options."""
         words = (form.split() for form in self.options if form.startswith("--"))
-        return {option: bool(value) for option, *value in words}
+        return {option: len(values) for option, *values in words}
 
 
 _REQUEST = {
@@ -44,6 +44,7 @@ _REQUEST = {
     "--config-dir DIR": "a folder with config files of your own, laid out as conf/ is",
 }
 _JSON = {"--json": "the same for programs"}
+_WINDOW = {"--window LOW HIGH": "sensitivity over these learning rates (default: 3e-4 to 3e-1)"}
 
 COMMANDS: dict[str, Command] = {
     "sweep": Command(
@@ -81,6 +82,7 @@ COMMANDS: dict[str, Command] = {
             "--steps COLUMN|NUMBER": "the steps of training",
             "--arm COLUMN,COLUMN": "what sets arms apart",
             "--initial-loss COLUMN|NUMBER": "the loss before training, at which a diverged run counts",
+            "--tensorboard DIR": "instead of a table, a run per folder of event files; --loss is then a tag",
             "--replace": "replace what was imported from another table",
         },
     ),
@@ -92,6 +94,7 @@ COMMANDS: dict[str, Command] = {
             "--open": "open the page in the browser",
             "--format pdf|png": "instead, write the figures for a paper",
             "--width INCHES": "of such a figure (default: 3.25)",
+            **_WINDOW,
         },
     ),
     "coordcheck": Command(
@@ -104,6 +107,7 @@ COMMANDS: dict[str, Command] = {
         "DIR",
         "say at which larger size or learning rate runs will be unstable",
         "results/logit_growth",
+        _WINDOW,
     ),
     "batch": Command(
         "DIR",
@@ -158,6 +162,7 @@ COMMANDS: dict[str, Command] = {
             "--html FILE": "where the page goes (default: DIR/check.html)",
             "--junit FILE": "the outcome for a CI system",
             "--markdown FILE": "the outcome as Markdown",
+            **_WINDOW,
             **_JSON,
         },
     ),
@@ -165,7 +170,7 @@ COMMANDS: dict[str, Command] = {
         "A B",
         "two results folders, arm by arm: best loss, sensitivity, eta_div",
         "results/quickstart results/logit_growth",
-        _JSON,
+        {**_WINDOW, **_JSON},
     ),
     "status": Command(
         "DIR",
@@ -177,6 +182,7 @@ COMMANDS: dict[str, Command] = {
         "save DIR FILE | show FILE | diff OLD NEW",
         "curves to check against, in a small file to commit",
         "save runs/smoke results/baselines/smoke.json",
+        {"--window LOW HIGH": "after save: sensitivity over these learning rates (default: 3e-4 to 3e-1)"},
     ),
     "export": Command(
         "DIR --to csv|tensorboard|wandb|trackio",
@@ -227,8 +233,10 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False)
         self.options = COMMANDS[word].parsed_options
         self.add_argument("folders", nargs="*", type=Path)
-        for option, takes_value in self.options.items():
-            if takes_value:
+        for option, count in self.options.items():
+            if count > 1:
+                self.add_argument(option, nargs=count)
+            elif count:
                 self.add_argument(option, type=_nonempty)
             else:
                 self.add_argument(option, action="store_true")
@@ -249,7 +257,7 @@ class OptionParser(argparse.ArgumentParser):
         option, _, reason = message.removeprefix("argument ").partition(": ")
         if reason.startswith("ignored explicit argument"):
             raise RequestError(f"{option} takes no value")
-        raise RequestError(f"{option} wants a value")
+        raise RequestError(f"{option} wants {'two learning rates, LOW HIGH' if option == '--window' else 'a value'}")
 
 
 def _nonempty(text: str) -> str:

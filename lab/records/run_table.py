@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +102,9 @@ PARQUET = ".parquet"
 READ_TEXT = {**dict.fromkeys((".csv", ".tsv"), _csv), **dict.fromkeys((".jsonl", ".ndjson", ".json"), _json_lines)}
 
 
-def records_of(table: pd.DataFrame, columns: Columns, source: str = "a table") -> Records:
+def records_of(
+    table: pd.DataFrame, columns: Columns, source: str = "a table", measured: Collection[str] = ()
+) -> Records:
     """Make records of a table with a row per run.
 
     A column that is none of ``columns`` sets arms apart if ``columns.arm`` names it. Where that is ``None``, it does so
@@ -113,34 +115,33 @@ def records_of(table: pd.DataFrame, columns: Columns, source: str = "a table") -
         table: as from ``read_table``.
         columns: names of its columns.
         source: what the table is called, for the page.
+        measured: columns that set no arms apart unless ``columns.arm`` names them.
 
     Raises:
         RequestError: a column is absent, a row makes no sense, two rows are one run, or too few learning rates.
     """
-    found = {key: _column(table, key, getattr(columns, key)) for key in USUAL_NAMES}
+    found = {key: column_of(table, key, getattr(columns, key)) for key in USUAL_NAMES}
     numbers = {key: _numbers(table, key, column) for key, column in found.items()}
     for key, name in (("lr", "learning rate"), ("size", "size")):
         if (wrong := numbers[key] <= 0).any():
-            raise RequestError(f"row {_row(wrong)}: the {name} {numbers[key][wrong].iloc[0]:g} is not above 0")
+            raise RequestError(f"{_row(wrong)}: the {name} {numbers[key][wrong].iloc[0]:g} is not above 0")
     for key in ("size", "seed"):
         if (broken := numbers[key] != numbers[key].round()).any():
             value = numbers[key][broken].iloc[0]
-            raise RequestError(f"row {_row(broken)}: the {key} {value:g} is no whole number")
+            raise RequestError(f"{_row(broken)}: the {key} {value:g} is no whole number")
     diverged = ~numbers["loss"].map(math.isfinite)
     if (unknown := diverged & numbers["initial_loss"].isna()).any():
         raise RequestError(
-            f"row {_row(unknown)}: a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it"
+            f"{_row(unknown)}: a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it"
         )
     if (count := numbers["lr"].nunique()) < FEWEST_LRS:
         raise RequestError(f"{count} learning rates, and a curve takes {FEWEST_LRS}")
     others = [str(name) for name in table if name not in found.values()]
-    settings, kept = _settings(table, others, numbers, columns.arm)
+    settings, kept = _settings(table, others, numbers, columns.arm, measured)
     identity = pd.DataFrame({**{key: numbers[key] for key in ("lr", "seed", "size")}, **settings}).astype(str)
     if (twice := identity.duplicated()).any():
         first = identity.eq(identity[twice].iloc[0]).all(axis=1)
-        raise RequestError(
-            f"rows {_row(first)} and {_row(twice)} are one run: alike in {', '.join(map(str, identity))}"
-        )
+        raise RequestError(f"{_row(first)} and {_row(twice)} are one run: alike in {', '.join(map(str, identity))}")
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
     identity = identity.assign(source=source, loss=numbers["loss"].map("{:.6g}".format))
     runs = pd.DataFrame(
@@ -165,8 +166,17 @@ def records_of(table: pd.DataFrame, columns: Columns, source: str = "a table") -
     return Records(store.declared(runs), _metrics(table, runs, kept))
 
 
-def _column(table: pd.DataFrame, key: str, given: str | None) -> str | float | None:
-    """The column of a quantity, or the number that holds for all runs; None if there is neither."""
+def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float | None:
+    """The column of a quantity, or the number that holds for all runs; None if there is neither.
+
+    Args:
+        table: as for ``records_of``.
+        key: a field of ``Columns``.
+        given: its value there.
+
+    Raises:
+        RequestError: there is no such column, and the quantity is needed.
+    """
     if given is not None:
         if given in table:
             return given
@@ -205,19 +215,25 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     words = table[column].astype(str).str.strip().str.lower()
     is_word = numbers.isna() & table[column].notna() & ~words.isin(NO_NUMBERS)
     if is_word.any():
-        raise RequestError(f"row {_row(is_word)}: {column} is no number: {table[column][is_word].iloc[0]!r}")
+        raise RequestError(f"{_row(is_word)}: {column} is no number: {table[column][is_word].iloc[0]!r}")
     if key not in ("loss", "initial_loss", "steps") and numbers.isna().any():
-        raise RequestError(f"row {_row(numbers.isna())}: {column} is empty")
+        raise RequestError(f"{_row(numbers.isna())}: {column} is empty")
     return numbers.astype(float)
 
 
-def _row(chosen: pd.Series[bool]) -> int:
-    """The number of the first row chosen, counted from 1 without the head."""
-    return int(np.flatnonzero(chosen)[0]) + 1
+def _row(chosen: pd.Series[bool]) -> str:
+    """The first row chosen: ``row 3``, counted from 1 without the head, or ``run lr=0.1`` where rows have names."""
+    number = int(np.flatnonzero(chosen)[0])
+    label = chosen.index[number]
+    return f"run {label}" if isinstance(label, str) else f"row {number + 1}"
 
 
 def _settings(
-    table: pd.DataFrame, others: Sequence[str], numbers: Mapping[str, pd.Series[float]], arm: Sequence[str] | None
+    table: pd.DataFrame,
+    others: Sequence[str],
+    numbers: Mapping[str, pd.Series[float]],
+    arm: Sequence[str] | None,
+    measured: Collection[str],
 ) -> tuple[dict[str, pd.Series[Any]], list[str]]:
     """The columns that set arms apart, and the names of the others."""
     for name in arm or ():
@@ -227,6 +243,8 @@ def _settings(
     def sets_arms_apart(name: str) -> bool:
         if arm is not None:
             return name in arm
+        if name in measured:
+            return False
         values = table[name].astype(str)
         # a switch may add gains, and so determine the exact size; a width or a depth follows from it
         is_number = pd.api.types.is_numeric_dtype(table[name]) and not pd.api.types.is_bool_dtype(table[name])
@@ -236,9 +254,10 @@ def _settings(
         return is_swept and (not follows or values.nunique() == 1)
 
     chosen = [name for name in others if sets_arms_apart(name)]
-    reserved = {*store.RUN_COLUMNS, "optimizer.lr", "seed", "steps", "out", "device", TABLE}
+    reserved = {*store.RUN_COLUMNS, "optimizer.lr", "seed", "steps", "out", "device", "folder", TABLE}
     ends = Counter(map(_end, chosen))
-    keys = {name: _end(name) if ends[_end(name)] == 1 else name for name in chosen}
+    # without dots, no setting of another trainer is taken for one of the lab
+    keys = {name: _end(name) if ends[_end(name)] == 1 else name.replace(".", "/") for name in chosen}
     settings = {f"column.{key}" if key in reserved else key: table[name] for name, key in keys.items()}
     return settings, [name for name in others if name not in chosen]
 
@@ -263,6 +282,11 @@ def _metrics(table: pd.DataFrame, runs: pd.DataFrame, kept: Sequence[str]) -> pd
     return metrics.sort_values(["id", "step", "probe", "where"], ignore_index=True)
 
 
+def is_imported(records: Records) -> bool:
+    """Whether all runs come from tables, and so have no probes."""
+    return bool(records.runs["versions"].fillna("").str.startswith(ORIGIN).all())
+
+
 def write(folder: Path, records: Records, command: str, *, replace: bool = False) -> bool:
     """Write imported records as a results folder; returns whether it was written, or held them already.
 
@@ -279,7 +303,7 @@ def write(folder: Path, records: Records, command: str, *, replace: bool = False
     if present is not None:
         if all(one.equals(other) for one, other in zip(present[:2], store.joined(records)[:2], strict=True)):
             return False
-        if not present.runs["versions"].fillna("").str.startswith(ORIGIN).all():
+        if not is_imported(present):
             raise RequestError(f"{folder} holds runs that were trained; give another out=")
         if not replace:
             raise RequestError(f"{folder} holds another table; --replace replaces it, or give another out=")

@@ -77,7 +77,8 @@ class Status(NamedTuple):
         """The status as lines for a terminal."""
         counts = {name: getattr(self, name) for name in (*store.STATUSES, "running", "missing")}
         yield f"{self.folder}: {', '.join(f'{n} {name}' for name, n in counts.items())}"
-        yield f"trained for {clock(self.seconds)}, one fleet after another"
+        if self.seconds or not self.finished:  # runs of a table do not say
+            yield f"trained for {clock(self.seconds)}, one fleet after another"
         yield from (f"failed: {runs} runs, {reason}" for reason, runs in self.reasons.items())
         yield from (fleet.line() for fleet in self.fleets)
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, significant
-from lab.analysis.sensitivity import HIGH, LOW, Study
+from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
 from lab.analysis.text import count, listed, of_arm, spell
 from lab.core import shipped
 from lab.records import store
 from lab.report.comparisons import contrasts, recipe_of, reference_arm
-from lab.report.findings import PART_SUBJECTS, with_scaled_steps
+from lab.report.findings import part_subjects, with_scaled_steps
 from lab.studies import modules
 
 # On fewer learning rates inside the window, sensitivity says little, and arms are compared by their best losses.
@@ -130,14 +130,14 @@ def _seeds(values: pd.DataFrame) -> str:
 def _measure(study: Study) -> tuple[str, pd.DataFrame]:
     """What arms are compared by, and its columns ``size``, ``seed``, ``value``."""
     if _by_sensitivity(study):
-        return "LR sensitivity", study.seeds.assign(value=study.seeds["total"])
+        return part_subjects(study.window)["total"], study.seeds.assign(value=study.seeds["total"])
     best = study.points.groupby(["size", "seed"])["capped"].min().reset_index(name="value")
     return _loss_name(study), best
 
 
 def _by_sensitivity(study: Study) -> bool:
     """Whether sensitivity compares: on enough learning rates, which mean the same in all arms."""
-    inside = study.points[study.points["lr"].between(*significant([LOW, HIGH]))]
+    inside = study.points[study.points["lr"].between(*significant(study.window))]
     lrs = inside.groupby("curve")["lr"].nunique()
     return len(lrs) > 0 and lrs.max() >= FEWEST_LRS and with_scaled_steps(study).empty
 
@@ -191,7 +191,7 @@ def compared(study: Study) -> tuple[dict[str, str], pd.DataFrame]:
     """
     pairs = contrasts(study)
     if _by_sensitivity(study):
-        return PART_SUBJECTS, pairs
+        return part_subjects(study.window), pairs
     best = [_best_losses(study, *names) for names in dict.fromkeys(zip(pairs["first"], pairs["second"], strict=True))]
     return {"total": _loss_name(study)}, pd.concat(best, ignore_index=True) if best else pairs
 

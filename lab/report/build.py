@@ -19,7 +19,7 @@ from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.decision import VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html, layout
-from lab.analysis.sensitivity import Study, has_sensitivity, study, study_of
+from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
@@ -33,7 +33,7 @@ from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules, rooms
 from lab.studies.figures import FIGURES
 
-SENSITIVITY = """Sensitivity is the mean, over the learning rates from 3e-4 to 3e-1, of how much worse than the best one
+SENSITIVITY = """Sensitivity is the mean, over the learning rates from {}, of how much worse than the best one
 a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). Its two parts add up to it:
 learning rates below the best one were too slow for the steps given (under-training), those above it too fast
 (instability). ± is a 95 % Student-t interval over n seeds; below three seeds the values are shown. eta_div is the
@@ -49,6 +49,8 @@ CLAIMS = """Claims of papers that this sweep tests, each with the figure, sectio
 is reproduced where the intervals of all its parts lie on its side, contradicted where one surely does not and none
 surely does, and holds in part where some surely do. No effect is one that surely does not count. A claim on a cure is
 not testable here where these runs do not show the trouble that it cures. Everything else is inconclusive."""
+
+CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window of their papers, {WINDOW}."
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 NAMED_ARMS = 12  # of more the tables have the names
@@ -75,18 +77,23 @@ class Report(NamedTuple):
 def summary(study: Study) -> str:
     """The table of sensitivities as plain text, or of losses where none is defined, then the notes on it."""
     table = tables.sensitivities(study) if has_sensitivity(study.curves) else tables.losses(study)
-    return "\n".join([*plain_text(table), *notes(study)])
+    named = [] if study.window == WINDOW else [f"Sensitivity over the learning rates from {study.window}."]
+    return "\n".join([*plain_text(table), *named, *notes(study)])
 
 
-def make_report(folders: Sequence[Path]) -> tuple[Report, str]:
+def make_report(folders: Sequence[Path], window: Window = WINDOW) -> tuple[Report, str]:
     """Read results folders and write their report into the first; returns it and its ``summary``.
 
+    Args:
+        folders: one or more results folders.
+        window: the learning rates over which sensitivity is a mean; a report over another one is not stamped.
+
     Raises:
-        RequestError: a folder cannot be read or written, or all runs failed.
+        RequestError: a folder cannot be read or written, all runs failed, or the window makes no sense.
     """
     # before the records are read: records that arrive meanwhile make the stamp out of date, not the report
-    made_from = stamp.origin(folders[0]) if len(folders) == 1 else None
-    read = study(folders)
+    made_from = stamp.origin(folders[0]) if len(folders) == 1 and window == WINDOW else None
+    read = study(folders, window)
     stamp.remove(folders[0])
     report, text = write_report(read, folders), summary(read)
     if made_from:
@@ -198,7 +205,7 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
     for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
         title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
         try:
-            drawing = FIGURES[name](study.records, study.points)
+            drawing = FIGURES[name](study.records, study.points, study.window)
             svg = layout.svg(drawing, name)
         except RequestError as refusal:
             files.remove(file, within=out)
@@ -252,11 +259,12 @@ def _extent(study: Study) -> str:
         else f"learning rate {spell(lrs[0])}"
     )
     seeds = points["seed"].nunique()
+    window = "" if study.window == WINDOW else f"; sensitivity over learning rates from {study.window}"
     return (
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} "
         f"({', '.join(f'{n} {name}' for name, n in statuses.items())}); "
         f"{named}; {listed(map(count, sorted(points['size'].unique())))} parameters without embeddings; {rates}; "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}{f'; {listed(steps)} steps' if 'steps' in runs else ''}."
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'}{f'; {listed(steps)} steps' if 'steps' in runs else ''}{window}."
     )
 
 
@@ -269,14 +277,16 @@ def _findings(study: Study, claims: Sequence[ScoreboardRow], *, between_arms: bo
     if claims:
         rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
         shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
-        yield html.section("Claims of papers", html.paragraph(CLAIMS, "note"), shown)
+        about = CLAIMS if study.window == WINDOW else f"{CLAIMS} {CLAIMS_WINDOW}"
+        yield html.section("Claims of papers", html.paragraph(about, "note"), shown)
 
 
 def _tables(study: Study) -> Iterator[str]:
     if has_sensitivity(study.curves):
         sensitivities = html.table(tables.sensitivities(study))
         by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
-        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(SENSITIVITY, "note"))
+        about = SENSITIVITY.format("3e-4 to 3e-1" if study.window == WINDOW else study.window)
+        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(about, "note"))
         if len(study.pairs):
             shown = html.table(tables.differences(study))
             about = html.paragraph(DIFFERENCES, "note")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from lab.analysis.curves import LR, significant
-from lab.analysis.sensitivity import HIGH, LOW, Study, has_sensitivity
+from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, listed, of_arm, spell
 
@@ -15,6 +15,13 @@ PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
 MOST_PAIRS_IN_FULL = 3
 # Parametrizations in which every tensor has the peak learning rate.
 UNSCALED = ("standard", "inverse_head_width")
+
+
+def part_subjects(window: Window) -> dict[str, str]:
+    """``PART_SUBJECTS``, with the window of learning rates where it is not the paper's."""
+    if window == WINDOW:
+        return PART_SUBJECTS
+    return {part: f"{subject} from {window}" for part, subject in PART_SUBJECTS.items()}
 
 
 def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
@@ -78,7 +85,7 @@ def notes(study: Study) -> Iterator[str]:
     for curves, sentence in _cautions(study):
         if len(curves):
             yield sentence.format(_curve_names(curves))
-    yield from _gaps(study.points)
+    yield from _gaps(study.points, study.window)
 
 
 def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]:
@@ -90,7 +97,7 @@ def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]
         yield f"Learning rates that agree in six digits are one, and of such runs one is shown: {'; '.join(pairs)}."
 
 
-def _gaps(points: pd.DataFrame) -> Iterator[str]:
+def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
     """Learning rates missing from whole curves that other curves have, then those missing from single seeds."""
     curves = points.groupby(["arm", "size"], sort=False)
     curves_by_gap: dict[str, list[str]] = {}
@@ -100,7 +107,7 @@ def _gaps(points: pd.DataFrame) -> Iterator[str]:
     for missing, names in curves_by_gap.items():
         yield (
             f"No seed has a run at learning rate {missing}, where other curves have one, and sensitivity averages over "
-            f"the learning rates a curve ran from {LOW:g} to {HIGH:g}: {listed(names)}."
+            f"the learning rates a curve ran from {window}: {listed(names)}."
         )
     for (arm, size), curve in curves:
         for seed, runs in curve.groupby("seed"):
@@ -127,14 +134,20 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
     slow = "More than half of the sensitivity is under-training, from learning rates below the best one, for {}."
     idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable"
-    edge = "The best learning rate is the lowest or highest tried, so the window may miss the optimum: {}. Shift it."
+    edge = "The best learning rate is the lowest or highest tried, so the optimum may lie beyond: {}. Train beyond it"
+    outside = f"; where that is outside {study.window}, give lab report --window LOW HIGH"
+    beyond = (
+        f"At least half of the learning rates tried lie outside {study.window}, and sensitivity leaves them out: {{}}; "
+        "lab report --window LOW HIGH counts those from LOW to HIGH."
+    )
     other = "Learning rate means something else here, so compare these with other arms by their losses: {}."
-    without = f"No sensitivity, for want of two learning rates from {LOW:g} to {HIGH:g}"
+    without = f"No sensitivity, for want of two learning rates from {study.window}"
     yield curves[n == 0], f"{without}: {{}}." if has_sensitivity(curves) else f"{without}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
     yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
     yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
-    yield curves[index.isin(_at_the_edge(study)) & (n > 0)], edge
+    yield curves[index.isin(_at_the_edge(study)) & (n > 0)], f"{edge}{outside}."
+    yield curves[index.isin(_mostly_outside(study))], beyond
     yield curves[index.isin(with_scaled_steps(study))], other
 
 
@@ -145,6 +158,15 @@ def _at_the_edge(study: Study) -> pd.MultiIndex:
     )
     at_edge = lrs[(lrs["n"] > 2) & ((lrs["best"] == lrs["low"]) | (lrs["best"] == lrs["high"]))]
     return pd.MultiIndex.from_frame(at_edge.reset_index()[["arm", "size"]])
+
+
+def _mostly_outside(study: Study) -> pd.MultiIndex:
+    """Arms and sizes of three or more learning rates, at least half of which lie outside the window."""
+    lrs = study.points.drop_duplicates(["arm", "size", "lr"])
+    is_outside = ~lrs["lr"].between(*significant(study.window))
+    curves = lrs.assign(outside=is_outside).groupby(["arm", "size"])["outside"].agg(share="mean", lrs="size")
+    mostly = curves[(curves["share"] >= 0.5) & (curves["lrs"] > 2)]
+    return pd.MultiIndex.from_frame(mostly.reset_index()[["arm", "size"]])
 
 
 def with_scaled_steps(study: Study) -> pd.MultiIndex:

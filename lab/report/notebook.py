@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lab.analysis.rendering import html
+from lab.analysis.sensitivity import WINDOW, window_of
 from lab.records.store import Records
 
 
@@ -21,15 +23,17 @@ class Shown(NamedTuple):
         return html.figure(self.svg, self.caption)
 
 
-def show(records: Records, name: str) -> Shown:
+def show(records: Records, name: str, window: Sequence[float] = WINDOW) -> Shown:
     """Draw a figure of the report or of `lab predict`.
 
     Args:
         records: as ``load`` reads them.
         name: a name that ``lab list figures`` gives, or ``logit_forecast`` or ``gradient_forecast``.
+        window: the lowest and the highest learning rate over which sensitivity is a mean.
 
     Raises:
-        RequestError: there is no figure of that name, or these records hold nothing that it shows.
+        RequestError: there is no figure of that name, these records hold nothing that it shows, or the window makes no
+            sense.
     """
     # here, since matplotlib is slow to import
     from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
@@ -37,6 +41,5 @@ def show(records: Records, name: str) -> Shown:
     from lab.studies.figures import FIGURES
 
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
-    draw = forecasts[name] if name in forecasts else FIGURES[name]
-    drawing = draw(records)
+    drawing = forecasts[name](records) if name in forecasts else FIGURES[name](records, None, window_of(window))
     return Shown(layout.svg(drawing, name), drawing.caption)

@@ -49,7 +49,7 @@ def write_figures(study: Study, folder: Path, form: Paper) -> Iterator[Path]:
         path = folder / "figures" / f"{name}.{form.format}"
         with style.drawn_for(form.page):
             try:
-                drawing = FIGURES[name](study.records, study.points)
+                drawing = FIGURES[name](study.records, study.points, study.window)
             except NothingToDrawError:
                 files.remove(path, within=folder)
                 continue

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.curves import LR, configs, differing, parameters, plain
-from lab.analysis.sensitivity import Study, optima
+from lab.analysis.sensitivity import WINDOW, Study, optima
 from lab.analysis.text import count, span, spell
 
 # What readers and CSV files call the parts of sensitivity.
@@ -110,14 +110,16 @@ def shared_settings(study: Study) -> dict[str, str]:
 
 
 def files(study: Study) -> dict[str, pd.DataFrame]:
-    """Tables of plain numbers, by name of the CSV file."""
+    """Tables of plain numbers, by name of the CSV file; of another window than the paper's each row has its ends."""
+    low, high = study.window
+    ends = {} if study.window == WINDOW else {"window_low": low, "window_high": high}
     seeds = study.seeds.drop(columns="curve").rename(columns=PART_COLUMNS)
     points = study.points.drop(columns=["curve", "best_lr"])
     return {
-        "sensitivity": _flat(study.curves),
-        "sensitivity_by_seed": seeds,
-        "differences": _flat(study.pairs).assign(**_effect_sizes(study.pairs)),
-        "optima_by_seed": optima(study.points),
+        "sensitivity": _flat(study.curves).assign(**ends),
+        "sensitivity_by_seed": seeds.assign(**ends),
+        "differences": _flat(study.pairs).assign(**_effect_sizes(study.pairs), **ends),
+        "optima_by_seed": optima(study.points, study.window),
         "losses": points.rename(columns={"capped": "loss_capped"}),
     }
 

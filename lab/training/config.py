@@ -341,7 +341,10 @@ def _check_consistent(config: RunConfig) -> None:
                     f"say intervention.{name}.positions={config.seq_len}"
                 )
         if isinstance(entry, WeightIntervention) and config.guest:
-            raise RequestError(f"intervention {name} acts on weights by their role, which those of a custom model lack")
+            raise RequestError(
+                f"intervention {name} acts on weights by their role, which those of a custom model lack; "
+                "say intervention=[]"
+            )
         if isinstance(entry, LossTerm):
             custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
             _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
@@ -419,4 +422,5 @@ def _check_uses(
         if name not in possible:
             raise RequestError(f"{clause} {name!r}; {nearest(name, possible)}")
         if config.guest and name not in custom_has:
-            raise RequestError(f"{clause} {name}; a custom model has {', '.join(custom_has)} only")
+            has = ", ".join(custom_has)
+            raise RequestError(f"{clause} {name}; a custom model has {has} only, so say intervention=[]")

@@ -13,14 +13,17 @@ import pandas as pd
 
 import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.output_logits as output_logits
+import lab.analysis.forecast.sizes as sizes
 from lab.analysis.curves import load, points
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, ForecastScore, make_forecasts
 from lab.analysis.rendering import layout
+from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.text import count, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.records import run_table
 from lab.records.store import Records
 
 # Larger sizes for which limits are given, as multiples of the largest one that ran.
@@ -148,17 +151,26 @@ brackets: where the ends of the 95 % interval for one new run would have it. ≤
 the largest looked at."""
 
 
-def predict(folder: Path) -> list[str]:
+def predict(folder: Path, window: Window | None = None) -> list[str]:
     """Forecast from a results folder, and write ``figures/*_forecast.svg`` into it.
 
+    Args:
+        folder: the results folder.
+        window: the learning rates over which sensitivity is a mean, for runs of a table.
+
     Returns:
-        The lines of ``say``, those on rounded output logits where they were recorded, and one per figure.
+        The lines of ``say``, those on rounded output logits where they were recorded, and one per figure. Of runs of a
+        table those of ``sizes.say``.
 
     Raises:
-        RequestError: the folder cannot be read; or it has no records of output logits, and recorded neither quantity or
-            has too few sizes to score a forecast.
+        RequestError: the folder cannot be read; it has no records of output logits, and recorded neither quantity or
+            has too few sizes to score a forecast; or a window was given for runs that are of no table.
     """
     records = load(folder)
+    if run_table.is_imported(records):
+        return sizes.say(records, window or WINDOW, LINE_LENGTH)
+    if window:
+        raise RequestError("--window goes with runs of a table: here no sensitivity is foretold")
     rounded = output_logits.say(records, LINE_LENGTH)
     try:
         lines = say(records)
@@ -189,11 +201,13 @@ def _check_scored(records: Records) -> None:
 
 
 def say(records: Records) -> list[str]:
-    """Forecasts of both quantities in every arm, as lines of text.
+    """Forecasts of both quantities in every arm, as lines of text; of runs of a table those of ``sizes.say``.
 
     Raises:
         RequestError: no arm has two sizes, or neither quantity was recorded.
     """
+    if run_table.is_imported(records):
+        return sizes.say(records, WINDOW, LINE_LENGTH)
     lines, errors, fitted_arms = [], [], set()
     for quantity in (LOGIT, GRADIENT):
         try:

@@ -12,6 +12,7 @@ import pandas as pd
 
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, differing, load, name_arms, plain, points, same_sizes, significant
+from lab.analysis.sensitivity import WINDOW, Window, window_of
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import files
 from lab.core.errors import RequestError
@@ -42,21 +43,23 @@ class Baseline(NamedTuple):
             weight tensor each, their mean). Numbers have six digits.
         curves: config of each curve by its number, plain values by dotted key.
         made: how the runs were made: ``commands``, ``versions``, ``data``.
+        window: the learning rates over which sensitivity is a mean.
     """
 
     source: str
     runs: pd.DataFrame
     curves: dict[int, Curve]
     made: dict[str, list[str]]
+    window: Window = WINDOW
 
 
-def from_folder(folder: Path) -> Baseline:
-    """The baseline of a results folder.
+def from_folder(folder: Path, window: Window = WINDOW) -> Baseline:
+    """The baseline of a results folder, with sensitivity over ``window``.
 
     Raises:
         RequestError: the folder cannot be read, or none of its runs ended.
     """
-    return from_records(load(folder), str(folder), store.commands(folder))
+    return from_records(load(folder), str(folder), store.commands(folder))._replace(window=window)
 
 
 def from_records(records: Records, source: str, commands: Sequence[str] = ()) -> Baseline:
@@ -82,14 +85,14 @@ def from_records(records: Records, source: str, commands: Sequence[str] = ()) ->
     )
 
 
-def read(path: Path) -> Baseline:
-    """Read a baseline file, or make the baseline of a results folder.
+def read(path: Path, window: Window | None = None) -> Baseline:
+    """Read a baseline file, which knows its window, or make the baseline of a results folder over ``window``.
 
     Raises:
         RequestError: the file is missing, damaged, of another version, or no baseline.
     """
     if path.is_dir():
-        return from_folder(path)
+        return from_folder(path, window or WINDOW)
     try:
         content = files.read_json(path, dict)
         version = content["baseline_version"]
@@ -123,7 +126,8 @@ def _from_json(path: Path, content: Mapping[str, Any]) -> Baseline:
     ]
     runs = pd.DataFrame(rows).astype(dict.fromkeys(["lr", *NUMBERS], "float64") | {"seed": str, "arm": "string"})
     _check(runs, curves)
-    return Baseline(str(path), runs, curves, {name: list(map(str, lines)) for name, lines in content["made"].items()})
+    made = {name: list(map(str, lines)) for name, lines in content["made"].items()}
+    return Baseline(str(path), runs, curves, made, window_of(content.get("window", WINDOW)))
 
 
 def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
@@ -174,7 +178,8 @@ def as_text(baseline: Baseline) -> str:
     varying = differing(list(baseline.curves.values()))
     first = next(iter(baseline.curves.values()))
     shared = {key: _to_json(value) for key, value in first.items() if key not in varying and value is not None}
-    head = {"baseline_version": VERSION, "made": baseline.made, "config": shared}
+    window = {} if baseline.window == WINDOW else {"window": baseline.window}
+    head = {"baseline_version": VERSION, "made": baseline.made, **window, "config": shared}
     curves = []
     for number, runs in baseline.runs.groupby("curve", sort=False):
         config = baseline.curves[int(str(number))]

@@ -14,6 +14,7 @@ from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.compare import Comparison, compare_baselines
 from lab.analysis.guard.matching import runs_of, where
 from lab.analysis.guard.quantities import measured
+from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import student_t
 from lab.analysis.text import count, plain_text, spell
 from lab.core.errors import RequestError
@@ -55,7 +56,9 @@ class CheckedFolder(NamedTuple):
         return render.as_html(self.comparison, self.baselines)
 
 
-def check_folder(folder: Path, baseline: Path, margin: float = MARGIN, strict: bool = False) -> CheckedFolder:
+def check_folder(
+    folder: Path, baseline: Path, margin: float = MARGIN, strict: bool = False, window: Window | None = None
+) -> CheckedFolder:
     """Compare a results folder with a baseline.
 
     Args:
@@ -63,24 +66,34 @@ def check_folder(folder: Path, baseline: Path, margin: float = MARGIN, strict: b
         baseline: a baseline file or another results folder.
         margin: part of the best loss by which losses may rise.
         strict: whether a drift fails too.
+        window: the learning rates over which sensitivity is a mean; unless given, those of the baseline.
 
     Returns:
         The comparison (see ``compare_baselines``). A folder or file that cannot be read is not an error: the verdict
         is ``cannot judge``, and its reason says what is wrong.
+
+    Raises:
+        RequestError: the baseline is of another window, or too few learning rates lie in it.
     """
     try:
-        old, new = baselines.read(baseline), baselines.from_folder(folder)
+        old = baselines.read(baseline, window)
+        new = baselines.from_folder(folder, window or old.window)
     except RequestError as refusal:
         return CheckedFolder(Comparison(str(baseline), str(folder), margin, strict, [], [], [str(refusal)], []), None)
+    check_window(new.runs, new.window)
     return CheckedFolder(compare_baselines(old, new, margin, strict), (old, new))
 
 
-def save_baseline(folder: Path, path: Path) -> Iterator[str]:
+def save_baseline(folder: Path, path: Path, window: Window = WINDOW) -> Iterator[str]:
     """Write the baseline of a results folder; yield lines on its content, or on its differences from the old file."""
-    new = baselines.from_folder(folder)
+    new = baselines.from_folder(folder, window)
+    check_window(new.runs, window)
     old = baselines.read(path) if path.exists() else None
     baselines.save(new, path)
     yield f"{path}: {len(new.runs)} runs of {folder}"
+    if old is not None and old.window != window:
+        yield f"sensitivity over learning rates from {old.window} -> {window}"
+        old = None
     yield from describe_baseline(new) if old is None else diff_baselines(old, new)
 
 
@@ -88,6 +101,8 @@ def describe_baseline(baseline: Baseline) -> Iterator[str]:
     """How a baseline was made, and a table with a row per arm and size."""
     for name, lines in baseline.made.items():
         yield from (f"{name}: {line}" for line in lines)
+    if baseline.window != WINDOW:
+        yield f"sensitivity over learning rates from {baseline.window}"
     yield from plain_text(pd.DataFrame(_curve_row(baseline, *curve) for curve in measured(baseline).items()))
 
 

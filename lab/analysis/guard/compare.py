@@ -13,7 +13,9 @@ from lab.analysis.guard.baseline import PROBES, Baseline
 from lab.analysis.guard.matching import Match, match_curves, reasons_not_to_judge, remarks, runs_of, title, where
 from lab.analysis.guard.moves import Move, find_moves
 from lab.analysis.guard.quantities import MISSING_BECAUSE, NATS, QUANTITIES, STEPS, margins, measured
+from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, difference, holm
+from lab.core.errors import RequestError
 
 OK, DRIFT, REGRESSION, CANNOT_JUDGE = "ok", "drift", "regression", "cannot judge"
 # A change this small a part of its margin is none: other processors and libraries round otherwise.
@@ -68,6 +70,7 @@ class Comparison(NamedTuple):
         moves: at which learning rates, and in what, the arms moved that have not stayed as they were.
         reasons: why it cannot be judged; none where it can.
         remarks: what else differs, without effect on the verdict.
+        window: the learning rates over which sensitivity is a mean.
     """
 
     baseline: str
@@ -78,6 +81,7 @@ class Comparison(NamedTuple):
     moves: list[Move]
     reasons: list[str]
     remarks: list[str]
+    window: Window = WINDOW
 
     @property
     def verdict(self) -> str:
@@ -105,13 +109,20 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
 
     A change is a drift when it is certain and no regression: of all changes together, at most one comparison in
     twenty in which nothing changed calls any a drift (Holm 1979, https://www.jstor.org/stable/4615733).
+
+    Raises:
+        RequestError: the two are of different windows of learning rates, or no seed of one is whole.
     """
+    if old.window != new.window:
+        raise RequestError(
+            f"{old.source} has sensitivity over learning rates from {old.window}, {new.source} from {new.window}"
+        )
     match = match_curves(old, new)
     reasons = [*match.reasons]
     reasons += [reason for pair in match.pairs.items() for reason in reasons_not_to_judge(old, new, *pair)]
     changes, moved, notes = ([], [], []) if reasons else _compare_curves(old, new, match, margin)
     notes = [*remarks(old, new, match.pairs), *notes]
-    return Comparison(old.source, new.source, margin, strict, changes, moved, reasons, notes)
+    return Comparison(old.source, new.source, margin, strict, changes, moved, reasons, notes, old.window)
 
 
 def _compare_curves(
@@ -132,7 +143,7 @@ def _compare_curves(
             arms[number], runs_of(old, number), runs_of(new, other), _negligible(before[number], margin)
         )
     ]
-    missing = [line for number in arms for line in _missing(title(old, number), before[number], now[number])]
+    missing = [line for number in arms for line in _missing(old, number, before[number], now[number])]
     return changes, moved, missing
 
 
@@ -178,12 +189,13 @@ def _removed(intervention: str, arm_and_size: tuple[str, int]) -> Change:
     return Change(f"has {intervention}", "(1: yes)", *arm_and_size, *numbers, REGRESSION)
 
 
-def _missing(name: str, before: pd.DataFrame, now: pd.DataFrame) -> Iterator[str]:
+def _missing(old: Baseline, number: int, before: pd.DataFrame, now: pd.DataFrame) -> Iterator[str]:
     """Quantities of a curve that could not be compared, and why; of probes those that one side has recorded."""
     for column, why in MISSING_BECAUSE.items():
         enough = [table[column].count() >= FEWEST_SEEDS for table in (before, now)]
         if not all(enough) and (any(enough) or column not in PROBES):
-            yield f"{name}: {QUANTITIES[column].name} was not compared, {why}"
+            reason = why.format(window=old.window)
+            yield f"{title(old, number)}: {QUANTITIES[column].name} was not compared, {reason}"
 
 
 def _changes(

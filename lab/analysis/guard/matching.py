@@ -135,7 +135,9 @@ def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) 
             yield f"{name}: too few seeds, {seeds} whole in {baseline.source}, an interval takes {FEWEST_SEEDS}"
         elif runs["loss"].notna().all() and runs.groupby("lr")["loss"].nunique().eq(1).all():
             yield f"{name}: all seeds of {baseline.source} ended on the same losses, so they tell nothing of chance"
-        if runs["loss_at_init"].isna().any():
+        unknown = runs["loss_at_init"].isna()
+        # a table of finished runs need not have it
+        if unknown.any() and not (unknown.all() and runs["loss"].notna().all()):
             yield f"{name}: a loss at initialization is no number in {baseline.source}"
 
 

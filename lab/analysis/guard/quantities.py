@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.guard.baseline import PROBES, Baseline, whole_seeds
-from lab.analysis.sensitivity import HIGH, LOW, capped, per_seed
+from lab.analysis.sensitivity import capped, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core.errors import RequestError
 
@@ -39,9 +39,9 @@ QUANTITIES = {
     "param_rms": GuardedQuantity("RMS of the weights", DECADES, 0),
     "log_z_square": GuardedQuantity("mean square of log Z", DECADES, +1),
 }
-# Why a quantity may be missing from a comparison.
+# Why a quantity may be missing from a comparison over a ``{window}``.
 MISSING_BECAUSE = {
-    "total": f"fewer than two learning rates lie from {LOW:g} to {HIGH:g}",
+    "total": "fewer than two learning rates lie from {window}",
     "best_lr_index": f"fewer than {FEWEST_SEEDS} seeds have a run that did not diverge on one of the sides",
     **{column: f"{probe} was recorded on one side only" for column, probe in PROBES.items()},
 }
@@ -61,7 +61,7 @@ def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
     runs = whole_seeds(baseline.runs).assign(capped=capped)
     if runs.empty:
         raise RequestError(f"no seed of {baseline.source} ran at every learning rate")
-    seeds = per_seed(runs).set_index(["curve", "seed"])
+    seeds = per_seed(runs, *baseline.window).set_index(["curve", "seed"])
     runs_by_seed = runs.groupby(["curve", "seed"])
     seeds["best"] = runs_by_seed["capped"].min()
     seeds = seeds.join(runs_by_seed[["loss_at_init", *PROBES]].mean())

@@ -19,7 +19,7 @@ from lab.analysis.guard.moves import Move
 from lab.analysis.rendering import html, layout, panels, scales
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.style import DASHED
-from lab.analysis.sensitivity import judge
+from lab.analysis.sensitivity import WINDOW, judge
 from lab.analysis.text import count, json_rows, plain_text, spell
 from lab.core.printing import printable
 
@@ -43,6 +43,7 @@ def headline(check: Comparison) -> str:
     certain, n = _count_certain(check), len(check.changes)
     tally = f"{certain} of {n} changes" if certain else f"{n} changes" if n else ""
     details = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
+    details += [] if check.window == WINDOW else [f"sensitivity over learning rates from {check.window}"]
     return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(details)})"
 
 
@@ -124,6 +125,8 @@ def as_json(check: Comparison) -> str:
     """The comparison as JSON, with its ``verdict`` (``ok | drift | regression | cannot judge``); NaN is null."""
     rows = {"changes": json_rows(check.changes), "moves": json_rows(check.moves)}
     content = {"verdict": check.verdict, **check._asdict(), **rows}
+    if check.window == WINDOW:
+        del content["window"]
     return json.dumps(content, indent=1, allow_nan=False)
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from lab.analysis.guard.baseline import Baseline, from_folder, whole_seeds
 from lab.analysis.guard.matching import match_curves, named_alike, remarks, runs_of, title, where
 from lab.analysis.guard.quantities import NATS, STEPS, measured
+from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import FEWEST_SEEDS, difference
 from lab.analysis.text import count, json_rows, listed, plain_text, span, spell
 from lab.core.errors import RequestError
@@ -54,16 +55,21 @@ class SideBySide(NamedTuple):
     b: str
     quantities: list[ComparedQuantity]
     notes: list[str]
+    window: Window = WINDOW
 
     def lines(self) -> Iterator[str]:
         """A table for a terminal, and the notes."""
         yield from (f"A: {self.a}", f"B: {self.b}", "")
         yield from plain_text(pd.DataFrame([_cells(quantity) for quantity in self.quantities]))
-        yield from ("", RULE, *(f"- {note}" for note in self.notes))
+        named = [] if self.window == WINDOW else [f"Sensitivity over the learning rates from {self.window}."]
+        yield from ("", RULE, *named, *(f"- {note}" for note in self.notes))
 
     def as_json(self) -> str:
         """All of it as a JSON object; NaN is null."""
-        return json.dumps({**self._asdict(), "quantities": json_rows(self.quantities)}, indent=1, allow_nan=False)
+        content = {**self._asdict(), "quantities": json_rows(self.quantities)}
+        if self.window == WINDOW:
+            del content["window"]
+        return json.dumps(content, indent=1, allow_nan=False)
 
 
 def _cells(row: ComparedQuantity) -> dict[str, str]:
@@ -80,15 +86,15 @@ def _shown(value: float | str) -> str:
     return "undefined" if math.isnan(value) else f"{value:.3f}"
 
 
-def compare_folders(first: Path, second: Path) -> SideBySide:
-    """Compare two results folders over the learning rates that both ran.
+def compare_folders(first: Path, second: Path, window: Window = WINDOW) -> SideBySide:
+    """Compare two results folders over the learning rates that both ran, sensitivity over those in ``window``.
 
     Seeds are paired where at least three are in both folders.
 
     Raises:
-        RequestError: a folder cannot be read, or no arm of one is in the other.
+        RequestError: a folder cannot be read, no arm of one is in the other, or too few learning rates are in both.
     """
-    both = named_alike(from_folder(first), from_folder(second))
+    both = named_alike(from_folder(first, window), from_folder(second, window))
     match = match_curves(*both)
     pairs = {number: other for number, other in match.pairs.items() if number not in match.removed}
     reasons = [*match.reasons, *(f"no curve is {title(both[0], number)} in {second}" for number in match.removed)]
@@ -98,6 +104,7 @@ def compare_folders(first: Path, second: Path) -> SideBySide:
     shared = {number: sorted(set(a) & set(b)) for number, (a, b) in grids.items()}
     a = _restricted(both[0], shared)
     b = _restricted(both[1], {other: shared[number] for number, other in pairs.items()})
+    check_window(a.runs, window)
     tables = [measured(side) if len(whole_seeds(side.runs)) else {} for side in (a, b)]
     quantities: list[ComparedQuantity] = []
     for number, other in pairs.items():
@@ -107,7 +114,7 @@ def compare_folders(first: Path, second: Path) -> SideBySide:
         else:
             reasons.append(f"{title(both[0], number)}: no seed ran at every learning rate that both folders have")
     notes = [*reasons, *_grid_notes(both[0], grids, shared), *_data_notes(*both, pairs)]
-    return SideBySide(str(first), str(second), quantities, [*notes, *remarks(a, b, pairs, ("in A", "in B"))])
+    return SideBySide(str(first), str(second), quantities, [*notes, *remarks(a, b, pairs, ("in A", "in B"))], window)
 
 
 def _grids(a: Baseline, b: Baseline, number: int, other: int) -> tuple[list[float], list[float]]:

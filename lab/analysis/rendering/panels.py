@@ -146,7 +146,9 @@ def over_steps(axes: Axes, lines: pd.DataFrame, colour: str, seeds: int, text_at
         _marks(axes, end["step"], end["mean"], outcome, colour, texts, markersize=5, clip_on=False)
 
 
-def sensitivities(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, colours: Mapping[Any, str]) -> list[Line2D]:
+def sensitivities(
+    axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, colours: Mapping[Any, str], name: str
+) -> list[Line2D]:
     """Draw the sensitivity of every arm and its instability part: against size, or of one size a row per arm.
 
     Args:
@@ -154,6 +156,7 @@ def sensitivities(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, colours:
         curves: as made by ``by_curve``.
         runs: the runs of all curves.
         colours: by arm, for those that have a colour in other panels.
+        name: of the sensitivity, for its axis.
 
     Returns:
         Entries of its key.
@@ -166,15 +169,17 @@ def sensitivities(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, colours:
     one_size = curves["size"].nunique() == 1
     if one_size:
         _rows(axes, curves, runs, looks)
+        axes.set_xlabel(f"{name} (nats/token)")
     else:
         _against_size(axes, curves, runs, looks)
+        axes.set_ylabel(f"{name}\n(nats/token)")
     seeds = sorted({interval.n for interval in curves["total"]})
-    name = f"n = {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))}"
+    numbers = f"n = {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))}"
     keys = [] if one_size else [arm_key(arm, look) for arm, look in looks.items()]
     lines: dict[str, Any] = {"linestyle": "", "marker": "o"} if one_size else {}
     whole = Line2D([], [], color=INK, label=PARTS["total"], **lines)
     part = Line2D([], [], color=INK, label=PARTS["above"], **{**PART_LINES["above"], **lines})
-    return [*keys, whole, part, Line2D([], [], linestyle="", label=name)]
+    return [*keys, whole, part, Line2D([], [], linestyle="", label=numbers)]
 
 
 def _against_size(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, looks: Mapping[str, Any]) -> None:
@@ -188,7 +193,6 @@ def _against_size(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, looks: M
             draw_intervals(axes, x, list(of_arm[part]), _texts(of_arm, part, runs), **look, **dashes)
     scales.size_axis(axes, sizes)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("LR sensitivity\n(nats/token)")
 
 
 def height_of_sensitivities(curves: pd.DataFrame) -> tuple[float, float]:
@@ -218,7 +222,6 @@ def _rows(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, looks: Mapping[s
     axes.set_ylim(heights.sum() + 0.4, -0.4)
     axes.set_yticks(list(rows), labels)
     axes.set_xlim(left=0)
-    axes.set_xlabel("LR sensitivity (nats/token)")
 
 
 def _texts(curves: pd.DataFrame, part: str, runs: pd.DataFrame) -> list[str]:

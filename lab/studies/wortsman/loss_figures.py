@@ -17,7 +17,7 @@ from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import FINAL_LOSS
-from lab.analysis.sensitivity import by_curve, has_sensitivity, per_seed
+from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
 from lab.analysis.text import count
 from lab.records.store import Records
 
@@ -175,8 +175,8 @@ def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
     panels.say(axes, end, [text])
 
 
-@figure("learning_rate_sensitivity")
-def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Sheet:
+@figure("learning_rate_sensitivity", over_window=True)
+def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     """Final loss against learning rate, and sensitivity.
 
     Top: the flatter a line, the less the choice of learning rate matters. Lines are means over seeds, and a loss above
@@ -189,7 +189,7 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Sheet:
     shades = style.shades(shown.values, style.SIZE_SHADES)
     columns = layout.columns_for(len(shown.panels))
     rows = -(-len(shown.panels) // columns)
-    curves = by_curve(per_seed(runs))
+    curves = by_curve(per_seed(runs, *window))
     if not has_sensitivity(curves):
         raise NothingToDrawError("nothing to draw: no curve has two learning rates")
     height, gap = panels.height_of_sensitivities(curves)
@@ -207,5 +207,6 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame) -> Sheet:
     settings = pd.concat([panel_runs for _, panel_runs in shown.panels]).groupby("arm")[shown.line].first()
     colours = {} if shown.line == "size" else settings.map(shades).to_dict()
     bottom = sheet.panel(rows, 0, columns, gap)
-    sheet.keys(("", panels.sensitivities(bottom, curves, runs, colours)), row=rows)
+    name = "LR sensitivity" if window == WINDOW else f"LR sensitivity, {window}"
+    sheet.keys(("", panels.sensitivities(bottom, curves, runs, colours, name)), row=rows)
     return sheet

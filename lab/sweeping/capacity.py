@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
-from lab.sweep.local_jobs import Slot
+from lab.sweeping.local_jobs import Slot
 from lab.training.building import pick_device
 from lab.training.config import RunConfig
 from lab.training.evaluation import PASS_TOKENS

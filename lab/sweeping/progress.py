@@ -19,8 +19,8 @@ from lab.records.status import clock, time_left
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lab.sweep.growing import GrowingReport
-    from lab.sweep.sharing import Sharing
+    from lab.sweeping.growing import GrowingReport
+    from lab.sweeping.sharing import Sharing
     from lab.training.loop import StepResult
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds

@@ -16,8 +16,8 @@ from lab.core.errors import RequestError
 from lab.data.corpus import look_again
 from lab.records import plans, store
 from lab.records.trackers import require
-from lab.sweep.capacity import Host, check_fits, measure_host, most_runs
-from lab.sweep.local_jobs import Slot
+from lab.sweeping.capacity import Host, check_fits, measure_host, most_runs
+from lab.sweeping.local_jobs import Slot
 from lab.training.building import check_custom, check_ranks
 from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile

@@ -19,10 +19,10 @@ from lab.core import distributed, files, machine
 from lab.core.axes import per_run_rms
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
-from lab.sweep import coordinate_growth
-from lab.sweep.capacity import check_fits, measure_host
-from lab.sweep.dry_run import swept_values
-from lab.sweep.planner import Point, points, results_folder
+from lab.sweeping import coordinate_growth
+from lab.sweeping.capacity import check_fits, measure_host
+from lab.sweeping.dry_run import swept_values
+from lab.sweeping.planner import Point, points, results_folder
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
 
@@ -42,7 +42,7 @@ DEFAULTS = [
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What a few updates changed at several widths, judged by ``lab.sweep.coordinate_growth.slopes``.
+    """What a few updates changed at several widths, judged by ``lab.sweeping.coordinate_growth.slopes``.
 
     ``changes`` holds the rows of ``changes``; ``parametrization`` names the one checked.
     """

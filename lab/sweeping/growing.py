@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.errors import RequestError
-from lab.sweep.local_jobs import run_jobs
+from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
-    from lab.sweep.planner import Point
+    from lab.sweeping.planner import Point
 
 # Seconds that a sweep must still have to train; a report takes about as long to draw.
 WORTH_DRAWING = 15.0

@@ -21,9 +21,9 @@ from lab.core.errors import RequestError
 from lab.data.corpus import HELD_OUT_TARGETS
 from lab.probes.listener import Listener
 from lab.records import store
-from lab.sweep.capacity import Host
-from lab.sweep.local_jobs import JobEnd, Slot, run_jobs
-from lab.sweep.planner import Point, training_flops
+from lab.sweeping.capacity import Host
+from lab.sweeping.local_jobs import JobEnd, Slot, run_jobs
+from lab.sweeping.planner import Point, training_flops
 from lab.training.building import count_parameters, pick_device
 from lab.training.config import RunConfig
 from lab.training.evaluation import VALIDATION_TOKENS

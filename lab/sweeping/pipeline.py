@@ -16,12 +16,12 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import say
 from lab.records import plans, store
-from lab.sweep.growing import GrowingReport
-from lab.sweep.progress import CampaignPart, ProgressLog, ProgressMonitor
-from lab.sweep.sharing import Sharing
+from lab.sweeping.growing import GrowingReport
+from lab.sweeping.progress import CampaignPart, ProgressLog, ProgressMonitor
+from lab.sweeping.sharing import Sharing
 
 if TYPE_CHECKING:
-    from lab.sweep.planner import Point, SweepPlan
+    from lab.sweeping.planner import Point, SweepPlan
     from lab.training.config import RunConfig
 
 # Runs jobs, each given by its overrides; returns a line for each job that died.
@@ -30,7 +30,7 @@ Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
 def print_cautions(plan: SweepPlan) -> None:
     """Print what the user should know of the missing runs before they are trained."""
-    from lab.sweep.cautions import find_cautions
+    from lab.sweeping.cautions import find_cautions
 
     for line in find_cautions([point.config for point in plan.missing]):
         _warn(line)
@@ -38,7 +38,7 @@ def print_cautions(plan: SweepPlan) -> None:
 
 def print_estimate(plan: SweepPlan, *, full: bool) -> None:
     """Print what training the plan's fleets would take, after a few throwaway steps of each shape."""
-    from lab.sweep.dry_run import estimate
+    from lab.sweeping.dry_run import estimate
 
     for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
         say(line)
@@ -127,7 +127,7 @@ def _planned(point: Point) -> dict[str, Any]:
 
 def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None, sharing: Sharing) -> ProgressMonitor:
     """A monitor of the plan that was frozen by this name: it prints lines, and in a terminal draws a live display."""
-    from lab.sweep.planner import training_flops
+    from lab.sweeping.planner import training_flops
     from lab.training.recorder import fleet_label
 
     folder, _, requested, mine, missing, fleets, _ = plan
@@ -138,7 +138,7 @@ def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None, sharing: Sha
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn, part)
         return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing, sharing)
-    from lab.sweep.terminal import Terminal, scene
+    from lab.sweeping.terminal import Terminal, scene
 
     untrained = {point.id for point in missing}
     done = [point for point in mine if point.id not in untrained]
@@ -163,7 +163,7 @@ def train_planned_fleet(
         SystemExit: it was told to stop and left a checkpoint; or a run failed on one of several ranks, for which the
             others would wait forever.
     """
-    from lab.sweep import job
+    from lab.sweeping import job
 
     try:
         succeeded = job.train_fleet(folder, plan, index, configs, **how)

@@ -10,8 +10,8 @@ from typing import NamedTuple, TextIO
 from lab.analysis.curves import FREE, name_arms, plain
 from lab.core.printing import printable
 from lab.records.status import clock
-from lab.sweep.planner import Point
-from lab.sweep.progress import CampaignPart, FleetProgress, seconds_left, summary
+from lab.sweeping.planner import Point
+from lab.sweeping.progress import CampaignPart, FleetProgress, seconds_left, summary
 from lab.training.config import RunConfig
 from lab.training.identity import columns
 from lab.training.recorder import ranges

@@ -15,7 +15,7 @@ from lab.core.errors import RequestError
 from lab.data.corpus import look_again
 from lab.records import leases, plans, store
 from lab.records.trackers import FleetTracker, NoTracker
-from lab.sweep.progress import ProgressWriter
+from lab.sweeping.progress import ProgressWriter
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile

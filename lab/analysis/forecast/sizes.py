@@ -1,0 +1,152 @@
+"""Forecasts from curves alone, for runs of a table: best learning rate, LR sensitivity and eta_div of larger models.
+
+A table of runs holds no probes, so what is extrapolated over size is what its curves themselves give.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+import lab.analysis.forecast.fits as fits
+from lab.analysis.curves import points
+from lab.analysis.forecast.fits import Line, slope_text
+from lab.analysis.sensitivity import WINDOW, Window, check_window, optima, per_seed
+from lab.analysis.text import count, listed, plain_text
+from lab.core.errors import RequestError
+from lab.records.store import Records
+
+MULTIPLES = (4, 10, 100)  # of the largest size, for which values are foretold
+FEWEST_SIZES = 3  # one of them is held out
+LR, SENSITIVITY, ETA_DIV = "Best learning rate", "LR sensitivity (nats/token)", "eta_div"
+LEGEND = """Power laws in size, fitted to all seeds; slopes are in log10 per decade of parameters. Held out is the
+largest size: its error, predicted minus measured in log10, beside that of the value of the next smaller size, and how
+many of its runs lie inside the 95 % interval. In brackets: the 95 % interval for one new run of that size. It covers
+the scatter about the line, and not that the line may bend."""
+
+
+class SizeForecast(NamedTuple):
+    """The growth with size of one quantity of one arm.
+
+    Attributes:
+        runs: columns ``size`` and ``value``, a row per seed; without values that are no positive number.
+        line: fitted to all sizes.
+        error: log10 of what the smaller sizes predict for the largest, minus that of its geometric mean.
+        unchanged: the same of the next smaller size's geometric mean, which is the forecast of no growth.
+        inside: how many runs of the largest size lie in the interval; None without one.
+    """
+
+    runs: pd.DataFrame
+    line: Line
+    error: float
+    unchanged: float
+    inside: int | None
+
+
+def observe(records: Records, window: Window = WINDOW) -> pd.DataFrame:
+    """A row per arm, size and seed, with a column per quantity, NaN where it has no value.
+
+    A best learning rate at an end of its grid has none, since the optimum may lie beyond.
+
+    Raises:
+        RequestError: no run ended, or too few learning rates lie in the window.
+    """
+    ended = points(records.runs)
+    if ended.empty:
+        raise RequestError("nothing to fit: no run ended")
+    check_window(ended, window)
+    seeds, best = per_seed(ended, *window), optima(ended)["best_lr_fine"]
+    grids = ended.groupby(["curve", "seed"], sort=False)["lr"].agg(["min", "max"])
+    is_inner = (best.to_numpy() > grids["min"].to_numpy()) & (best.to_numpy() < grids["max"].to_numpy())
+    values: dict[str, Any] = {
+        LR: np.where(is_inner, best, math.nan),
+        SENSITIVITY: seeds["total"],
+        ETA_DIV: seeds["eta_div"],
+    }
+    return seeds[["arm", "size", "seed"]].assign(**values)
+
+
+def make_forecast(runs: pd.DataFrame) -> SizeForecast | None:
+    """The forecast of runs with columns ``size`` and ``value``; None with fewer than three sizes that have values."""
+    usable = runs[runs["value"] > 0]
+    sizes = sorted(usable["size"].unique())
+    if len(sizes) < FEWEST_SIZES:
+        return None
+    small, largest = usable[usable["size"] < sizes[-1]], usable[usable["size"] == sizes[-1]]
+    middle, low, high = map(float, fits.fit(small["size"], small["value"]).predict(sizes[-1]))
+    measured, before = np.log10(largest["value"]), np.log10(usable.loc[usable["size"] == sizes[-2], "value"])
+    inside = int(measured.between(low, high).sum()) if math.isfinite(low) else None
+    line = fits.fit(usable["size"], usable["value"])
+    return SizeForecast(
+        usable[["size", "value"]], line, middle - measured.mean(), before.mean() - measured.mean(), inside
+    )
+
+
+def say(records: Records, window: Window, line_length: int) -> list[str]:
+    """Forecasts of all quantities in every arm, as lines of text.
+
+    Raises:
+        RequestError: no arm has three sizes with a value, so that nothing can be scored; or see ``observe``.
+    """
+    observed = observe(records, window)
+    lines, scored = [], False
+    for quantity in (LR, SENSITIVITY, ETA_DIV):
+        arms = {str(arm): runs.assign(value=runs[quantity]) for arm, runs in observed.groupby("arm", sort=False)}
+        forecasts = {arm: made for arm, runs in arms.items() if (made := make_forecast(runs))}
+        over = f", over learning rates from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
+        lines.append(f"{quantity}{over}")
+        lines += plain_text(pd.DataFrame(_row(arm, made) for arm, made in forecasts.items())) if forecasts else []
+        for sentence in _cautions(quantity, arms, forecasts):
+            lines += textwrap.wrap(sentence, line_length)
+        lines.append("")
+        scored |= bool(forecasts)
+    if not scored:
+        sizes = listed(map(count, sorted(observed["size"].unique())))
+        raise RequestError(
+            f"no forecast: no arm has a value at {FEWEST_SIZES} sizes ({sizes} parameters), one of them to score it by"
+        )
+    return [*lines, *textwrap.wrap(LEGEND, line_length)]
+
+
+def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
+    runs, line = forecast.runs, forecast.line
+    largest = runs["size"].max()
+    trials = int((runs["size"] == largest).sum())
+    row = {
+        "arm": arm,
+        "sizes": str(runs["size"].nunique()),
+        "slope": slope_text(line),
+        f"error at {count(largest)}": f"{forecast.error:+.2f}",
+        "without growth": f"{forecast.unchanged:+.2f}",
+        "inside": "" if forecast.inside is None else f"{forecast.inside} of {trials}",
+    }
+    for multiple in MULTIPLES:
+        middle, low, high = (10 ** float(end) for end in line.predict(multiple * largest))
+        row[f"{count(multiple * largest)} ({multiple}x)"] = f"{middle:.2g} ({low:.2g} to {high:.2g})"
+    return row
+
+
+def _cautions(quantity: str, arms: dict[str, pd.DataFrame], forecasts: dict[str, SizeForecast]) -> Iterator[str]:
+    without = [arm for arm in arms if arm not in forecasts]
+    if without:
+        yield f"No forecast, for want of {FEWEST_SIZES} sizes with a value: {listed(without)}."
+    missing = sum(int(runs["value"].isna().sum()) for runs in arms.values())
+    of_all = f"{missing} of {sum(map(len, arms.values()))} curves"
+    if missing and quantity == LR:
+        yield f"Left out, since the best learning rate is the lowest or highest tried: {of_all}."
+    if missing and quantity == ETA_DIV:
+        yield f"Left out, since no run diverged or was unstable: {of_all}. Where it is left out it may be higher."
+    worse = [arm for arm, made in forecasts.items() if abs(made.error) > abs(made.unchanged)]
+    if worse:
+        yield f"At the size held out, no growth at all foretells better than the line: {listed(worse)}."
+    narrow = [arm for arm, made in forecasts.items() if made.inside is not None and not made.inside]
+    if narrow:
+        yield f"The interval holds no run of the size held out, so take it for the least uncertainty: {listed(narrow)}."
+    uncertain = [arm for arm, made in forecasts.items() if abs(made.line.slope) <= made.line.slope_error]
+    if uncertain:
+        yield f"No certain growth: {listed(uncertain)}."

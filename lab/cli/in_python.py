@@ -1,0 +1,71 @@
+"""Sweeps and runs from Python, such as in a notebook: the words of a command in, a study out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.analysis.sensitivity import WINDOW, Study, study
+from lab.cli import launch, multirun
+from lab.cli.compose import CONFIG_DIR_FLAGS, is_override, parse
+from lab.core import machine
+from lab.core.errors import RequestError
+from lab.core.files import quoted
+
+
+def sweep(name: str | Path, *overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW) -> Study:
+    """Train what is missing of a sweep, as ``lab sweep`` does, with its report and its lines of progress.
+
+    Jobs are processes of their own, so a script calls this under ``if __name__ == "__main__":``. With the override
+    ``hydra/launcher=basic`` this process trains.
+
+    Args:
+        name: a name that ``lab list sweeps`` gives, or a file.
+        overrides: as on the command line, such as ``optimizer.lr=1e-3,1e-2``.
+        out: the results folder; ``runs/NAME`` unless given.
+        window: as for ``lab.analysis.study``.
+
+    Returns:
+        The study of the folder. Of runs that failed, ``Study.failed`` has the cards.
+
+    Raises:
+        RequestError: the request cannot be carried out, all runs failed, or the window makes no sense.
+    """
+    file = launch.find_sweep(str(name))
+    return _study(["sweep", str(name)], overrides, out, window, name=file.stem, sweep=file, one=False)
+
+
+def train(*overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW) -> Study:
+    """As ``sweep``, without a file: one run, or as many as the lists in ``overrides`` make; into ``runs/train``."""
+    one = not any(override.is_sweep_override() for override in parse(list(filter(is_override, overrides))))
+    return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
+
+
+def _study(
+    words: Sequence[str],
+    overrides: Sequence[str],
+    out: str | Path | None,
+    window: Sequence[float],
+    *,
+    name: str,
+    sweep: Path | None,
+    one: bool,
+) -> Study:
+    if multiprocessing.parent_process() is not None:
+        raise RequestError('jobs import the script that began them: call lab.sweep under if __name__ == "__main__":')
+    if flags := [word for word in overrides if word.startswith("-") and word.split("=")[0] not in CONFIG_DIR_FLAGS]:
+        raise RequestError(f"{flags[0]} is for the command line; here overrides are KEY=VALUE")
+    machine.configure_process()
+    folder = str(out) if re.fullmatch(r"[\w./-]+", str(out)) else quoted(Path(out or ""))
+    requested = [*overrides, *([] if out is None else [f"out={folder}"])]
+    request = launch.read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
+    composed = multirun.compose(request)
+    try:
+        multirun.train(composed, request)
+    except SystemExit as end:
+        if end.code != 1:  # 1: runs failed, and were said to
+            raise
+    return study(composed.trees[0]["out"], window)

@@ -1,0 +1,183 @@
+"""Event files of TensorBoard become a table with a row per run, whoever wrote them."""
+
+from __future__ import annotations
+
+import math
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lab.__main__ import main
+from lab.analysis import study
+from lab.core.errors import RequestError
+from lab.records import event_files, store, trackers
+
+RESULTS = Path(__file__).parents[1] / "results"
+LRS = (1e-3, 1e-2, 1e-1)
+
+
+def write(folder: Path, scalars: dict[str, list[float]], config: dict[str, Any] | None = None) -> None:
+    """Event files with these scalars at steps 0, 10, ... as a writer of another package makes them."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    if config is not None:
+        writer.add_event(Event(summary=hparams_pb(config)))
+    for tag, values in scalars.items():
+        for index, value in enumerate(values):
+            event = Event(step=10 * index)
+            event.summary.value.add(tag=tag, simple_value=value)
+            writer.add_event(event)
+    writer.close()
+
+
+def loss(lr: float, arm: str, seed: int) -> list[float]:
+    return [5.0, 3.0, 2.0 + (lr > 0.05) * (arm == "base") + 0.01 * seed]
+
+
+def runs() -> list[tuple[float, str, int]]:
+    return [(lr, arm, seed) for lr in LRS for arm in ("base", "clip") for seed in range(3)]
+
+
+def test_an_extra_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(trackers, "distribution", missing)
+    assert main(["import", "--tensorboard", str(tmp_path), f"out={tmp_path / 'out'}"]) == 2
+    assert capsys.readouterr().err == "lab: tensorboard is not installed: pip install 'instability-lab[tensorboard]'\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "rest"),
+    [
+        ("clip/lr=1e-3_seed=1", {"lr": 1e-3, "seed": 1}, "clip"),
+        ("learning_rate=0.01_warm_up=0.1-seed=2", {"learning_rate": 0.01, "warm_up": 0.1, "seed": 2}, ""),
+        ("optimizer.lr=3e-4,optimizer=lion", {"optimizer.lr": 3e-4, "optimizer": "lion"}, ""),
+        ("version_3/tied", {}, "version_3 tied"),
+    ],
+)
+def test_a_path_names_settings(name: str, pairs: dict[str, object], rest: str) -> None:
+    assert event_files._pairs(name) == pairs
+    assert event_files._without_pairs(name) == rest
+
+
+@pytest.mark.extras
+def test_runs_are_told_apart_by_their_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for lr, arm, seed in runs():
+        rates = [lr / 2, lr, 0.0]
+        write(tmp_path / f"logs/{arm}/lr={lr}_seed={seed}", {"eval/loss": loss(lr, arm, seed), "schedule": rates})
+    words = ["import", "--tensorboard", str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000"]
+    assert main(words) == 0
+    made = study(tmp_path / "out")
+    assert list(made.points["arm"].unique()) == ["folder base", "folder clip"]
+    worst = made.points[made.points["lr"] == 0.1].groupby("arm")["loss"].mean()
+    assert worst.to_dict() == pytest.approx({"folder base": 3.01, "folder clip": 2.01})
+    assert set(made.records.runs["steps"]) == {20}
+    assert {*made.records.metrics["probe"]} == {"val_loss", "schedule"}
+    assert main(words) == 0
+    assert "18 runs already there" in capsys.readouterr().out
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("place", ["", "1700000000.5"])
+def test_hyper_parameters_come_from_their_plugin(tmp_path: Path, place: str) -> None:
+    """Those of ``torch.utils.tensorboard`` lie in a folder below the run's, which is no run of its own."""
+    for index, (lr, arm, seed) in enumerate(runs()):
+        config = {"learning_rate": lr, "random_seed": seed, "clip": arm == "clip", "n_params": 1000}
+        folder = tmp_path / f"run{index}"
+        write(folder, {"train/loss": loss(lr, arm, seed)}, None if place else config)
+        if place:
+            write(folder / place, {"metric": [1.0]}, config)
+    table, measured = event_files.read_event_folders(tmp_path)
+    assert len(table) == 18
+    assert measured == {"train/loss", "step"}
+    assert sorted(table["learning_rate"].unique()) == sorted(LRS)
+    assert set(table["clip"]) == {True, False}
+
+
+@pytest.mark.extras
+def test_hyper_parameters_come_from_a_file_beside_the_events(tmp_path: Path) -> None:
+    write(tmp_path / "version_0", {"val_loss": [3.0, 2.0]})
+    (tmp_path / "version_0/hparams.yaml").write_text("optim: {lr: 0.01, betas: [0.9, 0.95]}\nseed: 3\n")
+    row = event_files.read_event_folders(tmp_path).table.iloc[0]
+    assert (row["optim.lr"], row["seed"], row["val_loss"]) == (0.01, 3, 2.0)
+    assert "optim.betas" not in row
+    (tmp_path / "version_0/hparams.yaml").write_text("a: &a {lr: 1}\nb: *a\n")
+    with pytest.raises(RequestError, match=r"hparams\.yaml cannot be read: it has aliases"):
+        event_files.read_event_folders(tmp_path)
+
+
+@pytest.mark.extras
+def test_a_learning_rate_that_was_logged_counts_at_its_peak_unless_it_is_given(tmp_path: Path) -> None:
+    write(tmp_path / "a", {"loss": [3.0, 2.0, math.nan], "optim/lr": [0.0, 0.1, 0.05]})
+    write(tmp_path / "lr=0.2", {"loss": [3.0, 2.0], "lr": [0.0, 0.1]})
+    table = event_files.read_event_folders(tmp_path).table
+    assert table.loc["a", "optim/lr"] == pytest.approx(0.1)
+    assert table.loc["lr=0.2", "lr"] == 0.2
+    assert math.isnan(table.loc["a", "loss"])
+
+
+@pytest.mark.extras
+def test_what_this_lab_exported_is_read_back(tmp_path: Path) -> None:
+    assert main(["export", str(RESULTS / "quickstart"), "--to", "tensorboard", "--out", str(tmp_path)]) == 0
+    words = ["--tensorboard", str(tmp_path / "tensorboard"), "--arm", "intervention"]
+    assert main(["import", *words, f"out={tmp_path / 'out'}"]) == 0
+    own, read = (study(folder).curves for folder in (RESULTS / "quickstart", tmp_path / "out"))
+    for name in ("size", "total"):
+        means = [
+            curves[name].map(lambda value: getattr(value, "mean", value)).sort_values(ignore_index=True)
+            for curves in (own, read)
+        ]
+        pd.testing.assert_series_equal(*means, check_exact=False, rtol=1e-5)
+    assert len(store.read(tmp_path / "out").runs) == 84
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--loss", "train/los"], "--loss: no column 'train/los'; nearest: train/loss"),
+        ([], "run lr=0.3 has no values of train/loss"),
+        (["--lr", "rate"], "--lr: no column 'rate'; known: "),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    for lr in LRS:
+        write(tmp_path / f"logs/lr={lr}", {"train/loss": [3.0, lr]})
+    if not options:
+        write(tmp_path / "logs/lr=0.3", {"grad_norm": [1.0]})
+    words = ["--tensorboard", str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000", *options]
+    assert main(["import", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.extras
+def test_a_diverged_run_is_named_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for lr in LRS:
+        write(tmp_path / f"logs/lr={lr}", {"loss": [3.0, math.nan if lr == 0.1 else 2.0]})
+    words = ["import", "--tensorboard", str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000"]
+    assert main(words) == 2
+    assert "run lr=0.1: a diverged run counts at its initial loss" in capsys.readouterr().err
+    assert main([*words, "--initial-loss", "6"]) == 0
+    assert set(study(tmp_path / "out").points["capped"]) == {2.0, 6.0}
+
+
+@pytest.mark.extras
+def test_a_folder_without_events_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no event files with scalars below"):
+        event_files.read_event_folders(tmp_path)
+    with pytest.raises(RequestError, match="no folder"):
+        event_files.read_event_folders(tmp_path / "absent")

@@ -1,0 +1,138 @@
+"""Sensitivity over another window of learning rates: named wherever shown, kept by a baseline, refused if wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lab.__main__ import main
+from lab.analysis import from_frame, show, study
+from lab.analysis.guard import baseline as baselines
+from lab.core.errors import RequestError
+
+LRS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+WINDOW = ("--window", "1e-6", "1e-3")
+NAMED = "1e-06 to 0.001"
+
+
+def lion() -> pd.DataFrame:
+    """Two arms with the best learning rate at 1e-5, so 3e-4 to 3e-1 holds what they do far above it alone."""
+    return pd.DataFrame(
+        {"lr": lr, "loss": 2 + slope * abs(math.log10(lr / 1e-5)) + 0.01 * seed * (1 + lr), "params": 1000}
+        | {"seed": seed, "clip": clip}
+        for clip, slope in (("off", 0.4), ("on", 0.1))
+        for lr in LRS
+        for seed in range(3)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lion().to_csv(tmp_path / "lion.csv", index=False)
+    assert main(["import", str(tmp_path / "lion.csv"), f"out={tmp_path / 'runs'}"]) == 0
+    return tmp_path / "runs"
+
+
+def test_sensitivity_is_the_mean_regret_inside(folder: Path) -> None:
+    """Decades from the best one are 1, 0, 1 and 2, so S is the slope."""
+    for made in (from_frame(lion(), window=(1e-6, 1e-3)), study(folder, (1e-6, 1e-3))):
+        means = dict(zip(made.curves["arm"], made.curves["total"].map(lambda interval: interval.mean), strict=True))
+        assert means == pytest.approx({"clip off": 0.4, "clip on": 0.1}, abs=1e-4)
+        assert made.pairs["total"].iloc[0].mean == pytest.approx(0.3, abs=1e-4)
+        assert set(made.seeds["lrs"]) == {4}
+
+
+def test_a_report_names_its_window_on_page_in_table_and_figure(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder)]) == 0
+    usual = (folder / "report.html").read_bytes()
+    assert "lie outside 0.0003 to 0.3" in capsys.readouterr().out
+    assert main(["report", str(folder), *WINDOW]) == 0
+    assert f"Sensitivity over the learning rates from {NAMED}." in capsys.readouterr().out
+    page = (folder / "report.html").read_text()
+    assert f"LR sensitivity from {NAMED} is lower for clip on" in page
+    assert f"over the learning rates from {NAMED}, of how" in page
+    assert NAMED in (folder / "figures" / "learning_rate_sensitivity.svg").read_text()
+    for name in ("sensitivity", "sensitivity_by_seed", "differences"):
+        table = pd.read_csv(folder / "tables" / f"{name}.csv")
+        assert set(zip(table["window_low"], table["window_high"], strict=True)) == {(1e-6, 1e-3)}
+    assert not (folder / "report.json").exists(), "a sweep would take it for the usual report"
+    assert main(["report", str(folder), "--window", "3e-4", "3e-1"]) == 0
+    assert (folder / "report.html").read_bytes() == usual
+    assert NAMED in show(study(folder).records, "learning_rate_sensitivity", (1e-6, 1e-3)).svg
+
+
+def test_compare_says_over_which_window(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(folder), str(folder), *WINDOW]) == 0
+    lines = capsys.readouterr().out
+    assert f"Sensitivity over the learning rates from {NAMED}." in lines
+    assert "0.400" in lines
+    assert main(["compare", str(folder), str(folder), *WINDOW, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["window"] == [1e-6, 1e-3]
+    assert main(["compare", str(folder), str(folder), "--json"]) == 0
+    assert "window" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "baseline.json"
+    assert main(["baseline", "save", str(folder), str(file), *WINDOW]) == 0
+    assert baselines.read(file).window == (1e-6, 1e-3)
+    assert main(["baseline", "show", str(file)]) == 0
+    assert f"sensitivity over learning rates from {NAMED}" in capsys.readouterr().out
+    assert main(["check", str(folder), "--baseline", str(file)]) == 0
+    assert f"sensitivity over learning rates from {NAMED}" in capsys.readouterr().out
+    assert main(["check", str(folder), "--baseline", str(file), *WINDOW, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["window"] == [1e-6, 1e-3]
+    assert main(["check", str(folder), "--baseline", str(file), "--window", "1e-5", "1e-2"]) == 2
+    refusal = capsys.readouterr().err
+    assert f"{file} has sensitivity over learning rates from {NAMED}, {folder} from 1e-05 to 0.01" in refusal
+    assert refusal.count("\n") == 1
+    assert main(["baseline", "diff", str(file), str(folder)]) == 2
+    assert main(["baseline", "save", str(folder), str(file)]) == 0
+    assert f"{NAMED} -> 0.0003 to 0.3" in capsys.readouterr().out
+    assert "window" not in json.loads(file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("window", "said"),
+    [
+        (("1e-4", "1e-6"), "a window takes 0 < LOW < HIGH, not 0.0001 1e-06"),
+        (("1e-4", "1e-4"), "a window takes 0 < LOW < HIGH"),
+        (("0", "1"), "a window takes 0 < LOW < HIGH"),
+        (("nan", "1"), "a window takes 0 < LOW < HIGH"),
+        (("1e-4", "inf"), "a window takes 0 < LOW < HIGH"),
+        (("low", "1"), "a window is two learning rates, LOW HIGH, not low 1"),
+        (("1e-3", "1"), "the window 0.001 to 1 holds 2 learning rates of a curve, and takes 3: 1e-06, 1e-05, "),
+        (("1e-3",), "--window wants two learning rates, LOW HIGH"),
+    ],
+)
+def test_a_window_that_makes_no_sense_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], window: tuple[str, ...], said: str
+) -> None:
+    capsys.readouterr()
+    file = tmp_path / "baseline.json"
+    for words in (
+        ["report", str(folder)],
+        ["compare", str(folder), str(folder)],
+        ["check", str(folder), "--baseline", str(folder)],
+        ["baseline", "save", str(folder), str(file)],
+    ):
+        assert main([*words, "--window", *window]) == 2
+        printed = capsys.readouterr()
+        assert said in printed.err
+        assert printed.err.count("\n") == 1
+        assert printed.out == ""
+    assert not (folder / "report.html").exists()
+    assert not file.exists()
+
+
+def test_a_window_is_two_numbers_in_python() -> None:
+    with pytest.raises(RequestError, match="two learning rates"):
+        from_frame(lion(), window=(1e-6,))
+    with pytest.raises(RequestError, match="holds 0 learning rates"):
+        from_frame(lion(), window=(1.0, 2.0))
