@@ -31,8 +31,10 @@ lab coordcheck [key=value ...]                   does a parametrization keep upd
 lab predict DIR                                  say at which larger size or learning rate runs will be unstable
 lab batch DIR [--json]                           the gradient noise scale, and which batch and learning rate follow
 lab scan DIR [--run ID] [--json]                 from a checkpoint, the best single step at each batch size
-lab watch DIR|LOG.csv|LOG.jsonl [--json]         spikes and their warnings, also in logs of other programs
-    [--replay DIR|LOG]                           a log of the same steps trained again: what made the loss rise
+lab watch DIR|LOG [--json]                       spikes and their warnings, also in logs of other programs
+    [--columns step=COLUMN,loss=COLUMN]          where no usual name is found
+    [--replay DIR|LOG [--replay ...]]            the same steps trained again, or twins: what made the loss rise
+    [--follow [--on-alarm COMMAND]]              read on while the log grows; COMMAND gets each alarm as JSON
     [--mantissa-bits N]                          of the format that rounds output logits (default: 7, as bf16 has)
 lab claims [DIR ...] [--json|--markdown]         which claims of papers the records bear out (default: results)
     [--source NAME]                              those of one source, such as PaLM-540B, and the figures that show them
@@ -251,18 +253,11 @@ def _scan(arguments: list[str]) -> None:
 
 
 def _watch(arguments: list[str]) -> None:
-    from lab.analysis.logit_rounding import mantissa_bits_of
-    from lab.studies.alarms.watching import watch
+    from lab.cli import watching
 
-    given = _OptionParser("--replay", "--mantissa-bits", switches=["--json"]).read(arguments)
-    if len(given.folders) != 1:
-        raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--replay DIR|LOG] [--json]")
-    replay = Path(given.replay) if given.replay else None
-    bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
-    lines, alarmed = watch(given.folders[0], replay=replay, mantissa_bits=bits, as_json=given.json)
-    for line in lines:
-        say(line)
-    raise SystemExit(int(alarmed))
+    parser = _OptionParser("--mantissa-bits", "--columns", "--on-alarm", switches=["--json", "--follow"])
+    parser.add_argument("--replay", type=_nonempty, action="append", default=[])
+    raise SystemExit(watching.watch(parser.read(arguments)))
 
 
 def _claims(arguments: list[str]) -> None:

@@ -72,9 +72,16 @@ class Event(NamedTuple):
     lead: int | None = None
 
 
-def detect(log: Log) -> list[Event]:
-    """All alarms of a log, in the order of their steps; a loss spike says how long before it others had warned."""
+def detect(log: Log, spikes: Callable[[Log], Iterator[Span]] | None = None) -> list[Event]:
+    """All alarms of a log, in the order of their steps; a loss spike says how long before it others had warned.
+
+    Args:
+        log: what the run left behind.
+        spikes: what finds loss spikes, by default the detector on which training acts, ``loss_spikes``.
+    """
     spans = {kind: list(find(log.columns[column])) for kind, (column, find) in KINDS.items() if column in log.columns}
+    if spikes:
+        spans["spike"] = list(spikes(log))
     warnings = sorted(span.first for kind, found in spans.items() if kind != "spike" for span in found)
     events = [
         (span.first, _event(log, kind, span, warnings if kind == "spike" else []))
