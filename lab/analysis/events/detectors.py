@@ -20,6 +20,8 @@ GRADIENT_RISE, MEMORY = 5.0, 0.99
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one epsilon exceeds the gradient, and the curvature along the update the limit of stability.
 LIMIT = 1.0
+# A loss scale at its floor is no larger than this; above, trainers raise it again after a while.
+HIGHEST_FLOOR = 1.0
 # Rounding of output logits raises an alarm where it is costly in so many measurements in a row.
 HELD = 5
 # How far back an alarm counts as a warning of a loss spike, in measurements.
@@ -179,10 +181,10 @@ def above_limit(ratio_n: Numbers) -> Iterator[Span]:
 
 
 def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
-    """A loss scale that fell to its least value and stays there, so that gradients overflow whatever it is."""
+    """A loss scale that fell to its least value, 1 or less, and stays there: gradients overflow whatever it is."""
     least = np.nanmin(scale_n) if np.isfinite(scale_n).any() else math.nan
     at_least_n = scale_n == least
-    if at_least_n.all():
+    if at_least_n.all() or least > HIGHEST_FLOOR:
         return
     row = 0
     while len(ahead := np.flatnonzero(at_least_n[row:])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,41 +30,65 @@ def read_rows(folder: Path, given: Mapping[str, str]) -> Iterator[Row]:
     Raises:
         RequestError: TensorBoard is not installed, or no run has a loss.
     """
-    readers = {run: RunReader(run, paths, given) for run, paths in runs_of(folder).items()}
-    for reader in readers.values():
-        yield from reader.read()
+    paths = runs_of(folder)
+    readers = {run: RunReader(run, given) for run in paths}
+    for run, reader in readers.items():
+        for rows in reader.read(paths[run]):
+            yield from rows
     if not any(LOSS in reader.columns for reader in readers.values()):
         names = sorted({tag for reader in readers.values() for tag in reader.tags})
         raise RequestError(f"{folder} {missing_column(LOSS, names, given)}")
 
 
 class RunReader:
-    """Reads the event files of one run, and later what was added to them."""
+    """Reads the event files of one run, and later what was added to them.
 
-    def __init__(self, run: str, paths: list[Path], given: Mapping[str, str]) -> None:
-        self.run, self.given = "" if run == RUN else run, given
-        self.loaders = [_loader(path) for path in paths]
-        self.tags = dict[str, None]()
-        self.columns = dict[str, str]()
+    Attributes:
+        run: its name; empty where it is the folder itself.
+        tags: names of the scalars that were met.
+        columns: which of them holds what.
+        last: the largest step that was read.
+    """
 
-    def read(self) -> list[Row]:
-        """The scalars that were not read before."""
-        scalars = [scalar for loader in self.loaders for event in loader.Load() for scalar in _scalars(event)]
-        self.tags |= dict.fromkeys(tag for tag, _, _ in scalars)
-        found = usual_columns(list(self.tags), {key: name for key, name in self.given.items() if key != STEP})
-        self.columns = found | self.columns
+    def __init__(self, run: str, given: Mapping[str, str]) -> None:
+        self.run, self.given = "" if run == RUN else run, {key: name for key, name in given.items() if key != STEP}
+        self.loaders = dict[Path, Any]()
+        self.tags, self.columns, self.last = dict[str, None](), dict[str, str](), -1
+
+    def read(self, paths: list[Path], events: int | None = None) -> Iterator[list[Row]]:
+        """The scalars that were not read before, so many ``events`` at once, or all of a file.
+
+        Raises:
+            RequestError: TensorBoard is not installed.
+        """
+        for path in paths:
+            if path not in self.loaders:
+                self.loaders[path] = _loader(path)
+            loaded = self.loaders[path].Load()
+            while piece := list(islice(loaded, events)):
+                yield self._rows([scalar for event in piece for scalar in _scalars(event)])
+
+    def _rows(self, scalars: list[tuple[str, int, float]]) -> list[Row]:
+        new = {tag: None for tag, _, _ in scalars if tag not in self.tags}
+        if new:
+            self.tags |= new
+            self.columns = usual_columns(list(self.tags), self.given) | self.columns
         column_of = {tag: column for column, tag in self.columns.items() if column != STEP}
-        return [Row(self.run, step, {column_of[tag]: value}) for tag, step, value in scalars if tag in column_of]
+        rows = [Row(self.run, step, {column_of[tag]: value}) for tag, step, value in scalars if tag in column_of]
+        self.last = max([self.last, *(row.step for row in rows)])
+        return rows
 
 
 def _loader(path: Path) -> Any:
-    files.open_file(path).close()  # no pipe and no device
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     except ImportError:
-        raise RequestError(
-            f"{path.parent} holds event files of TensorBoard; to read them, install instability-lab[tensorboard]"
-        ) from None
+        where = f"{path.parent} holds event files of TensorBoard"
+        raise RequestError(f"{where}, which need an extra: pip install 'instability-lab[tensorboard]'") from None
+    try:
+        files.open_file(path).close()  # no pipe and no device
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
     return EventFileLoader(str(path))
 
 

@@ -50,6 +50,8 @@ MICRO_BATCH = "micro_batch_norm_"
 EXTREMES = ("__MIN", "__MAX")
 # A line longer than this belongs to no log of losses.
 LONGEST_LINE = 2**20
+# The first line that says how to read a log stands in so many of its first bytes.
+LONGEST_PREAMBLE = 8 * files.MIB
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lab.analysis.events import event_files
 from lab.analysis.events.detectors import Log
-from lab.analysis.events.log_formats import LONGEST_LINE, LOSS, LogReader, Row, trainer_state
+from lab.analysis.events.log_formats import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, LogReader, Row, trainer_state
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run, rounding_cost
 from lab.core import files
 from lab.core.errors import RequestError
@@ -33,8 +33,6 @@ PROBES = {
 # Files of a folder that may be logs.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err")
 PARTS_OF_RECORDS = ("store.json", "runs", "runs.parquet")
-# The first line that says how to read a log stands in so many of its first bytes.
-LONGEST_PREAMBLE = 8 * files.MIB
 
 
 class Logs(NamedTuple):
@@ -162,17 +160,17 @@ def _output_logits(values: pd.DataFrame) -> NDArray[np.float64]:
 
 def _logs(path: Path, rows: Iterable[Row], bits: int) -> Logs:
     """The runs among the rows of a log."""
-    runs: dict[str, dict[str, _Column]] = defaultdict(lambda: defaultdict(_Column))
+    runs: dict[str, dict[str, Column]] = defaultdict(lambda: defaultdict(Column))
     for run, step, values in rows:
         for column, value in values.items():
             runs[run][column].add(step, value)
-    logs = [_log(run or path.name, columns, bits) for run, columns in runs.items() if LOSS in columns]
+    logs = [log_of(run or path.name, columns, bits) for run, columns in runs.items() if LOSS in columns]
     if not logs:
         raise RequestError(f"{path} has no row with a step and a loss")
     return Logs(logs, [f"{log.name}: {log.note}" for log in logs if log.note])
 
 
-class _Column:
+class Column:
     """Values of a measurement in the order in which they were written, with their steps."""
 
     def __init__(self) -> None:
@@ -182,13 +180,23 @@ class _Column:
         self.steps.append(step)
         self.values.append(value)
 
+    def rewind(self, step: int) -> None:
+        """Forget the last values back to a step."""
+        while self.steps and self.steps[-1] >= step:
+            self.steps.pop()
+            self.values.pop()
+
+    def trim(self, rows: int) -> None:
+        """Keep the last rows only."""
+        del self.steps[:-rows], self.values[:-rows]
+
     def latest(self) -> pd.Series:
         """The last value of each step, in the order of the steps."""
         values = pd.Series(np.array(self.values), np.array(self.steps), dtype=float)
         return values[~values.index.duplicated(keep="last")].sort_index()
 
 
-def _log(name: str, columns: Mapping[str, _Column], bits: int) -> Log:
+def log_of(name: str, columns: Mapping[str, Column], bits: int) -> Log:
     """The log of a run: a row where there is a loss, in the order of the steps."""
     losses = columns[LOSS].latest()
     step_n = np.array(columns[LOSS].steps)

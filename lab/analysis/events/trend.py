@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -103,6 +103,39 @@ class TrendWatch:
                 calm, begun = self._judge(step_n[at:stop], loss_n[at:stop])
                 at += calm
                 yield from begun
+
+    def rewind(self, step: int) -> None:
+        """Forget the rows from a step on, which are about to be written again."""
+        event = self.event
+        if event and event.rise.step >= step:
+            self.row -= len(event.rows)
+            self.event = None
+        elif event:
+            kept = [each for each in event.rows if each[0] < step]
+            self.row -= len(event.rows) - len(kept)
+            event.rows = kept
+            if event.rise.end_step is not None and event.rise.end_step >= step:
+                event.rise = event.rise._replace(ending="none", end=None, end_step=None)
+            event.rise = event.rise._replace(last=min(event.rise.last, self.row))
+        kept_n = self.history[:, STEP] < step
+        self.row -= int(np.sum(~kept_n))
+        self.history = self.history[kept_n]
+
+    def state(self) -> dict[str, Any]:
+        """What is kept, as JSON holds it."""
+        event = asdict(self.event) | {"rise": self.event.rise._asdict()} if self.event else None
+        return {"history": self.history.tolist(), "row": self.row, "at_start": self.at_start, "event": event}
+
+    @classmethod
+    def resume(cls, state: dict[str, Any]) -> TrendWatch:
+        """The one that had this state."""
+        watch = cls()
+        watch.history = np.array(state["history"], dtype=float).reshape(-1, WIDTH)
+        watch.row, watch.at_start = int(state["row"]), float(state["at_start"])
+        if event := state["event"]:
+            rows = [(int(step), float(loss)) for step, loss in event["rows"]]
+            watch.event = _Event(**event | {"rise": Rise(**event["rise"]), "rows": rows})
+        return watch
 
     def finish(self) -> Iterator[Rise]:
         """The spike under way at the end of the log, if any."""

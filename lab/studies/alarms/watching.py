@@ -63,7 +63,7 @@ def watch(
     notes += _too_short(path, logs, events)
     causes, departed = _causes(logs, events, [source.runs for source in sources])
     if as_json:
-        plain = [_plain(log, event) | ({"cause": causes.get(event)} if replays else {}) for log, event in alarms]
+        plain = [plain_event(log, event) | ({"cause": causes.get(event)} if replays else {}) for log, event in alarms]
         output: dict[str, Any] = {"events": plain}
         output |= {"departures": [each._asdict() for each in departed]} if replays else {}
         output |= {"notes": notes} if notes else {}
@@ -145,7 +145,8 @@ def _level(log: Log, event: Event) -> float:
     return float(log.columns["output_logit"][during_n].max())
 
 
-def _plain(log: Log, event: Event) -> dict[str, Any]:
+def plain_event(log: Log, event: Event) -> dict[str, Any]:
+    """An alarm as JSON holds it."""
     facts = event._asdict()
     if event.kind == "logit_rounding":
         facts |= {"level": _level(log, event), "mantissa_bits": log.mantissa_bits}
