@@ -57,7 +57,7 @@ DOUBLES: dict[str, tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], tuple[in
     "one broken micro-batch": (BROKEN, QUIET, micro_norms(**ONE_BROKEN), (500, "faulty_micro_batch")),
     "all micro-batches broken": (BROKEN, QUIET, micro_norms(**ALL_BROKEN), (500, "corrupted_state")),
     "a flipped bit": (SPIKED, QUIET, {}, (500, "corrupted_state")),
-    "a flipped bit without a spike": (QUIET + 0.09 * (np.arange(STEPS) > 600), QUIET, {}, (601, "corrupted_state")),
+    "a flipped bit without a spike": (QUIET + 0.03 * (np.arange(STEPS) > 600), QUIET, {}, (601, "corrupted_state")),
     "a change of the last bits": (LAST_BITS, QUIET, {}, (400, "rounding")),
     "a spike that hangs on the last bits": (LAST_BITS + bump(3.0), QUIET, {}, (500, "rounding")),
     "parts that do not add up": (SPIKED, SPIKED, {"parts_error": np.full(STEPS, 0.5)}, (500, "scaling_bug")),

@@ -179,8 +179,9 @@ def test_progress_that_makes_no_sense_is_left_out(
 def test_a_step_beyond_all_numbers_is_no_row_of_a_log(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "log.csv").write_text(f"step,loss\n1,2.0\n{step},2.0\n")
-    (tmp_path / "log.jsonl").write_text(f'{{"step": 1, "loss": 2.0}}\n{{"step": {step}, "loss": 2.0}}\n')
+    steps = [*range(40), step]
+    (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{each},2.0\n" for each in steps))
+    (tmp_path / "log.jsonl").write_text("".join(f'{{"step": {each}, "loss": 2.0}}\n' for each in steps))
     for log in ("log.csv", "log.jsonl"):
         assert not answer(capsys, "watch", tmp_path / log)
 

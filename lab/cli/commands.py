@@ -195,18 +195,9 @@ def _scan(arguments: list[str]) -> None:
 
 
 def _watch(arguments: list[str]) -> None:
-    from lab.analysis.logit_rounding import mantissa_bits_of
-    from lab.studies.alarms.watching import watch
+    from lab.cli import watching
 
-    given = OptionParser("watch").read(arguments)
-    if len(given.folders) != 1:
-        raise RequestError("watch which folder or log? lab watch DIR|LOG.csv|LOG.jsonl [--replay DIR|LOG] [--json]")
-    replay = Path(given.replay) if given.replay else None
-    bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
-    lines, alarmed = watch(given.folders[0], replay=replay, mantissa_bits=bits, as_json=given.json)
-    for line in lines:
-        say(line)
-    raise SystemExit(int(alarmed))
+    raise SystemExit(watching.watch(OptionParser("watch").read(arguments)))
 
 
 def _claims(arguments: list[str]) -> None:

@@ -28,10 +28,13 @@ class Command(NamedTuple):
     options: Mapping[str, str] = {}
 
     @property
-    def parsed_options(self) -> dict[str, int]:
-        """By name how many values an option takes; the grammar of overrides is Hydra's, so they are no options."""
+    def parsed_options(self) -> dict[str, list[str]]:
+        """By name the values that an option takes, of which one that may come again ends in three dots.
+
+        The grammar of overrides is Hydra's, so they are no options.
+        """
         words = (form.split() for form in self.options if form.startswith("--"))
-        return {option: len(values) for option, *values in words}
+        return {option: values for option, *values in words}
 
 
 _REQUEST = {
@@ -126,7 +129,10 @@ COMMANDS: dict[str, Command] = {
         "spikes and their warnings, also in logs of other programs",
         "log.csv --replay again.csv",
         {
-            "--replay DIR|LOG": "the same steps trained again: what made the loss rise",
+            "--columns step=COLUMN,loss=COLUMN": "where no usual name is found",
+            "--replay DIR|LOG...": "the same steps trained again, or several twins: what made the loss rise",
+            "--follow": "read on while the log grows, and raise each alarm once",
+            "--on-alarm COMMAND": "with --follow: what gets each alarm, as JSON on its standard input",
             "--mantissa-bits N": "of the format that rounds output logits (default: 7, as bf16 has)",
             **_JSON,
         },
@@ -233,10 +239,12 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False)
         self.options = COMMANDS[word].parsed_options
         self.add_argument("folders", nargs="*", type=Path)
-        for option, count in self.options.items():
-            if count > 1:
-                self.add_argument(option, nargs=count)
-            elif count:
+        for option, values in self.options.items():
+            if len(values) > 1:
+                self.add_argument(option, nargs=len(values))
+            elif values and values[0].endswith("..."):
+                self.add_argument(option, type=_nonempty, action="append", default=[])
+            elif values:
                 self.add_argument(option, type=_nonempty)
             else:
                 self.add_argument(option, action="store_true")

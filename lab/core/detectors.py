@@ -46,8 +46,8 @@ class Span(NamedTuple):
     end: int | None = None
 
 
-def window_statistics(window_nw: Numbers) -> tuple[Numbers, Numbers]:
-    """Median and scaled median absolute deviation ``[n]`` of each window; NaN where fewer than ``FEWEST`` are finite.
+def window_statistics(window_nw: Numbers, fewest: int = FEWEST) -> tuple[Numbers, Numbers]:
+    """Median and scaled median absolute deviation ``[n]`` of each window; NaN where fewer than ``fewest`` are finite.
 
     Args:
         window_nw: measurements; those that are not finite do not count.
@@ -56,7 +56,7 @@ def window_statistics(window_nw: Numbers) -> tuple[Numbers, Numbers]:
     count_n = np.isfinite(finite_nw).sum(1)
     median_n = _finite_median(finite_nw, count_n)
     deviation_n = NORMAL * _finite_median(np.abs(finite_nw - median_n[:, None]), count_n)
-    enough_n = count_n >= FEWEST
+    enough_n = count_n >= fewest
     return np.where(enough_n, median_n, math.nan), np.where(enough_n, deviation_n, math.nan)
 
 

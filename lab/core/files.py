@@ -174,6 +174,8 @@ def parse_json(content: bytes, kind: type[Json]) -> Json:
         raise ValueError(f"no JSON {'object' if kind is dict else 'array'}")
     level: list[Any] = [value]
     for _ in range(DEEPEST_JSON):
+        if not level:
+            break
         inner = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for values in inner for each in values if isinstance(each, (dict, list))]
     if level:

@@ -20,6 +20,8 @@ GRADIENT_RISE, MEMORY = 5.0, 0.99
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one epsilon exceeds the gradient, and the curvature along the update the limit of stability.
 LIMIT = 1.0
+# A loss scale at its floor is no larger than this; above, trainers raise it again after a while.
+HIGHEST_FLOOR = 1.0
 # Rounding of output logits raises an alarm where it is costly in so many measurements in a row.
 HELD = 5
 # How far back an alarm counts as a warning of a loss spike, in measurements.
@@ -72,9 +74,16 @@ class Event(NamedTuple):
     lead: int | None = None
 
 
-def detect(log: Log) -> list[Event]:
-    """All alarms of a log, in the order of their steps; a loss spike says how long before it others had warned."""
+def detect(log: Log, spikes: Callable[[Log], Iterator[Span]] | None = None) -> list[Event]:
+    """All alarms of a log, in the order of their steps; a loss spike says how long before it others had warned.
+
+    Args:
+        log: what the run left behind.
+        spikes: what finds loss spikes, by default the detector on which training acts, ``loss_spikes``.
+    """
     spans = {kind: list(find(log.columns[column])) for kind, (column, find) in KINDS.items() if column in log.columns}
+    if spikes:
+        spans["spike"] = list(spikes(log))
     warnings = sorted(span.first for kind, found in spans.items() if kind != "spike" for span in found)
     events = [
         (span.first, _event(log, kind, span, warnings if kind == "spike" else []))
@@ -172,10 +181,10 @@ def above_limit(ratio_n: Numbers) -> Iterator[Span]:
 
 
 def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
-    """A loss scale that fell to its least value and stays there, so that gradients overflow whatever it is."""
+    """A loss scale that fell to its least value, 1 or less, and stays there: gradients overflow whatever it is."""
     least = np.nanmin(scale_n) if np.isfinite(scale_n).any() else math.nan
     at_least_n = scale_n == least
-    if at_least_n.all():
+    if at_least_n.all() or least > HIGHEST_FLOOR:
         return
     row = 0
     while len(ahead := np.flatnonzero(at_least_n[row:])):

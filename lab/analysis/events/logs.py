@@ -1,57 +1,27 @@
-"""Logs: the lab's own records and anybody's CSV or JSON lines, as detectors read them."""
+"""Logs: the lab's own records and the logs of other programs, as detectors read them."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterator, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from lab.analysis.events import event_files
 from lab.analysis.events.detectors import Log
+from lab.analysis.events.log_formats import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, LogReader, Row, trainer_state
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run, rounding_cost
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 
-STEP = "step"
-LARGEST_STEP = 2**53  # beyond which floats skip integers
-MOST_ROWS = 1_000_000  # of JSON, which take up to 2 GB
-# Columns by what other programs call them, without case, in lower words joined by "_"; the first that is there counts.
-NAMES = {
-    STEP: (
-        "step",
-        "_step",
-        "steps",
-        "global_step",
-        "iteration",
-        "iter",
-        "iterations",
-        "update",
-        "updates",
-        "num_updates",
-    ),
-    "loss": ("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "loss_train", "train_inner_loss"),
-    "grad_norm": ("grad_norm", "gnorm", "gradient_norm", "global_grad_norm", "train_grad_norm", "train_gnorm"),
-    "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate"),
-    "loss_scale": ("loss_scale", "scale", "train_loss_scale", "grad_scale"),
-    "attention_logit_max": ("attention_logit_max", "max_attention_logit"),
-    "update_rms": ("update_rms",),
-    "eps_ratio": ("eps_ratio",),
-    "update_curvature": ("update_curvature",),
-    "parts_error": ("parts_error",),
-    "log_z": ("log_z", "train_log_z"),
-    "log_z_square": ("log_z_square", "log_z_squared", "train_log_z_square", "z_loss", "train_z_loss"),
-    "output_logit_mean": ("output_logit_mean", "mean_logit", "train_output_logit_mean", "train_mean_logit"),
-}
 # Columns that tell the level of output logits: log Z, the mean of its square, the mean logit.
 OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]
-# Columns of this name and a number are gradient norms of the micro-batches of a step.
-MICRO_BATCH = "micro_batch_norm_"
 # Probes of the lab by the column they fill; of several places the largest value counts.
 PROBES = {
     "train_loss": "loss",
@@ -60,22 +30,102 @@ PROBES = {
 }
 
 
-def read_logs(path: Path, mantissa_bits: int | None = None) -> list[Log]:
-    """Read the runs of a results folder, or one log of another program.
+# Files of a folder that may be logs.
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err")
+PARTS_OF_RECORDS = ("store.json", "runs", "runs.parquet")
+
+
+class Logs(NamedTuple):
+    """Runs to be watched, and remarks on how they were read, one line each."""
+
+    runs: list[Log]
+    notes: list[str]
+
+
+def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str, str] | None = None) -> Logs:
+    """Read the runs of a results folder, a log of another program, a folder of logs, or of TensorBoard's event files.
 
     Args:
         path: the folder or the log.
         mantissa_bits: of the format that rounds output logits; None for what the records tell, and else bf16.
+        columns: names of columns that hold a ``step``, a ``loss`` and so on, where these are no usual ones.
 
     Raises:
-        RequestError: there is no such file or folder, it holds no runs, cannot be read as CSV or JSON lines, or lacks a
-            column of steps or of losses.
+        RequestError: there is no such file or folder, it holds no runs, is in no known format, or lacks a column of
+            steps or of losses.
     """
+    given, bits = columns or {}, BF16 if mantissa_bits is None else mantissa_bits
+    if is_results_folder(path):
+        return Logs(list(logs_of(store.read(path), mantissa_bits)), [])
+    if path.is_dir() and event_files.runs_of(path):
+        return _logs(path, event_files.read_rows(path, given), bits)
     if path.is_dir():
-        return list(logs_of(store.read(path), mantissa_bits))
+        return _folder(path, given, bits)
     if not path.is_file():
         raise RequestError(f"no results folder or log {path}")
-    return [_log(path, BF16 if mantissa_bits is None else mantissa_bits)]
+    return _logs(path, read_rows(path, given), bits)
+
+
+def is_results_folder(path: Path) -> bool:
+    """Whether a folder holds records of the lab."""
+    return path.is_dir() and any((path / part).exists() for part in PARTS_OF_RECORDS)
+
+
+def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
+    """The logs in a folder; its other files are named in a note."""
+    found = [each for each in sorted(path.iterdir()) if each.suffix in SUFFIXES and each.is_file()]
+    found += sorted(path.glob("checkpoint-*/trainer_state.json"))[-1:] if not found else []
+    logs, refusals = Logs([], []), list[str]()
+    for each in found:
+        try:
+            more = read_logs(each, bits, given)
+        except RequestError as refusal:
+            refusals.append(f"not read: {refusal}")
+            continue
+        logs.runs.extend(more.runs)
+        logs.notes.extend(more.notes)
+    if not logs.runs:
+        raise RequestError(f"no results folder or log {path}: {'; '.join(refusals) or 'no run of the lab and no log'}")
+    return Logs(logs.runs, [*logs.notes, *refusals])
+
+
+def read_rows(path: Path, given: Mapping[str, str]) -> Iterator[Row]:
+    """The rows of a log file, in the order in which they were written.
+
+    Raises:
+        RequestError: see ``read_logs``.
+    """
+    reader, is_empty = LogReader(given), True
+    try:
+        with files.open_file(path) as file:
+            if path.suffix == ".json" and (state := trainer_state(path, given)) is not None:
+                yield from state
+                return
+            if path.stat().st_size > files.LARGEST_FILE:
+                limit = f"larger than {files.LARGEST_FILE // files.MIB} MiB"
+                raise RequestError(f"{path} is {limit}; lab watch {path} --follow reads it piece by piece")
+            for line in short_lines(file, path):
+                for row in reader.read(line):
+                    is_empty = False
+                    yield row
+                if reader.lines is None and file.tell() > LONGEST_PREAMBLE:
+                    break
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+    if is_empty:
+        raise RequestError(f"{path} {reader.fault()}")
+
+
+def short_lines(file: BinaryIO, path: Path) -> Iterator[str]:
+    """The lines of a file.
+
+    Raises:
+        RequestError: one is too long for a log.
+    """
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise RequestError(f"{path} has a line of more than {LONGEST_LINE // 1024} KiB, as no log has")
+        yield line.decode("utf-8", errors="replace")
 
 
 def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterator[Log]:
@@ -108,57 +158,49 @@ def _output_logits(values: pd.DataFrame) -> NDArray[np.float64]:
     return np.asarray(np.abs(mean_n) if np.isnan(level_n).all() else level_n)
 
 
-def _log(path: Path, mantissa_bits: int) -> Log:
-    try:
-        text = files.read_bytes(path).decode("utf-8", errors="replace")
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
-    rows = _json_rows(path, text)
-    table = pd.DataFrame(rows) if rows else _csv(path, text)
-    found = {name: column for name, aliases in NAMES.items() if (column := _named(aliases, list(table))) is not None}
-    found |= {str(column): column for column in table if re.fullmatch(rf"{MICRO_BATCH}\d+", str(column))}
-    for name, plural in ((STEP, "steps"), ("loss", "losses")):
-        if name not in found:
-            raise RequestError(f"{path} has no column of {plural} among {', '.join(map(str, table)) or 'none'}")
-    numbers = pd.DataFrame({name: pd.to_numeric(table[column], errors="coerce") for name, column in found.items()})
-    missing = table[found["loss"]].isna() | (table[found["loss"]].astype(str).str.strip() == "")
-    # a loss that says NaN counts, an absent one does not
-    numbers = numbers[numbers[STEP].between(0, LARGEST_STEP) & ~missing]
-    if numbers.empty:
+def _logs(path: Path, rows: Iterable[Row], bits: int) -> Logs:
+    """The runs among the rows of a log."""
+    runs: dict[str, dict[str, Column]] = defaultdict(lambda: defaultdict(Column))
+    for run, step, values in rows:
+        for column, value in values.items():
+            runs[run][column].add(step, value)
+    logs = [log_of(run or path.name, columns, bits) for run, columns in runs.items() if LOSS in columns]
+    if not logs:
         raise RequestError(f"{path} has no row with a step and a loss")
-    kept = numbers.sort_values(STEP, kind="stable").drop_duplicates(STEP, keep="last")
-    is_as_written = kept.index.equals(numbers.index)
-    note = "" if is_as_written else f"sorted by step, the last row of each kept: {len(kept)} of {len(numbers)} rows"
-    return _made_log(path.name, kept.astype({STEP: np.int64}).set_index(STEP), mantissa_bits, note)
+    return Logs(logs, [f"{log.name}: {log.note}" for log in logs if log.note])
 
 
-def _json_rows(path: Path, text: str) -> list[dict[str, Any]]:
-    """Objects of the lines that hold one, whatever stands before it; NaN and infinities stay what they are."""
-    rows = []
-    for line in text.splitlines():
-        start = line.find("{")
-        if start >= 0 and line.rstrip().endswith("}"):
-            try:
-                row = files.parse_json(line[start:].encode(), dict)
-            except ValueError:
-                continue
-            plain = {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
-            rows.append({key: str(value) if isinstance(value, float) else value for key, value in plain.items()})
-            if len(rows) > MOST_ROWS:
-                raise RequestError(f"{path} has more than {MOST_ROWS:,} lines; watch a part of it")
-    return rows
+class Column:
+    """Values of a measurement in the order in which they were written, with their steps."""
+
+    def __init__(self) -> None:
+        self.steps, self.values = array("q"), array("d")
+
+    def add(self, step: int, value: float) -> None:
+        self.steps.append(step)
+        self.values.append(value)
+
+    def rewind(self, step: int) -> None:
+        """Forget the last values back to a step."""
+        while self.steps and self.steps[-1] >= step:
+            self.steps.pop()
+            self.values.pop()
+
+    def trim(self, rows: int) -> None:
+        """Keep the last rows only."""
+        del self.steps[:-rows], self.values[:-rows]
+
+    def latest(self) -> pd.Series:
+        """The last value of each step, in the order of the steps."""
+        values = pd.Series(np.array(self.values), np.array(self.steps), dtype=float)
+        return values[~values.index.duplicated(keep="last")].sort_index()
 
 
-def _csv(path: Path, text: str) -> pd.DataFrame:
-    """A table; the separator is the most frequent one of the first line."""
-    head = text.partition("\n")[0]
-    separator = max(",;\t|", key=head.count)
-    try:
-        return pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, on_bad_lines="skip")
-    except (ValueError, pd.errors.ParserError) as error:
-        raise RequestError(f"{path} is neither CSV nor JSON lines: {str(error).splitlines()[0]}") from None
-
-
-def _named(aliases: Sequence[str], columns: Sequence[object]) -> object | None:
-    words = {re.sub(r"[^0-9a-z_]+", "_", str(column).strip().lower()).strip(): column for column in reversed(columns)}
-    return next((words[alias] for alias in aliases if alias in words), None)
+def log_of(name: str, columns: Mapping[str, Column], bits: int) -> Log:
+    """The log of a run: a row where there is a loss, in the order of the steps."""
+    losses = columns[LOSS].latest()
+    step_n = np.array(columns[LOSS].steps)
+    is_as_written = bool((np.diff(step_n) > 0).all())
+    note = f"sorted by step, the last row of each kept: {len(losses)} of {len(step_n)} rows"
+    table = pd.DataFrame({column: each.latest().reindex(losses.index) for column, each in columns.items()})
+    return _made_log(name, table, bits, "" if is_as_written else note)

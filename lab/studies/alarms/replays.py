@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Event, Log
-from lab.analysis.events.logs import MICRO_BATCH
+from lab.analysis.events.log_formats import MICRO_BATCH
 from lab.core.detectors import LEAST_RISE, Numbers
 from lab.studies.alarms.doubles import Twins, diagnose
 
-# What each cause means; those that ``diagnose`` names, and two that need no evidence.
+# Rows by which an event of a run of the same batches may begin earlier or later.
+APART = 3
+# What each cause means; those that ``diagnose`` names, and four that need no evidence.
 CAUSES = {
     "spike": "data and state, since it returns in the replay",
     "faulty_micro_batch": "a fault in single micro-batches, which the replay does not have",
@@ -23,6 +25,8 @@ CAUSES = {
     "rounding": "the last bits, in which log and replay differ first",
     "stopped": "a process that was killed or hangs, since the replay goes on",
     "not_replayed": "unknown, since the replay has no such step",
+    "batch": "the batches of these steps, since most twins have the event as well",
+    "not_batch": "the run and not its batches, since most twins lack the event",
 }
 
 
@@ -56,11 +60,40 @@ def _pair(log: Log, replay: Log) -> _Pair:
     )
 
 
-def find_replay(log: Log, logs: Sequence[Log], replays: Sequence[Log]) -> Log | None:
-    """The replay of a log: the one of its name, or the only one of the only log."""
-    if len(logs) == len(replays) == 1:
-        return replays[0]
-    return next((replay for replay in replays if replay.name == log.name), None)
+def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) -> list[Log]:
+    """The runs that were trained on the batches of a log: of each source those of its name, or else, of the only log,
+    all.
+    """
+    twins = list[Log]()
+    for source in replays:
+        named = [replay for replay in source if replay.name == log.name]
+        twins += named or (source if len(logs) == 1 else [])
+    return twins
+
+
+def twin_cause(spike: Event, log: Log, twins: Sequence[tuple[Log, Sequence[Event]]]) -> str:
+    """Whether a loss spike belongs to the batches: at least half of the twins that have the step then have it too.
+
+    Args:
+        spike: an event of the log.
+        log: the log.
+        twins: several runs of the same batches, with their events.
+    """
+    covering = [events for twin, events in twins if twin.step_n[0] <= spike.step <= twin.step_n[-1]]
+    if not covering:
+        return "not_replayed"
+    apart = APART * int(np.median(np.diff(log.step_n)))
+    until = (spike.step if spike.end is None else spike.end) + apart
+    shared = [
+        any(
+            each.kind == "spike"
+            and each.step <= until
+            and (each.step if each.end is None else each.end) >= spike.step - apart
+            for each in events
+        )
+        for events in covering
+    ]
+    return "batch" if sum(shared) >= len(shared) / 2 else "not_batch"
 
 
 def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +14,64 @@ from matplotlib.axes import Axes
 
 from lab.analysis.events.detectors import KINDS, Event, Log, detect
 from lab.analysis.events.logs import read_logs
+from lab.analysis.events.trend import FEWEST_ROWS, trend_spikes
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.core import files
 from lab.core.detectors import LABELS
-from lab.studies.alarms.replays import CAUSES, departure, find_replay, spike_cause
+from lab.core.errors import RequestError
+from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, spike_cause, twin_cause
 
 # Rows shown on both sides of an event.
 MARGIN = 100
 # More figures than this nobody opens; every event has its line.
 MOST_FIGURES = 50
+LONGEST_NAME = 100  # letters of a run's name in that of a file
 
 
 def watch(
-    path: Path, *, replay: Path | None = None, mantissa_bits: int | None = None, as_json: bool = False
+    path: Path,
+    *,
+    replays: Sequence[Path] = (),
+    mantissa_bits: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    as_json: bool = False,
 ) -> tuple[list[str], bool]:
-    """Find the alarms of a results folder or a log, and draw those that are not asked for as JSON.
+    """Find the alarms of a results folder or of logs, and draw those that are not asked for as JSON.
 
     Figures go into ``alarms/`` in the folder, or in ``NAME.alarms/`` beside the log.
 
     Args:
         path: the folder or the log.
-        replay: a folder or a log of the same steps, trained again; loss spikes then have a likely cause, and runs
-            without one may have a step at which they depart from their replay.
+        replays: folders or logs of the same steps, trained again, or of other runs on the same batches; loss spikes
+            then have a likely cause, and runs without one may have a step at which they depart from their replay.
         mantissa_bits: of the format that rounds output logits; None for what the records tell, and else bf16.
+        columns: names of unusual columns; see ``read_logs``.
         as_json: whether to return the alarms as JSON and draw nothing.
 
     Returns:
         What to print, and whether there was any alarm.
 
     Raises:
-        RequestError: it cannot be read.
+        RequestError: it cannot be read, or has too few rows to judge.
     """
-    logs, replays = read_logs(path, mantissa_bits), read_logs(replay) if replay else []
-    notes = [f"{log.name}: {log.note}" for log in (*logs, *replays) if log.note]
-    events = {log.name: detect(log) for log in logs}
+    (logs, notes), sources = read_logs(path, mantissa_bits, columns), [read_logs(each) for each in replays]
+    notes = [*notes, *(note for source in sources for note in source.notes)]
+    events = {log.name: detect(log, trend_spikes) for log in logs}
     alarms = [(log, event) for log in logs for event in events[log.name]]
-    replay_of = {log.name: find_replay(log, logs, replays) for log in logs} if replay else {}
-    causes = {
-        event: spike_cause(log, replay_of[log.name], event) for log, event in alarms if replay and event.kind == "spike"
-    }
-    departures = [departure(log, replay_of[log.name], events[log.name]) for log in logs if replay]
-    departed = [each for each in departures if each]
+    notes += _too_short(path, logs, events)
+    causes, departed = _causes(logs, events, [source.runs for source in sources])
     if as_json:
-        plain = [_plain(log, event) | ({"cause": causes.get(event)} if replay else {}) for log, event in alarms]
+        plain = [plain_event(log, event) | ({"cause": causes.get(event)} if replays else {}) for log, event in alarms]
         output: dict[str, Any] = {"events": plain}
-        output |= {"departures": [each._asdict() for each in departed]} if replay else {}
+        output |= {"departures": [each._asdict() for each in departed]} if replays else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     lines = notes
     for number, (log, event) in enumerate(alarms):
-        drawn = folder / f"{log.name}_{event.step}_{event.kind}.svg"
+        drawn = folder / f"{file_name(log.name)}_{event.step}_{event.kind}.svg"
         if number < MOST_FIGURES:
             files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"), within=folder.parent)
         cause = _because(causes[event]) if event in causes else ""
@@ -72,6 +79,44 @@ def watch(
     lines += [f"{each.run} step {each.step}: departs from its replay{_because(each.cause)}" for each in departed]
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
     return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
+
+
+def _too_short(path: Path, logs: Sequence[Log], events: Mapping[str, Sequence[Event]]) -> list[str]:
+    """Remarks on runs that are too short to be judged.
+
+    Raises:
+        RequestError: all are.
+    """
+    short = [log for log in logs if len(log.step_n) < FEWEST_ROWS and not events[log.name]]
+    if logs and len(short) == len(logs):
+        raise RequestError(f"{path} has too few rows to judge: {max(len(log.step_n) for log in logs)} of {FEWEST_ROWS}")
+    return [f"{log.name}: too few rows to judge, {len(log.step_n)} of {FEWEST_ROWS}" for log in short]
+
+
+def _causes(
+    logs: Sequence[Log], events: Mapping[str, list[Event]], replays: Sequence[Sequence[Log]]
+) -> tuple[dict[Event, str], list[Cause]]:
+    """The likely cause of each loss spike, and where runs without one depart from their only replay."""
+    causes, departed = dict[Event, str](), list[Cause]()
+    events_of = {id(twin): detect(twin, trend_spikes) for source in replays for twin in source}
+    for log in logs if replays else ():
+        twins = find_twins(log, logs, replays)
+        spikes = [event for event in events[log.name] if event.kind == "spike"]
+        if len(twins) > 1:
+            pairs = [(twin, events_of[id(twin)]) for twin in twins]
+            causes |= {spike: twin_cause(spike, log, pairs) for spike in spikes}
+            continue
+        replay = twins[0] if twins else None
+        causes |= {spike: spike_cause(log, replay, spike) for spike in spikes}
+        if each := departure(log, replay, events[log.name]):
+            departed.append(each)
+    return causes, departed
+
+
+def file_name(name: str) -> str:
+    """The name of a run as part of the name of a file; one that had to be changed keeps a digest of what it was."""
+    plain = re.sub(r"[^\w.-]+", "_", name)[:LONGEST_NAME]
+    return name if plain == name else f"{plain}_{files.text_digest(name)[:6]}"
 
 
 def _because(cause: str) -> str:
@@ -100,7 +145,8 @@ def _level(log: Log, event: Event) -> float:
     return float(log.columns["output_logit"][during_n].max())
 
 
-def _plain(log: Log, event: Event) -> dict[str, Any]:
+def plain_event(log: Log, event: Event) -> dict[str, Any]:
+    """An alarm as JSON holds it."""
     facts = event._asdict()
     if event.kind == "logit_rounding":
         facts |= {"level": _level(log, event), "mantissa_bits": log.mantissa_bits}

@@ -1,0 +1,229 @@
+"""Logs that grow: what was added since the last look, wherever in the file, or in another of its name, that is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from lab.analysis.events import event_files
+from lab.analysis.events.log_formats import (
+    LONGEST_LINE,
+    LONGEST_PREAMBLE,
+    JsonLines,
+    Lines,
+    LogReader,
+    Row,
+    TableLines,
+    TextLines,
+    trainer_state,
+)
+from lab.core import files
+from lab.core.errors import RequestError
+
+PIECE = 2**20  # bytes that are read at once
+HEAD = 4096  # bytes by which a file is recognized
+EVENTS = 10_000  # events that are read at once
+LINES: dict[str, type[Lines]] = {each.kind: each for each in (TextLines, JsonLines, TableLines)}
+Given = Mapping[str, str]
+
+
+class GrowingLog(Protocol):
+    """A log to be read again and again."""
+
+    is_new: bool  # whether another file took the place of the log since the rows before
+
+    def read(self) -> Iterator[list[Row]]:
+        """The rows since the last time, in pieces of limited size."""
+
+    def position(self) -> dict[str, Any]:
+        """How far it is read, as JSON holds it."""
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from a position."""
+
+    def fault(self) -> str:
+        """Why there is no row yet."""
+
+    def close(self) -> None:
+        """Read it no more."""
+
+
+def open_log(path: Path, given: Given) -> GrowingLog:
+    """The log at a path.
+
+    Raises:
+        RequestError: there is none, or it cannot grow.
+    """
+    if path.is_dir() and event_files.runs_of(path):
+        return GrowingEvents(path, given)
+    if path.is_dir() or not path.exists():
+        raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files; {path} is neither")
+    return GrowingState(path, given) if path.suffix == ".json" else GrowingLines(path, given)
+
+
+class GrowingLines:
+    """A file to which lines are added; one that is truncated, or replaced as by rotation, is read from its start."""
+
+    def __init__(self, path: Path, given: Given) -> None:
+        self.path, self.given = path, given
+        self.reader = LogReader(given)
+        self.file: BinaryIO | None = None
+        self.offset, self.head, self.is_new = 0, b"", False
+        self.at_start = True  # of a file: its first line may say anew in which format it is
+
+    def read(self) -> Iterator[list[Row]]:
+        """See ``GrowingLog``.
+
+        Raises:
+            RequestError: it is no log, or cannot be read.
+        """
+        try:
+            while (file := self._current()) is not None:
+                file.seek(self.offset)
+                piece = file.read(PIECE)
+                while b"\n" not in piece and len(piece) <= LONGEST_LINE and (more := file.read(PIECE)):
+                    piece += more
+                end = piece.rfind(b"\n") + 1
+                if end:
+                    self._advance(piece[:end])
+                    yield [row for line in piece[:end].splitlines() for row in self._rows(line)]
+                    self._check_format()
+                elif len(piece) > LONGEST_LINE:
+                    raise RequestError(f"{self.path} has a line of more than {LONGEST_LINE // 1024} KiB, as no log has")
+                elif self._is_replaced():  # what it ends with was never finished
+                    self.file = None
+                    file.close()
+                else:
+                    return
+        except OSError as error:
+            raise RequestError(f"{self.path} cannot be read: {error.strerror}") from None
+
+    def _current(self) -> BinaryIO | None:
+        """The file of the log, to be read from ``offset`` on; None while there is none."""
+        if self.file is None:
+            try:
+                self.file = files.open_file(self.path)
+            except FileNotFoundError:
+                return None
+        is_shorter = self.file.seek(0, os.SEEK_END) < self.offset
+        if is_shorter or os.pread(self.file.fileno(), len(self.head), 0) != self.head:
+            self.offset, self.head, self.is_new, self.at_start = 0, b"", True, True
+        return self.file
+
+    def _is_replaced(self) -> bool:
+        if self.file is None:
+            return False
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self.file.fileno())
+        return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
+
+    def _advance(self, piece: bytes) -> None:
+        self.head = (self.head + piece[: HEAD - len(self.head)]) if self.offset < HEAD else self.head
+        self.offset += len(piece)
+
+    def _check_format(self) -> None:
+        """Refuse a file of which more lines would change nothing."""
+        if self.reader.lines is None and (self.reader.table or self.offset > LONGEST_PREAMBLE):
+            raise RequestError(f"{self.path} {self.reader.fault()}")
+
+    def _rows(self, line: bytes) -> Iterator[Row]:
+        text = line.decode("utf-8", errors="replace")
+        if self.at_start and self.reader.lines and text.strip():
+            self.at_start = False
+            again = LogReader(self.given)
+            rows = list(again.read(text))
+            if again.lines:
+                self.reader = again
+            yield from rows or self.reader.read(text)
+            return
+        yield from self.reader.read(text)
+
+    def position(self) -> dict[str, Any]:
+        lines = self.reader.lines
+        known = {"kind": lines.kind, "state": vars(lines)} if lines else None
+        return {"offset": self.offset, "head": self.head.hex(), "lines": known}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        if known := position["lines"]:
+            self.reader.lines = LINES[known["kind"]](**known["state"])
+            self.offset, self.head = int(position["offset"]), bytes.fromhex(position["head"])
+            self.at_start = False
+
+    def fault(self) -> str:
+        return self.reader.fault() if self.reader.first else "is empty"
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
+
+
+class GrowingState:
+    """A ``trainer_state.json``, which is written again as a whole."""
+
+    def __init__(self, path: Path, given: Given) -> None:
+        self.path, self.given = path, given
+        self.stamp: list[int] = []
+        self.last, self.is_new = -1, False
+
+    def read(self) -> Iterator[list[Row]]:
+        try:
+            now = os.stat(self.path)
+            if (stamp := [now.st_mtime_ns, now.st_size]) == self.stamp:
+                return
+            rows = trainer_state(self.path, self.given)
+        except OSError:  # it is being replaced
+            return
+        if rows is None:
+            return
+        kept = list(rows)
+        self.stamp = stamp
+        if kept and kept[-1].step < self.last:
+            self.is_new, self.last = True, -1
+        new = [row for row in kept if row.step > self.last]
+        if new:
+            self.last = new[-1].step
+            yield new
+
+    def position(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        self.last = int(position["last"])
+
+    def fault(self) -> str:
+        return "is no trainer_state.json with a step and a loss"
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class GrowingEvents:
+    """A folder of TensorBoard's event files."""
+
+    def __init__(self, path: Path, given: Given) -> None:
+        self.path, self.given, self.is_new = path, given, False
+        self.readers = dict[str, event_files.RunReader]()
+        self.last = dict[str, int]()  # of each run, before this process read on
+
+    def read(self) -> Iterator[list[Row]]:
+        for run, paths in event_files.runs_of(self.path).items():
+            reader = self.readers.setdefault(run, event_files.RunReader(run, self.given))
+            for rows in reader.read(paths, EVENTS):
+                yield [row for row in rows if row.step > self.last.get(row.run, -1)]
+
+    def position(self) -> dict[str, Any]:
+        return {"last": self.last | {reader.run: reader.last for reader in self.readers.values()}}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        self.last = {str(run): int(step) for run, step in position["last"].items()}
+
+    def fault(self) -> str:
+        return "holds no loss"
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,343 @@
+"""Loss spikes of any program's log: rises above the trend of the recent past, of one row or of several together.
+
+The loss of a language model falls steeply at first and slowly later, and its noise differs from log to log. So the
+usual loss is not a level but a line through the calm rows before (Tukey 1977, resistant line: medians of thirds), drawn
+over the logarithm of the step, in which power laws of training are nearly straight. The tolerance is what this line
+missed so far in the same log. A rise too small for one row shows in the mean of several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from lab.analysis.events.detectors import Log
+from lab.core.detectors import Numbers, Span, window_statistics
+
+# Rows before a row is judged, and rows whose misses make the tolerance.
+FEWEST, PASTS = 20, (96, 96, 96, 128, 256, 256, 256)
+FEWEST_ROWS = FEWEST // 2 + FEWEST + 1  # a line takes half as many, then misses are counted, then a row is judged
+# The line is drawn through the rows of so many steps, at least and at most so many rows; it is moved up to the last
+# ones where these lie above it.
+LINE_STEPS, LEAST_ROWS, MOST_ROWS, RECENT = 400, 48, 96, 16
+# Means of so many rows are judged, of no more than so many steps, the first ones in any log.
+SCALES, LONGEST, ALWAYS = (1, 2, 4, 8, 16, 32, 64), 256, 2
+# A rise is as large as so many scaled median absolute deviations of earlier misses, for the mean of as many rows; while
+# these are few, by this share more for one of them. It is no smaller than so many nats.
+DEVIATIONS, UNCERTAINTY, LEAST_RISE = (7.0, 6.0, 5.5, 5.5, 5.5, 5.5, 5.5), 2.0, 0.05
+# The spacing of steps is the median of so many before.
+SPACINGS = 16
+# A spike is over when the mean of as many rows is back within so many deviations, for so many steps, or rows at least.
+BACK, MERGE_STEPS, MERGE_ROWS = 2.0, 20, 5
+# It is stuck after so many steps, and diverged after so many above the loss at the start; so many rows at least.
+PATIENCE_STEPS, PATIENCE_ROWS, LOST_STEPS, LOST_ROWS = 300, 30, 100, 20
+# Rows that are judged at once.
+BLOCK = 256
+STEP, LOSS, LEVEL, SLOPE, SHIFT, MISSES = 0, 1, 2, 3, 4, 5
+WIDTH = MISSES + len(SCALES)
+KEPT = max(PASTS) + max(SCALES) + MOST_ROWS
+
+
+class Rise(NamedTuple):
+    """A loss spike.
+
+    Attributes:
+        first, last: its rows, of all that were read.
+        step: training step at which it begins.
+        usual: the loss that the trend leads one to expect there, nats/token.
+        peak: the largest loss during it.
+        ending: ``recovered``, ``stuck``, ``diverged``, or ``none`` while it is under way.
+        end: row of the ending; None without one.
+        end_step: its step.
+    """
+
+    first: int
+    last: int
+    step: int
+    usual: float
+    peak: float
+    ending: str = "none"
+    end: int | None = None
+    end_step: int | None = None
+
+    @property
+    def span(self) -> Span:
+        return Span(self.first, self.last, self.usual, self.ending, self.end)
+
+
+@dataclass
+class _Event:
+    """A rise under way, or over for so short a time that what follows belongs to it."""
+
+    rise: Rise
+    scale: int  # rows of the mean that is judged
+    calm: float  # the spike is over where that mean is no larger
+    above: int = 0  # rows in a row above the loss at the start
+    rows: list[tuple[int, float]] = field(default_factory=list)  # the last ones, steps and losses
+
+
+class TrendWatch:
+    """Follows the loss of one log, in pieces of any length, and finds its spikes; what it keeps has a fixed size."""
+
+    def __init__(self) -> None:
+        self.history = np.empty((0, WIDTH))
+        self.row = -1
+        self.at_start = math.inf
+        self.event: _Event | None = None
+
+    def add(self, step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
+        """Read rows, of steps that increase; yields each spike where it begins, and again where it has ended."""
+        at = 0
+        while at < len(step_n):
+            if (self.event and self.event.rise.ending == "none") or not math.isfinite(loss_n[at]):
+                yield from self._add_one(int(step_n[at]), float(loss_n[at]))
+                at += 1
+            else:
+                stop = at + self._rows_until_closed(loss_n[at : at + BLOCK])
+                calm, begun = self._judge(step_n[at:stop], loss_n[at:stop])
+                at += calm
+                yield from begun
+
+    def rewind(self, step: int) -> None:
+        """Forget the rows from a step on, which are about to be written again."""
+        event = self.event
+        if event and event.rise.step >= step:
+            self.row -= len(event.rows)
+            self.event = None
+        elif event:
+            kept = [each for each in event.rows if each[0] < step]
+            self.row -= len(event.rows) - len(kept)
+            event.rows = kept
+            if event.rise.end_step is not None and event.rise.end_step >= step:
+                event.rise = event.rise._replace(ending="none", end=None, end_step=None)
+            event.rise = event.rise._replace(last=min(event.rise.last, self.row))
+        kept_n = self.history[:, STEP] < step
+        self.row -= int(np.sum(~kept_n))
+        self.history = self.history[kept_n]
+
+    def state(self) -> dict[str, Any]:
+        """What is kept, as JSON holds it."""
+        event = asdict(self.event) | {"rise": self.event.rise._asdict()} if self.event else None
+        return {"history": self.history.tolist(), "row": self.row, "at_start": self.at_start, "event": event}
+
+    @classmethod
+    def resume(cls, state: dict[str, Any]) -> TrendWatch:
+        """The one that had this state."""
+        watch = cls()
+        watch.history = np.array(state["history"], dtype=float).reshape(-1, WIDTH)
+        watch.row, watch.at_start = int(state["row"]), float(state["at_start"])
+        if event := state["event"]:
+            rows = [(int(step), float(loss)) for step, loss in event["rows"]]
+            watch.event = _Event(**event | {"rise": Rise(**event["rise"]), "rows": rows})
+        return watch
+
+    def finish(self) -> Iterator[Rise]:
+        """The spike under way at the end of the log, if any."""
+        if self.event:
+            yield self.event.rise
+
+    def _spacing(self) -> float:
+        step_n = self.history[-SPACINGS - 1 :, STEP]
+        return max(float(np.median(np.diff(step_n))), 1.0) if len(step_n) > 1 else 1.0
+
+    def _rows(self, steps: int, least: int) -> int:
+        return max(least, round(steps / self._spacing()))
+
+    def _rows_until_closed(self, loss_n: Numbers) -> int:
+        """How many rows are judged together: finite ones, no further than where an event that is over is closed."""
+        odd = np.flatnonzero(~np.isfinite(loss_n))
+        finite = int(odd[0]) if len(odd) else len(loss_n)
+        if self.event is None:
+            return finite
+        return max(1, min(finite, self.event.rise.last + self._rows(MERGE_STEPS, MERGE_ROWS) - self.row))
+
+    def _judge(self, step_n: NDArray[np.int64], loss_n: Numbers) -> tuple[int, list[Rise]]:
+        """Read rows up to the first that rises; returns how many were read, and spikes that begin or end there."""
+        step_n, loss_n = step_n[: (piece := self._same_spacing(step_n))], loss_n[:piece]
+        if math.isinf(self.at_start):
+            self.at_start = float(loss_n[0])
+        scales = self._scales()
+        both = measured(self.history, step_n, loss_n, self._rows_of_line(), scales)
+        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), scales)
+        high_nk = rise_nk > allowed_nk
+        if self.event:  # what is no higher than where it was over does not belong to it
+            high_nk &= (loss_n > self.event.calm)[:, None]
+        rows = np.flatnonzero(high_nk.any(1))
+        calm = int(rows[0]) if len(rows) else piece
+        self.row += calm
+        if not len(rows):
+            self.history = both[-KEPT:]
+            return piece, self._closed()
+        high = np.flatnonzero(high_nk[calm])
+        scale = int(high[np.argmax(rise_nk[calm, high] / allowed_nk[calm, high])])
+        self.row += 1
+        end = len(self.history) + calm + 1
+        begun = self._begin(both[:end], SCALES[scale], float(rise_nk[calm, scale]), float(back_nk[calm, scale]))
+        return calm + 1, begun
+
+    def _begin(self, both: Numbers, scale: int, rise: float, back: float) -> list[Rise]:
+        """A spike begins in one of the last ``scale`` rows; those from there on are no part of the trend."""
+        line = both[-scale - 1]
+        usual_s = line[LEVEL] + line[SHIFT] + line[SLOPE] * axis(both[-scale:, STEP])
+        loss_s = both[-scale:, LOSS]
+        first = int(np.flatnonzero(loss_s > usual_s + rise / 2)[0])
+        members = both[len(both) - scale + first :]
+        self.history = both[: len(both) - len(members)][-KEPT:]
+        rows = [(int(row[STEP]), float(row[LOSS])) for row in members]
+        usual = float(usual_s[first])
+        peak = float(members[:, LOSS].max())
+        if self.event:  # it belongs to the one that had just ended
+            old = self.event.rise
+            again = old._replace(last=self.row, peak=max(peak, old.peak), ending="none", end=None, end_step=None)
+            self.event = _Event(again, max(scale, self.event.scale), self.event.calm, 0, rows)
+            return []
+        begun = Rise(self.row - len(members) + 1, self.row, rows[0][0], usual, peak)
+        self.event = _Event(begun, scale, usual + back, 0, rows)
+        return [begun]
+
+    def _add_one(self, step: int, loss: float) -> Iterator[Rise]:
+        """Read a row of a spike, or one that is not finite."""
+        self.row += 1
+        if not math.isfinite(loss):
+            yield from self._diverge(step, loss)
+            return
+        assert self.event is not None
+        event = self.event
+        event.rise = event.rise._replace(last=self.row, peak=max(loss, event.rise.peak))
+        event.above = event.above + 1 if loss > self.at_start else 0
+        event.rows = [*event.rows, (step, loss)][-MOST_ROWS:]
+        recent = [each for _, each in event.rows[-event.scale :]]
+        if sum(recent) / len(recent) <= event.calm:
+            event.rise = event.rise._replace(ending="recovered", end=self.row, end_step=step)
+        elif event.above >= self._rows(LOST_STEPS, LOST_ROWS):
+            yield self._settle("diverged", step)
+        elif self.row - event.rise.first >= self._rows(PATIENCE_STEPS, PATIENCE_ROWS) and not event.above:
+            yield self._settle("stuck", step)
+
+    def _diverge(self, step: int, loss: float) -> Iterator[Rise]:
+        """Read a loss that is not finite: a spike of its own, or the end of the one that it follows."""
+        if self.event is None:
+            usual = float(self.history[-1, LOSS]) if len(self.history) else math.nan
+            self.event = _Event(Rise(self.row, self.row, step, usual, loss, "diverged", self.row, step), 1, usual)
+            yield self.event.rise
+            return
+        rise = self.event.rise._replace(last=self.row)
+        is_known = rise.ending == "diverged"
+        self.event.rise = rise if is_known else rise._replace(ending="diverged", end=self.row, end_step=step)
+
+    def _settle(self, ending: str, step: int) -> Rise:
+        """End a spike whose loss stays where it is: the trend begins anew there."""
+        assert self.event is not None
+        ended = self.event.rise._replace(ending=ending, end=self.row, end_step=step)
+        step_n, loss_n = (np.array(column) for column in zip(*self.event.rows, strict=True))
+        rows, scales = self._rows_of_line(), self._scales()
+        self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, rows, scales)
+        self.event = None
+        return ended
+
+    def _closed(self) -> list[Rise]:
+        """The spike that was over, once so many calm rows followed that no later one belongs to it."""
+        if self.event and self.row - self.event.rise.last >= self._rows(MERGE_STEPS, MERGE_ROWS):
+            ended, self.event = self.event.rise, None
+            return [ended]
+        return []
+
+    def _same_spacing(self, step_n: NDArray[np.int64]) -> int:
+        """How many rows may be judged with the spacing of those before them: all, or one where it has changed."""
+        wide_n = np.concatenate([self.history[-SPACINGS - 1 :, STEP], step_n])
+        known = len(wide_n) - len(step_n)
+        if known <= SPACINGS:
+            return 1
+        spacing_n = np.median(sliding_window_view(np.diff(wide_n), SPACINGS), axis=1)
+        changed = np.flatnonzero(spacing_n[: len(step_n)] != spacing_n[0])
+        return int(changed[0]) if len(changed) else len(step_n)
+
+    def _rows_of_line(self) -> int:
+        return int(min(max(LEAST_ROWS, round(LINE_STEPS / self._spacing())), MOST_ROWS))
+
+    def _scales(self) -> int:
+        longest = LONGEST / self._spacing()
+        return max(ALWAYS, sum(scale <= longest for scale in SCALES))
+
+
+def axis(step_n: Numbers) -> Numbers:
+    """The axis ``[n]`` on which a trend is a line."""
+    return np.log(step_n + 100.0)
+
+
+def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows: int, scales: int) -> Numbers:
+    """The history and rows after it ``[n, WIDTH]``: of each row its line, and the misses of earlier lines."""
+    new = np.full((len(step_n), WIDTH), math.nan)
+    new[:, STEP], new[:, LOSS] = step_n, loss_n
+    both = np.concatenate([history, new])
+    known, axis_n, all_n = len(history), axis(both[:, STEP]), both[:, LOSS]
+    for row in range(known, min(len(both), rows - 1)):
+        if row + 1 >= FEWEST // 2:
+            both[row, LEVEL:MISSES] = lines(axis_n[None, : row + 1], all_n[None, : row + 1])[0]
+    first = max(known, rows - 1)
+    if first < len(both):
+        windows = (sliding_window_view(values[first - rows + 1 :], rows) for values in (axis_n, all_n))
+        both[first:, LEVEL:MISSES] = lines(*windows)
+    for index, scale in enumerate(SCALES[:scales]):
+        begin = max(known, scale)
+        if begin >= len(both):
+            continue
+        line = both[begin - scale : len(both) - scale]
+        loss, place = (sliding_window_view(values[begin - scale + 1 :], scale).mean(1) for values in (all_n, axis_n))
+        both[begin:, MISSES + index] = loss - (line[:, LEVEL] + line[:, SHIFT] + line[:, SLOPE] * place)
+    return both
+
+
+def lines(axis_nw: Numbers, loss_nw: Numbers) -> Numbers:
+    """Level at 0, slope and shift ``[n, 3]`` of the line through each window; it never rises.
+
+    The shift moves the line up to the last rows, where these lie above it: after a sudden fall the line would otherwise
+    lead far below.
+    """
+    third = loss_nw.shape[1] // 3
+    run_n = np.median(axis_nw[:, -third:], axis=1) - np.median(axis_nw[:, :third], axis=1)
+    rise_n = np.median(loss_nw[:, -third:], axis=1) - np.median(loss_nw[:, :third], axis=1)
+    slope_n = np.minimum(rise_n / run_n, 0.0)
+    rest_nw = loss_nw - slope_n[:, None] * axis_nw
+    level_n = np.median(rest_nw, axis=1)
+    shift_n = np.maximum(np.median(rest_nw[:, -RECENT:], axis=1) - level_n, 0.0)
+    return np.stack([level_n, slope_n, shift_n], axis=1)
+
+
+def judged(both: Numbers, known: int, scales: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Of each row after the ``known``, and each scale ``[n, k]``: how far its mean lies above the line; how far it may;
+    and how far it may where a spike is over. Infinite where too little is known.
+    """
+    shape = (len(both) - known, scales)
+    rise_nk, allowed_nk, back_nk = np.full(shape, -math.inf), np.full(shape, math.inf), np.full(shape, math.inf)
+    for index, scale in enumerate(SCALES[:scales]):
+        miss_n = both[:, MISSES + index]
+        past = PASTS[index]
+        padded = np.concatenate([np.full(past + scale, math.nan), miss_n])
+        past_nw = sliding_window_view(padded[known : len(padded) - scale], past)[: shape[0]]
+        median_n, deviation_n = window_statistics(past_nw, FEWEST)
+        count_n = np.isfinite(past_nw).sum(1) / scale
+        with np.errstate(divide="ignore", invalid="ignore"):
+            times_n = DEVIATIONS[index] * (1 + UNCERTAINTY / count_n)
+            usual_n = np.maximum(median_n, 0.0)
+            allowed = usual_n + np.maximum(times_n * deviation_n, LEAST_RISE)
+        rise = miss_n[known:]
+        is_known = np.isfinite(rise) & np.isfinite(allowed)
+        rise_nk[:, index] = np.where(is_known, rise, -math.inf)
+        allowed_nk[:, index] = np.where(is_known, allowed, math.inf)
+        back_nk[:, index] = np.where(is_known, usual_n + BACK * deviation_n, math.inf)
+    return rise_nk, allowed_nk, back_nk
+
+
+def trend_spikes(log: Log) -> Iterator[Span]:
+    """The loss spikes of a whole log."""
+    watch = TrendWatch()
+    found = {rise.first: rise for rise in [*watch.add(log.step_n, log.columns["loss"]), *watch.finish()]}
+    for rise in found.values():
+        yield rise.span

@@ -1,0 +1,109 @@
+"""`lab watch`: alarms of a log as it is, or as it grows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab.analysis.events.log_formats import given_columns
+from lab.analysis.logit_rounding import mantissa_bits_of
+from lab.core.errors import RequestError
+from lab.core.printing import say
+
+if TYPE_CHECKING:
+    from lab.analysis.events.following import Alarm
+
+PAUSE = 1.0  # seconds between two looks at a log that grows
+LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
+
+
+def watch(given: argparse.Namespace) -> int:
+    """Watch what the words of a command line name; returns 1 if an alarm was raised, 0 if none."""
+    from lab.studies.alarms import watching
+
+    if len(given.folders) != 1:
+        raise RequestError("watch which folder or log? lab watch DIR|LOG [--replay DIR|LOG] [--follow] [--json]")
+    path = given.folders[0]
+    columns = given_columns(given.columns) if given.columns else {}
+    bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
+    if given.on_alarm and not given.follow:
+        raise RequestError("--on-alarm goes with --follow")
+    if given.follow:
+        if given.replay:
+            raise RequestError("--replay goes without --follow: a replay is compared with a log that has ended")
+        return _follow(path, columns, bits, given.on_alarm, as_json=given.json)
+    replays = [Path(each) for each in given.replay]
+    lines, alarmed = watching.watch(path, replays=replays, mantissa_bits=bits, columns=columns, as_json=given.json)
+    for line in lines:
+        say(line)
+    return int(alarmed)
+
+
+def _follow(path: Path, columns: dict[str, str], bits: int | None, command: str | None, *, as_json: bool) -> int:
+    """Raise the alarms of a growing log until an interrupt; returns 1 if any was raised, 0 if none."""
+    from lab.analysis.events.following import Alarm, Follower
+
+    follower, raised, is_waiting = Follower(path, columns, bits), 0, False
+    try:
+        with closing(follower), _interrupted_by_sigterm():
+            while True:
+                is_new = False
+                for found in follower.poll():
+                    is_new = True
+                    if isinstance(found, Alarm):
+                        raised += 1
+                        _raise(found, command, as_json=as_json)
+                    else:
+                        say(found, error=as_json)
+                if not is_new:
+                    if not follower.runs and not is_waiting:
+                        say(f"{follower.fault()}; waiting for more", error=True)
+                        is_waiting = True
+                    time.sleep(PAUSE)
+    except KeyboardInterrupt:
+        pass
+    if not raised and not follower.is_judged():
+        raise RequestError(follower.fault())
+    say(f"{raised} alarm{'s' * (raised != 1)} raised", error=as_json)
+    return int(raised > 0)
+
+
+def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
+    """Say an alarm, and hand it to the command of the user."""
+    from lab.studies.alarms.watching import plain_event, sentence
+
+    plain = json.dumps(plain_event(alarm.log, alarm.event), allow_nan=False)
+    say(plain if as_json else sentence(alarm.log, alarm.event))
+    if not command:
+        return
+    try:
+        done = subprocess.run(
+            command, shell=True, input=plain, text=True, capture_output=True, timeout=LONGEST_COMMAND, check=False
+        )
+    except subprocess.TimeoutExpired:
+        say(f"--on-alarm: stopped after {LONGEST_COMMAND:g} s", error=True)
+        return
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        say(f"--on-alarm: exit code {done.returncode}{f', {words[-1]}' if words else ''}", error=True)
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM, which a scheduler sends, ends as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

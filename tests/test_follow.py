@@ -1,0 +1,355 @@
+"""`lab watch LOG --follow`: each alarm once, whatever happens to the log or to the follower meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.__main__ import main
+from lab.analysis.events.detectors import detect
+from lab.analysis.events.following import CURSOR, Alarm, Follower
+from lab.analysis.events.logs import read_logs
+from lab.analysis.events.trend import trend_spikes
+from lab.core.errors import RequestError
+from test_watch import bump, calm
+
+Start = Callable[[Path], Follower]
+LOSS = calm() + bump(3.0) + bump(1.0, 800)
+LINES = [f"{step},{loss:.4f}\n" for step, loss in enumerate(LOSS)]
+HEADER = "step,loss\n"
+
+
+def steps(follower: Follower) -> list[int]:
+    """Steps of the alarms since the last look."""
+    return [found.event.step for found in follower.poll() if isinstance(found, Alarm)]
+
+
+def append(path: Path, *lines: str) -> None:
+    with open(path, "a") as file:
+        file.write("".join(lines))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.csv"
+    path.write_text(HEADER)
+    return path
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[[Path], Follower]]:
+    """Starts followers, and ends them after the test."""
+    started: list[Follower] = []
+
+    def start(path: Path) -> Follower:
+        started.append(Follower(path))
+        return started[-1]
+
+    yield start
+    for follower in started:
+        follower.close()
+
+
+@pytest.mark.parametrize("piece", [10, 333, 1000])
+def test_a_follower_raises_what_a_reader_of_the_whole_log_finds(piece: int, log: Path, follow: Start) -> None:
+    random = np.random.default_rng(3)
+    norms, epsilon = random.lognormal(0, 0.1, 1000), np.where(np.arange(1000) % 400 > 380, 2.0, 0.1)
+    norms[[495, 640, 641]] = 30.0
+    rows = [f"{step},{LOSS[step]:.4f},{norms[step]:.4f},{epsilon[step]}\n" for step in range(1000)]
+    log.write_text("step,loss,grad_norm,eps_ratio\n")
+    follower, raised = follow(log), []
+    for start in range(0, 1000, piece):
+        append(log, *rows[start : start + piece])
+        raised += [found.event for found in follower.poll() if isinstance(found, Alarm)]
+    whole = detect(read_logs(log).runs[0], trend_spikes)
+    assert len(whole) == 6
+    assert [(each.step, each.kind, each.lead) for each in sorted(raised)] == [
+        (each.step, each.kind, each.lead) for each in sorted(whole)
+    ]
+
+
+def test_a_row_that_is_not_finished_is_read_once_it_is(log: Path, follow: Start) -> None:
+    follower = follow(log)
+    append(log, *LINES[:500], "500,")
+    assert steps(follower) == []
+    append(log, f"{LOSS[500]}\n")
+    assert steps(follower) == [500]
+
+
+def test_a_killed_follower_raises_nothing_twice_and_misses_nothing(log: Path, follow: Start) -> None:
+    raised = []
+    for start in range(0, 1000, 50):
+        append(log, *LINES[start : start + 50])
+        found = follow(log).poll()  # a new process at each look
+        if start == 500:
+            alarm = next(found)  # killed once it has raised the first alarm, before it has read the rest
+            assert isinstance(alarm, Alarm)
+            raised.append(alarm.event.step)
+            continue
+        raised += [each.event.step for each in found if isinstance(each, Alarm)]
+    assert raised == [500, 800]
+    assert steps(follow(log)) == []
+
+
+def test_the_end_of_a_spike_is_said_and_is_no_alarm(log: Path, follow: Start) -> None:
+    follower = follow(log)
+    append(log, *LINES[:505])
+    (alarm,) = follower.poll()
+    assert isinstance(alarm, Alarm)
+    assert alarm.event.ending == "none"
+    append(log, *LINES[505:700])
+    (said,) = follower.poll()
+    assert isinstance(said, str)
+    assert said.startswith("log.csv step 500: loss spike recovered at step 5")
+
+
+def rotated(path: Path, text: str) -> None:
+    path.rename(path.with_suffix(".1"))
+    path.write_text(text)
+
+
+def truncated(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("change", [rotated, truncated])
+@pytest.mark.parametrize("header", [HEADER, "", "loss,step\n"])
+def test_a_log_that_was_rotated_or_truncated_goes_on(
+    change: Callable[[Path, str], None], header: str, log: Path, follow: Start
+) -> None:
+    """With the same columns, without a line that names them, or with others."""
+    follower = follow(log)
+    append(log, *LINES[:600])
+    assert steps(follower) == [500]
+    rest = LINES[600:]
+    if header.startswith("loss"):
+        rest = [",".join(reversed(line.strip().split(","))) + "\n" for line in rest]
+    change(log, header + "".join(rest[:300]))
+    assert steps(follower) == [800]
+
+
+def test_the_end_of_a_rotated_log_is_read_first(log: Path, follow: Start) -> None:
+    follower = follow(log)
+    append(log, *LINES[:400])
+    assert steps(follower) == []
+    append(log, *LINES[400:600], "600,2")  # and a row that nobody will finish
+    rotated(log, HEADER + "".join(LINES[600:]))
+    assert steps(follower) == [500, 800]
+
+
+def test_a_copy_that_grew_is_the_same_log(log: Path, follow: Start) -> None:
+    """As where a log is fetched from another machine again and again."""
+    follower = follow(log)
+    append(log, *LINES[:600])
+    assert steps(follower) == [500]
+    copy = log.with_suffix(".new")
+    copy.write_text(HEADER + "".join(LINES))
+    copy.rename(log)
+    assert steps(follower) == [800]
+
+
+def test_a_log_appended_to_itself_raises_nothing_again_and_says_so_once(log: Path, follow: Start) -> None:
+    follower = follow(log)
+    append(log, *LINES)
+    assert steps(follower) == [500, 800]
+    append(log, *LINES, *LINES)
+    said = list(follower.poll())
+    assert said == ["log.csv: step 0 and others are written again; the last value of each counts"]
+
+
+def test_another_run_in_the_place_of_the_log_has_alarms_of_its_own(log: Path, follow: Start) -> None:
+    follower = follow(log)
+    append(log, *LINES)
+    assert steps(follower) == [500, 800]
+    log.write_text(HEADER + "".join(LINES[:700]))
+    assert steps(follower) == [500]
+
+
+def test_a_run_that_goes_back_is_judged_by_its_new_losses(log: Path, follow: Start) -> None:
+    """It spiked at 500, went back to 480, and spikes at 510 again."""
+    follower = follow(log)
+    append(log, *LINES[:520])
+    assert steps(follower) == [500]
+    again = calm() + bump(3.0, 510)
+    append(log, *(f"{step},{again[step]:.4f}\n" for step in range(480, 700)))
+    assert steps(follower) == [510]
+
+
+def test_json_lines_of_several_runs_are_followed_each(tmp_path: Path, follow: Start) -> None:
+    path = tmp_path / "log.jsonl"
+    other = calm(1)
+    rows = [
+        json.dumps({"run": run, "step": step, "train": {"loss": float(losses[step])}})
+        for step in range(1000)
+        for run, losses in (("a", LOSS), ("b", other))
+    ]
+    path.write_text("\n".join(rows) + "\n")
+    events = [found.event for found in follow(path).poll() if isinstance(found, Alarm)]
+    assert [(event.run, event.step) for event in events] == [("a", 500), ("a", 800)]
+
+
+def test_a_trainer_state_is_followed_though_it_is_written_anew(tmp_path: Path, follow: Start) -> None:
+    path = tmp_path / "trainer_state.json"
+    follower: Follower | None = None
+    raised = []
+    for rows in (300, 520, 900):
+        history = [{"step": step, "loss": float(loss)} for step, loss in enumerate(LOSS[:rows])]
+        path.write_text(json.dumps({"log_history": history}, indent=2))
+        follower = follower or follow(path)
+        raised.append(steps(follower))
+    assert raised == [[], [500], [800]]
+    assert steps(follow(path)) == []
+
+
+def test_a_log_without_rows_yet_is_waited_for(tmp_path: Path, follow: Start) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("loading data\n")
+    follower = follow(path)
+    assert list(follower.poll()) == []
+    assert not follower.is_judged()
+    assert "its first line is 'loading data'" in follower.fault()
+    append(path, *(f"iter {step}: loss {loss:.4f}, time 1ms\n" for step, loss in enumerate(LOSS)))
+    assert steps(follower) == [500, 800]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.csv", "--follow"], "--follow takes a log"),
+        (["log.csv", "--on-alarm", "true"], "--on-alarm goes with --follow"),
+        (["log.csv", "--follow", "--replay", "log.csv"], "--replay goes without --follow"),
+        (["odd.csv", "--follow"], "has no column of losses among step, accuracy"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_one_line(
+    words: list[str], message: str, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(log.parent)
+    Path("odd.csv").write_text("step,accuracy\n1,2\n")
+    assert main(["watch", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_cursor_that_is_none_is_refused(log: Path, follow: Start) -> None:
+    folder = log.with_name("log.csv.alarms")
+    folder.mkdir()
+    for text in ("{}", "[]", '{"raised": [[1]], "state": {}}'):
+        (folder / CURSOR).write_text(text)
+        with pytest.raises(RequestError, match="delete it to begin anew"):
+            follow(log)
+
+
+def following(path: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-m", "lab", "watch", str(path), "--follow", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=path.parent)
+
+
+def ended(process: subprocess.Popen[str], number: int) -> tuple[int, list[str], list[str]]:
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out.splitlines(), err.splitlines()
+
+
+def await_lines(path: Path, lines: int) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if path.exists() and path.read_text().count("\n") >= lines:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} has not {lines} lines")
+
+
+def test_the_command_of_an_alarm_gets_it_as_json_and_may_fail(log: Path) -> None:
+    """A follower that is killed outright goes on with the next alarm; SIGTERM and Ctrl-C end it with an exit code."""
+    command = "cat >> got.jsonl; echo >> got.jsonl; echo no network >&2; exit 3"
+    append(log, *LINES[:520])
+    process = following(log, "--on-alarm", command)
+    await_lines(log.parent / "got.jsonl", 1)
+    process.kill()
+    process.communicate()
+    append(log, *LINES[520:])
+    process = following(log, "--on-alarm", command)
+    await_lines(log.parent / "got.jsonl", 2)
+    code, out, err = ended(process, signal.SIGTERM)
+    events = [json.loads(line) for line in (log.parent / "got.jsonl").read_text().splitlines()]
+    assert [(event["run"], event["step"], event["kind"]) for event in events] == [
+        ("log.csv", 500, "spike"),
+        ("log.csv", 800, "spike"),
+    ]
+    assert (code, err) == (1, ["--on-alarm: exit code 3, no network"])
+    assert [line.partition(":")[0] for line in out[1:-1]] == ["log.csv step 800"] * (len(out) - 2)
+    assert out[-1] == "1 alarm raised"
+
+
+def test_ctrl_c_ends_a_calm_log_with_0_and_a_short_one_with_2(log: Path) -> None:
+    append(log, *LINES[:490])
+    short = log.with_name("short.csv")
+    short.write_text(HEADER + "".join(LINES[:10]))
+    codes = []
+    for path in (log, short):
+        process = following(path)
+        await_lines(path.with_name(f"{path.name}.alarms") / CURSOR, 0)
+        time.sleep(0.2)
+        codes.append(ended(process, signal.SIGINT))
+    assert codes[0] == (0, ["0 alarms raised"], [])
+    code, _, err = codes[1]
+    assert (code, len(err)) == (2, 1)
+    assert "too few rows to judge: 10 of" in err[0]
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from lab.analysis.events.following import Alarm, Follower
+follower = Follower(Path(sys.argv[1]))
+raised = sum(isinstance(found, Alarm) for found in follower.poll())
+print(raised, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def peak_memory(path: Path, rows: int) -> tuple[int, int]:
+    """Alarms of a generated log of JSON lines, and peak memory of its follower, kB."""
+    random = np.random.default_rng(0)
+    with open(path, "w") as file:
+        for start in range(0, rows, 10_000):
+            losses = random.normal(2.5, 0.02, 10_000)
+            losses[5000:5040] += 1.0
+            for row, loss in enumerate(losses):
+                step = start + row
+                file.write(
+                    f'{{"step": {step}, "train/loss": {loss:.6f}, "train/grad_norm": 1.0, "train/lr": 0.0003, '
+                    f'"perf/tokens_per_second": 123456.7, "perf/mfu": 0.41, "time": "2026-01-01T00:00:00.000000"}}\n'
+                )
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(path)], check=True, capture_output=True, text=True, env=dict(os.environ)
+    )
+    alarms, memory = map(int, done.stdout.split())
+    return alarms, memory
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    few, least = peak_memory(tmp_path / "short.jsonl", 10_000)
+    many, most = peak_memory(tmp_path / "long.jsonl", 60_000)
+    assert (few, many) == (1, 6)
+    assert most - least < 4_000, "less than 4 MB more for a log of 8 MB more"
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_a_log_of_a_gigabyte(tmp_path: Path) -> None:
+    _, least = peak_memory(tmp_path / "short.jsonl", 10_000)
+    path = tmp_path / "long.jsonl"
+    many, most = peak_memory(path, 6_000_000)
+    assert path.stat().st_size > 10**9
+    assert many == 600
+    assert most - least < 30_000
