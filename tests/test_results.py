@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -14,11 +15,12 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
-from lab.cli import launch
+from lab.cli import campaign, launch
 from lab.core import shipped
 from lab.records import store
 from lab.records.parts import written
 from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
+from lab.sweep import dry_run
 from sampling import few
 
 NOT_YET_TRAINED = {"leaderboard"}
@@ -39,7 +41,7 @@ def row(folder: Path) -> str:
 @pytest.mark.slow
 def test_the_readme_of_the_results_tells_of_every_folder() -> None:
     _, _, folders = (RESULTS / "README.md").read_text().partition("## What the folders hold")
-    table = [line for line in folders.splitlines() if line.startswith("| ")]
+    table = [line for line in folders.partition("\n## ")[0].splitlines() if line.startswith("| ")]
     assert table[1:] == [row(folder) for folder in FOLDERS]
 
 
@@ -51,6 +53,21 @@ def test_sweeps_on_other_text_are_those_of_their_campaign() -> None:
     trained = [shlex.split(command)[2:-1] for folder in ON_OTHER_TEXT for command in store.commands(folder)]
     planned = launch.read_sweep(shipped.campaigns()[OTHER_TEXT])["parts"]
     assert sorted(trained) == sorted(map(shlex.split, planned))
+
+
+@pytest.mark.slow
+def test_the_readme_says_which_parts_of_a_day_are_not_run_and_what_they_cost() -> None:
+    page = (RESULTS / "README.md").read_text().partition("## A day of training")[2].partition("\n## ")[0]
+    trained = {command.rpartition(" out=")[0] for folder in FOLDERS for command in store.commands(folder)}
+    parts = campaign.plan("day", Path("runs", "day"))
+    is_trained = {part.sweep: f"lab sweep {' '.join(part.words[:-1])}" in trained for part in parts}
+    (named,) = re.findall(r"trained and judged above: (.*?)\. ", page, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", named)) == {name for name, there in is_trained.items() if there}
+    assert sorted(line for line in page.splitlines() if line.startswith("| ") and "core-hours" not in line) == sorted(
+        f"| {part.sweep} | {len(part.claims)} | {dry_run.core_seconds(part.plan.mine) / 3600:.1f} |"
+        for part in parts
+        if not is_trained[part.sweep]
+    )
 
 
 @pytest.mark.parametrize(
