@@ -26,6 +26,7 @@ class SigmaReparam(HookIntervention):
     a model begins nearly as it would without.
     """
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"weight": Act.NORMALIZE}
     excludes: ClassVar = ("zero_init_projections", "ngpt")
 

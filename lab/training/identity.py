@@ -46,6 +46,11 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
     if key.startswith("optimizer.links."):
         field = key.removeprefix("optimizer.links.")
         key = f"optimizer.{field if field in owned else field.partition('.')[2]}"
+    if key.startswith("optimizer.by_role."):
+        role, _, name = key.removeprefix("optimizer.by_role.").split(".")
+        if f"{role}.{name}" not in owned:  # as for all roles
+            return None
+        key = f"optimizer.{role}.{name}"
     return None if key in NO_COLUMN or key.startswith("tracker.") else key
 
 
