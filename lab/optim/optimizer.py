@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -39,10 +39,10 @@ class Optimizer:
         """Peak learning rate: a float, or ``[r]`` once stacked."""
         return self.links["peak"].lr  # type: ignore[attr-defined]
 
-    def links_of(self, role: str | None) -> Mapping[str, Link]:
-        """The links with the numbers that tensors of a role get; those of the whole for a role that is not known."""
+    def links_of(self, role: str | None) -> dict[str, Link]:
+        """The links that act on tensors of a role, with its numbers; None stands for roles that are not known."""
         own = self.by_role.get(numbered_as(role), {}) if role else {}
-        return {name: own.get(name, link) for name, link in self.links.items() if role is None or role in link.roles}
+        return {name: own.get(name, self.links[name]) for name in acting_on(role, self.links)}
 
     def lr_of(self, role: str | None) -> Any:
         """Peak learning rate of tensors with a role, without the parametrization's multiplier."""
@@ -56,27 +56,30 @@ class Optimizer:
     def begin_link(self, name: str, weights: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
         """Fresh state of one link; of each role with numbers of its own under ``ROLE/``."""
         state: Tensors = {}
-        for role, link, names in self._parts(name, weights, roles):
+        for group, link, names in self._parts(name, weights, roles, self._links_by_role(roles)):
             fresh = link.begin({each: weights[each] for each in names})
-            state |= {f"{role}/{key}" if role else key: tensor for key, tensor in fresh.items()}
+            state |= {f"{group}/{key}" if group else key: tensor for key, tensor in fresh.items()}
         return state
 
+    def _links_by_role(self, roles: Mapping[str, str]) -> dict[str | None, dict[str, Link]]:
+        return {role: self.links_of(role) for role in {None, *roles.values()}}
+
     def _parts(
-        self, name: str, tensors: Mapping[str, Any], roles: Mapping[str, str]
+        self,
+        name: str,
+        tensors: Iterable[str],
+        roles: Mapping[str, str],
+        by_role: Mapping[str | None, Mapping[str, Link]],
     ) -> Iterator[tuple[str, Link, list[str]]]:
         """A link and the tensors it acts on, in their order; then the same for each role with numbers of its own."""
-        shared, own = list[str](), dict[str, list[str]]()
+        parts: dict[str, tuple[Link, list[str]]] = {}
         for each in tensors:
             role = roles.get(each)
-            if role is not None and role not in self.links[name].roles:
-                continue
-            group = numbered_as(role) if role else ""
-            names = own.setdefault(group, []) if name in self.by_role.get(group, {}) else shared
-            names.append(each)
-        if shared:
-            yield "", self.links[name], shared
-        for role, names in own.items():
-            yield role, self.by_role[role][name], names
+            if link := by_role[role].get(name):
+                group = numbered_as(role) if role and name in self.by_role.get(numbered_as(role), {}) else ""
+                parts.setdefault(group, (link, []))[1].append(each)
+        for group in sorted(parts):
+            yield group, *parts[group]
 
     def evaluated(self, state: Mapping[str, Tensors]) -> Tensors:
         """Weights that are evaluated in place of those that are trained, by name."""
@@ -119,21 +122,25 @@ class Optimizer:
         """
         announce("gradients", "", gradients)
         announce("parameters", "", now.weights)
-        updates, kinds = dict(gradients), dict.fromkeys(gradients, "gradient")
-        now = replace(now, gradients=gradients)
+        updates, now = dict(gradients), replace(now, gradients=gradients)
+        by_role = self._links_by_role(now.roles)
+        awaited, is_clipped = set(gradients), False  # tensors whose update is no direction yet
         gates = [name for name, link in self.links.items() if isinstance(link, Gate)]
         before = {
             name: {key: tensor.clone() for key, tensor in tensors.items()}
             for name, tensors in state.items()
             if gates and name in self.links and name not in gates
         }
-        is_clipped = False
         for name, link in self.links.items():
             if not is_clipped and link.makes not in (None, "gradient"):
                 announce("clipped_gradients", "", updates)
                 is_clipped = True
-            self._pass_through(name, updates, kinds, state[name], now, (heard or {}).get(name, {}))
-            if link.makes == "direction" and set(kinds.values()) == {"direction"}:
+            now = replace(now, heard=(heard or {}).get(name, {}))
+            for group, part, names in self._parts(name, updates, now.roles, by_role):
+                own = _of_role(group, state[name]) if group else state[name]
+                updates |= part({each: updates[each] for each in names}, own, now)
+                awaited -= {*names} if link.makes == "direction" else set()
+            if link.makes == "direction" and not awaited:
                 announce("direction", "", updates)
                 if now.held_out:
                     announce("descent", "", updates, now.held_out)
@@ -141,18 +148,6 @@ class Optimizer:
             self._leave_out(gates, updates, state, before)
         for name, weight in now.weights.items():
             weight.sub_(updates[name])
-
-    def _pass_through(
-        self, name: str, updates: Tensors, kinds: dict[str, str], state: Tensors, now: Now, heard: Tensors
-    ) -> None:
-        """Let one link change the updates whose kind it takes, in place."""
-        taken = {each: update for each, update in updates.items() if kinds[each] in self.links[name].takes}
-        now = replace(now, heard=heard)
-        for role, link, names in self._parts(name, taken, now.roles):
-            own = _of_role(role, state) if role else state
-            updates |= link({each: taken[each] for each in names}, own, now)
-            if link.makes:
-                kinds |= dict.fromkeys(names, link.makes)
 
     def _leave_out(
         self, gates: Sequence[str], updates: Tensors, state: dict[str, Tensors], before: dict[str, Tensors]
@@ -211,9 +206,8 @@ def _build_for(
         RequestError: a number reaches no link that acts on such tensors, or a link that acts on whole runs.
     """
     keys = {
-        link: [field.name for field in fields(kind) if field.name in numbers_of_role]
-        for link, kind in kinds.items()
-        if role in kind.roles
+        link: [field.name for field in fields(kinds[link]) if field.name in numbers_of_role]
+        for link in acting_on(role, kinds)
     }
     for key in numbers_of_role:
         takers = [link for link in keys if key in keys[link]]
@@ -249,29 +243,39 @@ def link_kinds(chain: Any) -> dict[str, Any]:
     return {link: LINKS[link] for link in links}
 
 
+def acting_on(role: str | None, kinds: Mapping[str, Any]) -> list[str]:
+    """Names of the links that act on tensors of a role: those for it that take the kind of update they are given.
+
+    Args:
+        role: of the tensors; None for all links, whatever their roles.
+        kinds: links, or their classes, by name, in the order of the chain.
+    """
+    given, names = "gradient", list[str]()
+    for name, kind in kinds.items():
+        if (role is None or role in kind.roles) and given in kind.takes:
+            names.append(name)
+            given = kind.makes or given
+    return names
+
+
 def _check_order(kinds: Mapping[str, Any]) -> None:
-    """Refuse a chain in which a link takes no update that it is given, or in which an update is no step at the end.
+    """Refuse a chain with a link that acts on no tensor, since it takes no update that it would be given.
 
     Links that act on some roles only make others pass by, so updates of different roles may be of different kinds.
     """
-    given, before = dict.fromkeys(NUMBERED, "gradient"), dict[str, str]()
+    acting = {role: acting_on(role, kinds) for role in NUMBERED}
     for name, kind in kinds.items():
-        acts = [role for role in NUMBERED if role in kind.roles]
-        taken = [role for role in acts if given[role] in kind.takes]
-        if not taken:
-            role = acts[0]
-            expected = " or ".join(f"a {each}" for each in kind.takes)
-            given_by = (
-                f"follows {before[role]!r}, which makes"
-                if role in before
-                else f"comes before {list(kinds)[1]!r} and is given"
-            )
-            raise RequestError(f"optimizer.chain: {name!r} takes {expected}, but {given_by} a {given[role]}")
-        for role in taken:
-            given[role], before[role] = kind.makes or given[role], name
+        if any(name in names for names in acting.values()):
+            continue
+        role = next(role for role in NUMBERED if role in kind.roles)
+        before = [each for each in list(kinds)[: list(kinds).index(name)] if each in acting[role]]
+        given = next((kinds[each].makes for each in reversed(before) if kinds[each].makes), "gradient")
+        expected = " or ".join(f"a {taken}" for taken in kind.takes)
+        given_by = f"follows {before[-1]!r}, which makes" if before else f"comes before {list(kinds)[1]!r} and is given"
+        raise RequestError(f"optimizer.chain: {name!r} takes {expected}, but {given_by} a {given}")
     for role in NUMBERED:
-        if given[role] != "step":
-            raise RequestError(f"optimizer.chain: no link takes what 'peak' would need of weights of role {role!r}")
+        if missing := [name for name in ("peak", "schedule") if name not in acting[role]]:
+            raise RequestError(f"optimizer.chain: {missing[0]!r} does not act on weights of role {role!r}")
 
 
 def _check_numbers(kinds: Mapping[str, Any], numbers: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> None:
