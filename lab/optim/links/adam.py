@@ -238,7 +238,7 @@ class AdEMAMix(TwoMoments):
     def slow_memory(self, progress_r: Tensor) -> Tensor:
         """beta3 ``[r]`` at this share of its warm-up: half-lives, one step shorter, rise along a line."""
         begin, end = (math.log(0.5) / torch.as_tensor(beta).log() - 1 for beta in (self.beta1, self.beta3))
-        return _power(0.5, 1 / ((1 - progress_r) * begin + progress_r * end + 1))
+        return (math.log(0.5) / ((1 - progress_r) * begin + progress_r * end + 1)).exp()
 
 
 @LINKS.register("spam")

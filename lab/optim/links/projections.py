@@ -153,9 +153,10 @@ class SpectralCap(Link):
 
 def _power_iteration(matrix_rio: Tensor, vector_ro1: Tensor) -> tuple[Tensor, Tensor]:
     """The largest singular value ``[r]``, as this vector sees it, and a vector nearer to its right singular one."""
-    image_ri1 = torch.matmul(matrix_rio, vector_ro1)
+    # sums of products, since a product with a vector rounds otherwise for one run than for several
+    image_ri1 = (matrix_rio * vector_ro1.transpose(1, 2)).sum(2, keepdim=True)
     length_r = per_run_norm([image_ri1])
-    back_ro1 = torch.matmul(matrix_rio.transpose(1, 2), image_ri1)
+    back_ro1 = (matrix_rio * image_ri1).sum(1).unsqueeze(2)
     norm_r = per_run_norm([back_ro1])
     # a matrix of zeros has no singular vectors
     after_ro1 = where_runs(norm_r == 0, vector_ro1, back_ro1 / over(norm_r, back_ro1))
