@@ -36,6 +36,7 @@ NEWTON_SCHULZ: dict[str, tuple[Coefficients, ...]] = {
         (2.3465, -1.7098, 0.4232),
     ),
 }
+TOGETHER_ON_CPU = 2**18  # entries of the matrices in a batch
 MARGIN = {"polar_express": 1.02}  # of the norm by which a matrix is divided first
 
 
@@ -83,7 +84,8 @@ class Muon(Link):
 def orthogonalize(matrices: Sequence[Tensor], preset: str) -> list[Tensor]:
     """Bring the singular values of matrices ``[r i o]`` near 1 by Newton-Schulz steps.
 
-    Those of one shape, lying or standing, are multiplied as one batch.  A matrix of zeros stays zero.
+    Those of one shape, lying or standing, are multiplied in one batch, on a CPU as far as its caches reach.  A
+    matrix of zeros stays zero.
 
     Args:
         matrices: each of all runs.
@@ -93,9 +95,11 @@ def orthogonalize(matrices: Sequence[Tensor], preset: str) -> list[Tensor]:
     made: list[Tensor] = list(lying)
     for shape in dict.fromkeys(each.shape for each in lying):
         indices = [index for index, each in enumerate(lying) if each.shape == shape]
-        batch = _newton_schulz(torch.cat([lying[index] for index in indices]), preset)
-        for index, part in zip(indices, torch.split(batch, shape[0]), strict=True):
-            made[index] = part
+        most = max(1, TOGETHER_ON_CPU // shape.numel()) if matrices[0].device.type == "cpu" else len(indices)
+        for some in (indices[start : start + most] for start in range(0, len(indices), most)):
+            batch = _newton_schulz(torch.cat([lying[index] for index in some]), preset)
+            for index, part in zip(some, torch.split(batch, shape[0]), strict=True):
+                made[index] = part
     return [
         each if before.shape[1] <= before.shape[2] else each.transpose(1, 2).contiguous()
         for each, before in zip(made, matrices, strict=True)
@@ -108,6 +112,6 @@ def _newton_schulz(x_nij: Tensor, preset: str) -> Tensor:
     x_nij = x_nij / torch.where(norm_n == 0, 1.0, norm_n)[:, None, None]
     for a, b, c in NEWTON_SCHULZ[preset]:
         square_nii = torch.matmul(x_nij, x_nij.transpose(1, 2))
-        mixed_nii = square_nii * b + torch.matmul(square_nii, square_nii) * c
-        x_nij = x_nij * a + torch.matmul(mixed_nii, x_nij)
+        mixed_nii = torch.matmul(square_nii, square_nii).mul_(c).add_(square_nii.mul_(b))
+        x_nij = torch.matmul(mixed_nii, x_nij).add_(x_nij.mul_(a))
     return x_nij
