@@ -25,7 +25,8 @@ from lab.analysis.guard.compare import Change, Comparison, compare_baselines
 from lab.interventions.attention import QKLayerNorm
 from lab.interventions.loss_terms import ZLoss
 from lab.model import transformer
-from lab.optim.links import Adam, Clip
+from lab.optim.links.adam import Adam
+from lab.optim.links.clipping import Clip
 from lab.optim.optimizer import Optimizer
 from lab.training.batches import BatchLoader
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.core.hooks import Probe as Probe
     from lab.core.hooks import WeightIntervention as WeightIntervention
     from lab.core.registry import register as register
+    from lab.core.roles import Role as Role
     from lab.core.schema import PerRun as PerRun
     from lab.core.schema import PerRunSeed as PerRunSeed
     from lab.core.schema import bounded as bounded
@@ -32,7 +33,6 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.data.corpus import once as once
     from lab.data.packing import PackedCorpus as PackedCorpus
     from lab.model.parametrization import Factors as Factors
-    from lab.model.parametrization import Role as Role
     from lab.model.parametrization import Standard as Standard
     from lab.optim.links import Link as Link
     from lab.training.config import RunConfig as RunConfig
@@ -46,10 +46,11 @@ _MODULES = {
     "lab.core.axes": ("over", "per_run_max", "per_run_mean", "per_run_norm", "per_run_rms"),
     "lab.core.hooks": ("Act", "HookIntervention", "LossTerm", "Predictions", "Probe", "WeightIntervention"),
     "lab.core.registry": ("register",),
+    "lab.core.roles": ("Role",),
     "lab.core.schema": ("PerRun", "PerRunSeed", "bounded", "one_of", "seed"),
     "lab.data.corpus": ("Corpus", "fingerprint", "once"),
     "lab.data.packing": ("PackedCorpus",),
-    "lab.model.parametrization": ("Factors", "Role", "Standard"),
+    "lab.model.parametrization": ("Factors", "Standard"),
     "lab.optim.links": ("Link",),
     "lab.training.config": ("RunConfig", "run_config"),
     "lab.training.fleet": ("Fleet",),

@@ -18,7 +18,8 @@ from lab.interventions.blocks import HeadGain
 from lab.interventions.embedding import sinusoids
 from lab.model.layers import LayerNorm
 from lab.model.transformer import Transformer
-from lab.optim.links import Now, ShrinkEmbedding
+from lab.optim.links import Now
+from lab.optim.links.clipping import ShrinkEmbedding
 from lab.training.fleet import Fleet
 from pieces import intervention, model, tokens, weights_of
 from small import configs

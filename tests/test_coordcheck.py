@@ -16,7 +16,8 @@ from lab.__main__ import main
 from lab.analysis.rendering import layout
 from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
-from lab.model.parametrization import Factors, MuPIntermediate, Role
+from lab.core.roles import Role
+from lab.model.parametrization import Factors, MuPIntermediate
 from lab.sweeping import coordinate_check, coordinate_growth
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
@@ -71,7 +72,7 @@ def test_mup_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("role", "shows"),
-    [(Role.READOUT, {"logits"}), (Role.QUERY, {"block0.query", "block0.scores"})],
+    [(Role.HEAD, {"logits"}), (Role.QUERY, {"block0.query", "block0.scores"})],
 )
 def test_a_forgotten_learning_rate_shows(role: Role, shows: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgetful(MuPIntermediate):

@@ -13,11 +13,11 @@ from torch import Tensor
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, HookPoint, listening
 from lab.core.registry import INTERVENTIONS
+from lab.core.roles import Role
 from lab.core.schema import build
 from lab.interventions.loss_terms import ZLoss
 from lab.model.config import ModelConfig
 from lab.model.loss import losses
-from lab.model.parametrization import Role
 from lab.model.transformer import Transformer, rotate
 from pieces import intervention, model, tokens, weights_of
 from tests import reference
@@ -200,7 +200,7 @@ def test_roles() -> None:
     layers = dict(model(0, depth=1, changes=changes("qk_layernorm")).layers())
     by_role = {role: sorted(name for name, layer in layers.items() if layer.role is role) for role in Role}
     assert by_role[Role.EMBEDDING] == ["embedding"]
-    assert by_role[Role.READOUT] == ["head"]
+    assert by_role[Role.HEAD] == ["head"]
     assert all("norm" in name for name in by_role[Role.GAIN])
     assert by_role[Role.QUERY] == ["block0.attention.query"]
     assert len(by_role[Role.MATRIX]) == 5
@@ -232,6 +232,8 @@ def test_contract_of_interventions(name: str) -> None:
 @pytest.mark.parametrize("names", [(), *COMPANIES], ids=lambda names: names[0] if names else "bare")
 def test_a_run_alone_has_the_bits_of_the_run_in_company(names: tuple[str, ...], shape: tuple[int, ...]) -> None:
     width, head_width, vocabulary, batch, positions = shape
+    if width**3 < 4096:  # fewer multiplications than those from which bits do not depend on company
+        names = tuple(name for name in names if name != "sigma_reparam")
 
     def bits(*seeds: int) -> dict[str, Tensor]:
         sizes = {"width": width, "head_width": head_width, "vocabulary": vocabulary}

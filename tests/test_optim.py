@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import permutations
 from typing import Any, ClassVar
 
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from lab.core.axes import over
 from lab.core.errors import RequestError
-from lab.core.hooks import listening
+from lab.core.hooks import announce, listening
 from lab.core.registry import LINKS, SCHEDULES
+from lab.core.roles import Role
 from lab.core.schema import PerRun, bounded, build, stack
 from lab.model.parametrization import MuPSimple
 from lab.optim.links import Link, Now
@@ -28,7 +29,11 @@ from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
 from small import tree
 
 # Tensors of one run: a matrix, an embedding and a gain, of sizes that fill no vector register evenly.
-SHAPES = {"query": (5, 3), "embedding": (11, 7), "final_norm": (13,)}
+SHAPES = {"query": (5, 3), "embedding": (11, 7), "final_norm": (13,), "block0.attention.query": (6, 4)}
+ROLES = {
+    **{"query": Role.QUERY, "embedding": Role.EMBEDDING, "final_norm": Role.GAIN},
+    "block0.attention.query": Role.QUERY,
+}
 RECIPES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 Run = dict[str, Any]
 
@@ -44,7 +49,24 @@ def draw(*seeds: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) ->
 
 
 def at(step: int, weights: Mapping[str, Tensor], shape_r: Tensor, factors: Mapping[str, float] | None = None) -> Now:
-    return Now(torch.tensor(step), weights, shape_r, factors or dict.fromkeys(weights, 1.0))
+    lr_factor = factors or dict.fromkeys(weights, 1.0)
+    return Now(torch.tensor(step), weights, shape_r, lr_factor, roles=ROLES, steps=3)
+
+
+def announced(kind: str, *seeds: int) -> tuple[str, Tensor]:
+    """A hook point and what it might announce in a forward pass, that of a run decided by its seed alone."""
+    shape = {"train_loss": (), "scores": (2, 2, 3, 3)}[kind]
+    draws = (torch.Generator().manual_seed(seed) for seed in seeds)
+    return {"scores": "block0"}.get(kind, ""), torch.stack([torch.rand(shape, generator=draw) for draw in draws])
+
+
+def heard(chain: Optimizer, *seeds: int) -> dict[str, dict[str, Tensor]]:
+    """What the links of a chain make of the announcements of one step."""
+    with chain.hearing() as made:
+        for kind in ("train_loss", "scores"):
+            where, value = announced(kind, *seeds)
+            announce(kind, where, value)
+    return made
 
 
 def walk(
@@ -53,13 +75,15 @@ def walk(
     shape_sr: Tensor,
     factors: Mapping[str, float] | None = None,
     weights: dict[str, Tensor] | None = None,
+    roles: Mapping[str, str] = ROLES,
 ) -> dict[str, Tensor]:
     """The weights after as many steps as there are gradients; they begin at ``weights``, or at random."""
     runs = shape_sr.shape[1]
     weights = weights or draw(*range(100, 100 + runs))
-    state = chain.begin(weights)
+    state = chain.begin(weights, roles)
     for step, gradient in enumerate(gradients):
-        chain.step(gradient, state, at(step, weights, shape_sr[step], factors))
+        now = replace(at(step, weights, shape_sr[step], factors), roles=roles)
+        chain.step(gradient, state, now, heard(chain, *range(runs)))
     return weights
 
 
@@ -201,14 +225,20 @@ def test_independent_decay_shrinks_alike_at_every_learning_rate_and_coupled_does
             assert shrunk["adamw_coupled"][tensor][run].sub(expected).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if "weight_decay" in recipe("optimizer", name)])
+def decays_all(name: str) -> bool:
+    values = recipe("optimizer", name)
+    return "weight_decay" in values and not any(role in values for role in ("embedding", "gain", "bias"))
+
+
+@pytest.mark.parametrize("name", list(filter(decays_all, RECIPES)))
 def test_every_weight_is_decayed_gains_and_embeddings_too(name: str) -> None:
     made = model(0, 1, changes={"qk_layernorm": intervention("qk_layernorm")})
     weights = {tensor: weight.detach() for tensor, weight in weights_of(made).items()}
     before = {tensor: weight.clone() for tensor, weight in weights.items()}
     still = {tensor: torch.zeros_like(weight) for tensor, weight in weights.items()}
     shape_sr = torch.ones(1, 2, dtype=torch.float64)
-    walk(optimizer(name, {"weight_decay": 0.5}, {"weight_decay": 0.0}), [still], shape_sr, weights=weights)
+    chain = optimizer(name, {"weight_decay": 0.5}, {"weight_decay": 0.0})
+    walk(chain, [still], shape_sr, weights=weights, roles=made.roles())
     for tensor, weight in weights.items():
         assert (weight[0].abs() < before[tensor][0].abs()).all(), tensor
         assert torch.equal(weight[1], before[tensor][1])
@@ -228,7 +258,7 @@ def test_only_epsilon_over_gradient_scale_matters(scale: float) -> None:
 
 
 def test_a_tensor_s_own_factor_meets_its_learning_rate_but_not_independent_decay() -> None:
-    factors = {"query": 0.25, "embedding": 1.0, "final_norm": 1.0}
+    factors = {**dict.fromkeys(SHAPES, 1.0), "query": 0.25}
     shape_sr = torch.ones(1, 1, dtype=torch.float64)
     for name in ("adamw", "adamw_coupled"):
         for change in ({"weight_decay": 0.0}, {"weight_decay": 0.5}):
@@ -386,17 +416,26 @@ def link(name: str, runs: int) -> Link:
     return stack([build(kind, {f.name: known[f.name] for f in fields(kind)}, "optimizer")] * runs, CPU)
 
 
+def acted_on(made: Link, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of a role on which the link acts."""
+    return {name: tensor for name, tensor in tensors.items() if ROLES[name] in made.roles}
+
+
 def follow(name: str, *seeds: int, broken: int | None = None) -> list[Tensor]:
     """All that a link makes and keeps over three steps, in float32."""
-    made, weights = link(name, len(seeds)), draw(*seeds, dtype=torch.float32)
+    made = link(name, len(seeds))
+    weights = acted_on(made, draw(*seeds, dtype=torch.float32))
     state, seen = made.begin(weights), []
     shape_r = torch.tensor([0.1 + 0.2 * seed for seed in seeds], dtype=torch.float64)
     for step in range(3):
-        gradient = draw(*(seed + 10 * step for seed in seeds), scale=3.0, dtype=torch.float32)
+        gradient = acted_on(made, draw(*(seed + 10 * step for seed in seeds), scale=3.0, dtype=torch.float32))
         if broken is not None and step == 1:
             gradient["query"][broken, 0, 0] = math.nan
         given = {tensor: value.clone() for tensor, value in gradient.items()}
-        updates = made(gradient, state, at(step, weights, shape_r))
+        announcements = [announced(kind, *(seed + 10 * step for seed in seeds)) for kind in made.hears]
+        now = replace(at(step, weights, shape_r), gradients={tensor: -u for tensor, u in given.items()})
+        now = replace(now, heard={where: made.hear(value) for where, value in announcements})
+        updates = made(gradient, state, now)
         assert {tensor: u.shape for tensor, u in updates.items()} == {tensor: w.shape for tensor, w in weights.items()}
         assert all(torch.equal(given[t], gradient[t]) or broken is not None for t in given), "a link spoils its input"
         seen += [*updates.values(), *(value.clone() for value in state.values())]
@@ -410,7 +449,8 @@ def test_contract_of_links(name: str) -> None:
     assert {*kind.takes} <= {"gradient", "direction", "step"}
     assert kind.makes in (None, "gradient", "direction", "step")
     weights = draw(*runs)
-    assert all(len(value) == 3 for value in link(name, 3).begin(weights).values())
+    made = link(name, 3)
+    assert all(len(value) == 3 for value in made.begin(acted_on(made, weights)).values())
     company, hurt = follow(name, *runs), follow(name, *runs, broken=1)
     for place, seed in enumerate(runs):
         for alone, together, beside_nan in zip(follow(name, seed), company, hurt, strict=True):
@@ -432,10 +472,11 @@ def test_contract_of_recipes(name: str) -> None:
         ends = []
         for these, seeds in ((runs, (0, 1, 2)), ([run], (place,))):
             chain, weights = optimizer(name, *these), draw(*seeds, dtype=torch.float32)
-            state = chain.begin(weights)
+            state = chain.begin(weights, ROLES)
             for step in range(3):
                 gradient = draw(*(seed + 10 * step for seed in seeds), dtype=torch.float32)
-                chain.step(gradient, state, at(step, weights, torch.ones(len(seeds), dtype=torch.float64)))
+                now = at(step, weights, torch.ones(len(seeds), dtype=torch.float64))
+                chain.step(gradient, state, now, heard(chain, *(seed + 10 * step for seed in seeds)))
                 again = draw(*(seed + 10 * step for seed in seeds), dtype=torch.float32)
                 assert all(torch.equal(gradient[tensor], again[tensor]) for tensor in gradient)
             ends.append(weights)
@@ -520,25 +561,51 @@ def test_a_wrong_order_names_two_links_and_what_is_expected(chain: str, complain
 @pytest.mark.parametrize("name", RECIPES)
 def test_probes_hear_gradients_after_clipping_and_the_direction_before_decay_and_scale(name: str) -> None:
     """Whatever follows: coupled decay and the RMS of weights do not enter the direction."""
-    heard: dict[str, dict[str, Tensor]] = {}
+    told: dict[str, dict[str, Tensor]] = {}
     gradient, weights = draw(0, scale=5.0), draw(1)
     numbers = {"clip": 0.5, "weight_decay": 0.5, "eps": 1e-30}
     chain = optimizer(name, {key: number for key, number in numbers.items() if key in recipe("optimizer", name)})
 
     def record(kind: str, where: str, values: dict[str, Tensor], *more: Any) -> None:
-        assert kind not in heard
-        heard[kind] = {tensor: value.clone() for tensor, value in values.items()}
+        assert kind not in told
+        told[kind] = {tensor: value.clone() for tensor, value in values.items()}
 
+    announcements = heard(chain, 0)
     with listening(record):
-        chain.step(gradient, chain.begin(weights), at(0, weights, torch.ones(1, dtype=torch.float64)))
-    assert all(torch.equal(heard["gradients"][tensor], gradient[tensor]) for tensor in SHAPES)
-    norm = math.sqrt(sum(float(value.square().sum()) for value in heard["clipped_gradients"].values()))
+        now = at(0, weights, torch.ones(1, dtype=torch.float64))
+        chain.step(gradient, chain.begin(weights, ROLES), now, announcements)
+    assert all(torch.equal(told["gradients"][tensor], gradient[tensor]) for tensor in SHAPES)
+    norm = math.sqrt(sum(float(value.square().sum()) for value in told["clipped_gradients"].values()))
     if "clip" in chain.links:
         assert norm == pytest.approx(0.5)
-    for tensor in SHAPES:  # the first step of Adam is the sign
-        is_adam = any(link.startswith("adam") for link in chain.links)
-        first = gradient[tensor].sign() if is_adam else heard["clipped_gradients"][tensor]
-        torch.testing.assert_close(heard["direction"][tensor], first)
+    for tensor in SHAPES:
+        first = first_direction(chain, tensor, gradient[tensor], told["clipped_gradients"][tensor])
+        torch.testing.assert_close(told["direction"][tensor], first)
+
+
+def first_direction(chain: Optimizer, tensor: str, gradient: Tensor, clipped: Tensor) -> Tensor:
+    """What the first step makes of a gradient: its sign, of Adam and many others, or as the rule says."""
+    if {"sgd", "momentum"} & {*chain.links}:
+        return clipped
+    if "muon" in chain.links and ROLES[tensor] == Role.QUERY:
+        values, vectors = torch.linalg.svdvals(gradient[0]), torch.linalg.svd(gradient[0], full_matrices=False)
+        after = newton_schulz_of(values / values.norm(), [(3.4445, -4.7750, 2.0315)] * 5)
+        return 0.2 * math.sqrt(max(gradient.shape[1:])) * (vectors.U * after @ vectors.Vh)[None]
+    size = {"adam_atan2": 1.27 * math.pi / 4, "ademamix": 1 + 2 / 3 * (1 - slow_beta(1 / 3)), "adopt": 0.0}
+    return gradient.sign() * next((size[link] for link in chain.links if link in size), 1.0)
+
+
+def newton_schulz_of(values: Tensor, coefficients: Iterable[tuple[float, float, float]]) -> Tensor:
+    """Where Newton-Schulz steps bring singular values, each by itself."""
+    for a, b, c in coefficients:
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
+def slow_beta(progress: float, begin: float = 0.9, end: float = 0.9999) -> float:
+    """beta3 of AdEMAMix during its warm-up: its half-life rises along a line."""
+    first, last = (math.log(0.5) / math.log(beta) - 1 for beta in (begin, end))
+    return 0.5 ** (1 / ((1 - progress) * first + progress * last + 1))
 
 
 @dataclass(frozen=True)

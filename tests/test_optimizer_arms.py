@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from lab.core.schema import stack
-from lab.optim.links import Adam, AdamBeta2Ramp, Clip, ClipRelative, ClipUpdate, DecayLRSquared, Link, Now
+from lab.optim.links import Link, Now
+from lab.optim.links.adam import Adam, AdamBeta2Ramp
+from lab.optim.links.clipping import Clip, ClipRelative, ClipUpdate
+from lab.optim.links.decay import DecayLRSquared
 from lab.optim.optimizer import build_optimizer
 from pieces import CPU, optimizer, recipe
 

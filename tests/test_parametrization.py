@@ -8,8 +8,9 @@ from torch import Tensor
 
 from lab.core.hooks import listening
 from lab.core.registry import PARAMETRIZATIONS
+from lab.core.roles import Role
 from lab.model.layers import Linear, draw
-from lab.model.parametrization import MuPFull, Role, Standard
+from lab.model.parametrization import MuPFull, Standard
 from lab.training.fleet import Fleet
 from pieces import recipe
 from small import configs, trained

@@ -103,6 +103,15 @@ def test_there_is_one_zero() -> None:
     assert len({run_id(run_config(tree(f"optimizer.weight_decay={zero}")), "text") for zero in ("0", "-0.0")}) == 1
 
 
+LINK_WORDS = ("twelve", "spectral", "query_key")
+# What a choice needs of others, without which it would do nothing.
+NEEDS = {
+    "optimizer=schedule_free": "schedule=constant",
+    "optimizer=adamw_qk_clip": "intervention=[z_loss]",
+    "optimizer=adamw_spectral_cap": "intervention=[z_loss]",
+}
+
+
 def choices() -> Iterator[str]:
     """Every file of every group, alone."""
     for group in ("model", "parametrization", "optimizer", "schedule", "data", "probes", "tracker"):
@@ -116,7 +125,7 @@ def changed(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [value[:-1], ["val_loss"]]
     if isinstance(value, str):
-        return [f"{value}x", "bpe", "bf16", "fsdp", "cpu", "eager", "short", "tokens", "sinusoidal"]
+        return [f"{value}x", "bpe", "bf16", "fsdp", "cpu", "eager", "short", "tokens", "sinusoidal", *LINK_WORDS]
     return ["x"] if value is None else [2 * value, value / 2, value + 1, 0.5]
 
 
@@ -141,7 +150,7 @@ def another(one: dict[str, Any], key: str, value: Any) -> dict[str, Any] | None:
 @pytest.mark.parametrize("choice", [(), *few(((choice,) for choice in choices()), 20)], ids="".join)
 def test_every_leaf_of_every_choice_is_in_the_id_or_known_not_to_be(choice: tuple[str, ...]) -> None:
     """Of a choice the leaves that it brings or sets; the others are those of the default."""
-    one = tree(*choice)
+    one = tree(*choice, *(NEEDS[each] for each in choice if each in NEEDS))
     usual = flat(tree()) if choice else {}
     before, unchanged = run_id(run_config(one), "text"), []
     for key, value in flat(one).items():

@@ -12,12 +12,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lab.core.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS
+from lab.core.roles import NUMBERED
 from lab.core.schema import PerRun, PerRunSeed, _hints
 from lab.training.checkpoint import CheckpointConfig
 from lab.training.config import RunConfig
 from small import tree
 
 MOST = 2**53  # of what not all runs have, a table keeps no larger whole number exact
+RULES = [[name] for name in LINKS if LINKS[name].takes == ("gradient",) and LINKS[name].makes == "direction"]
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 
 
@@ -69,16 +71,18 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     drawn = draw(st.lists(st.sampled_from(list(INTERVENTIONS)), unique=True))
     on = [name for name in drawn if not {*drawn} & {*getattr(INTERVENTIONS[name], "excludes", ())}]
     made["intervention"] = {name: draw(entry(INTERVENTIONS[name])) for name in on}
-    clips = draw(st.sampled_from([[], ["clip"], ["clip_relative"], ["shrink_embedding"]]))
-    rules = draw(st.sampled_from([[], ["adam"], ["adam", "clip_update"], ["adam_beta2_ramp"], ["sgd"], ["momentum"]]))
+    clips = draw(st.sampled_from([[], ["clip"], ["clip_relative"], ["shrink_embedding"], ["adagc"], ["zclip"]]))
+    rules = draw(st.sampled_from([*RULES, [], ["adam", "clip_update"], ["muon", "adam"], ["muon", "lion", "cautious"]]))
     first = [*clips, *rules]
-    between = draw(st.lists(st.sampled_from(["decay", "decay_lr_squared", "rms_scale"]), unique=True))
+    between = draw(st.lists(st.sampled_from(["decay", "decay_lr_squared", "rms_scale", "lr_factor"]), unique=True))
     after = draw(st.permutations(["schedule", *between]))
     coupled = draw(st.integers(0, after.index("schedule"))) if rules else 0  # how many precede the peak
     chain = [*first, *after[:coupled], "peak", *after[coupled:]]
     made["optimizer"] = {"name": draw(words), "chain": list(chain)}
     for link in chain:
         made["optimizer"] |= draw(entry(LINKS[link]))
+    if draw(st.booleans()):
+        made["optimizer"][draw(st.sampled_from(NUMBERED))] = {"lr": draw(st.floats(1e-9, 1e9))}
     possible = [name for name in PROBES if name != "noise_scale"]  # which takes micro-batches
     names = draw(st.lists(st.sampled_from(possible), unique=True))
     made["probes"] = {"name": draw(words), "every": draw(st.integers(1, MOST)), "names": names}

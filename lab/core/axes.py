@@ -9,14 +9,17 @@ DTensor) is reduced as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import reduce
 from operator import add
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lab.core.distributed import max_over_ranks, mean_over_ranks
+
+PADDING = 64  # entries; a multiple of the vector length of every CPU
 
 
 def over(number_r: Tensor | float, tensor_r: Tensor) -> Tensor | float:
@@ -37,6 +40,23 @@ def _replicated(tensor_r: Tensor, number_r1: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor, Replicate
 
     return DTensor.from_local(number_r1, mesh, [Replicate()], run_check=False)
+
+
+def where_runs(is_so_r: Tensor, tensor_r: Tensor, other_r: Tensor | float) -> Tensor:
+    """The part of one tensor for runs of which it is so, and of the other for the rest."""
+    return torch.where(_replicated(tensor_r, is_so_r.view(-1, *(1,) * (tensor_r.ndim - 1))), tensor_r, other_r)
+
+
+def in_whole_vectors(function: Callable[..., Tensor], *tensors_r: Tensor) -> Tensor:
+    """Apply a function of entries to tensors ``[r ...]``; a run's result has the same bits at every index of the fleet.
+
+    CPU kernels round the tail of a buffer differently from its body, so every run is padded to whole vectors.
+    """
+    entries = tensors_r[0][0].numel()
+    if missing := -entries % PADDING:
+        padded_rn = function(*(F.pad(tensor_r.flatten(1), (0, missing)) for tensor_r in tensors_r))
+        return padded_rn[:, :entries].view_as(tensors_r[0])
+    return function(*tensors_r)
 
 
 def whole(number_r: Tensor) -> Tensor:

@@ -51,6 +51,23 @@ def listening(callback: Callback | None) -> Iterator[None]:
         _callback.reset(token)
 
 
+@contextmanager
+def listening_too(callback: Callback | None) -> Iterator[None]:
+    """As ``listening``, besides the callback that is called already; ``None`` changes nothing."""
+    outer = _callback.get()
+    if callback is None:
+        yield
+        return
+
+    def both(kind: str, where: str, *values: Any) -> None:
+        callback(kind, where, *values)
+        if outer is not None:
+            outer(kind, where, *values)
+
+    with listening(both):
+        yield
+
+
 class HookPoint(nn.Module):
     """Announces a tensor, then passes it through the attached modules, if any.
 
@@ -109,10 +126,12 @@ class HookIntervention(ABC):
         hook_points: the kinds of hook points it attaches to, out of ``HOOK_POINTS``, with its act at each; kinds
             without acts mean ``Act.OTHER``.
         excludes: names of interventions that do the same in another way, so that a run may have one of them only.
+        normalizes_queries_and_keys: whether the model computes the same if their weights are multiplied by a number.
     """
 
     hook_points: ClassVar[Mapping[str, Act] | tuple[str, ...]]
     excludes: ClassVar[tuple[str, ...]] = ()
+    normalizes_queries_and_keys: ClassVar[bool] = False
 
     @abstractmethod
     def attach(self, point: HookPoint, runs: int, config: Any) -> nn.Module | None:

@@ -26,6 +26,7 @@ EPS = 1e-12  # added to a mean square, so that a zero vector stays zero
 class QKLayerNorm(HookIntervention):
     """LayerNorm on queries and keys, per head, its gain shared by the heads (Wortsman et al. 2023, sec. 3.1.1)."""
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
@@ -37,6 +38,7 @@ class QKLayerNorm(HookIntervention):
 class QKLayerNormModel(HookIntervention):
     """LayerNorm on queries and keys over the model width, all heads together (Wortsman et al. 2023, fig. E.8)."""
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
     excludes: ClassVar = ("qk_layernorm",)
 
@@ -61,6 +63,7 @@ class AcrossHeads(nn.Module):
 class KappaTransplant(HookIntervention):
     """Scale every query and key to mean square kappa, and so their scores (Wortsman et al. 2023, fig. 10)."""
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"query": Act.TRANSPLANT, "key": Act.TRANSPLANT}
     kappa: PerRun = bounded(above=0)
 

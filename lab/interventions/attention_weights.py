@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from lab.core.axes import over
+from lab.core.axes import in_whole_vectors, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
 from lab.model.config import ModelConfig
-from lab.model.layers import Linear, Scale, entrywise
+from lab.model.layers import Linear, Scale
 
 OTHER_WEIGHTS = ("pointwise_attention", "pb_relax", "fp16_softmax")
 
@@ -30,7 +30,7 @@ class Softcap(nn.Module):
 
     def forward(self, x_r: Tensor) -> Tensor:
         cap = over(self.cap, x_r)
-        return cap * entrywise(torch.tanh, x_r / cap)
+        return cap * in_whole_vectors(torch.tanh, x_r / cap)
 
 
 @INTERVENTIONS.register("score_softcap")
@@ -127,7 +127,9 @@ class CausalSigmoid(nn.Module):
 
     def forward(self, scores_ts: Tensor) -> Tensor:
         past_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()
-        weights_ts = entrywise(torch.sigmoid, torch.where(past_ts, scores_ts, 0.0) - math.log(scores_ts.shape[-1]))
+        weights_ts = in_whole_vectors(
+            torch.sigmoid, torch.where(past_ts, scores_ts, 0.0) - math.log(scores_ts.shape[-1])
+        )
         return torch.where(past_ts, weights_ts, 0.0)
 
 
@@ -152,5 +154,5 @@ class HeadGate(Linear):
         super().__init__(runs, config.width, config.heads, None)
 
     def forward(self, mixed_rbhtk: Tensor, x_rbtd: Tensor) -> Tensor:  # type: ignore[override]
-        gate_rbth = entrywise(torch.sigmoid, super().forward(x_rbtd))
+        gate_rbth = in_whole_vectors(torch.sigmoid, super().forward(x_rbtd))
         return mixed_rbhtk.to(x_rbtd.dtype) * rearrange(gate_rbth, "r b t h -> r b h t 1")

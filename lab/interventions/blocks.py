@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
+from lab.core.roles import Role
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer, LayerNorm
-from lab.model.parametrization import Role
 
 
 @INTERVENTIONS.register("normformer")
@@ -109,7 +109,7 @@ class Bias(Layer):
     """Adds a vector to the last axes."""
 
     def __init__(self, runs: int, shape: tuple[int, ...]) -> None:
-        super().__init__(runs, shape, Role.EMBEDDING, fan_in=shape[-1])
+        super().__init__(runs, shape, Role.BIAS, fan_in=shape[-1])
 
     def forward(self, x_r: Tensor) -> Tensor:
         axes = self.weight.ndim - 1

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from lab.core.axes import over
+from lab.core.axes import in_whole_vectors, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
 from lab.interventions.embedding import Multiplied
 from lab.model.config import ModelConfig
-from lab.model.layers import Linear, Scale, entrywise
+from lab.model.layers import Linear, Scale
 
 BRANCHES = {"attention_output": Act.SCALE, "mlp_output": Act.SCALE}
 
@@ -107,4 +107,4 @@ class SiLUGate(Linear):
         limit = over(torch.as_tensor(self.limit), gate_rbtm)
         assert isinstance(limit, Tensor)
         hidden_rbtm = torch.maximum(torch.minimum(hidden_rbtm, limit), -limit)
-        return hidden_rbtm * entrywise(torch.nn.functional.silu, torch.minimum(gate_rbtm, limit))
+        return hidden_rbtm * in_whole_vectors(torch.nn.functional.silu, torch.minimum(gate_rbtm, limit))

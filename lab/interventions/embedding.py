@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from lab.core.axes import over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
+from lab.core.roles import Role
 from lab.core.rounding import Format
 from lab.core.schema import PerRun, bounded, one_of
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer, LayerNorm, product
-from lab.model.parametrization import Role
 
 
 @INTERVENTIONS.register("embedding_gradient_shrink")

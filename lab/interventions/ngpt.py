@@ -33,6 +33,7 @@ class NGPT(HookIntervention, WeightIntervention):
     gains.  Train it without weight decay, which the next normalization undoes.
     """
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {
         **{"norm": Act.REPLACE, "rotation": Act.REPLACE, "residual": Act.REPLACE},
         **{"embedding": Act.NORMALIZE, "mlp_up": Act.SCALE, "logits": Act.SCALE},

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.core.axes import in_whole_vectors
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import bounded
 from lab.interventions.attention import AcrossHeads
 from lab.interventions.blocks import Bias
 from lab.model.config import ModelConfig
-from lab.model.layers import LAYERNORM_EPS, LayerNorm, Scale, entrywise
+from lab.model.layers import LAYERNORM_EPS, LayerNorm, Scale
 
 
 def rms_normalized(x_r: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class ScaledTanh(nn.Module):
         self.alpha, self.gain, self.bias = Scale(runs, (1,), alpha), Scale(runs, (width,)), Bias(runs, (width,))
 
     def forward(self, x_r: Tensor) -> Tensor:
-        return self.bias(self.gain(entrywise(torch.tanh, self.alpha(x_r))))  # type: ignore[no-any-return]
+        return self.bias(self.gain(in_whole_vectors(torch.tanh, self.alpha(x_r))))  # type: ignore[no-any-return]
 
 
 @INTERVENTIONS.register("ln_scaling")

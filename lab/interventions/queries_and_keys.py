@@ -25,6 +25,7 @@ OTHER_QK_NORMS = ("qk_layernorm", "qk_layernorm_model")
 class QKRMSNorm(HookIntervention):
     """RMSNorm on queries and keys, per head, its gain shared by the heads (OLMo 2, Gemma 3, Qwen 3)."""
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
     excludes: ClassVar = OTHER_QK_NORMS
 
@@ -40,6 +41,7 @@ class QKL2Norm(HookIntervention):
     A product is at most the root of head width times the largest gain squared (nGPT, arXiv:2410.01131, eq. 15-16).
     """
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"rotation": Act.REPLACE}
     excludes: ClassVar = (*OTHER_ROTATIONS, *OTHER_QK_NORMS, "qk_rmsnorm", "pb_relax")
 
@@ -63,6 +65,7 @@ class UnitQueriesAndKeys(Scale):
 class QKVNorm(HookIntervention):
     """LayerNorm on queries, keys and values in place of the norm before attention (arXiv:2410.16682, sec. 3)."""
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {
         **dict.fromkeys(("query", "key", "value"), Act.NORMALIZE),
         "norm": Act.REPLACE,

@@ -26,6 +26,7 @@ class SigmaReparam(HookIntervention):
     a model begins nearly as it would without.
     """
 
+    normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"weight": Act.NORMALIZE}
     excludes: ClassVar = ("zero_init_projections", "ngpt")
 
@@ -46,16 +47,20 @@ class UnitSpectralNorm(Scale):
 
 
 def spectral_norm(weight_rio: Tensor) -> Tensor:
-    """Largest singular value ``[r 1 1]``, differentiable with its singular vectors held fixed."""
+    """Largest singular value ``[r 1 1]``, differentiable with its singular vectors held fixed.
+
+    Vectors are multiplied entry by entry: bits of products of few multiplications may depend on the runs beside a run.
+    """
     with torch.no_grad():
         gram_roo = weight_rio.transpose(-1, -2) @ weight_rio
         for _ in range(SQUARINGS):
-            trace_r11 = gram_roo.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-            gram_roo = torch.linalg.matrix_power(gram_roo / trace_r11, 2)
+            trace_r = gram_roo.diagonal(dim1=-2, dim2=-1).sum(-1)
+            gram_roo = torch.linalg.matrix_power(gram_roo / trace_r[:, None, None], 2)
         most_r11 = gram_roo.diagonal(dim1=-2, dim2=-1).argmax(-1)[:, None, None]
-        right_ro1 = gram_roo.gather(-1, most_r11.expand(-1, gram_roo.shape[-2], 1))
-        right_ro1 = right_ro1 / right_ro1.norm(dim=-2, keepdim=True)
-        left_ri1 = weight_rio @ right_ro1
-        left_ri1 = left_ri1 / left_ri1.norm(dim=-2, keepdim=True)
-    sigma_r11: Tensor = left_ri1.transpose(-1, -2) @ (weight_rio @ right_ro1)
-    return sigma_r11
+        right_r1o = _unit(gram_roo.gather(-2, most_r11.expand(-1, 1, gram_roo.shape[-1])), -1)
+        left_ri1 = _unit((weight_rio * right_r1o).sum(-1, keepdim=True), -2)
+    return (weight_rio * (left_ri1 * right_r1o)).sum((-2, -1), keepdim=True)
+
+
+def _unit(vector_r: Tensor, axis: int) -> Tensor:
+    return vector_r / vector_r.square().sum(axis, keepdim=True).sqrt()

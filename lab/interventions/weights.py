@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lab.core.hooks import WeightIntervention
 from lab.core.registry import INTERVENTIONS
+from lab.core.roles import Role
 from lab.core.schema import bounded
-from lab.model.parametrization import Role
 
 
 @INTERVENTIONS.register("fixed_gains")

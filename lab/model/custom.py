@@ -86,6 +86,10 @@ class CustomModel(nn.Module):
         """Return every weight ``[r ...]`` by its name in the user's module."""
         return dict(self.inner.named_parameters())
 
+    def roles(self) -> dict[str, str]:
+        """Return no roles, which are unknown."""
+        return {}
+
     def factors(self, parametrization: Any, width: int, role_lr: Any = None) -> dict[str, Factors]:
         """Return factors with LR multiplier 1 and no initial scale: the module draws its own initial values."""
         return dict.fromkeys(self.weights(), Factors(init_std=math.nan))

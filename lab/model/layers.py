@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +12,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core import machine
+from lab.core.axes import in_whole_vectors
+from lab.core.roles import Role
 from lab.core.rounding import Format, Mantissa, as_kept_in
-from lab.model.parametrization import Role
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
-PADDING = 64  # entries; a multiple of the vector length of every CPU
 MULTIPLIES_BF16 = machine.multiplies_bf16()
 
 
@@ -46,20 +45,9 @@ class Gelu(torch.autograd.Function):
         return inner_r.add_(gate_r).mul_(gradients[0])
 
 
-def entrywise(function: Callable[[Tensor], Tensor], x_r: Tensor) -> Tensor:
-    """Apply a function to every entry; a run's result has the same bits at every index of the fleet.
-
-    CPU kernels round the tail of a buffer differently from its body, so every run is padded to whole vectors.
-    """
-    entries = x_r[0].numel()
-    if missing := -entries % PADDING:
-        return function(F.pad(x_r.flatten(1), (0, missing)))[:, :entries].view_as(x_r)
-    return function(x_r)
-
-
 def gelu(x_rbtm: Tensor) -> Tensor:
-    """Apply GELU to every entry."""
-    return entrywise(Gelu.apply, x_rbtm)
+    """Apply GELU to every entry; a run's result has the same bits at every index of the fleet."""
+    return in_whole_vectors(Gelu.apply, x_rbtm)
 
 
 # Standard deviation of a unit normal truncated at two standard deviations; initial values are divided by it.

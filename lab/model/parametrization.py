@@ -21,23 +21,10 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from lab.core.registry import PARAMETRIZATIONS
+from lab.core.roles import LINEAR, Role
 from lab.core.schema import bounded
-
-
-class Role(StrEnum):
-    """The role of a weight in the model; every weight has exactly one."""
-
-    EMBEDDING = "embedding"
-    MATRIX = "matrix"
-    QUERY = "query"
-    READOUT = "readout"
-    GAIN = "gain"
-
-
-LINEAR = (Role.MATRIX, Role.QUERY, Role.READOUT)
 
 
 @dataclass(frozen=True)
@@ -97,7 +84,7 @@ class MuPIntermediate(MuPSimple):
     def factors(self, role: Role, fan_in: int, width: int) -> Factors:
         """Return mup_simple's factors; the head's std is multiplied by a number that is exactly 1 at the base width."""
         simple = super().factors(role, fan_in, width)
-        if role is not Role.READOUT:
+        if role is not Role.HEAD:
             return simple
         return replace(simple, init_std=simple.init_std * (self.base_width / width) ** 0.5)
 

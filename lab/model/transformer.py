@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lab.core.distributed import copy_whole
 from lab.core.hooks import HookIntervention, HookPoint, announce, attach
+from lab.core.roles import Role
 from lab.core.rounding import Format
 from lab.model.config import ModelConfig
 from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw, gelu, product
-from lab.model.parametrization import Factors, Role
+from lab.model.parametrization import Factors
 
 ROPE_BASE = 10_000.0
 
@@ -261,7 +262,7 @@ class Transformer(nn.Module):
         for where in self.blocks:
             setattr(self, where, Block(runs, config, where, attention_scale, operands))
         self.final_norm = Norm(runs, config.width, "")
-        self.head = Linear(runs, config.width, vocabulary, operands, Role.READOUT)
+        self.head = Linear(runs, config.width, vocabulary, operands, Role.HEAD)
         self.at_readout = Readout("readout", "", vocabulary)
         self.at_logits = HookPoint("logits", "", vocabulary)
         attach(self, interventions, runs, config)
@@ -295,6 +296,10 @@ class Transformer(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """Return every weight ``[r ...]`` by its name."""
         return {name: layer.weight for name, layer in self.layers()}
+
+    def roles(self) -> dict[str, str]:
+        """Return the role of every weight by its name."""
+        return {name: layer.role for name, layer in self.layers()}
 
     def freeze(self, is_frozen: Callable[[Role], bool]) -> None:
         """Train no weights of these roles."""

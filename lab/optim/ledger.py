@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import INTERVENTIONS
+from lab.core.roles import NUMBERED
 from lab.optim.optimizer import link_kinds, reached
 
 KEYS = ("name", "restarts")
@@ -190,7 +191,7 @@ def _of_its_links(values: dict[str, Any], group: str) -> dict[str, Any]:
     """The group; of the optimizer without numbers that links of an earlier chain took."""
     if group != "optimizer":
         return values
-    kept = {"name", "chain", *values["chain"], *reached(values)}
+    kept = {"name", "chain", *values["chain"], *NUMBERED, *reached(values)}
     return {key: value for key, value in values.items() if key in kept}
 
 

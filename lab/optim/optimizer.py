@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lab.core.axes import where_runs
 from lab.core.errors import RequestError, nearest
-from lab.core.hooks import announce
+from lab.core.hooks import announce, listening_too
 from lab.core.registry import LINKS
+from lab.core.roles import NUMBERED, numbered_as
 from lab.core.schema import build, text_value
 from lab.optim.links import Link, Now, Tensors
+from lab.optim.links.skipping import Gate
 
 
 @dataclass(frozen=True)
@@ -21,45 +25,152 @@ class Optimizer:
     """Links by name, in the order they act (dicts keep it); the order alone tells coupled from independent decay.
 
     Attributes:
-        owned: the numbers, as ``LINK.KEY``, that a link does not share with the others.
+        by_role: links with other numbers for tensors of a role, by role and by name of the link.
+        owned: the numbers that not all have in common: ``LINK.KEY`` of a link, ``ROLE.KEY`` of a role.
     """
 
     name: str
     links: Mapping[str, Link]
     owned: tuple[str, ...] = ()
+    by_role: Mapping[str, Mapping[str, Link]] = field(default_factory=dict)
 
     @property
     def lr(self) -> Any:
         """Peak learning rate: a float, or ``[r]`` once stacked."""
         return self.links["peak"].lr  # type: ignore[attr-defined]
 
-    def begin(self, weights: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    def links_of(self, role: str | None) -> dict[str, Link]:
+        """The links that act on tensors of a role, with its numbers; None stands for roles that are not known."""
+        own = self.by_role.get(numbered_as(role), {}) if role else {}
+        return {name: own.get(name, self.links[name]) for name in acting_on(role, self.links)}
+
+    def lr_of(self, role: str | None) -> Any:
+        """Peak learning rate of tensors with a role, without the parametrization's multiplier."""
+        links = self.links_of(role)
+        return links["peak"].lr * getattr(links.get("lr_factor"), "lr_factor", 1.0)  # type: ignore[attr-defined]
+
+    def begin(self, weights: Mapping[str, Tensor], roles: Mapping[str, str] | None = None) -> dict[str, Tensors]:
         """Fresh state of every link."""
-        return {name: link.begin(weights) for name, link in self.links.items()}
+        return {name: self.begin_link(name, weights, roles or {}) for name in self.links}
+
+    def begin_link(self, name: str, weights: Mapping[str, Tensor], roles: Mapping[str, str]) -> Tensors:
+        """Fresh state of one link; of each role with numbers of its own under ``ROLE/``."""
+        state: Tensors = {}
+        for group, link, names in self._parts(name, weights, roles, self._links_by_role(roles)):
+            fresh = link.begin({each: weights[each] for each in names})
+            state |= {f"{group}/{key}" if group else key: tensor for key, tensor in fresh.items()}
+        return state
+
+    def _links_by_role(self, roles: Mapping[str, str]) -> dict[str | None, dict[str, Link]]:
+        return {role: self.links_of(role) for role in {None, *roles.values()}}
+
+    def _parts(
+        self,
+        name: str,
+        tensors: Iterable[str],
+        roles: Mapping[str, str],
+        by_role: Mapping[str | None, Mapping[str, Link]],
+    ) -> Iterator[tuple[str, Link, list[str]]]:
+        """A link and the tensors it acts on, in their order; then the same for each role with numbers of its own."""
+        parts: dict[str, tuple[Link, list[str]]] = {}
+        for each in tensors:
+            role = roles.get(each)
+            if link := by_role[role].get(name):
+                group = numbered_as(role) if role and name in self.by_role.get(numbered_as(role), {}) else ""
+                parts.setdefault(group, (link, []))[1].append(each)
+        for group in sorted(parts):
+            yield group, *parts[group]
+
+    def evaluated(self, state: Mapping[str, Tensors]) -> Tensors:
+        """Weights that are evaluated in place of those that are trained, by name."""
+        made: Tensors = {}
+        for name, link in self.links.items():
+            made |= link.evaluated(state[name])
+            for role in self.by_role:
+                made |= link.evaluated(_of_role(role, state[name]))
+        return made
+
+    @contextmanager
+    def hearing(self) -> Iterator[dict[str, Tensors]]:
+        """Yield what links make of the announcements within the block, by link and hook point."""
+        heard: dict[str, Tensors] = {name: {} for name, link in self.links.items() if link.hears}
+
+        @torch.no_grad()
+        def hear(kind: str, where: str, *announced: Any) -> None:
+            for name, link in self.links.items():
+                if kind in link.hears:
+                    heard[name][where] = link.hear(*announced)
+
+        with listening_too(hear if heard else None):
+            yield heard
 
     @torch.no_grad()
-    def step(self, gradients: Tensors, state: dict[str, Tensors], now: Now) -> None:
-        """Update the weights in place; announce the gradients, before and after clipping, weights and direction."""
+    def step(
+        self,
+        gradients: Tensors,
+        state: dict[str, Tensors],
+        now: Now,
+        heard: Mapping[str, Tensors] | None = None,
+    ) -> None:
+        """Update the weights in place; announce the gradients, before and after clipping, weights and direction.
+
+        Args:
+            gradients: of the trained weights.
+            state: of the links, from ``begin``, changed in place.
+            now: the state of training.
+            heard: what ``hearing`` yielded during the forward pass.
+        """
         announce("gradients", "", gradients)
         announce("parameters", "", now.weights)
-        updates, kind = gradients, "gradient"
+        updates, now = dict(gradients), replace(now, gradients=gradients)
+        by_role = self._links_by_role(now.roles)
+        awaited, is_clipped = set(gradients), False  # tensors whose update is no direction yet
+        gates = [name for name, link in self.links.items() if isinstance(link, Gate)]
+        before = {
+            name: {key: tensor.clone() for key, tensor in tensors.items()}
+            for name, tensors in state.items()
+            if gates and name in self.links and name not in gates
+        }
         for name, link in self.links.items():
-            made = link.makes or kind
-            if kind == "gradient" != made:
+            if not is_clipped and link.makes not in (None, "gradient"):
                 announce("clipped_gradients", "", updates)
-            updates, kind = link(updates, state[name], now), made
-            if link.makes == "direction":
+                is_clipped = True
+            now = replace(now, heard=(heard or {}).get(name, {}))
+            for group, part, names in self._parts(name, updates, now.roles, by_role):
+                own = _of_role(group, state[name]) if group else state[name]
+                updates |= part({each: updates[each] for each in names}, own, now)
+                awaited -= {*names} if link.makes == "direction" else set()
+            if link.makes == "direction" and not awaited:
                 announce("direction", "", updates)
                 if now.held_out:
                     announce("descent", "", updates, now.held_out)
+        if gates:
+            self._leave_out(gates, updates, state, before)
         for name, weight in now.weights.items():
             weight.sub_(updates[name])
 
+    def _leave_out(
+        self, gates: Sequence[str], updates: Tensors, state: dict[str, Tensors], before: dict[str, Tensors]
+    ) -> None:
+        """Of runs that a gate does not keep, restore the state of links and make no step."""
+        kept_r = torch.stack([state[name]["kept"] for name in gates]).amin(0) > 0
+        for link, tensors in before.items():
+            for name, old in tensors.items():
+                state[link][name].copy_(where_runs(kept_r, state[link][name], old))
+        for name, update in updates.items():
+            updates[name] = where_runs(kept_r, update, torch.zeros_like(update))
+
+
+def _of_role(role: str, state: Tensors) -> Tensors:
+    """The part of a link's state that holds the tensors of a role with numbers of its own."""
+    return {key.removeprefix(f"{role}/"): each for key, each in state.items() if key.startswith(f"{role}/")}
+
 
 def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
-    """Make the chain from ``{name, chain, KEY: number ..., LINK: {KEY: number ...} ...}``.
+    """Make the chain from ``{name, chain, KEY: number ..., LINK: {KEY: number ...} ..., ROLE: {KEY: number ...} ...}``.
 
-    All links with a field KEY share the number of that key, but those that have one of their own under LINK.
+    All links with a field KEY share the number of that key, but those that have one of their own under LINK.  Tensors
+    of a ROLE take the numbers under it from all links with these fields.
 
     Raises:
         RequestError: an unknown link, links in a wrong order, a number that reaches no link, or a missing number.
@@ -70,13 +181,47 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     name, kinds = text_value(values["name"], "optimizer.name"), link_kinds(values["chain"])
     _check_order(kinds)
     numbers = {key: value for key, value in values.items() if key not in ("name", "chain")}
-    own = {key: numbers.pop(key) for key, value in values.items() if isinstance(value, Mapping)}
+    nested = {key: numbers.pop(key) for key, value in values.items() if isinstance(value, Mapping)}
+    own = {key: each for key, each in nested.items() if key not in NUMBERED}
+    of_roles = {role: nested[role] for role in NUMBERED if role in nested}
     _check_numbers(kinds, numbers, own)
-    return Optimizer(
-        name,
-        {link: _build_link(link, kind, numbers, own.get(link, {})) for link, kind in kinds.items()},
-        tuple(sorted(f"{link}.{key}" for link in own for key in own[link])),
-    )
+    links = {link: _build_link(link, kind, numbers, own.get(link, {})) for link, kind in kinds.items()}
+    by_role: dict[str, Mapping[str, Link]] = {
+        str(role): _build_for(role, kinds, each, numbers, own) for role, each in of_roles.items()
+    }
+    owned = sorted(f"{group}.{key}" for group, each in nested.items() for key in each)
+    return Optimizer(name, links, tuple(owned), by_role)
+
+
+def _build_for(
+    role: str,
+    kinds: Mapping[str, Any],
+    numbers_of_role: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Link]:
+    """The links that take numbers of a role, with these.
+
+    Raises:
+        RequestError: a number reaches no link that acts on such tensors, or a link that acts on whole runs.
+    """
+    keys = {
+        link: [field.name for field in fields(kinds[link]) if field.name in numbers_of_role]
+        for link in acting_on(role, kinds)
+    }
+    for key in numbers_of_role:
+        takers = [link for link in keys if key in keys[link]]
+        if not takers:
+            known = [field.name for link in keys for field in fields(kinds[link])]
+            raise RequestError(f"unknown key 'optimizer.{role}.{key}'; {nearest(key, known)}")
+        if whole := [link for link in takers if issubclass(kinds[link], Gate)]:
+            raise RequestError(f"'optimizer.{role}.{key}' is a number of {whole[0]}, which acts on whole runs")
+    made = dict[str, Link]()
+    for link, names in keys.items():
+        if names:
+            values = {**own.get(link, {}), **{key: numbers_of_role[key] for key in names}}
+            made[link] = _build_link(link, kinds[link], numbers, values, f"optimizer.{role}")
+    return made
 
 
 def reached(values: Mapping[str, Any]) -> list[str]:
@@ -98,15 +243,39 @@ def link_kinds(chain: Any) -> dict[str, Any]:
     return {link: LINKS[link] for link in links}
 
 
-def _check_order(kinds: Mapping[str, Any]) -> None:
-    """Refuse a chain in which a link is given what it does not take."""
-    given, before = "gradient", ""
+def acting_on(role: str | None, kinds: Mapping[str, Any]) -> list[str]:
+    """Names of the links that act on tensors of a role: those for it that take the kind of update they are given.
+
+    Args:
+        role: of the tensors; None for all links, whatever their roles.
+        kinds: links, or their classes, by name, in the order of the chain.
+    """
+    given, names = "gradient", list[str]()
     for name, kind in kinds.items():
-        if given not in kind.takes:
-            expected = " or ".join(f"a {taken}" for taken in kind.takes)
-            given_by = f"follows {before!r}, which makes" if before else f"comes before {list(kinds)[1]!r} and is given"
-            raise RequestError(f"optimizer.chain: {name!r} takes {expected}, but {given_by} a {given}")
-        given, before = kind.makes or given, name
+        if (role is None or role in kind.roles) and given in kind.takes:
+            names.append(name)
+            given = kind.makes or given
+    return names
+
+
+def _check_order(kinds: Mapping[str, Any]) -> None:
+    """Refuse a chain with a link that acts on no tensor, since it takes no update that it would be given.
+
+    Links that act on some roles only make others pass by, so updates of different roles may be of different kinds.
+    """
+    acting = {role: acting_on(role, kinds) for role in NUMBERED}
+    for name, kind in kinds.items():
+        if any(name in names for names in acting.values()):
+            continue
+        role = next(role for role in NUMBERED if role in kind.roles)
+        before = [each for each in list(kinds)[: list(kinds).index(name)] if each in acting[role]]
+        given = next((kinds[each].makes for each in reversed(before) if kinds[each].makes), "gradient")
+        expected = " or ".join(f"a {taken}" for taken in kind.takes)
+        given_by = f"follows {before[-1]!r}, which makes" if before else f"comes before {list(kinds)[1]!r} and is given"
+        raise RequestError(f"optimizer.chain: {name!r} takes {expected}, but {given_by} a {given}")
+    for role in NUMBERED:
+        if missing := [name for name in ("peak", "schedule") if name not in acting[role]]:
+            raise RequestError(f"optimizer.chain: {missing[0]!r} does not act on weights of role {role!r}")
 
 
 def _check_numbers(kinds: Mapping[str, Any], numbers: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> None:
@@ -128,7 +297,9 @@ def _check_numbers(kinds: Mapping[str, Any], numbers: Mapping[str, Any], own: Ma
             raise RequestError(f"unknown key 'optimizer.{key}'; {nearest(key, [*shared, 'chain'])}")
 
 
-def _build_link(name: str, kind: Any, numbers: Mapping[str, Any], own: Mapping[str, Any]) -> Link:
+def _build_link(
+    name: str, kind: Any, numbers: Mapping[str, Any], own: Mapping[str, Any], where: str | None = None
+) -> Link:
     shared = {field.name: numbers[field.name] for field in fields(kind) if field.name in numbers}
-    link: Link = build(kind, {**shared, **own}, f"optimizer.{name}" if own else "optimizer")
+    link: Link = build(kind, {**shared, **own}, where or (f"optimizer.{name}" if own else "optimizer"))
     return link

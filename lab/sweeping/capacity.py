@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
+from lab.optim.links import Link
 from lab.sweeping.local_jobs import Slot
 from lab.training.building import pick_device
 from lab.training.config import RunConfig
@@ -17,6 +20,7 @@ from lab.training.evaluation import PASS_TOKENS
 from lab.training.identity import keeps_pace
 
 BYTES = 4  # per number
+SAMPLE = 1024  # width of a matrix of which links say what they keep
 TOKEN = 8  # bytes of a token while its batch is drawn
 SCHEDULE = 40  # bytes per step while the shape of a schedule is computed
 OVERCOUNT = 1.3  # ``bytes_asked`` is at most this many times what a run takes
@@ -61,7 +65,7 @@ def measure_host(device: str, slots: Sequence[Slot]) -> Host:
 def bytes_asked(config: RunConfig) -> float:
     """Bytes of tensors that one more run adds to a fleet at its peak.
 
-    These are the schedule, weights, gradients, two moments for each rule such as Adam, and the largest of three
+    These are the schedule, weights, gradients, what links keep, such as Adam's two moments, and the largest of three
     temporary parts: activations kept for the backward pass, with attention scores in full; a held-out pass; two more
     tensors per weight in the optimizer. Counted tensor by tensor, as if all gradients existed at once. A step of
     micro-batches keeps the activations of one of them, the sum of the gradients, and the tokens of all. A run with a
@@ -77,13 +81,17 @@ def bytes_asked(config: RunConfig) -> float:
     summed = 0 if config.batch is None else BYTES * weights + TOKEN * config.batch_size * length
     snapshots = config.response.entry.snapshots if config.response else 0
     copies = snapshots + config.is_controlled
-    rules = {
-        name for phase in config.phases for name, link in phase.optimizer.links.items() if link.makes == "direction"
-    }
-    moments = 2 * len(rules) * weights
+    links = {name: link for phase in config.phases for name, link in phase.optimizer.links.items()}
+    moments = sum(map(_kept_per_weight, links.values())) * weights
     return float(
         BYTES * (2 * weights + moments + (weights + moments) * copies + temporary) + SCHEDULE * config.steps + summed
     )
+
+
+def _kept_per_weight(link: Link) -> int:
+    """How many numbers a link keeps of each weight; what it keeps of a whole tensor or run is not counted."""
+    sample = {"sample": torch.empty(1, SAMPLE, SAMPLE, device="meta")}
+    return sum(tensor.numel() for tensor in link.begin(sample).values()) // SAMPLE**2
 
 
 def bytes_per_run(config: RunConfig) -> float:

@@ -57,6 +57,9 @@ def check_ranks(config: RunConfig) -> None:
     alone = [name for name in config.probes.names if PROBES[name].event in ("descent", "adam_direction")]
     if alone and distributed.world_size() > 1:
         raise RequestError(f"probe {alone[0]} measures in one process; leave it out, or start without torchrun")
+    whole = [name for name, link in config.optimizer.links.items() if link.needs_whole_weights]
+    if whole and distributed.world_size() > 1 and config.ranks == "fsdp":
+        raise RequestError(f"ranks=fsdp shares weights, and optimizer link {whole[0]} needs them whole; say ranks=ddp")
     distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
     if config.response and distributed.world_size() > 1:
         raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")

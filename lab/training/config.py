@@ -52,6 +52,7 @@ from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, leaves,
 from lab.model.config import ModelConfig
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
 from lab.optim.ledger import Groups, Ledger, build_ledger
+from lab.optim.links import Link
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.responses.between_steps import EarlierState
@@ -366,6 +367,7 @@ def _check_consistent(config: RunConfig) -> None:
         _check_response(config)
         if config.ledger is not None:
             raise RequestError(f"ledger={config.ledger.name} and response={config.response.name} both act; choose one")
+    _check_optimizer(config)
     _check_precision(config)
     if len(config.guest) > 1:
         raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
@@ -379,6 +381,23 @@ def _check_consistent(config: RunConfig) -> None:
         raise RequestError(
             f"parametrization={name} does not apply to a custom model, which draws its own initial values"
         )
+
+
+def _check_optimizer(config: RunConfig) -> None:
+    """Refuse links that would do nothing in this run, or that need what it does not have."""
+    for name, link in config.optimizer.links.items():
+        if reason := link.objection(config):
+            raise RequestError(f"optimizer.chain: {name!r} {reason}")
+        if config.guest and link.roles != Link.roles:
+            raise RequestError(f"optimizer.chain: {name!r} acts on weights by their role, which a custom model lacks")
+        if link.hears and config.batch is not None:
+            raise RequestError(
+                f"optimizer.chain: {name!r} reads the forward pass of a step, of which batch={config.batch.name} takes "
+                "several; leave batch= out"
+            )
+    for role in config.optimizer.by_role:
+        if config.guest:
+            raise RequestError(f"optimizer.{role} holds numbers of a role, and weights of a custom model have none")
 
 
 def _check_precision(config: RunConfig) -> None:

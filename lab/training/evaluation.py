@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,12 +32,18 @@ class Evaluation:
         model: of the fleet; its weights at the time of a call are evaluated.
         corpus: whose held-out text it is.
         device: of the model.
+        averages: weights that are evaluated in place of the model's own, by name.
     """
 
     def __init__(
-        self, config: RunConfig, model: Transformer | CustomModel, corpus: Corpus, device: torch.device
+        self,
+        config: RunConfig,
+        model: Transformer | CustomModel,
+        corpus: Corpus,
+        device: torch.device,
+        averages: Callable[[], Mapping[str, Tensor]],
     ) -> None:
-        self.config, self.model = config, model
+        self.config, self.model, self.averages = config, model, averages
         self.seeds: tuple[int, ...] = config.seed  # type: ignore[assignment]  # one of each run
         self.held_out_nt = torch.from_numpy(corpus.validation(config.seq_len, config.validation_targets)).to(device)
 
@@ -78,8 +84,11 @@ class Evaluation:
         windows_nt = self.held_out_nt if whole else self.slice()
         length = windows_nt.shape[1] - 1
         model: Callable[[Tensor], tuple[Tensor, Any]] = self.model
-        if indices is not None:
-            weights = {name: weight[indices] for name, weight in self.model.named_parameters()}
+        averages = self.averages()
+        if indices is not None or averages:
+            own = zip(self.model.named_parameters(), self.model.weights(), strict=True)
+            evaluated = {parameter: averages.get(name, weight) for (parameter, weight), name in own}
+            weights = {name: weight if indices is None else weight[indices] for name, weight in evaluated.items()}
             model = partial(functional_call, self.model, weights)
         runs = len(self.seeds) if indices is None else len(indices)
         total_r = self.config.optimizer.lr.new_zeros(runs)  # in the precision of numbers per run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -45,14 +45,14 @@ class Fleet:
         shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width, partial(role_lr, config))
         self.model.initialize(config.seed, factors)
-        self.evaluation = Evaluation(config, self.model, self.corpus, self.device)
+        self.evaluation = Evaluation(config, self.model, self.corpus, self.device, self._averages)
         lr_factor = {name: factor.lr for name, factor in factors.items()}
-        self.step_function = StepFunction(config, self.model, shared, lr_factor, self.evaluation.slice)
+        roles = self.model.roles()
+        self.step_function = StepFunction(config, self.model, shared, lr_factor, roles, self.evaluation.slice)
         weights = {name: weight for name, weight in self.model.weights().items() if weight.requires_grad}
         self.step_function.store(weights)
         # of all links that a restart brings, so that the tensors of a fleet are the same throughout
-        links = {name: link for phase in configs[0].phases for name, link in phase.optimizer.links.items()}
-        fresh = fresh_links(config, links, weights)
+        fresh = fresh_links(config, [phase.optimizer for phase in configs[0].phases], weights, roles)
         self.state = state = begin_state(config, weights, fresh)
         self.feed = DataFeed(config, configs, self.corpus, self.device, state.sums.smoothed if state.sums else {})
         self.shape_sr = lr_shape(config, self.feed.seen_before_s())
@@ -75,6 +75,11 @@ class Fleet:
         self.shape_sr = lr_shape(config, self.feed.seen_before_s())
         self.engine.forget()
         self.summing.forget()
+
+    def _averages(self) -> Mapping[str, Tensor]:
+        """Weights that are evaluated in place of those that are trained, by name."""
+        averages: Mapping[str, Tensor] = self.config.optimizer.evaluated(self.state.links)
+        return averages
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by which the next step depends on those before, by name, for a checkpoint."""

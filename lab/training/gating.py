@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lab.core.axes import per_run_norm
+from lab.core.axes import per_run_norm, where_runs
 from lab.core.hooks import announce
 from lab.responses.response import Gate
 from lab.training.config import RunConfig
@@ -54,7 +54,7 @@ def update_kept(update: Callable[[], None], keep_r: Tensor, tensors: Sequence[Te
     before = [tensor.clone() for tensor in tensors]
     update()
     for tensor, old in zip(tensors, before, strict=True):
-        tensor.copy_(torch.where(keep_r.view(-1, *(1,) * (tensor.ndim - 1)), tensor, old))
+        tensor.copy_(where_runs(keep_r, tensor, old))
 
 
 @torch.no_grad()

@@ -46,6 +46,11 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
     if key.startswith("optimizer.links."):
         field = key.removeprefix("optimizer.links.")
         key = f"optimizer.{field if field in owned else field.partition('.')[2]}"
+    if key.startswith("optimizer.by_role."):
+        role, _, name = key.removeprefix("optimizer.by_role.").split(".")
+        if f"{role}.{name}" not in owned:  # as for all roles
+            return None
+        key = f"optimizer.{role}.{name}"
     return None if key in NO_COLUMN or key.startswith("tracker.") else key
 
 
@@ -90,7 +95,9 @@ def _shared(config: RunConfig, rows: Rows) -> dict[str, Any]:
     labels = ("out", "model.name", "scale.name")
     shared = {key: value for key, (value, varies) in rows.items() if not varies and key not in labels}
     present = {group: name for group, name in _spike_lab(config).items() if name != "none"}
-    return {**shared, "intervention": sorted(config.intervention), **present, **_custom_model(config)}
+    links = {role: sorted(links) for role, links in config.optimizer.by_role.items()}
+    roles = {"optimizer.by_role": links} if links else {}  # which links have numbers of a role, as stacking needs
+    return {**shared, "intervention": sorted(config.intervention), **present, **_custom_model(config), **roles}
 
 
 def keeps_pace(config: RunConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lab.core.registry import PROBES
-from lab.optim.links import Link, Tensors
+from lab.optim.links import Tensors
+from lab.optim.optimizer import Optimizer
 from lab.probes.earlier import begin_earlier
 from lab.training import accumulation
 from lab.training.accumulation import Accumulation
@@ -56,9 +57,15 @@ class TrainingState(NamedTuple):
             self.links[name][key][run].copy_(tensor[run])
 
 
-def fresh_links(config: RunConfig, links: Mapping[str, Link], weights: Tensors) -> Fresh:
-    """Return the initial state of these links, and of the loss scale of a fleet that has one."""
-    fresh: dict[str, Callable[[], Tensors]] = {name: partial(link.begin, weights) for name, link in links.items()}
+def fresh_links(
+    config: RunConfig, optimizers: Iterable[Optimizer], weights: Tensors, roles: Mapping[str, str]
+) -> Fresh:
+    """Return the initial state of the links of these optimizers, and of the loss scale of a fleet that has one."""
+    fresh: dict[str, Callable[[], Tensors]] = {
+        name: partial(optimizer.begin_link, name, weights, roles)
+        for optimizer in optimizers
+        for name in optimizer.links
+    }
     if config.loss_scale is not None:
         first = next(iter(weights.values()))
         fresh["loss_scale"] = partial(config.loss_scale.entry.begin, len(first), first.device)

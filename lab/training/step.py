@@ -35,6 +35,7 @@ class StepFunction:
         model: of the fleet.
         shared: the module that a step calls on several ranks, which averages gradients over them.
         lr_factor: what the learning rate of each weight is multiplied by.
+        roles: of the weights, by name; those of a custom model are unknown.
         held_out: the held-out windows ``[n t+1]`` on which probes may measure a step.
     """
 
@@ -44,15 +45,19 @@ class StepFunction:
         model: nn.Module,
         shared: nn.Module,
         lr_factor: Mapping[str, float],
+        roles: Mapping[str, str],
         held_out: Callable[[], Tensor],
     ) -> None:
-        self.config, self.model, self.shared, self.lr_factor, self.held_out = config, model, shared, lr_factor, held_out
+        self.config, self.model, self.shared, self.held_out = config, model, shared, held_out
+        self.lr_factor, self.roles = lr_factor, roles
         self.stored = operand_format(config) if config.master_weights == "none" else None
 
     def update(self, state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step of one batch ``[r b t+1]``, with the learning rate ``shape_r`` over its peak."""
         scale_r = state.loss_scale.get("scale")
-        self._change(state, *self.gradients_of(state.weights, tokens_rbt, scale_r), step, shape_r)
+        with self.config.optimizer.hearing() as heard:
+            weight_gradients, loss_r = self.gradients_of(state.weights, tokens_rbt, scale_r)
+        self._change(state, weight_gradients, loss_r, step, shape_r, heard)
 
     def accumulate(self, state: tuple[Tensors, Accumulation, Tensors], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums; ``state`` is weights, sums and state of the loss scale."""
@@ -67,7 +72,7 @@ class StepFunction:
         weight_gradients, loss_r = accumulation.mean(state.sums, sum_in_fp16(self.config, state.loss_scale))
         memory = self.config.adaptive.memory if self.config.adaptive else 1.0
         accumulation.add_noise(state.sums, weight_gradients, self.config.rows, count, memory)
-        self._change(state, weight_gradients, loss_r, step, shape_r)
+        self._change(state, weight_gradients, loss_r, step, shape_r, {})
 
     def gradients_of(
         self, weights: dict[str, Tensor], tokens_rbt: Tensor, scale_r: Tensor | None = None
@@ -90,7 +95,13 @@ class StepFunction:
         return weight_gradients, loss_r.detach()
 
     def _change(
-        self, state: TrainingState, weight_gradients: Tensors, loss_r: Tensor, step: Tensor, shape_r: Tensor
+        self,
+        state: TrainingState,
+        weight_gradients: Tensors,
+        loss_r: Tensor,
+        step: Tensor,
+        shape_r: Tensor,
+        heard: Mapping[str, Tensors],
     ) -> None:
         weights, links, first_bad_r, readings, _ = state
         newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r).isfinite()
@@ -98,12 +109,15 @@ class StepFunction:
         gate = gate_update(self.config, weight_gradients, loss_r, step, readings)
         if gate.lr_factor_r is not None:
             shape_r = shape_r * gate.lr_factor_r
-        windows_rbt, lr = self.held_out().expand(len(loss_r), -1, -1), self.config.optimizer.lr
+        windows_rbt, lr_of = self.held_out().expand(len(loss_r), -1, -1), self.config.optimizer.lr_of
         held_out = HeldOutLoss(
-            self.gradients_of, weights, windows_rbt, lambda name: lr * self.lr_factor[name] * shape_r
+            self.gradients_of,
+            weights,
+            windows_rbt,
+            lambda name: lr_of(self.roles.get(name)) * self.lr_factor[name] * shape_r,
         )
-        now = Now(step, weights, shape_r, self.lr_factor, held_out)
-        update = partial(self._update_weights, weight_gradients, links, now)
+        now = Now(step, weights, shape_r, self.lr_factor, held_out, self.roles, steps=self.config.steps)
+        update = partial(self._update_weights, weight_gradients, links, now, heard)
         if gate.keep_r is None:
             update()
         else:
@@ -114,8 +128,10 @@ class StepFunction:
         rescale(self.config, state.loss_scale, readings)
 
     @torch.no_grad()
-    def _update_weights(self, weight_gradients: Tensors, links: dict[str, Tensors], now: Now) -> None:
-        self.config.optimizer.step(weight_gradients, links, now)
+    def _update_weights(
+        self, weight_gradients: Tensors, links: dict[str, Tensors], now: Now, heard: Mapping[str, Tensors]
+    ) -> None:
+        self.config.optimizer.step(weight_gradients, links, now, heard)
         for _, each in sorted(weight_interventions(self.config).items()):
             each.after_update(now.weights)
 
