@@ -125,7 +125,7 @@ def test_decay_times_steps_is_that_of_decay_that_does_not_depend_on_the_learning
             "reproduced; since then: the rule is another; under-training cautions every claim on S",
         ),
         (
-            verdict("inconclusive", "the control shows"),
+            verdict("inconclusive", "the control shows no effect of width"),
             "reproduced; since then: the rule is another; a control must fail",
         ),
         (

@@ -59,7 +59,7 @@ def test_sweeps_on_other_text_are_those_of_their_campaign() -> None:
 def test_the_readme_says_which_parts_of_a_day_are_not_run_and_what_they_cost() -> None:
     page = (RESULTS / "README.md").read_text().partition("## A day of training")[2].partition("\n## ")[0]
     trained = {command.rpartition(" out=")[0] for folder in FOLDERS for command in store.commands(folder)}
-    parts = campaign.plan("day", Path("runs", "day"))
+    parts = campaign.plan(campaign.read_arguments(["day"]))
     is_trained = {part.sweep: f"lab sweep {' '.join(part.words[:-1])}" in trained for part in parts}
     (named,) = re.findall(r"trained and judged above: (.*?)\. ", page, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", named)) == {name for name, there in is_trained.items() if there}
