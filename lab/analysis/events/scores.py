@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from lab.analysis.events.costs import repeats_of
 from lab.analysis.events.detectors import KINDS, Event, Log, detect
 from lab.analysis.events.logs import logs_of
 from lab.analysis.statistics import Interval, rate_interval, share_interval
-from lab.core.detectors import MERGE
+from lab.core.detectors import MERGE, Span
 from lab.core.schema import batches_of_bursts
 from lab.records.store import Records
 
@@ -25,12 +25,16 @@ PER_STEPS = 1000  # rates of false alarms are in so many steps
 QUARTILES = (0.25, 0.5, 0.75)
 
 
-def score_runs(records: Records) -> pd.DataFrame:
+def score_runs(records: Records, spikes: Callable[[Log], Iterator[Span]] | None = None) -> pd.DataFrame:
     """Score each alarm on each labelled run: one that no response and no ledger changes, with or without a burst.
 
     The label is the config. An alarm that begins between the first step of a burst and 20 measurements after its last,
     or the next burst, is a hit. One that begins before the first burst, or anywhere in a run without one, is false.
     Later ones count as neither, for the burst may still be behind them.
+
+    Args:
+        records: of labelled runs.
+        spikes: what finds loss spikes; see ``detect``.
 
     Returns:
         A row per run, burst and kind of alarm that its measurements allow: ``id``, ``kind``; ``burst``, its name, or
@@ -46,13 +50,13 @@ def score_runs(records: Records) -> pd.DataFrame:
     }
     if len({bool(_labels(card)) for card in cards.values()}) < 2:
         return pd.DataFrame(columns=list(COLUMNS))
-    rows = [row for log in logs_of(records) if log.name in cards for row in _score(log, cards[log.name])]
+    rows = [row for log in logs_of(records) if log.name in cards for row in _score(log, cards[log.name], spikes)]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _score(log: Log, card: Card) -> Iterator[tuple[Any, ...]]:
+def _score(log: Log, card: Card, spikes: Callable[[Log], Iterator[Span]] | None) -> Iterator[tuple[Any, ...]]:
     """The rows of one run."""
-    events, ends = detect(log), _last_finite_step(log) + 1
+    events, ends = detect(log, spikes), _last_finite_step(log) + 1
     labels = [label for label in _labels(card) if label.start < ends]
     start = labels[0].start if labels else ends
     kinds = [kind for kind, (column, _) in KINDS.items() if column in log.columns]

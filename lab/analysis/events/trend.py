@@ -21,8 +21,9 @@ from lab.analysis.events.detectors import Log
 from lab.core.detectors import Numbers, Span, window_statistics
 
 # Rows before a row is judged, and rows whose misses make the tolerance.
-FEWEST, PASTS = 20, (96, 96, 96, 128, 256, 256, 256)
+FEWEST, PASTS = 20, (128, 128, 128, 160, 256, 256, 256)
 FEWEST_ROWS = FEWEST // 2 + FEWEST + 1  # a line takes half as many, then misses are counted, then a row is judged
+OFFSET = 100.0  # steps; without it the logarithm would stretch the first ones
 # The line is drawn through the rows of so many steps, at least and at most so many rows; it is moved up to the last
 # ones where these lie above it.
 LINE_STEPS, LEAST_ROWS, MOST_ROWS, RECENT = 400, 48, 96, 16
@@ -30,7 +31,11 @@ LINE_STEPS, LEAST_ROWS, MOST_ROWS, RECENT = 400, 48, 96, 16
 SCALES, LONGEST, ALWAYS = (1, 2, 4, 8, 16, 32, 64), 256, 2
 # A rise is as large as so many scaled median absolute deviations of earlier misses, for the mean of as many rows; while
 # these are few, by this share more for one of them. It is no smaller than so many nats.
-DEVIATIONS, UNCERTAINTY, LEAST_RISE = (7.0, 6.0, 5.5, 5.5, 5.5, 5.5, 5.5), 2.0, 0.05
+DEVIATIONS, UNCERTAINTY, LEAST_RISE = (8.0, 6.5, 6.0, 5.5, 5.5, 5.5, 5.5), 3.0, 0.05
+# Early in a log the loss bends: line and tolerance are made of these shares of the rows so far at most.
+YOUNG, YOUNG_PAST = 0.5, 0.5
+# Over steps without rows a line may lead too far down, by this share.
+GAP = 0.5
 # The spacing of steps is the median of so many before.
 SPACINGS = 16
 # A spike is over when the mean of as many rows is back within so many deviations, for so many steps, or rows at least.
@@ -41,7 +46,7 @@ PATIENCE_STEPS, PATIENCE_ROWS, LOST_STEPS, LOST_ROWS = 300, 30, 100, 20
 BLOCK = 256
 STEP, LOSS, LEVEL, SLOPE, SHIFT, MISSES = 0, 1, 2, 3, 4, 5
 WIDTH = MISSES + len(SCALES)
-KEPT = max(PASTS) + max(SCALES) + MOST_ROWS
+KEPT = 2 * max(PASTS) + max(SCALES)
 
 
 class Rise(NamedTuple):
@@ -164,7 +169,7 @@ class TrendWatch:
             self.at_start = float(loss_n[0])
         scales = self._scales()
         both = measured(self.history, step_n, loss_n, self._rows_of_line(), scales)
-        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), scales)
+        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), scales, self._spacing())
         high_nk = rise_nk > allowed_nk
         if self.event:  # what is no higher than where it was over does not belong to it
             high_nk &= (loss_n > self.event.calm)[:, None]
@@ -268,7 +273,7 @@ class TrendWatch:
 
 def axis(step_n: Numbers) -> Numbers:
     """The axis ``[n]`` on which a trend is a line."""
-    return np.log(step_n + 100.0)
+    return np.log(step_n + OFFSET)
 
 
 def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows: int, scales: int) -> Numbers:
@@ -277,10 +282,12 @@ def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows:
     new[:, STEP], new[:, LOSS] = step_n, loss_n
     both = np.concatenate([history, new])
     known, axis_n, all_n = len(history), axis(both[:, STEP]), both[:, LOSS]
-    for row in range(known, min(len(both), rows - 1)):
-        if row + 1 >= FEWEST // 2:
-            both[row, LEVEL:MISSES] = lines(axis_n[None, : row + 1], all_n[None, : row + 1])[0]
-    first = max(known, rows - 1)
+    first = max(known, round(rows / YOUNG) - 1)
+    for row in range(known, min(len(both), first)):
+        through = max(FEWEST // 2, round(YOUNG * (row + 1)))
+        if row + 1 >= through:
+            some = slice(row + 1 - through, row + 1)
+            both[row, LEVEL:MISSES] = lines(axis_n[None, some], all_n[None, some])[0]
     if first < len(both):
         windows = (sliding_window_view(values[first - rows + 1 :], rows) for values in (axis_n, all_n))
         both[first:, LEVEL:MISSES] = lines(*windows)
@@ -310,7 +317,7 @@ def lines(axis_nw: Numbers, loss_nw: Numbers) -> Numbers:
     return np.stack([level_n, slope_n, shift_n], axis=1)
 
 
-def judged(both: Numbers, known: int, scales: int) -> tuple[Numbers, Numbers, Numbers]:
+def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numbers, Numbers, Numbers]:
     """Of each row after the ``known``, and each scale ``[n, k]``: how far its mean lies above the line; how far it may;
     and how far it may where a spike is over. Infinite where too little is known.
     """
@@ -321,11 +328,13 @@ def judged(both: Numbers, known: int, scales: int) -> tuple[Numbers, Numbers, Nu
         past = PASTS[index]
         padded = np.concatenate([np.full(past + scale, math.nan), miss_n])
         past_nw = sliding_window_view(padded[known : len(padded) - scale], past)[: shape[0]]
+        ages = np.maximum(YOUNG_PAST * np.arange(known, len(both)), FEWEST + scale)
+        past_nw = np.where(np.arange(past, 0, -1) <= ages[:, None], past_nw, math.nan)
         median_n, deviation_n = window_statistics(past_nw, FEWEST)
         count_n = np.isfinite(past_nw).sum(1) / scale
         with np.errstate(divide="ignore", invalid="ignore"):
             times_n = DEVIATIONS[index] * (1 + UNCERTAINTY / count_n)
-            usual_n = np.maximum(median_n, 0.0)
+            usual_n = np.maximum(median_n, 0.0) + GAP * _fall_over_gaps(both, known, scale, spacing)
             allowed = usual_n + np.maximum(times_n * deviation_n, LEAST_RISE)
         rise = miss_n[known:]
         is_known = np.isfinite(rise) & np.isfinite(allowed)
@@ -333,6 +342,15 @@ def judged(both: Numbers, known: int, scales: int) -> tuple[Numbers, Numbers, Nu
         allowed_nk[:, index] = np.where(is_known, allowed, math.inf)
         back_nk[:, index] = np.where(is_known, usual_n + BACK * deviation_n, math.inf)
     return rise_nk, allowed_nk, back_nk
+
+
+def _fall_over_gaps(both: Numbers, known: int, scale: int, spacing: float) -> Numbers:
+    """How far the line leads down ``[n]`` over steps of which it has no rows, as those of a spike before."""
+    before_n = np.arange(known, len(both)) - scale
+    line_n = both[np.maximum(before_n, 0)]
+    gap_n = both[known:, STEP] - line_n[:, STEP] - scale * spacing
+    fall_n = -line_n[:, SLOPE] * np.maximum(gap_n, 0.0) / (both[known:, STEP] + OFFSET)
+    return np.where((before_n >= 0) & np.isfinite(fall_n), fall_n, 0.0)
 
 
 def trend_spikes(log: Log) -> Iterator[Span]:
