@@ -158,8 +158,8 @@ def test_a_report_of_anything_else_is_drawn_again(
 def test_records_that_arrive_while_a_report_is_drawn_outdate_it(
     reported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(folders: Sequence[Path]) -> Any:
-        read = study(folders)
+    def interrupted(folders: Sequence[Path], *how: Any) -> Any:
+        read = study(folders, *how)
         leave(reported, "more", **WHOLE)
         store.gather(reported)
         return read
