@@ -82,6 +82,8 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     Runs of one line of shapes are returned unchanged. Otherwise the smallest model belongs to every arm, so its runs
     appear more than once (Wortsman et al. 2023, figs. 7 and E.3).
     """
+    if sum(cards[key].nunique() > 1 for key in SHAPE if key in cards) < 2:  # one line, by far the most frequent case
+        return runs
     shape = cards.set_index("id").reindex(runs["id"], columns=["model.width", "model.depth"])
     width, depth = shape["model.width"].to_numpy(), shape["model.depth"].to_numpy()
     frame = runs.assign(width=width, depth=depth, rest=runs["id"].map(arm_labels(cards, ())))
