@@ -24,8 +24,6 @@ def complaints(figure: Drawing) -> list[str]:
 
 
 def _misplaced(figure: Drawing) -> Iterator[str]:
-    for axes in figure.axes:
-        layout._draw_grid(axes)
     with style.drawn_for(style.page()):
         renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw_without_rendering()
@@ -60,8 +58,9 @@ def _lines(figure: Drawing) -> list[Line2D]:
 
 
 def _in_view(line: Line2D) -> bool:
-    low, high = sorted(line.axes.get_ylim())
-    values = np.asarray(line.get_ydata(), dtype=float)
+    is_upright = line.get_transform() == line.axes.get_xaxis_transform()
+    low, high = sorted(line.axes.get_xlim() if is_upright else line.axes.get_ylim())
+    values = np.asarray(line.get_xdata() if is_upright else line.get_ydata(), dtype=float)
     return bool(((values >= low) & (values <= high)).any())
 
 
@@ -95,7 +94,7 @@ THERE: dict[str, Callable[[Drawing], bool]] = {
     r"\btriangle|^diverged$": _has_line(lambda line: line.get_marker() == "^" and line.get_fillstyle() == "none"),
     r"\bhollow\b|^held out$": _has_line(_is_hollow),
     r"\bbands?\b|^range of|^middle 80": _has_area(Polygon),
-    r"\bpale areas?\b": _has_area(PolyCollection),
+    r"\bshaded areas?\b": _has_area(PolyCollection),
     r"\bbars?\b": _has_bars,
     r"\bshort line\b": _has_line(lambda line: line.get_marker() in ("_", "|")),
     r"\bleft edge\b": _has_line(lambda line: line.get_marker() in ("o", "x", "^") and len(line.get_xdata()) == 1),

@@ -138,7 +138,7 @@ def test_the_loss_against_a_setting_carries_the_planted_values():
     at_zero = [mark for mark in above.get_lines() if mark.get_marker() == "o" and len(mark.get_xdata()) == 1]
     assert {mark.get_xdata()[0] < 1e-4 for mark in at_zero} == {True}
     assert [float(mark.get_ydata()[0]) for mark in at_zero] == pytest.approx([2.06, 2.15])
-    assert above.get_xticklabels()[0].get_text() == "0"
+    assert below.get_xticklabels()[0].get_text() == "0"
     gradient = math.sqrt(2) * 0.02 / 32
     assert line(below)[0][1] == pytest.approx([gradient] * 3), "geometric mean over seeds"
 

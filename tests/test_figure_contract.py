@@ -22,7 +22,7 @@ from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.guard import baseline, render
-from lab.analysis.rendering import layout, marks, style
+from lab.analysis.rendering import html, layout, marks, panels, style
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.sensitivity import HIGH, LOW, judge
 from lab.analysis.statistics import student_t
@@ -164,21 +164,30 @@ def test_every_figure_of_every_sweep_can_be_read(folder: Path, page: style.Page)
         assert not wrong(drawings(load(folder)))
 
 
-def test_the_panel_of_sensitivities_is_as_high_as_its_key() -> None:
-    def height(arms: int) -> float:
-        names = [f"intervention_number_{i}+z_loss" for i in range(arms)]
+def test_panels_are_as_high_as_asked_for_and_the_key_is_whole() -> None:
+    """Long names of arms take room from neither; a key longer than the panels makes the figure longer."""
+
+    def drawn(arms: int) -> Drawing:
+        names = [f"intervention_number_{i}_of_a_long_and_wordy_kind+z_loss" for i in range(arms)]
         runs = planted.records(list(planted.cards(names, lrs=LRS))).runs
         metrics = pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-        ((_, drawing),) = drawings(Records(runs, metrics), iter(["learning_rate_sensitivity"]))
-        return drawing.axes[-1].get_position().height * drawing.get_figheight()
+        ((_, drawing),) = drawings(Records(runs, metrics), iter(["best_loss_with_size"]))
+        return drawing
 
-    assert 1.2 * height(2) < height(7) < 2 * height(2)
+    few, many = drawn(2), drawn(9)
+    assert not complaints(many)
+    assert many.get_figheight() > 1.3 * few.get_figheight()
+    height = few.axes[0].get_position().height * few.get_figheight()
+    assert height == pytest.approx(17 * style.SCREEN.size / 72, rel=0.01)
 
 
-def test_no_arm_is_marked_like_a_run_that_diverged() -> None:
+def test_no_arm_looks_like_another_or_like_a_run_that_diverged() -> None:
     """A hollow mark of an arm's own shape ends its power law."""
     assert not {*style.ARM_MARKS} & {*marks.OUTCOMES.values()}
-    assert len({*style.ARM_MARKS}) == len(style.ARM_COLOURS)
+    looks = [panels.arm_look(position) for position in range(27)]
+    assert len({str(look) for look in looks}) == 27
+    assert len({look["color"] for look in looks[:9]}) == 9, "told apart where lines have no marks"
+    assert len({(look["color"], str(look["linestyle"])) for look in looks}) == 27
 
 
 @pytest.mark.parametrize("draw", [logit_forecast, gradient_forecast])
@@ -311,6 +320,31 @@ def test_captions_follow_the_figure() -> None:
     assert "power law" in FIGURES["best_loss_with_size"](recorded(cards(widths=(32, 64, 128)))).caption
 
 
+def test_a_number_is_written_one_way_on_axes_and_in_keys() -> None:
+    figure = FIGURES["gradient_with_size"](recorded(cards(widths=(32, 64), lrs=(1e-3, 3e-3, 1e-2, 1e-1))))
+    keys = {text.get_text() for legend in figure.findobj(layout.Legend) for text in legend.get_texts()}
+    ticks = {label.get_text() for label in figure.axes[1].get_xticklabels()}
+    assert {"0.001", "0.003", "0.01", "0.1"} <= keys
+    assert ticks == {"0.001", "0.01", "0.1"}
+    assert style.literal("epsilon 1e-08, factor 0.6666666666666666, steps 1000000") == (
+        "epsilon 1e-8, factor 0.6667, steps 1000000"
+    )
+
+
+def test_a_page_has_each_figure_for_wide_and_for_narrow_screens() -> None:
+    records = small("sizes")
+    figure = FIGURES["learning_rate_sensitivity"]
+    wide, narrow = layout.svg(figure(records), "a"), layout.narrow_svg(lambda: figure(records), "a")
+    widths = [float(re.search(r'viewBox="0 0 (\S+)', svg)[1]) / 72 for svg in (wide, narrow)]  # type: ignore[index]
+    assert widths[0] > 8
+    assert widths[1] == pytest.approx(style.NARROW_SCREEN.width)
+    assert sorted(hovers(wide)) == sorted(hovers(narrow)), "the same marks"
+    shown = html.figure(wide, "Title.", narrow=narrow)
+    assert re.findall('class="drawing ([a-z]+)"><svg role="group" aria-label="Title."', shown) == ["wide", "narrow"]
+    ids = re.findall(r'\bid="([^"]*)"', shown)
+    assert len(ids) == len(set(ids))
+
+
 def test_bands_of_many_seeds_leave_out_the_extremes() -> None:
     figure = FIGURES["learning_rate_sensitivity"](small("many seeds"))
     assert "Bands hold the middle 80 % of 8 seeds." in figure.caption
@@ -335,8 +369,9 @@ def test_arms_of_one_size_are_rows_not_sizes() -> None:
     arms = judge(points(small("one size").runs))["arm"].unique()
     assert [label.get_text() for label in bottom.get_yticklabels()] == list(arms)
     dots = [line for line in bottom.get_lines() if line.get_marker() == "o"]
-    assert {len(set(line.get_ydata())) for line in dots} == {1}
-    assert len({float(line.get_ydata()[0]) for line in dots}) == 2
+    assert [[round(float(y)) for y in line.get_ydata()] for line in dots] == [list(range(len(arms)))] * 2
+    whole, part = (line.get_ydata() for line in dots)
+    assert (np.abs(whole - part) > 0.2).all(), "neither hides the other"
 
 
 def hovers(drawn: str) -> list[list[str]]:

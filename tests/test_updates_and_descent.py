@@ -134,7 +134,7 @@ def test_the_figure_can_be_read_and_holds_what_was_planted(page: style.Page) -> 
     below_titles = sorted((axes for axes in figure.axes if axes.get_title()), key=_from_upper_left)
     titles = [axes.get_title().replace("\n", " ") for axes in below_titles]
     assert titles == [
-        f"{burst}, epsilon {eps}" for burst in ("rare tokens", "repeated character") for eps in ("1e-08", "0.01")
+        f"{burst}, epsilon {eps}" for burst in ("rare tokens", "repeated character") for eps in ("1e-8", "0.01")
     ]
     labels = [axes.get_ylabel().replace("\n", " ") for axes in figure.axes if axes.get_ylabel()]
     assert labels[1] == "update RMS"

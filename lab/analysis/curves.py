@@ -110,6 +110,7 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
         "intervention": ["intervention"],
         "guest": ["guest"],
         "ledger": ["ledger"],
+        "response": ["response"],
         "data_fingerprint": data,
         "steps": ["batch.name"],
         "batch.micro_batch": ["batch.name", "batch_size"],

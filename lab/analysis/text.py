@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,11 @@ import pandas as pd
 def spell(value: Hashable) -> str:
     """A config value in full precision, as labels show it: ``1.0 -> 1``."""
     return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def number(value: float) -> str:
+    """A number as figures show it, on axes as in keys: ``0``, ``0.001``, ``3e-5``, ``2000``, ``2e6``."""
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.6g}")
 
 
 def count(parameters: float) -> str:

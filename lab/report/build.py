@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -205,8 +206,9 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
     for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
         title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
         try:
-            drawing = FIGURES[name](study.records, study.points, study.window)
-            svg = layout.svg(drawing, name)
+            draw = partial(FIGURES[name], study.records, study.points, study.window)
+            drawing = draw()
+            svg, narrow = layout.svg(drawing, name), layout.narrow_svg(draw, name)
         except RequestError as refusal:
             files.remove(file, within=out)
             if isinstance(refusal, NothingToDrawError):
@@ -214,7 +216,7 @@ def _figures(study: Study, out: Path) -> Iterator[str]:
             shown = html.paragraph(str(refusal))
         else:
             files.write_text(file, svg, within=out)
-            shown = html.figure(svg, drawing.caption, _figure_links(file))
+            shown = html.figure(svg, drawing.caption, _figure_links(file), narrow)
         yield html.section(title, shown)
 
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
+from lab.analysis.text import number
 
 # Half the smallest power of the width that a forgotten factor causes: see ``slopes``.
 BOUND = 0.25
@@ -91,10 +92,9 @@ def figure(changes: pd.DataFrame) -> Sheet:
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in table.index))
     blocks = list(dict.fromkeys(name.rpartition(".")[0] for name in table.index if "." in name))
     shades = style.shades(range(len(blocks)), style.SIZE_SHADES)
-    columns = layout.columns_for(len(kinds))
-    sheet = Sheet(columns, [11.0] * -(-len(kinds) // columns))
-    for index, kind in enumerate(kinds):
-        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+    titles = [kind.replace("_", " ") for kind in kinds]
+    sheet, facet_axes = layout.facets(titles, ["RMS change\nsince initialization"], 11.0)
+    for kind, (axes,) in zip(kinds, facet_axes, strict=True):
         coordinates = table[[name.rpartition(".")[2] == kind for name in table.index]]
         for name in map(str, coordinates.index):
             block = name.rpartition(".")[0]
@@ -102,10 +102,7 @@ def figure(changes: pd.DataFrame) -> Sheet:
         limit = (widths / widths[0]) ** BOUND * float(coordinates.iloc[:, 0].max())
         (line,) = axes.plot(widths, limit, ":", color=style.INK, linewidth=1)
         marks.name(line, BOUND_NAME)
-        scales.width_axis(axes, widths)
-        panels.title(axes, kind.replace("_", " "))
-        axes.tick_params(labelleft=index % columns == 0)
-        axes.set_ylabel("" if index % columns else "RMS change\nsince initialization")
+        scales.x_axis(axes, "width", widths, widths, number)
     scales.probe_axis(sheet.figure.axes[0])
     sheet.keys(("", layout.line_keys(shades, lambda index: blocks[int(index)])))
     sheet.explain(BOUND_NAME, f"The dotted line is growth at the bound, the power {BOUND:g} of the width.")
@@ -120,13 +117,8 @@ def _line(axes: Axes, changes: pd.DataFrame, coordinate: str, colour: str) -> No
     if not by_width:
         return
     quantity = hover.Quantity("RMS change since initialization", log=True)
-    ends = [marks.band_ends(of_seeds) for of_seeds in by_width.values()]
-    seeds = max(map(len, by_width.values()))
-    panels.band(axes, list(by_width), [low for low, _ in ends], [high for _, high in ends], colour, seeds)
-    values = [quantity.mean(of_seeds) for of_seeds in by_width.values()]
-    (line,) = axes.plot(list(by_width), values, "o-", markersize=3.5, color=colour)
     texts = [
         "\n".join([coordinate, f"width {width}", *quantity.lines(of_seeds), f"{len(of_seeds)} seeds"])
         for width, of_seeds in by_width.items()
     ]
-    panels.say(axes, line, texts)
+    panels.mean_line(axes, list(by_width), list(by_width.values()), quantity, texts, color=colour)

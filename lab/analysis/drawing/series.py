@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from lab.records.store import Records
 
 FEWEST_STEPS, MOST_STEPS = 20, 150  # drawn per line
 MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
-MOST_STACKS = 8  # of panels, one per arm and size; beyond that only the largest size of each arm is shown
+MOST_PANELS = 8  # of a row; of more arms and sizes only the largest size of each arm is shown
 ROW_HEIGHT = 8.5  # in multiples of the size of text
 
 
@@ -30,7 +31,7 @@ class ProbeSeries(NamedTuple):
         probe: its name.
         where: where it listens; None takes the largest value over the whole model.
         label: its name for readers.
-        scale: of its axis: ``log``, ``symlog``, ``linear`` or ``loss``.
+        scale: of its axis: ``log``, ``asinh``, ``linear`` or ``loss``.
     """
 
     probe: str
@@ -48,7 +49,7 @@ class ProbeSeries(NamedTuple):
 def over_steps(
     records: Records, runs: pd.DataFrame, rows: Sequence[ProbeSeries], line_name: str = "peak learning rate"
 ) -> Sheet:
-    """Draw probe values over steps: a stack of ``rows`` for each size and up to four arms, one line per ``lr``.
+    """Draw probe values over steps: ``rows`` of panels for each arm and size, one line per ``lr``.
 
     A row that no run recorded is left out.
 
@@ -61,89 +62,72 @@ def over_steps(
     Raises:
         NothingToDrawError: no run recorded the first row.
     """
-    runs = _arranged(runs)
+    runs = _titled(runs)
     values = {row: table for row in rows if len(table := _values(records, runs, row))}
     if rows[0] not in values:
         raise NothingToDrawError(f"nothing to draw: no run recorded {rows[0].probe}")
-    lines = {row: _lines(table, runs, row, len(rows)) for row, table in values.items()}
+    lines = {row: _lines(table, runs, row.scale == "log", len(rows)) for row, table in values.items()}
     shades = style.shades(runs["line"], style.LR_SHADES)
-    stacks = list(_stacks(runs))
-    sheet = Sheet(layout.columns_for(runs["panel"].nunique()), [ROW_HEIGHT] * len(stacks) * len(lines))
-    shared: dict[ProbeSeries, Axes] = {}
-    for index, (names, size) in enumerate(stacks):
-        top = index * len(lines)
-        if runs["stack"].nunique() > 1:
-            sheet.label_rows(top, top + len(lines) - 1, f"{count(size)} parameters")
-        bottom = top + len(lines) - 1 if index + 1 == len(stacks) or stacks[index + 1][0] != names else -1
-        is_first = index == 0 or stacks[index - 1][0] != names
-        for sheet_row, (row, table) in enumerate(lines.items(), start=top):
-            row_lines = table[(table["stack"] == size) & table["panel"].isin(names)]
-            left = min(map(names.index, row_lines["panel"]), default=0)
-            for name, panel_lines in row_lines.groupby("panel"):
-                column = names.index(str(name))
-                axes = sheet.panel(sheet_row, column, sharey=shared.get(row), sharex=sheet.first)
-                shared.setdefault(row, axes)
-                panel_runs = runs[(runs["panel"] == name) & (runs["stack"] == size)]
-                _draw_lines(axes, panel_lines, panel_runs, shades, row, values[row])
-                if row.scale == "loss":
-                    panels.references(axes, runs)
-                    scales.loss_axis(axes, runs, table["mean"], row.label)
-                axes.set_ylabel(row.label if column == left else "")
-                axes.set_xlabel("step" if sheet_row == bottom else "")
-                axes.tick_params(labelleft=column == left, labelbottom=sheet_row == bottom)
-                if is_first and sheet_row == top:
-                    panels.title(axes, str(name))
-    scales.step_axis(sheet.figure.axes[0], max(int(table["step"].max()) for table in lines.values()))
-    for row, axes in shared.items():
-        if row.scale != "loss":
+    columns = layout.columns_for(runs["panel"].nunique())
+    titles = _grid(runs, columns)
+    sheet, facet_axes = layout.facets(titles, [row.label for row in lines], ROW_HEIGHT, columns)
+    steps = max(int(table["step"].max()) for table in lines.values())
+    for title, of_facet in zip(titles, facet_axes, strict=True):
+        runs_of_title = runs[runs["title"] == title]
+        for axes, (row, table) in zip(of_facet, lines.items(), strict=False):
+            for key, line in table[table["title"] == title].groupby("line"):
+                runs_of_line = runs_of_title[runs_of_title["line"] == key]
+                _draw_line(axes, line, runs_of_line, row.quantity, values[row], shades[key])
+            if row.scale == "loss":
+                panels.references(axes, runs)
+        for axes in of_facet[-1:]:
+            scales.step_axis(axes, steps)
+    for axes, (row, table) in zip(facet_axes[0], lines.items(), strict=True):
+        if row.scale == "loss":
+            scales.loss_axis(axes, runs, table["mean"])
+        else:
             scales.probe_axis(axes, row.scale)
         if row.probe == "grad_rms":
             _epsilons(axes, records, runs, shades if line_name == marks.EPSILON else {})
             scales.y_ticks(axes)
-    sheet.keys((line_name, layout.line_keys(shades, "{:g}".format)))
+    sheet.keys((line_name, layout.line_keys(shades)))
     return sheet
 
 
-def _arranged(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with the columns ``panel``, ``stack`` (a size, or 0 where sizes are told by panels) and ``line``."""
-    if runs.groupby(["arm", "size"]).ngroups > MOST_STACKS:
+def _titled(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with the columns ``panel``, ``line``, and ``title``: the panel, and its size where there are several."""
+    if runs.groupby(["arm", "size"]).ngroups > MOST_PANELS:
         runs = runs[runs["size"] == runs.groupby("arm")["size"].transform("max")]
-    runs = pd.DataFrame({"panel": runs["arm"], "stack": runs["size"], "line": runs["lr"]} | dict(runs))
-    sizes = runs["size"].map(lambda size: f"{count(size)} parameters")
+    runs = pd.DataFrame({"panel": runs["arm"], "line": runs["lr"]} | dict(runs))
+    sizes = runs["size"].map(count)
     if runs["panel"].nunique() == 1:
-        return runs.assign(panel=sizes, stack=0)
-    if runs["size"].nunique() > 1 and (runs.groupby("panel")["size"].nunique() == 1).all():
-        return runs.assign(panel=runs["panel"] + ", " + sizes, stack=0)
-    return runs
+        return runs.assign(title=sizes + " parameters")
+    return runs.assign(title=runs["panel"] + ", " + sizes if sizes.nunique() > 1 else runs["panel"])
 
 
-def _draw_lines(
-    axes: Axes,
-    lines: pd.DataFrame,
-    runs: pd.DataFrame,
-    shades: Mapping[Any, str],
-    row: ProbeSeries,
-    values: pd.DataFrame,
+def _grid(runs: pd.DataFrame, columns: int) -> list[str | None]:
+    """Titles by row: panels side by side, the sizes of each below one another; None where a panel has fewer sizes."""
+    by_panel = [list(group.sort_values("size")["title"].unique()) for _, group in runs.groupby("panel", sort=False)]
+    if len(by_panel) == 1:
+        return list(by_panel[0])
+    by_panel += [[]] * (-len(by_panel) % columns)
+    bands = (by_panel[start : start + columns] for start in range(0, len(by_panel), columns))
+    return [title for band in bands for row in zip_longest(*band) for title in row]
+
+
+def _draw_line(
+    axes: Axes, line: pd.DataFrame, runs: pd.DataFrame, quantity: Quantity, values: pd.DataFrame, colour: str
 ) -> None:
-    """Draw the lines of a panel."""
-    for key, line in lines.groupby("line"):
-        of_line = (runs["line"] == key).to_numpy()
-
-        def text_at(step: int, of_line: Any = of_line) -> str:
-            at_end = values.loc[(values["step"] == step) & values["id"].isin(runs["id"][of_line]), "value"]
-            return hover.HoverText(runs).point(of_line, row.quantity, at_end.to_numpy(), f"step {step}")
-
-        panels.over_steps(axes, line, shades[key], int(of_line.sum()), text_at)
-
-
-def _stacks(runs: pd.DataFrame) -> Iterator[tuple[list[str], int]]:
-    """Groups of panels that stand side by side, with each of their sizes."""
-    names = list(dict.fromkeys(runs["panel"]))
-    columns = layout.columns_for(len(names))
-    for start in range(0, len(names), columns):
-        group = names[start : start + columns]
-        for size in sorted(runs.loc[runs["panel"].isin(group), "stack"].unique()):
-            yield group, int(size)
+    """Draw columns ``mean``, ``low`` and ``high`` over ``step``, with the worst outcome of the runs at the end."""
+    panels.band(axes, line["step"], line["low"], line["high"], colour, len(runs))
+    axes.plot(line["step"], line["mean"], color=colour, linewidth=1)
+    end, outcome = line[np.isfinite(line["mean"])].tail(1), panels.worst_outcome(runs["outcome"])
+    if outcome and len(end):
+        step = int(end["step"].iloc[0])
+        at_end = values.loc[(values["step"] == step) & values["id"].isin(runs["id"]), "value"].to_numpy()
+        text = hover.HoverText(runs).point(slice(None), quantity, at_end, f"step {step}")
+        look = {"color": colour, "markersize": 5, "clip_on": False}
+        panels.outcome_marks(axes, end["step"], end["mean"], outcome, [text], **look)
 
 
 def _values(records: Records, runs: pd.DataFrame, row: ProbeSeries) -> pd.DataFrame:
@@ -161,26 +145,24 @@ def _values(records: Records, runs: pd.DataFrame, row: ProbeSeries) -> pd.DataFr
     return values
 
 
-def _lines(values: pd.DataFrame, runs: pd.DataFrame, row: ProbeSeries, rows: int) -> pd.DataFrame:
-    """Columns ``panel``, ``stack``, ``line``, ``step``; ``mean`` and band over seeds; and the worst ``outcome``."""
-    keys = ["panel", "stack", "line"]
+def _lines(values: pd.DataFrame, runs: pd.DataFrame, log: bool, rows: int) -> pd.DataFrame:
+    """Columns ``title``, ``line``, ``step``, and ``mean``, ``low`` and ``high``, the band over seeds."""
+    keys = ["title", "line"]
     most = int(np.clip(MOST_POINTS // (rows * runs.groupby(keys).ngroups), FEWEST_STEPS, MOST_STEPS))
     thinned = [
-        table[table["step"].isin(_evenly(table["step"], most))]
-        for _, table in values.groupby(["panel", "stack"], sort=False)
+        table[table["step"].isin(_evenly(table["step"], most))] for _, table in values.groupby("title", sort=False)
     ]
     kept = pd.concat([values.head(0), *thinned])
-    kept["mean"] = np.log(kept["value"]) if row.scale == "log" else kept["value"]
+    kept["mean"] = np.log(kept["value"]) if log else kept["value"]
     by_step = kept.groupby([*keys, "step"], sort=False)
     lines = by_step.agg(mean=("mean", "mean"), low=("value", "min"), high=("value", "max"))
     if marks.kind_of_band(runs.groupby(keys).size().max()) == marks.MIDDLE:
         lines["low"] = by_step["value"].quantile(marks.MIDDLE_PART[0])
         lines["high"] = by_step["value"].quantile(marks.MIDDLE_PART[1])
-    lines["mean"] = np.exp(lines["mean"]) if row.scale == "log" else lines["mean"]
+    lines["mean"] = np.exp(lines["mean"]) if log else lines["mean"]
     # end a line where any seed ends, since the mean over the seeds that remain would jump
     seeds = by_step.size()
-    lines = lines.where(by_step["value"].count() == seeds.groupby(keys).transform("max")).reset_index()
-    return lines.merge(runs.groupby(keys)["outcome"].agg(panels.worst_outcome).reset_index(), on=keys)
+    return lines.where(by_step["value"].count() == seeds.groupby(keys).transform("max")).reset_index()
 
 
 def _evenly(steps: pd.Series, most: int) -> Any:

@@ -14,8 +14,9 @@ from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQ
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.marks import OUTCOME_LOOK, OUTCOMES
-from lab.analysis.rendering.style import DASHED, INK
+from lab.analysis.rendering.marks import OUTCOMES
+from lab.analysis.rendering.style import DASHED
+from lab.analysis.text import count
 from lab.records.store import Records
 
 # Lines are drawn up to this many times the largest size.
@@ -28,8 +29,8 @@ THRESHOLD = "threshold"
 SENTENCES = {
     EXTRAPOLATED: "Beyond the sizes they were fitted to, lines are dashed.",
     BENT: "Dots and dashes: all sizes together bend away from a power law.",
-    INTERVAL: "Pale areas are 95 % prediction intervals for one new run.",
-    HELD_OUT: "Dots of runs left out of the fit, those of the largest size, are hollow.",
+    INTERVAL: "Shaded areas are 95 % prediction intervals for one new run.",
+    HELD_OUT: "Runs left out of the fit, those of the largest size, stand in hollow dots.",
     THRESHOLD: "Above the dotted line runs are unstable, as far as the runs of this sweep tell.",
     marks.EPSILON: "The dotted line is Adam's epsilon: updates shrink where gradients are no larger.",
 }
@@ -57,16 +58,11 @@ def gradient_forecast(records: Records) -> Sheet:
 def _draw(records: Records, forecast_quantity: ForecastQuantity, quantity: Quantity, limit_name: str) -> Sheet:
     forecasts = make_forecasts(records, forecast_quantity)
     shades = style.shades(pd.concat([forecast.runs for forecast in forecasts])["lr"], style.LR_SHADES)
-    columns = layout.columns_for(len(forecasts))
-    sheet = Sheet(columns, [19.0] * -(-len(forecasts) // columns))
-    for index, forecast in enumerate(forecasts):
-        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+    sheet, facet_axes = layout.facets([forecast.arm for forecast in forecasts], [quantity.name], 19.0)
+    for forecast, (axes,) in zip(forecasts, facet_axes, strict=True):
         _panel(axes, forecast, shades, quantity, limit_name)
-        panels.title(axes, forecast.arm)
-        axes.set_ylabel("" if index % columns else quantity.name)
-        axes.tick_params(labelleft=index % columns == 0)
     _value_axis(sheet.figure.axes[0], forecasts)
-    sheet.keys(("peak learning rate", layout.line_keys(shades, "{:g}".format)))
+    sheet.keys(("peak learning rate", layout.line_keys(shades)))
     for kind, sentence in SENTENCES.items():
         sheet.explain(kind, sentence)
     return sheet
@@ -86,24 +82,19 @@ def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity
                 if len(group):
                     _dots(axes, group, colour, outcome, name, quantity)
     if forecast.limit > 0:
-        marks.name(axes.axhline(forecast.limit, color=INK, linestyle=LIMIT_DASHES, linewidth=1), limit_name)
-    scales.decades_axis(axes, forecast.sizes[0] / 1.5, AHEAD * forecast.sizes[-1] * 1.2)
+        panels.level(axes, forecast.limit, limit_name, LIMIT_DASHES)
+    first, last = forecast.sizes[0], AHEAD * forecast.sizes[-1]
+    scales.x_axis(axes, "parameters without embeddings", [first, last], scales.decades([first, last]), count)
 
 
 def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, quantity: Quantity) -> None:
-    """A mark per run; that of a lost run stands in a hollow dot if it was held out."""
-    if outcome:
-        (line,) = axes.plot(runs["size"], runs["value"], OUTCOMES[outcome], color=colour, **OUTCOME_LOOK)
-        marks.name(line, outcome)
-    else:
-        face = {"markersize": 5, "markerfacecolor": "white"} if name else {"markersize": 4}
-        (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, **face)
+    """A mark per run, within a hollow dot if it was held out."""
     told, values = hover.HoverText(runs), runs["value"].to_numpy()
-    panels.say(axes, line, [told.point([row], quantity, values[[row]]) for row in range(len(runs))])
-    if name and outcome:
-        (line,) = axes.plot(runs["size"], runs["value"], "o", color=colour, fillstyle="none", markersize=9)
+    texts = [told.point([row], quantity, values[[row]]) for row in range(len(runs))]
+    panels.outcome_marks(axes, runs["size"], values, outcome, texts, color=colour)
     if name:
-        marks.name(line, name)
+        (ring,) = axes.plot(runs["size"], values, "o", color=colour, fillstyle="none", markersize=9)
+        marks.name(ring, name)
 
 
 def _line(axes: Axes, line: Line, ends: tuple[float, float, float], colour: str, bent: bool) -> None:

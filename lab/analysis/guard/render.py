@@ -6,7 +6,9 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from html import escape
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -35,7 +37,7 @@ inside, which is the equivalence test (two one-sided t-tests, p below 0.05). It 
 yet certain: the last column, adjusted for the number of changes (Holm), lies below 0.05. d is Cohen's effect size."""
 MOVED = """Certain at a learning rate: adjusted for the learning rates of an arm, p lies below 0.05. Where none is, the
 largest change of final loss is shown and marked as uncertain."""
-BEFORE, NOW = "#888888", "#D55E00"
+SIDES: dict[str, dict[str, Any]] = {"baseline": {"color": "#888888", "linestyle": DASHED}, "now": {"color": "#D55E00"}}
 
 
 def headline(check: Comparison) -> str:
@@ -174,8 +176,10 @@ def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> s
     if check.reasons:
         body.append(html.section("Why it cannot be judged", html.bullets(check.reasons)))
     if check.changes and baselines:
-        drawing = overlay(*baselines)
-        figure = html.figure(layout.svg(drawing, "overlay"), drawing.caption)
+        draw = partial(overlay, *baselines)
+        drawing = draw()
+        narrow = layout.narrow_svg(draw, "overlay")
+        figure = html.figure(layout.svg(drawing, "overlay"), drawing.caption, narrow=narrow)
         body.append(html.section("Before and now", figure))
         body.append(html.section("Changes", html.paragraph(RULE), html.table(table(check))))
     if check.moves:
@@ -198,28 +202,15 @@ def overlay(old: Baseline, new: Baseline) -> Sheet:
     """
     pairs = match_curves(old, new).pairs
     places = {number: where(old, number) for number in pairs}
-    arms = list(dict.fromkeys(arm for arm, _ in places.values()))
-    columns = layout.columns_for(len(arms))
-    # arms side by side, as many as fit, each with its sizes below one another
-    numbers = sorted(pairs, key=lambda number: (arms.index(places[number][0]) // columns, places[number][1]))
-    cells = {number: (arms.index(places[number][0]) // columns, places[number][1]) for number in numbers}
-    rows = list(dict.fromkeys(cells.values()))
-    sheet = Sheet(columns, [15.0] * len(rows))
+    titles = {number: f"{arm}, {count(size)} parameters" for number, (arm, size) in places.items()}
+    sheet, facet_axes = layout.facets(list(titles.values()), ["final held-out loss\n(nats/token)"], 15.0)
     curves = {number: (judge(runs_of(old, number)), judge(runs_of(new, other))) for number, other in pairs.items()}
     all_runs = pd.concat([runs for both in curves.values() for runs in both])
-    for number in numbers:
-        (arm, size), (before, now) = places[number], curves[number]
-        row, column = rows.index(cells[number]), arms.index(arm) % columns
-        axes = sheet.panel(row, column, sharey=sheet.first)
-        panels.over(axes, before.assign(arm=f"baseline: {arm}"), "lr", "capped", BEFORE, panels.FINAL_LOSS)
-        for line in axes.lines:
-            line.set_linestyle(DASHED if line.get_marker() in ("None", "") else "")
-        panels.over(axes, now.assign(arm=f"now: {arm}"), "lr", "capped", NOW, panels.FINAL_LOSS)
-        panels.title(axes, f"{arm}, {count(size)} parameters")
-        scales.lr_axis(axes, before["lr"])
-        label = "" if column else "final held-out loss\n(nats/token)"
-        scales.loss_axis(axes, all_runs, all_runs["capped"], label, bigram=False)
-        axes.tick_params(labelleft=column == 0)
-    keys = [Line2D([], [], color=BEFORE, linestyle=DASHED, label="baseline"), Line2D([], [], color=NOW, label="now")]
-    sheet.keys(("", keys))
+    for number, (axes,) in zip(titles, facet_axes, strict=True):
+        arm, _ = places[number]
+        for (side, look), runs in zip(SIDES.items(), curves[number], strict=True):
+            panels.over(axes, runs.assign(arm=f"{side}: {arm}"), "lr", "capped", panels.FINAL_LOSS, **look)
+        scales.lr_axis(axes, curves[number][0]["lr"])
+    scales.loss_axis(facet_axes[0][0], all_runs, all_runs["capped"], bigram=False)
+    sheet.keys(("", [Line2D([], [], label=side, **look) for side, look in SIDES.items()]))
     return sheet

@@ -109,17 +109,20 @@ def table(frame: pd.DataFrame, prose: Iterable[str] = (), *, sorts: bool = False
     return f'<div class="table" tabindex="0"><table{kind}>\n{content}\n</table></div>'
 
 
-def figure(svg: str, caption: str, files: str = "") -> str:
+def figure(svg: str, caption: str, files: str = "", narrow: str = "") -> str:
     """An inline drawing with its caption, plain text; the caption's first paragraph becomes the drawing's label.
 
     Args:
         files: as made by ``links``; stands between the drawing and its caption.
+        narrow: the same figure drawn for a narrow screen, which shows it instead.
     """
     paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]
-    labelled = svg.replace("<svg ", f'<svg role="group" aria-label="{_literal(paragraphs[0])}" ', 1)
+    label = f'<svg role="group" aria-label="{_literal(paragraphs[0])}" '
+    drawings = {"drawing wide": svg, "drawing narrow": narrow} if narrow else {"drawing": svg}
+    shown = "".join(f'<div class="{kind}">{each.replace("<svg ", label, 1)}</div>' for kind, each in drawings.items())
     body = "\n".join(map(paragraph, paragraphs[1:]))
     between = f"\n{files}" if files else ""
-    return f'<figure><div class="drawing">{labelled}</div>{between}\n<figcaption>\n{body}\n</figcaption></figure>'
+    return f"<figure>{shown}{between}\n<figcaption>\n{body}\n</figcaption></figure>"
 
 
 def card(link: str, title: str, picture: str, *parts: str) -> str:

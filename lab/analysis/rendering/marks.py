@@ -65,8 +65,9 @@ def drawn(figure: Figure) -> dict[str, list[Artist]]:
 def _is_in_view(artist: Artist) -> bool:
     if not isinstance(artist, Line2D) or artist.axes is None:
         return True
-    low, high = sorted(artist.axes.get_ylim())
-    values = np.asarray(artist.get_ydata(), dtype=float)
+    is_upright = artist.get_transform() == artist.axes.get_xaxis_transform()
+    low, high = sorted(artist.axes.get_xlim() if is_upright else artist.axes.get_ylim())
+    values = np.asarray(artist.get_xdata() if is_upright else artist.get_ydata(), dtype=float)
     return bool(((values >= low) & (values <= high)).any())
 
 

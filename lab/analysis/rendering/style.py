@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,8 @@ from matplotlib.colors import to_hex
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
+from lab.analysis.text import number
+
 FONT = "DejaVu Sans"
 STYLE: dict[Any, Any] = {
     "font.family": FONT,
@@ -23,8 +26,11 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.edgecolor": "#444444",
     "axes.axisbelow": True,
+    "axes.grid": True,
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.6,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
     "legend.frameon": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "lab",
@@ -33,12 +39,18 @@ STYLE: dict[Any, Any] = {
 SMALL = 0.92  # of the size of labels: titles, numbers at ticks and keys
 SMALL_TEXTS = ("axes.titlesize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
 
-# Okabe & Ito 2008, without yellow, which is invisible on white.
-ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe & Ito 2008 without yellow, which is invisible on white; then purple and brown, which are as far from all of
+# these as these are from one another, for colour-blind readers too.
+ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#6A2C91", "#8B5A2B")
 ARM_MARKS = ("o", "s", "D", "v", "P", "X", "p")  # none of those of a diverged or unstable run
+ARM_DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5, 1, 1.5)), (0, (1, 1)))  # of the arms after all colours, and again
 SIZE_SHADES, LR_SHADES = "viridis", "plasma"
 INK = "#444444"
 DASHED = (0, (4, 2))
+
+
+# A number with a point or an exponent, and how long it may be in a label.
+NUMBER, MOST_DIGITS = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:e[-+]\d+)?|e[-+]\d+)(?![\w.])"), 8
 
 
 class Page(NamedTuple):
@@ -50,6 +62,8 @@ class Page(NamedTuple):
 
 # A report shows figures as wide as this, beside text of 12 points.
 SCREEN = Page(10.4, 11.0)
+# On a narrow screen, such as a phone of 420 pixels, figures stand alone on the width of it.
+NARROW_SCREEN = Page(4.2, 11.0)
 _page: ContextVar[Page] = ContextVar("page", default=SCREEN)
 
 
@@ -79,14 +93,25 @@ def em() -> float:
 def shades(values: Iterable[float], colours: str) -> dict[Any, str]:
     """Map sorted values to shades of a sequential colour map, dark to light, without its palest end."""
     ordered = sorted(set(values))
-    spaced = matplotlib.colormaps[colours](np.linspace(0, 0.78, max(len(ordered), 2)))
+    spaced = matplotlib.colormaps[colours](np.linspace(0, 0.74, max(len(ordered), 2)))
     return dict(zip(ordered, map(to_hex, spaced), strict=False))
 
 
 def literal(label: object) -> str:
     """Escape what matplotlib would take for mathematics, cannot draw, or would hide."""
-    escaped = str(label).encode("unicode_escape").decode().replace("$", r"\$")
+    escaped = _readable(label).replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def _readable(label: object) -> str:
+    """A label with control characters escaped and long numbers shortened."""
+    return NUMBER.sub(_short, str(label).encode("unicode_escape").decode())
+
+
+def _short(found: re.Match[str]) -> str:
+    """``0.6666666666666666 -> 0.6667``, ``1e-08 -> 1e-8``."""
+    digits = 4 if len(found[0]) > MOST_DIGITS else 6
+    return number(float(f"{float(found[0]):.{digits}g}"))
 
 
 @lru_cache(maxsize=4096)
@@ -97,25 +122,12 @@ def text_width(text: str, size: float) -> float:
 
 
 def wrapped(label: object, inches: float, size: float | None = None) -> str:
-    """Break a label into lines no wider than so many inches; at spaces, else behind signs, else anywhere."""
-    size = size or page().size * SMALL
-    lines = [""]
-    for word in re.split(r"(?<= )", literal(label)):
-        fits = text_width(word, size) <= inches
-        for piece in (
-            [word] if fits else [part for sign in re.split(r"(?<=[=+,/.])", word) for part in _cut(sign, inches, size)]
-        ):
-            if lines[-1] and text_width((lines[-1] + piece).rstrip(), size) > inches:
-                lines.append("")
-            lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _cut(word: str, inches: float, size: float) -> list[str]:
-    """Cut a word into pieces no wider than so many inches."""
-    pieces, letters = [""], re.findall(r"\\[$]|.", word)
-    for letter in letters:
-        if pieces[-1] and text_width(pieces[-1] + letter, size) > inches:
-            pieces.append("")
-        pieces[-1] += letter
-    return pieces
+    """Break a label into lines no wider than so many inches: at spaces and hyphens, long words anywhere."""
+    size, text = size or page().size * SMALL, _readable(label)
+    for letters in range(len(text), 1, -1):
+        lines = textwrap.wrap(text, letters)
+        if all(text_width(line, size) <= inches for line in lines):
+            break
+    else:
+        lines = list(text)
+    return "\n".join(map(literal, lines))

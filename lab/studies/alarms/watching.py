@@ -16,7 +16,7 @@ from lab.analysis.events.detectors import KINDS, Event, Log, detect
 from lab.analysis.events.logs import read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, trend_spikes
 from lab.analysis.logit_rounding import format_name
-from lab.analysis.rendering import layout, panels, style
+from lab.analysis.rendering import layout, style
 from lab.analysis.rendering.layout import Sheet
 from lab.core import files
 from lab.core.detectors import LABELS
@@ -162,14 +162,10 @@ def event_figure(log: Log, event: Event) -> Sheet:
     row = int(np.flatnonzero(log.step_n == event.step)[0])
     end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
     shown = slice(max(0, row - MARGIN), end + MARGIN + 1)
-    sheet = Sheet(1, [8.0] * len(columns))
-    for index, (column, label) in enumerate(columns.items()):
-        axes = sheet.panel(index, 0, sharex=sheet.first)
+    sheet, [panels] = layout.facets([sentence(log, event)], list(columns.values()), 8.0)
+    for axes, column in zip(panels, columns, strict=True):
         _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=column != "loss")
-        axes.set_ylabel(label)
-        axes.tick_params(labelbottom=index == len(columns) - 1)
-    axes.set_xlabel("step")
-    panels.title(sheet.figure.axes[0], sentence(log, event))
+    panels[-1].set_xlabel("step")
     return sheet
 
 

@@ -23,7 +23,7 @@ def embedding_gradient(records: Records, runs: pd.DataFrame) -> Sheet:
     if not begins_unusually(records):
         raise NothingToDrawError(f"nothing to draw: no run has {' or '.join(EMBEDDINGS)}")
     shares = embedding_share(records).assign(probe="embedding_share", where="")
-    row = ProbeSeries("embedding_share", "", "embedding's gradient\nover that of the rest")
+    row = ProbeSeries("embedding_share", "", "gradient over\nthat of the rest")
     return over_steps(records._replace(metrics=shares), runs, [row])
 
 

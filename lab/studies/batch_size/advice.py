@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.curves import load, points
-from lab.analysis.rendering import layout, panels, style
+from lab.analysis.rendering import layout, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count, plain_text, spell
@@ -243,21 +243,17 @@ def noise_figure(advice: Sequence[BatchAdvice]) -> Sheet:
     """
     curves = list(dict.fromkeys((one.arm, one.size) for one in advice))
     shades = style.shades((one.lr for one in advice), style.LR_SHADES)
-    columns = layout.columns_for(len(curves))
-    sheet = Sheet(columns, [19.0] * -(-len(curves) // columns))
-    for index, (arm, size) in enumerate(curves):
-        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
+    titles = [f"{arm}, {count(size)} parameters" for arm, size in curves]
+    sheet, facet_axes = layout.facets(titles, ["noise scale, sequences"], 19.0)
+    for (arm, size), (axes,) in zip(curves, facet_axes, strict=True):
         for one in (one for one in advice if (one.arm, one.size) == (arm, size)):
             _line(axes, one, shades[one.lr])
             axes.axhline(one.batch_size, color=style.INK, linestyle="--", linewidth=1)
         axes.set_yscale("log")
         axes.set_xlim(0, 100)
-        panels.title(axes, f"{arm}, {count(size)} parameters")
         axes.set_xlabel("training, %")
-        axes.set_ylabel("" if index % columns else "noise scale, sequences")
-        axes.tick_params(labelleft=index % columns == 0)
     measured = Line2D([], [], color=style.INK, linestyle="--", linewidth=1, label="batch size of the run")
-    sheet.keys(("learning rate", layout.line_keys(shades, spell)), ("", [measured]))
+    sheet.keys(("learning rate", layout.line_keys(shades)), ("", [measured]))
     return sheet
 
 

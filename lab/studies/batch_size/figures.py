@@ -11,11 +11,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
-from lab.analysis.rendering import layout, marks, panels, scales, style
+from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.statistics import FEWEST_SEEDS, student_t
-from lab.analysis.text import count, spell
+from lab.analysis.rendering.panels import Dot
+from lab.analysis.statistics import Interval, student_t
+from lab.analysis.text import count, number, spell
 from lab.records.store import Records
 from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, learning_rate_curve
 from lab.studies.batch_size.growth import by_tenth
@@ -24,6 +25,8 @@ from lab.studies.batch_size.tuning import TunedBudget, TunedSteps, budgets, tune
 STEPS = Quantity("steps to the target", log=True)
 BEST_LR, BEST_LOSS = Quantity("best learning rate", log=True), Quantity("best held-out loss", "nats/token")
 NOISE = Quantity("noise scale", "sequences", log=True)
+BATCH_LABEL, BEST_LR_LABEL = "batch size (sequences)", "best peak learning rate"
+BEST_LOSS_LABEL = "best held-out loss\n(nats/token)"
 CRITICAL, REGIME_ENDS = "critical batch", "end of a regime"
 DOTTED: tuple[int, tuple[float, float]] = (0, (1, 1.5))
 # How the learning rate grows with the batch: name, power, dashes.
@@ -46,30 +49,23 @@ def steps_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     curves = [curve for curve in tuned if curve.has_fit]
     if not curves:
         raise NothingToDrawError("nothing to draw: no optimizer reached the target at four tuned batch sizes")
-    columns = layout.columns_for(len(curves))
-    of_batch, of_examples = 0, -(-len(curves) // columns)
-    sheet = Sheet(columns, [14.0] * 2 * of_examples)
+    label = "steps to the target"
+    sheet, facet_axes = layout.facets([curve.name for curve in curves], [label, label], 14.0, share_x=False)
     batches = np.concatenate([curve.batches for curve in curves])
-    for index, curve in enumerate(curves):
-        look = panels.arm_look(index)
-        above = sheet.panel(of_batch + index // columns, index % columns, sharey=sheet.first)
-        _steps_panel(above, curve, look["color"], batches)
-        panels.title(above, curve.name)
-        below = sheet.panel(of_examples + index // columns, index % columns, sharey=sheet.first)
-        _examples_panel(below, curve, look["color"], curves)
-        for axes in (above, below):
-            axes.tick_params(labelleft=index % columns == 0)
-            axes.set_ylabel("" if index % columns else "steps to the target")
-    scales.probe_axis(sheet.figure.axes[0])
-    for axes, curve in zip(sheet.figure.axes[::2], curves, strict=True):
+    for index, (curve, (above, below)) in enumerate(zip(curves, facet_axes, strict=True)):
+        colour = panels.arm_look(index)["color"]
+        _steps_panel(above, curve, colour, batches)
+        _examples_panel(below, curve, colour, curves)
+    scales.probe_axis(facet_axes[0][0])
+    for curve, (above, _) in zip(curves, facet_axes, strict=True):
         if curve.fit.is_bounded:
-            _critical_lines(axes, curve.fit)
+            _critical_lines(above, curve.fit)
         else:
             sheet.note(f"With {curve.name} the critical batch is {curve.fit.scale_text}.")
     fitted = Line2D([], [], color=style.INK, label="fitted hyperbola")
     interval = Patch(color=style.INK, alpha=0.2, linewidth=0, label="its 95 % interval")
     sheet.keys(("", [fitted, interval]))
-    sheet.note("Pale areas are hyperbolas whose critical batch lies in its 95 % interval.")
+    sheet.note("Shaded areas are hyperbolas whose critical batch lies in its 95 % interval.")
     sheet.explain(CRITICAL, "Dashed lines are critical batches, at which steps and sequences are twice their least.")
     sheet.explain(REGIME_ENDS, "Dotted lines part the three regimes.")
     for sentence in (sentence for curve in tuned for sentence in curve.cautions()):
@@ -84,19 +80,16 @@ def _steps_panel(axes: Axes, tuned: TunedSteps, colour: str, batches: Numbers) -
     axes.plot(fine, fit.limit * (1 + fit.scale / fine), color=colour)
     low, high = _band(tuned, fit, fine)
     axes.fill_between(fine, low, high, color=colour, alpha=0.2, linewidth=0)
-    _batch_axis(axes, batches)
+    scales.setting_axis(axes, batches, BATCH_LABEL)
 
 
 def _critical_lines(axes: Axes, fit: SaturatingCurve) -> None:
     """Draw the critical batch and the ends of regimes that are in view."""
-    (left, right), view = axes.get_xlim(), axes.get_ylim()
+    left, right = axes.get_xlim()
     ends = (1 / REGIME_FACTOR, REGIME_FACTOR)
     for name, factor, dashes in [(CRITICAL, 1.0, style.DASHED), *((REGIME_ENDS, factor, DOTTED) for factor in ends)]:
-        batch = fit.scale * factor
-        if left < batch < right:
-            (line,) = axes.plot([batch] * 2, view, color=style.INK, linewidth=0.9, linestyle=dashes, label=name)
-            marks.name(line, name)
-    axes.set_ylim(view)
+        if left < fit.scale * factor < right:
+            panels.level(axes, fit.scale * factor, name, dashes, upright=True)
 
 
 def _examples_panel(axes: Axes, tuned: TunedSteps, colour: str, curves: Sequence[TunedSteps]) -> None:
@@ -106,12 +99,8 @@ def _examples_panel(axes: Axes, tuned: TunedSteps, colour: str, curves: Sequence
     fine = np.geomspace(tuned.batches.min(), tuned.batches.max(), 100)
     axes.plot(fit.limit * (fine + fit.scale), fit.limit * (1 + fit.scale / fine), color=colour)
     every = np.concatenate([(curve.steps * curve.batches).to_numpy(dtype=float).ravel() for curve in curves])
-    ends = np.nanmin(every), np.nanmax(every)
-    axes.set_xscale("log")
-    axes.set_xlim(ends[0] / 1.5, ends[1] * 1.5)
-    decades = [10.0**power for power in range(16) if ends[0] / 1.5 <= 10.0**power <= ends[1] * 1.5]
-    scales.x_ticks(axes, decades, list(map(count, decades)))
-    scales.x_label(axes, "sequences to the target")
+    ends = [float(np.nanmin(every)), float(np.nanmax(every))]
+    scales.x_axis(axes, "sequences to the target", ends, scales.decades(ends), count)
 
 
 def _band(tuned: TunedSteps, fit: SaturatingCurve, fine: Numbers) -> tuple[Numbers, Numbers]:
@@ -124,32 +113,25 @@ def _band(tuned: TunedSteps, fit: SaturatingCurve, fine: Numbers) -> tuple[Numbe
     return np.min(made, axis=0), np.max(made, axis=0)
 
 
-def _batch_axis(axes: Axes, batches: Numbers) -> None:
-    scales.setting_axis(axes, batches, "batch size (sequences)")
-
-
 def _dots(axes: Axes, table: pd.DataFrame, colour: str, name: str, quantity: Quantity) -> None:
     """Draw the mean over seeds in each column, with its interval; the columns are batch sizes."""
     batches = table.columns.to_numpy(dtype=float)
     columns = [table[batch].dropna().to_numpy(dtype=float) for batch in table]
-    means = np.array([quantity.mean(seeds) if len(seeds) else np.nan for seeds in columns])
-    halves = np.array([_ends(seeds, quantity) for seeds in columns]).T
-    bars = axes.errorbar(batches, means, np.abs(halves - means), fmt="none", ecolor=colour, elinewidth=1)
-    if np.isfinite(halves).any():
-        marks.name(bars.lines[2][0], marks.INTERVAL, max(map(len, columns)))
-    (line,) = axes.plot(batches, means, "o", color=colour, markersize=3.5)
     texts = [
         "\n".join([name, f"batch of {spell(float(batch))} sequences", *quantity.lines(seeds), f"{len(seeds)} seeds"])
         for batch, seeds in zip(batches, columns, strict=True)
     ]
-    panels.say(axes, line, texts)
+    dots = [Dot(_interval(seeds, quantity), text) for seeds, text in zip(columns, texts, strict=True)]
+    panels.draw_dots(axes, batches, dots, color=colour, marker="o", linestyle="", markersize=3.5)
 
 
-def _ends(seeds: Numbers, quantity: Quantity) -> tuple[float, float]:
-    if len(seeds) < FEWEST_SEEDS:
-        return np.nan, np.nan
-    interval = student_t(np.log(seeds) if quantity.log else seeds)
-    return (float(np.exp(interval.low)), float(np.exp(interval.high))) if quantity.log else interval[1:3]
+def _interval(seeds: Numbers, quantity: Quantity) -> Interval:
+    """Mean and interval of the seeds, geometric where the quantity's are; without single seeds, which have no mark."""
+    interval = student_t(np.log(seeds) if quantity.log else seeds)._replace(values=())
+    if not quantity.log:
+        return interval
+    mean, low, high = map(float, np.exp(interval[:3]))
+    return interval._replace(mean=mean, low=low, high=high)
 
 
 @figure("best_lr_with_batch")
@@ -161,34 +143,33 @@ def best_lr_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     dots.
     """
     tuned, at_budgets = tuned_steps(records), budgets(records, runs)
-    tables = [(curve.name, curve.lr) for curve in tuned] or [(budget.name, budget.lr) for budget in at_budgets]
-    tables = [(name, table.dropna(axis=1)) for name, table in tables]
-    tables = [(name, table) for name, table in tables if table.shape[1] > 1]
-    if not tables:
+    sources: Sequence[TunedSteps | TunedBudget] = tuned or at_budgets
+    tables = [(one.name, one.lr.dropna(axis=1)) for one in sources]
+    laws = [(name, table) for name, table in tables if table.shape[1] > 1]
+    if not laws:
         raise NothingToDrawError("nothing to draw: no two batch sizes have a best learning rate inside the grid")
-    columns = layout.columns_for(len(tables))
-    rows = -(-len(tables) // columns)
-    sheet = Sheet(columns, [14.0] * rows * (1 if tuned else 2))
-    batches = np.unique(np.concatenate([table.columns.to_numpy(dtype=float) for _, table in tables]))
-    for index, (name, table) in enumerate(tables):
-        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
-        _rates_panel(axes, name, table, panels.arm_look(index)["color"], batches)
-        axes.tick_params(labelleft=index % columns == 0)
-        axes.set_ylabel("" if index % columns else "best peak learning rate")
-    scales.probe_axis(sheet.figure.axes[0])
+    shown, labels = (laws, [BEST_LR_LABEL]) if tuned else (tables, [BEST_LR_LABEL, BEST_LOSS_LABEL])
+    sheet, facet_axes = layout.facets([name for name, _ in shown], labels, 14.0)
+    batches = np.unique(np.concatenate([table.columns.to_numpy(dtype=float) for _, table in shown]))
+    for index, ((name, table), of_facet) in enumerate(zip(shown, facet_axes, strict=True)):
+        if table.shape[1] > 1:
+            _rates_panel(of_facet[0], name, table, panels.arm_look(index)["color"])
+        scales.setting_axis(of_facet[-1], batches, BATCH_LABEL)
+    scales.probe_axis(facet_axes[0][0])
     keys = [Line2D([], [], color=style.INK, linestyle=dashes, label=name) for name, _, dashes in RULES]
-    if any(table.shape[1] >= FEWEST_BATCHES for _, table in tables):
+    if any(table.shape[1] >= FEWEST_BATCHES for _, table in laws):
         keys.append(Line2D([], [], color=style.INK, label="saturating"))
         sheet.note("The solid line is the saturating law lr_max / (1 + B / batch), fitted in log space.")
     sheet.keys(("law", keys))
     if not tuned:
-        _budget_rows(sheet, at_budgets, rows, columns)
-    for sentence in (sentence for one in (tuned or at_budgets) for sentence in one.cautions()):
+        _add_losses(facet_axes, at_budgets)
+        sheet.note("Shaded areas hold the learning rates within 5 % of the best loss; below are the best losses.")
+    for sentence in (sentence for one in sources for sentence in one.cautions()):
         sheet.note(sentence)
     return sheet
 
 
-def _rates_panel(axes: Axes, name: str, table: pd.DataFrame, colour: str, batches: Numbers) -> None:
+def _rates_panel(axes: Axes, name: str, table: pd.DataFrame, colour: str) -> None:
     _dots(axes, table, colour, name, BEST_LR)
     own, means = table.columns.to_numpy(dtype=float), np.exp(np.log(table).mean(axis=0).to_numpy(dtype=float))
     fine = np.geomspace(own.min(), own.max(), 100)
@@ -198,29 +179,18 @@ def _rates_panel(axes: Axes, name: str, table: pd.DataFrame, colour: str, batche
     if len(own) >= FEWEST_BATCHES:
         fit = learning_rate_curve(own, means)
         axes.plot(fine, fit.limit / (1 + fit.scale / fine), color=colour)
-    _batch_axis(axes, batches)
-    panels.title(axes, name)
 
 
-def _budget_rows(sheet: Sheet, at_budgets: Sequence[TunedBudget], top: int, columns: int) -> None:
-    """Pale areas of good learning rates above, and best losses below."""
-    for axes, budget in zip(list(sheet.figure.axes), at_budgets, strict=False):
+def _add_losses(facet_axes: Sequence[Sequence[Axes]], at_budgets: Sequence[TunedBudget]) -> None:
+    """Shade good learning rates above, and draw the best losses below."""
+    for index, (budget, (rates, losses)) in enumerate(zip(at_budgets, facet_axes, strict=True)):
         ends = [np.exp(np.log(table).mean()).to_numpy(dtype=float) for table in (budget.low, budget.high)]
-        axes.fill_between(budget.low.columns.to_numpy(dtype=float), *ends, color=style.INK, alpha=0.12, linewidth=0)
-    first: Axes | None = None
-    for index, budget in enumerate(at_budgets):
-        axes = sheet.panel(top + index // columns, index % columns, sharey=first)
-        first = first or axes
+        rates.fill_between(budget.low.columns.to_numpy(dtype=float), *ends, color=style.INK, alpha=0.12, linewidth=0)
         colour, batches = panels.arm_look(index)["color"], budget.loss.columns.to_numpy(dtype=float)
-        _dots(axes, budget.loss, colour, budget.name, BEST_LOSS)
-        axes.plot(batches, budget.loss.mean(), color=colour)
-        _batch_axis(axes, batches)
-        axes.tick_params(labelleft=index % columns == 0)
-        axes.set_ylabel("" if index % columns else "best held-out loss\n(nats/token)")
-    assert first
-    first.set_yscale("log")
-    scales.y_ticks(first)
-    sheet.note("Pale areas hold the learning rates within 5 % of the best loss; below are the best losses.")
+        _dots(losses, budget.loss, colour, budget.name, BEST_LOSS)
+        losses.plot(batches, budget.loss.mean(), color=colour)
+    facet_axes[0][1].set_yscale("log")
+    scales.y_ticks(facet_axes[0][1])
 
 
 @figure("noise_scale_with_loss")
@@ -235,42 +205,26 @@ def noise_scale_with_loss(records: Records, runs: pd.DataFrame) -> Sheet:
     if tenths.empty or tenths["size"].nunique() < 2 or tenths["arm"].nunique() > 1:
         raise NothingToDrawError("nothing to draw: not one arm of several sizes recorded noise_scale")
     largest = tenths[tenths["size"] == tenths["size"].max()]
-    columns = layout.columns_for(2)
-    sheet = Sheet(columns, [17.0] * (2 // columns))
     sizes, lrs = style.shades(tenths["size"], style.SIZE_SHADES), style.shades(largest["lr"], style.LR_SHADES)
-    left = sheet.panel(0, 0)
-    right = sheet.panel(2 // columns - 1, columns - 1, sharey=left, sharex=left)
+    titles = ["best learning rate of each size", f"{count(tenths['size'].max())} parameters"]
+    sheet, ((left,), (right,)) = layout.facets(titles, ["noise scale (sequences)"], 17.0)
     for size, of_size in tenths.groupby("size"):
         best_lr = of_size.groupby("lr")["loss_final"].mean().idxmin()
         _noise_line(left, of_size[of_size["lr"] == best_lr], sizes[size], f"{count(float(str(size)))} parameters")
     for lr, of_lr in largest.groupby("lr"):
         _noise_line(right, of_lr, lrs[lr], f"learning rate {lr:g}")
-    panels.title(left, "best learning rate of each size")
-    panels.title(right, f"{count(tenths['size'].max())} parameters")
     scales.probe_axis(left)
-    left.set_xscale("log")
-    low, high = left.get_xlim()
-    ticks = scales.log_ticks(low, high, 6)
+    losses = tenths.groupby(["size", "lr", "tenth"])["loss"].mean()
+    low, high = float(losses.min()), float(losses.max())
     for axes in (left, right):
-        scales.x_ticks(axes, ticks, list(map("{:g}".format, ticks)))
-        scales.x_label(axes, "held-out loss (nats/token)")
-    left.set_ylabel("noise scale (sequences)")
-    right.tick_params(labelleft=columns == 1)
-    right.set_ylabel("noise scale (sequences)" if columns == 1 else "")
-    sheet.keys(
-        ("parameters", layout.line_keys(sizes, count)), ("peak learning rate", layout.line_keys(lrs, "{:g}".format))
-    )
+        scales.x_axis(axes, "held-out loss (nats/token)", [low, high], scales.log_ticks(low, high, 6), number)
+    sheet.keys(("parameters", layout.line_keys(sizes, count)), ("peak learning rate", layout.line_keys(lrs)))
     return sheet
 
 
 def _noise_line(axes: Axes, tenths: pd.DataFrame, colour: str, name: str) -> None:
     by_tenth_ = tenths.groupby("tenth")
     losses, seeds = by_tenth_["loss"].mean(), [part.to_numpy(dtype=float) for _, part in by_tenth_["noise_scale"]]
-    ends = [marks.band_ends(part) for part in seeds]
-    order = np.argsort(losses.to_numpy())
-    low, high = (np.array(each)[order] for each in zip(*ends, strict=True))
-    panels.band(axes, losses.to_numpy()[order], low, high, colour, max(map(len, seeds)))
-    (line,) = axes.plot(losses, [NOISE.mean(part) for part in seeds], color=colour, marker="o", markersize=3.5)
     texts = [
         "\n".join(
             [
@@ -282,4 +236,4 @@ def _noise_line(axes: Axes, tenths: pd.DataFrame, colour: str, name: str) -> Non
         )
         for (tenth, loss), part in zip(losses.items(), seeds, strict=True)
     ]
-    panels.say(axes, line, texts)
+    panels.mean_line(axes, losses.to_numpy(), seeds, NOISE, texts, color=colour)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,12 @@ from matplotlib.axes import Axes
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.grouping import arm_labels
-from lab.analysis.rendering import hover, layout, marks, panels, scales, style
+from lab.analysis.rendering import hover, layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import student_t
+from lab.analysis.text import number
 from lab.records.store import Records
 from lab.studies.batch_size.estimates import Numbers
 from lab.studies.batch_size.ramps import loss_at, over_tokens
@@ -23,8 +24,8 @@ from lab.studies.batch_size.ramps import loss_at, over_tokens
 CONSTANT = "constant"
 DIFFERENCE = Quantity("final loss minus that of the constant batch", "nats/token")
 LEVEL = "constant batch"
+TICKS = (1, 2, 5, 10, 20, 50, 100)
 SHARES = np.geomspace(1, 100, 80)  # of the tokens, percent, at which lines are drawn
-ROW = 1.8  # height of a row of the lower panel, in multiples of the size of text
 
 Curves = dict[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
 
@@ -41,22 +42,26 @@ def batch_ramps(records: Records, runs: pd.DataFrame) -> Sheet:
     names = list(dict.fromkeys(best["batch"]))
     looks = {name: panels.arm_look(position) for position, name in enumerate(names)}
     curves = _curves(records, best)
-    columns = layout.columns_for(2, gap=layout.LEFT)
-    below = 2 // columns
-    sheet = Sheet(columns, [15.0] * below + [ROW * (len(names) - 1) + 0.8])
-    batch_axes = sheet.panel(0, 0)
-    loss_axes = sheet.panel(below - 1, columns - 1, gap=layout.LEFT * (columns - 1), sharex=batch_axes)
+    rows = [name for name in names if name != CONSTANT]
+    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
+    below = [panels.rows_height(rows)]
+    sheet, ((batch_axes,), (loss_axes,)) = layout.facets(["", ""], [""], 15.0, columns, share_y=False, below=below)
     for name, look in looks.items():
-        _draw_batch(batch_axes, curves[name], look)
-        if name != CONSTANT:
-            _draw_differences(loss_axes, curves[name], curves[CONSTANT], look)
-    scales.share_axis(batch_axes, float(SHARES[0]))
+        _line(batch_axes, np.array([_held(run) for run in curves[name].values()]), look)
+        seeds = [seed for seed in curves[name] if seed in curves[CONSTANT]]
+        if name != CONSTANT and seeds:
+            losses_of, constants = ([loss_at(curves[key][seed], SHARES) for seed in seeds] for key in (name, CONSTANT))
+            _line(loss_axes, np.array(losses_of) - np.array(constants), look)
     for axes, label in ((batch_axes, "batch, sequences"), (loss_axes, "loss minus that of the\nconstant (nats/token)")):
-        axes.set_xlabel("tokens, % of the run")
+        scales.x_axis(axes, "tokens, % of the run", SHARES, TICKS, number)
         axes.set_ylabel(label)
     scales.probe_axis(batch_axes)
-    marks.name(loss_axes.axhline(0, color=style.INK, linewidth=0.9, linestyle=style.DASHED, zorder=1), LEVEL)
-    _draw_final(sheet.panel(below, 0, columns, gap=1.5), best, looks)
+    panels.level(loss_axes, 0.0, LEVEL, style.DASHED)
+    bottom = sheet.panel(-1, 0, sheet.columns)
+    for group in _final(best, rows, looks):
+        panels.rows(bottom, rows, [group])
+    panels.level(bottom, 0.0, LEVEL, style.DASHED, upright=True)
+    bottom.set_xlabel("final held-out loss minus that\nof the constant batch (nats/token)")
     sheet.keys(("batch", [panels.arm_key(name, look | {"marker": ""}) for name, look in looks.items()]))
     sheet.explain(LEVEL, "The dashed lines are the constant batch itself.")
     return sheet
@@ -92,10 +97,10 @@ def _curves(records: Records, best: pd.DataFrame) -> dict[str, Curves]:
     }
 
 
-def _draw_batch(axes: Axes, curves: Curves, look: Mapping[str, Any]) -> None:
-    batch_sn = np.array([_held(run) for run in curves.values()])
-    axes.plot(SHARES, batch_sn.mean(axis=0), color=look["color"])
-    panels.band(axes, SHARES, batch_sn.min(axis=0), batch_sn.max(axis=0), str(look["color"]), len(batch_sn))
+def _line(axes: Axes, values_sn: Numbers, look: Mapping[str, Any]) -> None:
+    """Draw the mean over seeds at each of ``SHARES``, with the band from the lowest to the highest."""
+    axes.plot(SHARES, values_sn.mean(axis=0), color=look["color"], linestyle=look["linestyle"])
+    panels.band(axes, SHARES, values_sn.min(axis=0), values_sn.max(axis=0), look["color"], len(values_sn))
 
 
 def _held(run: pd.DataFrame) -> Numbers:
@@ -105,28 +110,13 @@ def _held(run: pd.DataFrame) -> Numbers:
     return held
 
 
-def _draw_differences(axes: Axes, curves: Curves, constants: Curves, look: Mapping[str, Any]) -> None:
-    seeds = [seed for seed in curves if seed in constants]
-    if not seeds:
-        return
-    ahead_sn = np.array([loss_at(curves[seed], SHARES) - loss_at(constants[seed], SHARES) for seed in seeds])
-    axes.plot(SHARES, ahead_sn.mean(axis=0), color=look["color"])
-    panels.band(axes, SHARES, ahead_sn.min(axis=0), ahead_sn.max(axis=0), str(look["color"]), len(seeds))
-
-
-def _draw_final(axes: Axes, best: pd.DataFrame, looks: Mapping[Hashable, Mapping[str, Any]]) -> None:
-    """A row per schedule but the constant one: its final loss minus that of the constant batch, paired by seed."""
-    told = hover.HoverText(best)
+def _final(
+    best: pd.DataFrame, names: Sequence[str], looks: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], dict[int, Dot]]]:
+    """For each schedule but the constant one the dot of its final loss minus that of the constant batch, by seed."""
     constant = best[best["batch"] == CONSTANT].set_index("seed")["capped"]
-    shown = [name for name in looks if name != CONSTANT]
-    for row, name in enumerate(shown):
-        of_name = best[best["batch"] == name].set_index("seed")["capped"]
-        interval = student_t((of_name - constant).dropna())
-        text = told.point((best["batch"] == name).to_numpy(), DIFFERENCE, np.array(interval.values))
-        look = {**looks[name], "marker": "o", "linestyle": ""}
-        if not math.isnan(interval.mean):
-            panels.draw_intervals(axes, [row], [interval], [text], sideways=True, **look)
-    marks.name(axes.axvline(0, color=style.INK, linewidth=0.9, linestyle=style.DASHED, zorder=1), LEVEL)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_yticks(range(len(shown)), [str(name) for name in shown])
-    scales.x_label(axes, "final held-out loss minus that of the constant batch (nats/token)")
+    for row, name in enumerate(names):
+        of_name = best[best["batch"] == name]
+        changes = (of_name.set_index("seed")["capped"] - constant).dropna().to_numpy()
+        text = hover.HoverText(of_name).point(slice(None), DIFFERENCE, changes)
+        yield {**looks[name], "marker": "o"}, {row: Dot(student_t(changes), text)} if len(changes) else {}

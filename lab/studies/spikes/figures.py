@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,26 +14,37 @@ from matplotlib.ticker import MaxNLocator
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.events.costs import NONE, named_costs, spike_costs
 from lab.analysis.probe_values import places
-from lab.analysis.rendering import hover, layout, marks, panels, scales, style
+from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.statistics import Interval, student_t
+from lab.analysis.statistics import student_t
 from lab.records.store import Records
-from lab.studies.spikes.state_and_data import EARLIER, MEASURES, cells, factors_by_seed
+from lab.studies.spikes.state_and_data import EARLIER, cells, factors_by_seed
 
-ROW_LABELS, ROW_HEIGHT = 10.0, 2.2  # room for names of responses, and height of a row, in multiples of the size of text
-PANEL_HEIGHT = 8.5
+PANEL_HEIGHT = 8.5  # in multiples of the size of text
 AROUND = 60  # steps shown before and after a spike
 BURST, SPIKE = "burst begins", "spike begins"
 
 
+Looks = Mapping[Any, Mapping[str, Any]]  # of dots, by what they are of
+
+
 class Cost(NamedTuple):
-    """A panel of the leaderboard; ``is_difference`` shows the value minus that of the same seed without a response."""
+    """A panel of costs.
+
+    Attributes:
+        column: of the table.
+        label: of the axis.
+        quantity: what a mark says.
+        is_difference: the values lie on both sides of zero, which has a line.
+        begins_at_zero: the axis does.
+    """
 
     column: str
     label: str
     quantity: Quantity
     is_difference: bool = False
+    begins_at_zero: bool = True
 
 
 PEAK = Cost("peak", "peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token"))
@@ -76,29 +86,33 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) 
     """
     ranks = costs["name"].map(costs["peak"].replace(np.inf, np.nan).groupby(costs["name"]).mean()).fillna(np.inf)
     names = list(dict.fromkeys(costs["name"].loc[ranks.sort_values(kind="stable").index]))
-    bursts = sorted(costs["burst"].unique())
-    columns = layout.columns_for(2, gap=ROW_LABELS)
-    sheet = Sheet(columns, [ROW_HEIGHT * (len(names) + 0.5)] * (len(panels_of) // columns))
-    for index, cost in enumerate(panels_of):
-        column = index % columns
-        axes = sheet.panel(index // columns, column, gap=ROW_LABELS if column == 0 else 0.0)
-        for position, burst in enumerate(bursts):
-            offset = 0.3 * (position - (len(bursts) - 1) / 2)
-            shown = costs[(costs["burst"] == burst) & ~(cost.is_difference & (costs["name"] == reference))]
-            _leaderboard(axes, shown, names, cost, position, offset)
-        axes.set_yticks(range(len(names)), [textwrap.fill(name, 24) for name in names])
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.tick_params(labelleft=column == 0)
-        axes.set_xlabel(cost.label)
-        axes.locator_params(axis="x", nbins=3 if cost.is_difference else 4)
-        if cost.is_difference:
-            marks.name(axes.axvline(0.0, color=style.INK, linewidth=0.9, zorder=1), "no difference")
-        else:
-            axes.set_xlim(left=0)
-    sheet.keys(
-        ("burst", [panels.arm_key(burst.replace("_", " "), panels.arm_look(n)) for n, burst in enumerate(bursts)])
-    )
+    differences = [cost.column for cost in panels_of if cost.is_difference]
+    costs = costs.assign(**{column: costs[column].where(costs["name"] != reference) for column in differences})
+    looks = {burst: panels.arm_look(position) for position, burst in enumerate(sorted(costs["burst"].unique()))}
+    sheet = cost_rows(costs, panels_of, names, "burst", looks)
+    sheet.keys(("burst", [panels.arm_key(burst.replace("_", " "), look) for burst, look in looks.items()]))
     return sheet
+
+
+def cost_rows(costs: pd.DataFrame, panels_of: Sequence[Cost], names: Sequence[str], by: str, looks: Looks) -> Sheet:
+    """A panel for each cost, with a row for each ``name`` and in it a dot for each value of the column ``by``."""
+    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
+    sheet, facet_axes = layout.facets([""] * len(panels_of), [""], panels.rows_height(names), columns)
+    for (axes,), cost in zip(facet_axes, panels_of, strict=True):
+        cost_panel(axes, costs, cost, names, by, looks)
+    return sheet
+
+
+def cost_panel(axes: Axes, costs: pd.DataFrame, cost: Cost, names: Sequence[str], by: str, looks: Looks) -> None:
+    """Draw one panel of ``cost_rows``."""
+    of_group = {key: costs[costs[by] == key] for key in looks}
+    dots = [panels.dots(each, cost.column, cost.quantity, names, f"{by}: {key}") for key, each in of_group.items()]
+    panels.rows(axes, names, list(zip(looks.values(), dots, strict=True)))
+    axes.set_xlabel(cost.label)
+    if cost.is_difference:
+        panels.level(axes, 0.0, "no difference", upright=True)
+    elif cost.begins_at_zero:
+        axes.set_xlim(left=0)
 
 
 def note_of_lost(sheet: Sheet, costs: pd.DataFrame) -> None:
@@ -135,22 +149,6 @@ def change(costs: pd.DataFrame, column: str, reference: str) -> pd.Series:
     return costs[column] - pd.Series([usual.get(tuple(key), np.nan) for key in costs[pair].to_numpy()], costs.index)
 
 
-def _leaderboard(
-    axes: Axes, costs: pd.DataFrame, names: Sequence[str], cost: Cost, position: int, offset: float
-) -> None:
-    """A dot and an interval for each response to one burst."""
-    values, rows, texts = list[Interval](), list[float](), list[str]()
-    for row, name in enumerate(names):
-        of_name = costs[costs["name"] == name]
-        numbers = of_name[cost.column].replace([np.inf, -np.inf], np.nan).dropna().to_numpy(dtype=float)
-        if len(numbers):
-            values.append(student_t(numbers))
-            rows.append(row + offset)
-            texts.append(hover.HoverText(of_name).point(np.ones(len(of_name), dtype=bool), cost.quantity, numbers))
-    if values:
-        panels.draw_intervals(axes, rows, values, texts, sideways=True, linestyle="", **panels.arm_look(position))
-
-
 def _alarms(costs: pd.DataFrame) -> str:
     """A sentence on the spikes that began where no burst was."""
     alarms, steps = int(costs["false_alarms"].sum()), int(costs["clean_steps"].sum())
@@ -185,25 +183,22 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
     series = [row for row in SERIES if (records.metrics["probe"] == row.probe).any()]
     if not any(row.by_layer for row in series):
         raise NothingToDrawError("nothing to draw: no gradients or updates of layers are on record")
-    columns = layout.columns_for(len(chosen))
-    chosen = chosen.head(columns)  # on a narrow page the largest
-    sheet = Sheet(columns, [PANEL_HEIGHT] * len(series))
+    chosen = chosen.head(layout.columns_for(len(chosen)))  # on a narrow page the largest
     tensors = [where for row in series if row.by_layer for where in places(records, row.probe)]
     layers = list(dict.fromkeys(where.split(".")[0] for where in tensors))
     layers.sort(key=lambda layer: (layer != "embedding", not layer.startswith("block")))  # as in the forward pass
-    shades = dict(zip(layers, style.shades(pd.Series(range(len(layers))), style.SIZE_SHADES).values(), strict=True))
-    for column, spike in enumerate(chosen.to_dict("records")):
+    shades = dict(zip(layers, style.shades(range(len(layers)), style.SIZE_SHADES).values(), strict=True))
+    spikes = chosen.to_dict("records")
+    titles = [f"{spike['burst']}, seed {spike['seed']}".replace("_", " ") for spike in spikes]
+    sheet, facet_axes = layout.facets(titles, [row.label for row in series], PANEL_HEIGHT, share_y=False)
+    for spike, of_spike in zip(spikes, facet_axes, strict=True):
         run, shown = str(spike["id"]), (float(spike["step"] - AROUND), float(spike["step"] + AROUND))
-        for row, one in enumerate(series):
-            axes = sheet.panel(row, column, sharex=sheet.figure.axes[-row] if row else None)
+        for axes, one in zip(of_spike, series, strict=True):
             _anatomy(axes, records, run, one, shown, shades)
             _events(axes, records, run, shown)
-            axes.set_xlim(*shown)
-            axes.xaxis.set_major_locator(MaxNLocator(4, prune="both"))  # the next panel begins where this one ends
-            axes.set_ylabel(one.label if column == 0 else "")
-            axes.tick_params(labelbottom=row == len(series) - 1)
-            axes.set_xlabel("step" if row == len(series) - 1 else "")
-        panels.title(sheet.figure.axes[-len(series)], f"{spike['burst']}, seed {spike['seed']}".replace("_", " "))
+        of_spike[-1].set_xlim(*shown)
+        of_spike[-1].xaxis.set_major_locator(MaxNLocator(3, integer=True))
+        of_spike[-1].set_xlabel("step")
     sheet.keys(("layer", [Line2D([], [], color=shades[layer], label=layer) for layer in layers]))
     sheet.explain(BURST, "A dashed line is where the burst begins.")
     sheet.explain(SPIKE, "A dotted line is where the detector reports a spike.")
@@ -241,26 +236,20 @@ def _anatomy(
 def _events(axes: Axes, records: Records, run: str, shown: tuple[float, float]) -> None:
     events = records.events[(records.events["id"] == run) & records.events["step"].between(*shown)]
     looks: dict[str, tuple[str, Any]] = {"burst": (BURST, style.DASHED), "spike": (SPIKE, (0, (1, 1)))}
-    view = axes.get_ylim()
     for kind, (name, dashes) in looks.items():
         for step in events.loc[events["kind"] == kind, "step"]:
-            (line,) = axes.plot([step, step], view, color=style.INK, linewidth=1.2, linestyle=dashes, zorder=1)
-            marks.name(line, name)
-    axes.set_ylim(view)
+            panels.level(axes, step, name, dashes, upright=True)
 
 
 STATES = {
-    (True, True): "weights and moments\nof the spike",
+    (True, True): "weights and moments of the spike",
     (False, True): "earlier weights",
     (True, False): "earlier moments",
-    (False, False): "earlier weights\nand moments",
+    (False, False): "earlier weights and moments",
 }
 BATCHES = {True: "those of the burst", False: "ordinary ones"}
-STATE_LABELS, STATE_HEIGHT = 8.5, 3.2  # room for names of states, and height of a row, in multiples of the size of text
-MEASURE_LABELS = {
-    "peak": ("peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token")),
-    "final": ("final held-out loss\n(nats/token)", Quantity("final held-out loss", "nats/token")),
-}
+FINAL = Cost("final", "final held-out loss\n(nats/token)", panels.FINAL_LOSS, begins_at_zero=False)
+STATE_COSTS = (PEAK, FINAL)
 
 
 @figure("state_and_data")
@@ -278,48 +267,21 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
     bursts = sorted(table["burst"].unique())
     if not bursts:
         raise NothingToDrawError("nothing to draw: no run went back to an earlier state at a burst")
-    columns = layout.columns_for(len(bursts), gap=STATE_LABELS)
-    bands = -(-len(bursts) // columns)
-    sheet = Sheet(columns, [STATE_HEIGHT * len(STATES)] * (len(MEASURES) * bands))
-    for number, burst in enumerate(bursts):
-        band, column = divmod(number, columns)
-        for index, measure in enumerate(MEASURES):
-            axes = sheet.panel(band * len(MEASURES) + index, column, gap=0.0 if column else STATE_LABELS)
-            _states(axes, table[table["burst"] == burst], measure)
-            axes.tick_params(labelleft=column == 0)
-            if index == 0:
-                panels.title(axes, f"burst of {burst}".replace("_", " "))
-    looks = [panels.arm_key(label, panels.arm_look(n)) for n, label in enumerate(BATCHES.values())]
-    sheet.keys(("batches", looks))
+    states = [STATES[kept] for kept in zip(table["weights"], table["moments"], strict=True)]
+    table = table.assign(name=states, batches=table["data"].map(BATCHES))
+    looks = {batches: panels.arm_look(position) for position, batches in enumerate(BATCHES.values())}
+    names = list(STATES.values())
+    shown = [(burst, cost) for burst in bursts for cost in STATE_COSTS]
+    titles = [f"burst of {burst}".replace("_", " ") for burst, _ in shown]
+    columns = layout.columns_for(len(STATE_COSTS), panels.NARROWEST_ROWS)
+    sheet, facet_axes = layout.facets(titles, [""], panels.rows_height(names), columns)
+    for (burst, cost), (axes,) in zip(shown, facet_axes, strict=True):
+        cost_panel(axes, table[table["burst"] == burst], cost, names, "batches", looks)
+    sheet.keys(("batches", [panels.arm_key(label, look) for label, look in looks.items()]))
     for sentence in _factors(records):
         sheet.note(sentence)
     note_of_lost(sheet, table)
     return sheet
-
-
-def _states(axes: Axes, table: pd.DataFrame, measure: str) -> None:
-    """A row for each state, with a mark and an interval for each kind of batches."""
-    label, quantity = MEASURE_LABELS[measure]
-    for position, (data, batches) in enumerate(BATCHES.items()):
-        values, rows, texts = list[Interval](), list[float](), list[str]()
-        for row, (weights, moments) in enumerate(STATES):
-            is_cell = (table["weights"] == weights) & (table["moments"] == moments) & (table["data"] == data)
-            of_cell = table[is_cell]
-            numbers = of_cell[measure].replace([np.inf, -np.inf], np.nan).dropna().to_numpy(dtype=float)
-            if len(numbers):
-                state = STATES[weights, moments].replace("\n", " ")
-                values.append(student_t(numbers))
-                rows.append(row + 0.3 * (position - 0.5))
-                everywhere = np.ones(len(of_cell), dtype=bool)
-                texts.append(
-                    hover.HoverText(of_cell).point(everywhere, quantity, numbers, state, f"batches: {batches}")
-                )
-        if values:
-            panels.draw_intervals(axes, rows, values, texts, sideways=True, linestyle="", **panels.arm_look(position))
-    axes.set_yticks(range(len(STATES)), list(STATES.values()))
-    axes.set_ylim(len(STATES) - 0.5, -0.5)
-    axes.set_xlabel(label)
-    axes.locator_params(axis="x", nbins=4)
 
 
 def _factors(records: Records) -> Iterator[str]:

@@ -12,8 +12,9 @@ from matplotlib.ticker import NullLocator
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.grouping import arm_labels
-from lab.analysis.rendering import layout, marks, panels, scales, style
+from lab.analysis.rendering import layout, marks, scales, style
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.text import number
 from lab.records.store import Records
 from lab.studies.spikes.restarts import ENTRIES, LEDGER, NONE, RecordedRestart, restarts_of
 
@@ -44,10 +45,11 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
     steps = int(records.runs["steps"].max())
     cards = {card["id"]: card for card in records.runs.to_dict("records")}
     restarts = [restarts_of(cards[group["id"].iloc[0]]) for group in groups]
-    sheet = Sheet(1, [CURVES + LEADERS + _longest(each) for each in restarts])
+    heights = [CURVES + LEADERS + _longest(each) for each in restarts]
+    sheet = Sheet(1, heights)
     shades = style.shades(table["lr"], style.LR_SHADES)
     for row, (group, group_restarts) in enumerate(zip(groups, restarts, strict=True)):
-        axes = sheet.panel(row, 0, sharex=sheet.first)
+        axes = sheet.panel(row, 0)
         untreated = table[(table[LEDGER] == NONE) & (table["rest"] == group["rest"].iloc[0])]
         for (_, lr), line in lines[lines["curve"].isin(untreated["curve"])].groupby(["curve", "lr"]):
             (drawn,) = axes.plot(line["step"], line["value"], color=shades[lr], linewidth=1, linestyle=style.DASHED)
@@ -55,12 +57,12 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
         for (_, lr), line in lines[lines["curve"].isin(group["curve"])].groupby(["curve", "lr"]):
             axes.plot(line["step"], line["value"], color=shades[lr])
         axes.set_xlim(START * steps, steps)
-        _restarts(axes, lines["value"], group_restarts, sheet.heights[row])
-        axes.set_ylabel(label, y=CURVES / sheet.heights[row] / 2)
+        _restarts(axes, lines["value"], group_restarts, heights[row])
+        axes.set_ylabel(label, y=CURVES / heights[row] / 2)
         axes.set_xlabel("step" if row == len(groups) - 1 else "")
         axes.tick_params(labelbottom=row == len(groups) - 1)
-        panels.title(axes, group["name"].iloc[0])
-    sheet.keys(("peak learning rate", layout.line_keys(shades, "{:g}".format)))
+        axes.set_title(style.wrapped(group["name"].iloc[0], sheet.column_width))
+    sheet.keys(("peak learning rate", layout.line_keys(shades)))
     for sentence in _onsets(records):
         sheet.note(sentence)
     return sheet
@@ -106,11 +108,11 @@ def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart],
     axes.set_yscale("log")
     axes.set_ylim(low, low * (high / low) ** (height / CURVES))
     ticks = scales.log_ticks(low, high, MOST_TICKS)
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks(ticks, list(map(number, ticks)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.spines["left"].set_bounds(low, high)
     end, below_text = (low * (high / low) ** (1 + part / CURVES) for part in (LEADERS - GAP, LEADERS))
-    least = APART * style.SMALL * style.em() / scales.inches(axes) * np.diff(axes.get_xlim())[0]
+    least = APART * style.SMALL * style.em() / scales.width(axes) * np.diff(axes.get_xlim())[0]
     for restart, x in zip(changes, spread([restart.step for restart in changes], least), strict=True):
         corners = [restart.step, restart.step, x], [low, high, end]
         axes.plot(*corners, color=style.INK, linewidth=0.7, zorder=1)

@@ -10,7 +10,7 @@ from lab.analysis.curves import EPSILON
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.events.costs import HELD_OUT, NONE, first_onsets
-from lab.analysis.rendering import marks, style
+from lab.analysis.rendering import panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import spell
 from lab.records.store import Records
@@ -48,16 +48,16 @@ def updates_and_descent(records: Records, runs: pd.DataFrame) -> Sheet:
     met = met[met["lr"] == met["lr"].max()]
     met = met.join(cards[["burst", BATCH, EPSILON]], on="id").sort_values(["burst", EPSILON, BATCH])
     bursts = met["burst"].astype(str).str.replace("_", " ")
-    panels = bursts + ", epsilon " + met[EPSILON].map(spell) if met[EPSILON].nunique() > 1 else bursts
-    met = met.assign(panel=panels, line=met[BATCH])
+    titles = bursts + ", epsilon " + met[EPSILON].map(spell) if met[EPSILON].nunique() > 1 else bursts
+    met = met.assign(panel=titles, line=met[BATCH])
     sheet = over_steps(around, met, ROWS, "sequences of a batch")
     onset = float(onsets[met["id"]].median())
     for axes in sheet.figure.axes:
         axes.set_xlim(onset - BEFORE, onset + AFTER)
         axes.xaxis.set_major_locator(FixedLocator([onset, onset + AFTER / 2, onset + AFTER]))
-        marks.name(axes.axvline(onset, color=style.INK, linewidth=1.2, linestyle=style.DASHED, zorder=1), BURST)
+        panels.level(axes, onset, BURST, style.DASHED, upright=True)
         if any((np.asarray(line.get_ydata()) < 0).any() for line in axes.lines[:-1]):
-            marks.name(axes.axhline(0, color=style.INK, linewidth=0.9, zorder=1), UNCORRELATED)
+            panels.level(axes, 0.0, UNCORRELATED)
     sheet.explain(BURST, "A dashed line is where the burst begins.")
     return sheet
 

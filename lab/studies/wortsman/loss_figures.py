@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from lab.analysis.curves import EPSILON, depths
 from lab.analysis.drawing.registry import NothingToDrawError, figure
-from lab.analysis.grouping import SweptSetting, facets, swept_setting
+from lab.analysis.grouping import facets, swept_setting
 from lab.analysis.probe_values import late
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import FINAL_LOSS
+from lab.analysis.rendering.panels import FINAL_LOSS, Dot
 from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
-from lab.analysis.text import count
+from lab.analysis.text import count, number
 from lab.records.store import Records
 
 GRADIENT = Quantity("gradient RMS", log=True)
@@ -28,8 +28,20 @@ GRADIENT_EQUALS_EPSILON, NO_BLOCKS, POWER_LAW = (
     "power law of the smaller sizes",
 )
 BEST_LOSS, BEST_LR = Quantity("best held-out loss", "nats/token"), Quantity("best peak learning rate", log=True)
-LABELS_OF_LRS = 5.5  # room for them, in multiples of the size of text
 BLOCKLESS_DASHES = (0, (3, 1.5, 1, 1.5))
+LOSS_LABEL = "final held-out loss\n(nats/token)"
+# More arms than colours have a row each instead of a line.
+OWN_LABELS = 16.0  # least width of a panel with labels of its own, in multiples of the size of text
+MOST_LINES = len(style.ARM_COLOURS)
+# The two numbers drawn of each arm and size: what each says it is, its key, and its look.
+PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "total": ("LR sensitivity", "sensitivity", {}),
+    "above": (
+        "LR sensitivity, instability part",
+        "its instability part",
+        {"linestyle": style.DASHED, "fillstyle": "none", "markersize": 8},
+    ),
+}
 
 
 @figure("loss_against_setting")
@@ -49,66 +61,36 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
     shades = style.shades(shown[line], style.LR_SHADES if line == "lr" else style.SIZE_SHADES)
     gradients = late(records, "grad_rms", "block0.mlp_up") if swept.key == EPSILON else pd.Series(dtype=float)
     shown = shown.assign(gradient=shown["id"].map(gradients).astype(float))
-    values = {"capped": FINAL_LOSS} | ({"gradient": GRADIENT} if shown["gradient"].notna().any() else {})
     shown["title"] = shown["rest"] + (", " + shown["size"].map(count) if line == "lr" else "")
-    facet_runs = list(shown.groupby("title", sort=False))
-    columns = layout.columns_for(len(facet_runs))
-    sheet = Sheet(columns, [13.0] * -(-len(facet_runs) // columns) * len(values))
-    first: dict[str, Axes] = {}
-    for index, (title, facet) in enumerate(facet_runs):
-        for below, (value, quantity) in enumerate(values.items()):
-            axes = sheet.panel(index // columns * len(values) + below, index % columns, sharey=first.get(value))
-            first.setdefault(value, axes)
-            _setting_panel(axes, facet, shown, swept, line, shades, value, quantity)
-            axes.tick_params(labelleft=index % columns == 0)
-            if index % columns == 0:
-                axes.set_ylabel("final held-out loss\n(nats/token)" if value == "capped" else "gradient RMS")
-        panels.title(sheet.figure.axes[-len(values)], str(title))
-    for axes in sheet.figure.axes[:: len(values)]:
-        panels.references(axes, runs)
+    values = {"capped": (FINAL_LOSS, LOSS_LABEL)}
+    if shown["gradient"].notna().any():
+        values["gradient"] = (GRADIENT, "gradient RMS")
+    by_title = dict(list(shown.groupby("title", sort=False)))
+    sheet, facet_axes = layout.facets(list(map(str, by_title)), [label for _, label in values.values()], 13.0)
+    for facet, of_facet in zip(by_title.values(), facet_axes, strict=True):
+        position = scales.setting_axis(of_facet[-1], shown["setting"], swept.name)
+        placed = facet.assign(position=position(facet["setting"]))
+        for axes, (value, (quantity, _)) in zip(of_facet, values.items(), strict=True):
+            for part in (placed[placed["setting"] == 0], placed[placed["setting"] > 0]):  # zero is joined to nothing
+                panels.lines(axes, part, line, shades, "position", value, quantity)
+        panels.references(of_facet[0], runs)
         if len(without_blocks):
-            level = axes.axhline(
-                without_blocks["capped"].mean(), color=style.INK, linewidth=0.9, linestyle=BLOCKLESS_DASHES
-            )
-            level.set_label(NO_BLOCKS)
-            marks.name(level, NO_BLOCKS)
-        scales.loss_axis(axes, runs, runs["capped"], axes.get_ylabel())
-    if "gradient" in first:
-        _gradients(sheet, first["gradient"], shown)
+            panels.level(of_facet[0], without_blocks["capped"].mean(), NO_BLOCKS, BLOCKLESS_DASHES)
+    scales.loss_axis(facet_axes[0][0], runs, runs["capped"])
+    if "gradient" in values:
+        scales.probe_axis(facet_axes[0][1])
+        for _, axes in facet_axes:
+            panels.diagonal(axes, shown.loc[shown["setting"] > 0, "setting"], GRADIENT_EQUALS_EPSILON)
+        sheet.note(
+            "Below: the gradient of the first MLP layer, the root mean square over its elements, the mean over the "
+            "last tenth of the run and the geometric mean over seeds."
+        )
+        sheet.explain(GRADIENT_EQUALS_EPSILON, "The dotted line is where the gradient equals epsilon.")
     if (shown["setting"] == 0).any():
         sheet.note("A value of zero stands at the left edge, joined to nothing, since the axis is logarithmic.")
-    keys = layout.line_keys(shades, "{:g}".format if line == "lr" else count)
+    keys = layout.line_keys(shades, number if line == "lr" else count)
     sheet.keys(("peak learning rate" if line == "lr" else "parameters", keys))
     return sheet
-
-
-def _setting_panel(
-    axes: Axes,
-    facet: pd.DataFrame,
-    shown: pd.DataFrame,
-    swept: SweptSetting,
-    line: str,
-    shades: Mapping[Any, str],
-    value: str,
-    quantity: Quantity,
-) -> None:
-    """Draw a value against the setting; zero is joined to nothing."""
-    position = scales.setting_axis(axes, shown["setting"], swept.name)
-    for key, curve in facet.assign(position=position(facet["setting"])).groupby(line):
-        for part in (curve[curve["setting"] == 0], curve[curve["setting"] > 0]):
-            panels.over(axes, part, "position", value, shades[key], quantity)
-
-
-def _gradients(sheet: Sheet, first: Axes, shown: pd.DataFrame) -> None:
-    """Finish the panels of gradients, every second one."""
-    scales.probe_axis(first)
-    for axes in sheet.figure.axes[1::2]:
-        panels.diagonal(axes, shown.loc[shown["setting"] > 0, "setting"], GRADIENT_EQUALS_EPSILON)
-    sheet.note(
-        "Below: the gradient of the first MLP layer, the root mean square over its elements, the mean over the last "
-        "tenth of the run and the geometric mean over seeds."
-    )
-    sheet.explain(GRADIENT_EQUALS_EPSILON, "The dotted line is where the gradient equals epsilon.")
 
 
 @figure("best_loss_with_size")
@@ -123,20 +105,24 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     arms = [(str(arm), group) for arm, group in best.groupby("arm", sort=False) if group["size"].nunique() > 1]
     if not arms or runs["lr"].nunique() == 1:
         raise NothingToDrawError("nothing to draw: no arm has several sizes and learning rates")
-    columns = layout.columns_for(2, gap=LABELS_OF_LRS)
-    sheet = Sheet(columns, [17.0] * (2 // columns))
-    left = sheet.panel(0, 0)
-    right = sheet.panel(2 // columns - 1, columns - 1, gap=LABELS_OF_LRS * (columns - 1))
+    sheet, ((losses,), (rates,)) = layout.facets(["", ""], [""], 17.0, layout.columns_for(2, OWN_LABELS), share_y=False)
     for position, (_, best_of_arm) in enumerate(arms):
         look = panels.arm_look(position)
-        for axes, value, quantity in ((left, "capped", BEST_LOSS), (right, "lr", BEST_LR)):
-            _with_size(axes, best_of_arm, value, quantity, look)
-        _extrapolate(left, best_of_arm, look)
-    for axes in (left, right):
+        sizes: dict[Any, pd.DataFrame] = dict(list(best_of_arm.groupby("size")))
+        for axes, value, quantity in ((losses, "capped", BEST_LOSS), (rates, "lr", BEST_LR)):
+            seeds = [group[value].to_numpy(dtype=float) for group in sizes.values()]
+            texts = [
+                hover.HoverText(group).point(slice(None), quantity, of_size)
+                for group, of_size in zip(sizes.values(), seeds, strict=True)
+            ]
+            panels.mean_line(axes, list(sizes), seeds, quantity, texts, **look, markersize=5)
+        _extrapolate(losses, best_of_arm, look)
+    for axes in (losses, rates):
         scales.size_axis(axes, best["size"])
-    scales.loss_axis(left, runs, best["capped"], "best held-out loss\n(nats/token)", bigram=False)
-    scales.lr_ticks(right, runs["lr"], best["lr"])
-    right.set_ylabel("best peak learning rate")
+    scales.loss_axis(losses, runs, best["capped"], bigram=False)
+    losses.set_ylabel("best held-out loss\n(nats/token)")
+    scales.lr_ticks(rates, runs["lr"], best["lr"])
+    rates.set_ylabel("best peak learning rate")
     sheet.keys(("", [panels.arm_key(arm, panels.arm_look(position)) for position, (arm, _) in enumerate(arms)]))
     sheet.explain(
         POWER_LAW,
@@ -144,21 +130,6 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
         "The hollow mark at its end is the loss that it foretells.",
     )
     return sheet
-
-
-def _with_size(axes: Axes, best: pd.DataFrame, value: str, quantity: Quantity, look: Mapping[str, Any]) -> None:
-    """Draw a value of the best runs against size, with the band of the seeds."""
-    groups: dict[Any, pd.DataFrame] = dict(list(best.groupby("size")))
-    seeds = [group[value].to_numpy(dtype=float) for group in groups.values()]
-    ends = [marks.band_ends(at_size) for at_size in seeds]
-    band = [low for low, _ in ends], [high for _, high in ends]
-    panels.band(axes, list(groups), *band, str(look["color"]), max(map(len, seeds)))
-    (line,) = axes.plot(list(groups), [quantity.mean(at_size) for at_size in seeds], markersize=5, **look)
-    texts = [
-        hover.HoverText(best).point((best["size"] == size).to_numpy(), quantity, seeds_of_size)
-        for size, seeds_of_size in zip(groups, seeds, strict=True)
-    ]
-    panels.say(axes, line, texts)
 
 
 def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
@@ -170,7 +141,8 @@ def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
     fitted = np.exp(intercept + slope * np.log(losses.index.to_numpy(dtype=float)))
     (line,) = axes.plot(losses.index, fitted, color=look["color"], linestyle=style.DASHED, linewidth=1)
     marks.name(line, POWER_LAW)
-    (end,) = axes.plot(losses.index[-1:], fitted[-1:], **look, linestyle="", fillstyle="none", markersize=7)
+    hollow = look | {"linestyle": "", "fillstyle": "none", "markersize": 8}
+    (end,) = axes.plot(losses.index[-1:], fitted[-1:], **hollow)
     text = f"{best['arm'].iloc[0]}\n{count(losses.index[-1])} parameters\nloss foretold {fitted[-1]:.4g} nats/token"
     panels.say(axes, end, [text])
 
@@ -186,27 +158,70 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     from learning rates above the best one, instability; the distance between the two is under-training.
     """
     shown = facets(records.runs, runs)
-    shades = style.shades(shown.values, style.SIZE_SHADES)
-    columns = layout.columns_for(len(shown.panels))
-    rows = -(-len(shown.panels) // columns)
     curves = by_curve(per_seed(runs, *window))
     if not has_sensitivity(curves):
         raise NothingToDrawError("nothing to draw: no curve has two learning rates")
-    height, gap = panels.height_of_sensitivities(curves)
-    sheet = Sheet(columns, [*[15.0] * rows, height])
-    for index, (label, panel_runs) in enumerate(shown.panels):
-        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
-        for value, curve in panel_runs.groupby(shown.line):
-            panels.over(axes, curve, "lr", "capped", shades[value], FINAL_LOSS)
+    shades = style.shades(shown.values, style.SIZE_SHADES)
+    arms, sizes = list(curves["arm"].unique()), sorted(curves["size"].unique())
+    has_lines = len(sizes) > 1 and len(arms) <= MOST_LINES and shown.line == "size"
+    below = 13.0 if has_lines else panels.rows_height(arms)
+    sheet, facet_axes = layout.facets([label for label, _ in shown.panels], [LOSS_LABEL], 15.0, below=[below])
+    for (axes,), (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
+        panels.lines(axes, panel_runs, shown.line, shades, "lr", "capped", FINAL_LOSS)
         panels.references(axes, runs)
-        panels.title(axes, label)
         scales.lr_axis(axes, runs["lr"])
-        scales.loss_axis(axes, runs, runs["capped"], "" if index % columns else "final held-out loss\n(nats/token)")
-        axes.tick_params(labelleft=index % columns == 0)
+    scales.loss_axis(facet_axes[0][0], runs, runs["capped"])
     sheet.keys((shown.name, layout.line_keys(shades, shown.spell)))
-    settings = pd.concat([panel_runs for _, panel_runs in shown.panels]).groupby("arm")[shown.line].first()
-    colours = {} if shown.line == "size" else settings.map(shades).to_dict()
-    bottom = sheet.panel(rows, 0, columns, gap)
-    name = "LR sensitivity" if window == WINDOW else f"LR sensitivity, {window}"
-    sheet.keys(("", panels.sensitivities(bottom, curves, runs, colours, name)), row=rows)
+    bottom = sheet.panel(-1, 0, sheet.columns)
+    quantity = "LR sensitivity" if window == WINDOW else f"LR sensitivity, {window}"
+    if has_lines:
+        _sensitivity_lines(bottom, curves, runs)
+        bottom.set_ylabel(f"{style.wrapped(quantity, below * style.em(), style.page().size)}\n(nats/token)")
+        sheet.keys(("arms", [panels.arm_key(arm, panels.arm_look(position)) for position, arm in enumerate(arms)]))
+    else:
+        by_size = shades if shown.line == "size" else style.shades(sizes, style.LR_SHADES)
+        _sensitivity_rows(bottom, curves, runs, by_size)
+        bottom.set_xlabel(f"{quantity} (nats/token)")
+        if by_size is not shades and len(sizes) > 1:
+            sheet.keys(("parameters, below", layout.line_keys(by_size, count)))
+    usual: dict[str, Any] = {"color": style.INK, "marker": "o", "markersize": 5}
+    looks = [usual | look | ({} if has_lines else {"linestyle": ""}) for _, _, look in PARTS.values()]
+    keys = [Line2D([], [], label=key, **look) for look, (_, key, _) in zip(looks, PARTS.values(), strict=True)]
+    seeds = sorted({interval.n for interval in curves["total"]})
+    name = f"n = {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))}"
+    sheet.keys(("", [*keys, Line2D([], [], linestyle="", label=name)]))
     return sheet
+
+
+def _sensitivity_lines(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame) -> None:
+    """Against size, a line per arm, solid and dashed for the instability part."""
+    sizes = sorted(curves["size"].unique())
+    arms = list(curves.groupby("arm", sort=False))
+    for position, (_, of_arm) in enumerate(arms):
+        # arms stand side by side, so that their bars do not hide one another
+        aside = np.log(sizes[-1] / sizes[0]) * 0.012 * (position - (len(arms) - 1) / 2)
+        for part, (_, _, look) in PARTS.items():
+            dots = [_dot(curve, part, runs) for curve in of_arm.itertuples()]
+            panels.draw_dots(axes, of_arm["size"] * np.exp(aside), dots, **panels.arm_look(position) | look)
+    scales.size_axis(axes, sizes)
+    axes.set_ylim(bottom=0)
+
+
+def _sensitivity_rows(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, shades: dict[Any, str]) -> None:
+    """A row per arm, with two dots per size."""
+    arms = list(curves["arm"].unique())
+    groups = []
+    for size, of_size in curves.groupby("size"):
+        for part, (_, _, look) in PARTS.items():
+            dots = {arms.index(curve.arm): _dot(curve, part, runs) for curve in of_size.itertuples()}
+            groups.append(({"color": shades[size], "marker": "o", **look}, dots))
+    panels.rows(axes, arms, groups)
+    axes.set_xlim(left=0)
+
+
+def _dot(curve: Any, part: str, runs: pd.DataFrame) -> Dot:
+    """One of the two numbers of a row of ``by_curve``."""
+    interval = getattr(curve, part)
+    of_curve = runs[(runs["arm"] == curve.arm) & (runs["size"] == curve.size)]
+    quantity = Quantity(PARTS[part][0], "nats/token")
+    return Dot(interval, hover.HoverText(of_curve).point(slice(None), quantity, np.array(interval.values)))

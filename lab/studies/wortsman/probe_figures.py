@@ -20,6 +20,7 @@ from lab.records.store import Records
 
 # One row of panels per arm; with more arms there is no figure, since it would fill the page.
 MOST_ARM_ROWS = 4
+NARROWEST_VIEW = 13.0  # in multiples of the size of text, so that an arm has its three panels in a row or in a column
 FEWEST_BLOCKS, USUAL_LR = 4, 1e-2
 TENSORS = {"mlp_up": "first layer of the MLP", "attention.key": "key projection"}
 GRADIENT = Quantity("gradient RMS", log=True)
@@ -62,17 +63,13 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
     peaks = runs.assign(peak=runs["id"].map(logits.groupby("id")["value"].max()))
     shown = facets(records.runs, peaks[peaks.groupby("curve")["peak"].transform("count") > 0])
     shades = style.shades(shown.values, style.SIZE_SHADES)
-    columns = layout.columns_for(len(shown.panels))
-    sheet = Sheet(columns, [13.0] * -(-len(shown.panels) // columns))
-    for index, (label, panel_runs) in enumerate(shown.panels):
-        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
-        for value, curve in panel_runs.groupby(shown.line):
-            panels.over(axes, curve, "lr", "peak", shades[value], Quantity("peak of max attention logit", log=True))
+    quantity = Quantity("peak of max attention logit", log=True)
+    titles = [label for label, _ in shown.panels]
+    sheet, facet_axes = layout.facets(titles, ["peak of max\nattention logit"], 13.0)
+    for (axes,), (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
+        panels.lines(axes, panel_runs, shown.line, shades, "lr", "peak", quantity)
         scales.lr_axis(axes, runs["lr"])
-        panels.title(axes, label)
-        axes.set_ylabel("" if index % columns else "peak of max\nattention logit")
-        axes.tick_params(labelleft=index % columns == 0)
-    scales.probe_axis(sheet.figure.axes[0])
+    scales.probe_axis(facet_axes[0][0])
     sheet.keys((shown.name, layout.line_keys(shades, shown.spell)))
     return sheet
 
@@ -139,42 +136,37 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
         raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {series.probe}")
     blocks = range(1, 1 + max(group.loc[group["size"] == group["size"].max(), "depth"].max() for _, group in arms))
     values_by_block = {block: series.measure(records, series.probe, series.where_in(block - 1)) for block in blocks}
-    columns = layout.columns_for(3)
-    rows_of_arm = -(-3 // columns)
-    sheet = Sheet(columns, [10.5 if len(arms) > 1 else 14.5] * len(arms) * rows_of_arm)
     lrs = style.shades(runs["lr"], style.LR_SHADES)
     sizes = style.shades(runs["size"], style.SIZE_SHADES)
     quantity = Quantity(series.label.replace("\n", " "), log=True)
-    for index, (arm, group) in enumerate(arms):
+    titles = [arm for arm, _ in arms for _ in range(3)]
+    sheet, facet_axes = layout.facets(titles, [series.label], 11.0, layout.columns_for(3, NARROWEST_VIEW))
+    for index, (_, group) in enumerate(arms):
         largest = group[group["size"] == group["size"].max()]
         by_block = pd.concat(
             [largest.assign(block=block, value=largest["id"].map(values)) for block, values in values_by_block.items()]
         )
         by_block["value"] = by_block["value"].where(by_block["value"] > 0)
-        views = [("size", "lr", group, lrs), ("lr", "size", group, sizes), ("block", "lr", by_block, lrs)]
-        for view, (x, line, table, shades) in enumerate(views):
-            column = view % columns
-            axes = sheet.panel(index * rows_of_arm + view // columns, column, sharey=sheet.first)
-            for value, runs_of_line in table.groupby(line):
-                panels.over(axes, runs_of_line, x, "value", shades[value], quantity)
-            axes.tick_params(labelleft=column == 0)
-            axes.set_ylabel("" if column else series.label)
-        of_size, of_lr, of_block = sheet.figure.axes[-3:]
+        (of_size,), (of_lr,), (of_block,) = facet_axes[3 * index : 3 * index + 3]
+        views = [
+            (of_size, "size", "lr", group, lrs),
+            (of_lr, "lr", "size", group, sizes),
+            (of_block, "block", "lr", by_block, lrs),
+        ]
+        for axes, x, line, table, shades in views:
+            panels.lines(axes, table, line, shades, x, "value", quantity)
         scales.size_axis(of_size, group["size"])
         scales.lr_axis(of_lr, group["lr"])
-        panels.title(of_size, arm, columns)
         of_block.set_xticks(list(blocks))
         of_block.set_xlim(0.8, max(blocks) + 0.2)
-        scales.x_label(of_block, f"block, at {count(largest['size'].iloc[0])} parameters")
+        of_block.set_xlabel(f"block, at {count(largest['size'].iloc[0])}")
     scales.probe_axis(sheet.figure.axes[0])
     if series.probe == "grad_rms":
         for axes, (_, group) in zip(sheet.figure.axes, [arm for arm in arms for _ in range(3)], strict=True):
             panels.epsilon(axes, float(group["eps"].max()))
         scales.y_ticks(sheet.figure.axes[0])
     sheet.explain(marks.EPSILON, EPSILON_SENTENCE)
-    sheet.keys(
-        ("peak learning rate", layout.line_keys(lrs, "{:g}".format)), ("parameters", layout.line_keys(sizes, count))
-    )
+    sheet.keys(("peak learning rate", layout.line_keys(lrs)), ("parameters", layout.line_keys(sizes, count)))
     return sheet
 
 
@@ -188,27 +180,22 @@ def gradient_with_depth(records: Records, runs: pd.DataFrame) -> Sheet:
     deep = _deep(records, runs)
     arms = list(dict.fromkeys(deep["arm"]))
     idle = [arm for arm in dict.fromkeys(runs["arm"]) if arm not in arms]
-    columns = layout.columns_for(len(TENSORS))
-    sheet = Sheet(columns, [14.5] * -(-len(TENSORS) // columns))
-    for index, (tensor, label) in enumerate(TENSORS.items()):
+    sheet, facet_axes = layout.facets(list(TENSORS.values()), ["gradient RMS"], 14.5)
+    for (axes,), tensor in zip(facet_axes, TENSORS, strict=True):
         by_block = [
             deep.assign(block=block + 1, value=deep["id"].map(late(records, "grad_rms", f"block{block}.{tensor}")))
-            for block in range(deep["depth"].iloc[0])
+            for block in range(int(deep["depth"].iloc[0]))
         ]
         table = pd.concat(by_block).dropna(subset=["value"])
         if table.empty:
             raise NothingToDrawError("nothing to draw: no gradients of blocks are on record")
-        axes = sheet.panel(index // columns, index % columns, sharey=sheet.first)
         for position, arm in enumerate(arms):
-            colour = panels.arm_look(position)["color"]
-            panels.over(axes, table[table["arm"] == arm], "block", "value", colour, GRADIENT)
+            of_arm = table[table["arm"] == arm]
+            panels.over(axes, of_arm, "block", "value", GRADIENT, **panels.arm_look(position))
         axes.set_xticks(range(1, 1 + len(by_block)))
         axes.set_xlabel("block")
-        axes.tick_params(labelleft=index % columns == 0)
-        axes.set_ylabel("" if index % columns else "gradient RMS")
-        panels.title(axes, label)
-    scales.probe_axis(sheet.figure.axes[0])
-    sheet.keys(("", [panels.arm_key(arm, {"color": panels.arm_look(n)["color"]}) for n, arm in enumerate(arms)]))
+    scales.probe_axis(facet_axes[0][0])
+    sheet.keys(("", [panels.arm_key(arm, panels.arm_look(n)) for n, arm in enumerate(arms)]))
     if idle:
         sheet.note(f"Left out is what never beat a bigram model: {listed(idle)}.")
     return sheet

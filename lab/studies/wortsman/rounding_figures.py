@@ -11,7 +11,9 @@ from lab.analysis.logit_rounding import MANTISSA_BITS, mean_rounding_cost, publi
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import student_t
+from lab.analysis.text import number
 from lab.records.store import Records
 
 HARM = Quantity("loss that rounding costs", "nats/token")
@@ -32,9 +34,7 @@ def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
     if table.empty:
         raise NothingToDrawError("nothing to draw: no rounded run has a twin in fp32 and recorded log_z_std")
     drawn = runs.merge(table, left_on="id", right_index=True)
-    sheet = Sheet(1, [22.0])
-    axes = sheet.panel(0, 0)
-    axes.set_xscale("log")
+    sheet, [[axes]] = layout.facets([""], ["loss that rounding costs\n(nats/token)"], 22.0)
     axes.set_yscale("log")
     shades = style.shades(drawn["mantissa_bits"], BITS_SHADES)
     left_out = 0
@@ -43,9 +43,9 @@ def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
         if min(expected, harm.mean) < SMALLEST:
             left_out += 1
             continue
-        told = hover.HoverText(drawn).point((drawn["id"].isin(cell["id"])).to_numpy(), HARM, cell["harm"].to_numpy())
-        texts = [f"{told}\nthe law {expected:.3g} nats/token"]
-        panels.draw_intervals(axes, [expected], [harm], texts, marker="o", linestyle="", color=shades[bits])
+        of_law = f"the law {expected:.3g} nats/token"
+        text = hover.HoverText(cell).point(slice(None), HARM, cell["harm"].to_numpy(), of_law)
+        panels.draw_dots(axes, [expected], [Dot(harm, text)], marker="o", linestyle="", color=shades[bits])
     shown = _published(axes)
     _lines(axes)
     if left_out:
@@ -60,7 +60,7 @@ def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
     )
     sheet.explain(FACTOR, "Dotted lines are three times the law, and a third of it.")
     sheet.explain(LAW, "The line is the law itself.")
-    sheet.keys(("mantissa bits", layout.line_keys(shades, "{:g}".format)))
+    sheet.keys(("mantissa bits", layout.line_keys(shades)))
     return sheet
 
 
@@ -92,10 +92,6 @@ def _lines(axes: Axes) -> None:
         )
         line.set_zorder(1)
         marks.name(line, name)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
+    scales.x_axis(axes, "what the law says (nats/token)", [low, high], scales.log_ticks(low, high, 8), number)
+    axes.set_ylim(axes.get_xlim())
     scales.y_ticks(axes)
-    ticks = [tick for tick in scales.log_ticks(low, high, 8) if low <= tick <= high]
-    scales.x_ticks(axes, ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xlabel("what the law says (nats/token)")
-    axes.set_ylabel("loss that rounding costs\n(nats/token)")

@@ -20,10 +20,9 @@ LOSS_ROUNDING = 1e-6  # nats/token, roughly to which a loss of 32 bits is known
 def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Training loss against step, one line per learning rate, with the largest attention logit below it.
 
-    Lines are means over seeds (of logits geometric ones) at some of the recorded steps; darker is a lower learning
-    rate. Good learning rates end lowest; unstable ones rise, or stay near the loss of the bigram model. A loss above
-    that at initialization, or a non-finite one, is drawn at initialization; a line of logits ends where some
-    seed's is non-finite.
+    Lines are means over seeds (of logits geometric ones) at some of the recorded steps. Good learning rates end lowest;
+    unstable ones rise, or stay near the loss of the bigram model. A loss above that at initialization, or a non-finite
+    one, is drawn at initialization; a line of logits ends where some seed's is non-finite.
     """
     loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
     return over_steps(records, runs, [loss, ProbeSeries("attention_logit_max", None, "max attention\nlogit")])
@@ -36,7 +35,7 @@ def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     One line per learning rate, a mean over seeds (of squares a geometric one). Where the output logits drift away from
     zero, late in training, z-loss holds them.
     """
-    mean = ProbeSeries("output_logit_mean", "", "mean output logit", "symlog")
+    mean = ProbeSeries("output_logit_mean", "", "mean output logit", "asinh")
     return over_steps(records, runs, [mean, ProbeSeries("log_z_square", "", "mean of log² Z")])
 
 
