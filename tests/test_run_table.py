@@ -183,8 +183,14 @@ def test_trained_records_are_never_replaced(tmp_path: Path) -> None:
         (table().head(0), [], "has no rows"),
         (table().assign(**{"eval/loss": math.nan}), [], "row 1: a diverged run counts at its initial loss"),
         (table().assign(seed=None), [], "row 1: seed is empty"),
-        (table().assign(seed=0.5), [], "row 1: the seed 0.5 is no whole number"),
-        (table().assign(n_params=0.016), [], "row 1: the size 0.016 is no whole number"),
+        (table().assign(seed=0.5), [], "row 1: seed 0.5 is no whole number"),
+        (table().assign(n_params=0.016), [], "row 1: size 0.016 is no whole number"),
+        (table().assign(n_params=math.inf), [], "row 1: size inf is no whole number"),
+        (table().replace({"Learning Rate": {1e-2: math.inf}}), [], "row 4: the learning rate is infinite"),
+        (table().assign(steps=-1), [], "row 1: the steps -1 are below 0"),
+        (table().assign(steps=1.5), [], "row 1: steps 1.5 is no whole number"),
+        (table().assign(steps=[None, *[9] * 47]), [], "row 1: steps is empty"),
+        (table().assign(**{"eval/loss": math.nan}), ["--initial-loss", "inf"], "row 1: a diverged run counts at"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(

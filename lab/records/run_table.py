@@ -35,6 +35,7 @@ USUAL_NAMES = {
 # Settings that every run of the lab has, and of which a table says nothing.
 UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision")
 NO_NUMBERS = ("", "nan", "none", "null")  # words for a loss that there is not
+LARGEST = 2**53  # of whole numbers, all of which up to here are floats
 FEWEST_LRS = 3  # of a curve, and of each value of a column that sets arms apart
 ORIGIN = "imported from"
 TABLE = "table"  # the setting that holds the name of the table, so that arms of several tables are told apart
@@ -123,17 +124,15 @@ def records_of(
     found = {key: column_of(table, key, getattr(columns, key)) for key in USUAL_NAMES}
     numbers = {key: _numbers(table, key, column) for key, column in found.items()}
     for key, name in (("lr", "learning rate"), ("size", "size")):
-        if (wrong := numbers[key] <= 0).any():
-            raise RequestError(f"{_row(wrong)}: the {name} {numbers[key][wrong].iloc[0]:g} is not above 0")
-    for key in ("size", "seed"):
-        if (broken := numbers[key] != numbers[key].round()).any():
-            value = numbers[key][broken].iloc[0]
-            raise RequestError(f"{_row(broken)}: the {key} {value:g} is no whole number")
+        _refuse(numbers[key] <= 0, numbers[key], f"the {name} {{:g}} is not above 0")
+    _refuse(numbers["lr"] == math.inf, numbers["lr"], "the learning rate is infinite")
+    for key in ("size", "seed", "steps"):
+        values = numbers[key].dropna()
+        _refuse((values != values.round()) | (values.abs() > LARGEST), values, f"{key} {{:g}} is no whole number")
+    _refuse(numbers["steps"] < 0, numbers["steps"], "the steps {:g} are below 0")
     diverged = ~numbers["loss"].map(math.isfinite)
-    if (unknown := diverged & numbers["initial_loss"].isna()).any():
-        raise RequestError(
-            f"{_row(unknown)}: a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it"
-        )
+    unknown = diverged & ~numbers["initial_loss"].map(math.isfinite)
+    _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
     if (count := numbers["lr"].nunique()) < FEWEST_LRS:
         raise RequestError(f"{count} learning rates, and a curve takes {FEWEST_LRS}")
     others = [str(name) for name in table if name not in found.values()]
@@ -164,6 +163,12 @@ def records_of(
         }
     )
     return Records(store.declared(runs), _metrics(table, runs, kept))
+
+
+def _refuse(wrong: pd.Series[bool], values: pd.Series[Any], why: str) -> None:
+    """Refuse the first row that is wrong; ``why`` may name its value."""
+    if wrong.any():
+        raise RequestError(f"{_row(wrong)}: {why.format(values[wrong].iloc[0])}")
 
 
 def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float | None:
@@ -216,8 +221,8 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     is_word = numbers.isna() & table[column].notna() & ~words.isin(NO_NUMBERS)
     if is_word.any():
         raise RequestError(f"{_row(is_word)}: {column} is no number: {table[column][is_word].iloc[0]!r}")
-    if key not in ("loss", "initial_loss", "steps") and numbers.isna().any():
-        raise RequestError(f"{_row(numbers.isna())}: {column} is empty")
+    if key not in ("loss", "initial_loss"):
+        _refuse(numbers.isna(), numbers, f"{column} is empty")
     return numbers.astype(float)
 
 
