@@ -100,7 +100,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     Each seed has a best of its own; lines are means over seeds (of learning rates geometric ones). The flatter a line
     of learning rates, the better a learning rate found on a small model serves a large one. All axes are logarithmic.
     """
-    blocks = runs["id"].map(depths(records.runs))
+    blocks = runs["id"].map(depths(records.runs)).fillna(1)  # a table need not say
     best = runs[(blocks > 0) & (runs["lr"] == runs["best_lr"])]
     arms = [(str(arm), group) for arm, group in best.groupby("arm", sort=False) if group["size"].nunique() > 1]
     if not arms or runs["lr"].nunique() == 1:
