@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,13 @@ def test_jobs_of_a_script_are_processes_of_their_own() -> None:
     made = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert made.stdout.endswith("4 points\n")
+
+
+def test_the_page_of_commands_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import lab\n.*?)```", page, re.DOTALL)
+    exec(code.replace('"seed=0,1,2"', ", ".join(map(repr, TOY))), {})
+    assert "with qk-layernorm" in capsys.readouterr().out
 
 
 def test_importing_the_lab_loads_none_of_it() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import math
 import re
+import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,6 +19,7 @@ from lab.core.errors import RequestError
 from lab.records import run_table, store
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "your_own_sweep.md"
 PUBLISHED = DOCS / "tables" / "z_loss_16M_to_221M.csv"
 LRS = (1e-3, 1e-2, 1e-1, 3e-1)
 
@@ -89,7 +93,7 @@ def test_the_page_shows_what_its_code_prints(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of its tables, the second; the first has the sensitivity of the runs of the lab that it was made from."""
-    page = (DOCS / "your_own_sweep.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     monkeypatch.chdir(DOCS.parent)
     [_, in_python] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(in_python, {})  # the page's own code
@@ -99,6 +103,44 @@ def test_the_page_shows_what_its_code_prints(
     own = study("results/quickstart").curves["total"].map(lambda interval: interval.mean)
     read = from_frame(pd.read_csv(DOCS / "tables" / "my_trainer.csv"), initial_loss="eval/loss_at_step_0").curves
     assert read["total"].map(lambda interval: interval.mean).tolist() == pytest.approx(own.tolist())
+
+
+def test_the_commands_of_the_page_run_in_their_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, undrawn: None
+) -> None:
+    """All but the one on event files, which takes an extra."""
+    page = PAGE.read_text(encoding="utf-8")
+    (tmp_path / "docs").symlink_to(DOCS)
+    monkeypatch.chdir(tmp_path)
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    without_extra = [line for line in commands if "--tensorboard" not in line]
+    assert len(without_extra) == len(commands) - 1 == 8
+    for line in without_extra:
+        assert main(shlex.split(line)[1:]) == 0, line
+    (forecast,) = re.findall(r"```text\n(Best learning rate\n.*?)```", page, re.DOTALL)
+    assert forecast in capsys.readouterr().out
+    assert "from 0.001 to 0.3" in Path("runs/my_trainer/report.html").read_text()
+
+
+def test_runs_of_wandb_become_a_table_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for ``wandb``, whose runs have nested configs and summaries."""
+    runs = [
+        SimpleNamespace(
+            config={"optimizer": {"lr": lr}, "seed": seed, "n_params": 1000},
+            summary=SimpleNamespace(_json_dict={"eval/loss": 2 + lr + seed, "_step": 99, "_runtime": 3.5}),
+        )
+        for lr in LRS
+        for seed in range(3)
+    ]
+    projects = {"me/my-project": runs}
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Api=lambda: SimpleNamespace(runs=projects.__getitem__)))
+    monkeypatch.chdir(tmp_path)
+    [of_wandb, _] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(of_wandb, {})  # the page's own code
+    assert main(["import", "runs.csv", "out=out"]) == 0
+    records = store.read(tmp_path / "out")
+    assert sorted(records.runs["optimizer.lr"].unique()) == sorted(LRS)
+    assert set(records.runs["steps"]) == {99}
 
 
 def test_a_diverged_run_counts_at_its_initial_loss() -> None:

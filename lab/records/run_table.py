@@ -29,7 +29,7 @@ USUAL_NAMES = {
     ),
     "size": ("parameters_without_embeddings", "params", "n_params", "num_params", "parameters", "size", "model_size"),
     "seed": ("seed", "random_seed"),
-    "steps": ("steps", "n_steps", "num_steps", "train_steps", "max_steps", "step"),
+    "steps": ("steps", "n_steps", "num_steps", "train_steps", "max_steps", "step", "_step"),
     "initial_loss": ("initial_loss", "init_loss", "loss_at_init"),
 }
 # Settings that every run of the lab has, and of which a table says nothing.
