@@ -86,13 +86,15 @@ def test_a_job_that_imports_its_script_begins_no_sweep(monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_jobs_of_a_script_are_processes_of_their_own() -> None:
     Path("script.py").write_text(
-        'import lab, lab.report.build\nlab.report.build.FIGURES = {}\nif __name__ == "__main__":\n'
+        'import torch\nimport lab, lab.report.build\nlab.report.build.FIGURES = {}\nif __name__ == "__main__":\n'
         '    made = lab.sweep("smoke", "scale=toy", "seed=0", "optimizer.lr=1e-2,1e-1", "hydra.sweeper.max_runs=2")\n'
-        "    print(len(made.points), 'points')\n"
+        "    points, threads = len(made.points), torch.get_num_threads()\n"
+        "    lab.train('scale=toy')\n"
+        "    print(points, 'points', threads == torch.get_num_threads())\n"
     )
     made = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    assert made.stdout.endswith("4 points\n")
+    assert made.stdout.endswith("4 points True\n")
 
 
 def test_the_page_of_commands_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

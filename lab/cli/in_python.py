@@ -64,7 +64,7 @@ def _study(
     request = launch.read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
     composed = multirun.compose(request)
     try:
-        multirun.train(composed, request)
+        multirun.train(composed, request, jobs_only=True)
     except SystemExit as end:
         if end.code != 1:  # 1: runs failed, and were said to
             raise

@@ -119,8 +119,18 @@ def carry_out(request: Request, part: CampaignPart | None = None) -> None:
         train(composed, request, part)
 
 
-def train(composed: Composed, request: Request, part: CampaignPart | None = None) -> None:
-    """Train the points of a request that Hydra composed; the arguments and errors are those of ``carry_out``."""
+def train(composed: Composed, request: Request, part: CampaignPart | None = None, *, jobs_only: bool = False) -> None:
+    """Train the points of a request that Hydra composed.
+
+    Args:
+        composed: what Hydra made of the request.
+        request: what is asked for.
+        part: the part that it is of a campaign, if any.
+        jobs_only: a single fleet is a job, too: this process has more to do, with torch as its user configured it.
+
+    Raises:
+        RequestError, SystemExit: see ``carry_out``.
+    """
     noted: Any = {"command": request.command, "question": request.question, "one": composed.settings["one"]}
     known = recognizable(composed.trees, composed.settings)
     if known and (ids := known.finished_ids()) is not None:
@@ -132,7 +142,8 @@ def train(composed: Composed, request: Request, part: CampaignPart | None = None
     if apart:
         pipeline.prepare_report()
     planned = plan(composed)
-    how: Any = {"trains_here": getattr(launcher, "trains_here", False), "reports_apart": apart, "part": part}
+    trains_here = getattr(launcher, "trains_here", False) and not jobs_only
+    how: Any = {"trains_here": trains_here, "reports_apart": apart, "part": part}
     ids = pipeline.train(planned, partial(_launch, launcher), **how, **noted)
     if known:
         known.note(ids)
