@@ -17,7 +17,7 @@ import pytest
 from torch import Tensor
 
 from lab.core import axes, distributed, machine
-from lab.optim import links
+from lab.optim.links import clipping
 from lab.probes import activations, updates
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
@@ -96,6 +96,28 @@ def mine(number_r: Tensor) -> Tensor:
     return number_r
 
 
+# Optimizers that keep numbers of a run, or read weights or the forward pass, with what they need of the rest.
+OPTIMIZERS = {
+    **{"adamh": (), "adamw_adagc": (), "adamw_zclip": (), "stable_spam": (), "adamw_skip_sigma": ()},
+    **{"muon": (), "adamw_spectral_cap": (), "schedule_free": ("schedule=constant",)},
+    "adamw_qk_clip": ("intervention=[z_loss]", "optimizer.qk_clip=0.3"),
+}
+NEED_WHOLE_WEIGHTS = ("muon", "adamw_spectral_cap", "schedule_free", "adamw_qk_clip")
+
+
+def losses_by(how: str) -> dict[str, list[float]]:
+    """Held-out losses after a few updates by each optimizer that can be shared in this way."""
+    losses = {}
+    for name, others in OPTIMIZERS.items():
+        if how == "ddp" or name not in NEED_WHOLE_WEIGHTS:
+            shared = (f"optimizer={name}", *others, f"ranks={how}", "device=cpu", "probes=none", "model.depth=1")
+            fleet = brief(Fleet(configs(*RATES[:2], shared=shared)))
+            for step in range(STEPS):
+                fleet.step(step)
+            losses[name] = fleet.evaluation.loss(whole=False).tolist()
+    return losses
+
+
 def one_run(folder: Path) -> dict[str, Any]:
     return {f"{how} 1": trained(folder, 1, how) for how in ("ddp", "fsdp")}
 
@@ -109,8 +131,9 @@ def all_fleets(folder: Path) -> dict[str, Any]:
         found[f"{how} in parts"] = trained_in_parts(how)
     found["ddp resumed as fsdp"] = trained(folder, 3, "fsdp", resumed="ddp 3")
     found["held"] = share_held()
+    found["optimizers"] = {how: losses_by(how) for how in ("ddp", "fsdp")}
     found["faults"] = {
-        "local clip": planted(folder, "fsdp", links, "per_run_norm", local_norm),
+        "local clip": planted(folder, "fsdp", clipping, "per_run_norm", local_norm),
         "local mean": planted(folder, "ddp", axes, "mean_over_ranks", mine),
         "local maximum": planted(folder, "ddp", axes, "max_over_ranks", mine),
         "local loss": planted(folder, "ddp", activations, "mean_over_ranks", mine),

@@ -113,6 +113,15 @@ def test_micro_batches_and_their_noise_are_those_of_one_process(found: Any) -> N
 
 
 @pytest.mark.slow
+def test_other_optimizers_take_the_steps_of_one_process(found: Any) -> None:
+    alone = on_ranks.losses_by("ddp")
+    for how, losses in found["optimizers"].items():
+        assert len(losses) >= 5
+        for name, loss_r in losses.items():
+            assert loss_r == pytest.approx(alone[name], rel=1e-5), (how, name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "shows"),
     [

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from lab.core.hooks import HeldOut
@@ -82,6 +83,6 @@ class Link(ABC):
 
 
 def per_run(weights: Mapping[str, Tensor], value: float = 0.0) -> Tensor:
-    """One number per run ``[r]``, in the precision of the weights."""
+    """One number per run ``[r]``, in the precision of the weights; every rank holds it whole."""
     first = next(iter(weights.values()))
-    return first.new_full((len(first),), value)
+    return torch.full((len(first),), value, dtype=first.dtype, device=first.device)
