@@ -350,6 +350,8 @@ REFUSED = [
         "loss term hidden uses hidden_rbtd; a custom model has logits_rbtv, log_z_rbt, targets_rbt only, so say "
         "intervention=[]",
     ),
+    (("optimizer=muon",), "optimizer.chain: 'muon' acts on weights by their role, which a custom model lacks"),
+    (("optimizer=adamw_head_lr",), "optimizer.head holds numbers of a role, and weights of a custom model have none"),
     (("+intervention.hiden.coefficient=1",), "loss term hiden uses 'hiden_rbtd'; nearest: hidden_rbtd"),
 ]
 
