@@ -20,7 +20,7 @@ from lab.core import shipped
 from lab.records import store
 from lab.records.parts import written
 from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
-from lab.sweep import dry_run
+from lab.sweeping import dry_run
 from sampling import few
 
 NOT_YET_TRAINED = {"leaderboard"}
