@@ -28,6 +28,10 @@ lint: .venv/installed-test
 
 docs: .venv/installed-docs
 	$(BIN)/python -m sphinx -q -W -E --keep-going -c docs . build/docs
+	@mkdir -p build/reports build/docs/reports && cp -R results/. build/reports
+	$(BIN)/lab report build/reports
+	@cd build/reports && for part in *.html */report.html */figures */tables; do \
+		mkdir -p "../docs/reports/$$(dirname $$part)" && cp -R "$$part" "../docs/reports/$$(dirname $$part)"; done
 	@echo "site: build/docs/index.html"
 
 bench: .venv/installed

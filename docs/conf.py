@@ -1,7 +1,13 @@
 """The site: the repository's Markdown as it stands, its notebooks executed, and a reference from the docstrings."""
 
 import logging
+import re
 from importlib.metadata import version as installed_version
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.search.en import SearchEnglish
 
 import lab
 import lab.analysis
@@ -26,6 +32,7 @@ html_additional_pages = {"index": "index.html"}
 html_theme = "furo"
 html_title = "instability-lab"
 html_copy_source = False
+html_math_renderer = "mathml"
 html_static_path, html_css_files = ["_static"], ["wide.css"]
 
 myst_heading_anchors = 3
@@ -101,9 +108,32 @@ def skip_tuple_fields(
     return True if str(getattr(member, "__doc__", "")).startswith("Alias for field number") else None
 
 
-def setup(app: object) -> None:
+class Search(SearchEnglish):
+    """English in which ``warm-up``, ``warmup`` and ``warm_up`` find one another: the parts, and all of them joined."""
+
+    js_splitter_code = r"""
+    function splitQuery(query) {
+      return query.split(/[^\p{Letter}\p{Number}_-]+/u).map((word) => word.replace(/[-_]/g, "")).filter((word) => word);
+    }
+    """
+
+    def split(self, input: str) -> list[str]:  # noqa: A002
+        joined = [re.sub("[-_]", "", word) for word in re.findall(r"\w+(?:[-_]\w+)+", input)]
+        return [*super().split(input), *joined]
+
+
+def formula(translator: Any, node: nodes.math | nodes.math_block) -> None:
+    """MathML, which browsers show without a script from elsewhere."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    translator.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> None:
     # autodoc lists the names that a module holds, and these two import theirs on first use
     for module in (lab, lab.analysis):
         vars(module).update({name: getattr(module, name) for name in module.__all__})
-    app.connect("source-read", add_contents)  # type: ignore[attr-defined]
-    app.connect("autodoc-skip-member", skip_tuple_fields)  # type: ignore[attr-defined]
+    app.add_search_language(Search)
+    app.add_html_math_renderer("mathml", inline_renderers=(formula, None), block_renderers=(formula, None))
+    app.connect("source-read", add_contents)
+    app.connect("autodoc-skip-member", skip_tuple_fields)

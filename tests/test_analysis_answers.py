@@ -2,19 +2,20 @@
 
 import json
 import math
+import re
 
 import pytest
 
 import planted
-from lab.analysis.curves import arm_factors, points
+from lab.analysis import contrasts
+from lab.analysis.curves import points
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
 from lab.cli.launch import compose_points
 from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
-from lab.report.answers import answer, compared, dates, questions
-from lab.report.comparisons import contrasts, nearest, reference_arm
-from lab.report.findings import brief_headline
+from lab.report.answers import answer, dates, questions
+from lab.report.comparisons import nearest, reference_arm
 from planted import BOTH, LRS, cards
 
 
@@ -29,48 +30,33 @@ def diverged(made):
     return [card | {"status": "diverged", "diverged_at": 9, "final_val_loss": math.nan} for card in made]
 
 
-def test_of_two_arms_the_lower_one_is_named_with_its_interval_where_it_is_lower_everywhere():
-    text = answer(study(cards()))
-    assert text.startswith("LR sensitivity is lower with qk-layernorm than without it at every size, by 0.16")
-    assert text.endswith(" at 98.6k parameters.")
-    pairs = study(cards()).pairs
-    interval = pairs["total"].iloc[-1]
-    assert f"(95 % interval {interval.low:.3f} to {interval.high:.3f})" in text
+def shown(said):
+    """The table of an answer, by arm."""
+    return contrasts.table(said.contrasts).set_index("arm")
 
 
-def test_the_answer_turns_with_the_records():
+def test_every_arm_stands_beside_the_stated_reference_and_the_best_one_is_named():
+    made = study(cards())
+    said = answer(made)
+    assert said.text.startswith("LR sensitivity at 98.6k parameters is lowest with qk-layernorm: 0.")
+    table = shown(said)
+    assert set(table.index) == {"with qk-layernorm (reference)", "without qk-layernorm"}
+    (pair,) = made.pairs.loc[made.pairs["size"] == 98_624, "total"]
+    mean, low, high = re.findall(r"[\d.]+", table.loc["without qk-layernorm", "at 98.6k parameters"])
+    assert [float(mean), float(low), float(high)] == pytest.approx([pair.mean, pair.low, pair.high], abs=6e-4)
     swapped = [card | {"intervention": BOTH[1 - BOTH.index(card["intervention"])]} for card in cards(widths=(32,))]
     swapped = [card | {"parameters_without_embeddings": 24_736} for card in swapped]
-    assert answer(study(swapped)).startswith("LR sensitivity is lower without qk-layernorm than with it, by")
+    turned = answer(study(swapped)).text
+    assert turned.startswith("LR sensitivity at 24.7k parameters is lowest without qk-layernorm: ")
+    assert turned.endswith("with qk-layernorm, the reference.")
 
 
-def test_arms_that_differ_by_noise_are_not_said_to_differ():
+def test_arms_that_differ_by_noise_are_tied():
     def noisy(card):
         same = 2 + (card["optimizer.lr"] == 0.3) * (card["seed"] - 1) * (0.1 if card["intervention"] == BOTH[0] else 0)
         return card | {"final_val_loss": same}
 
-    text = answer(study(map(noisy, cards())))
-    assert text.startswith(
-        "No difference in LR sensitivity between runs without qk-layernorm and runs with qk-layernorm is"
-    )
-    assert "certain at any size" in text
-
-
-def test_sizes_that_disagree_are_told_apart():
-    def turned(card):
-        better = (card["model.width"] == 32) == (card["intervention"] == BOTH[0])
-        return card | {"final_val_loss": 2 + (card["optimizer.lr"] == 0.3) * (0.1 if better else 0.9)}
-
-    text = answer(study(map(turned, cards())))
-    assert text == (
-        "LR sensitivity is, against that with qk-layernorm, lower without qk-layernorm at 24.7k and higher without "
-        "qk-layernorm at 98.6k parameters."
-    )
-
-
-def test_a_largest_size_of_which_all_runs_diverged_has_no_best_learning_rate():
-    made = [*cards(BOTH[:1], (32,)), *diverged(cards(BOTH[:1], (64,)))]
-    assert answer(study(made)).endswith(" at 98.6k parameters; all runs there diverged.")
+    assert ", tied with runs with" in answer(study(map(noisy, cards()))).text
 
 
 @pytest.mark.parametrize(
@@ -83,47 +69,39 @@ def test_a_largest_size_of_which_all_runs_diverged_has_no_best_learning_rate():
         ),
         (diverged(cards(BOTH[:1], (32,), (1e-2,), (0,))), "The only run diverged, at learning rate 0.01", "no final"),
         (diverged(cards()), "All 84 runs diverged, at learning rates 0.0003 to 0.3", "no final loss to compare."),
-        (cards(BOTH[:1]), "LR sensitivity with z-loss is 0.", "at 98.6k parameters; the best learning rate there is"),
-        (cards(BOTH[:1], seeds=(0,)), "LR sensitivity with z-loss is 0.", "(one seed, so no interval)"),
-        (cards(BOTH[:1], lrs=(1e-2,)), "The final loss with z-loss is 2.", "95 % interval"),
-        (cards(seeds=(0,)), "LR sensitivity without qk-layernorm minus that with", "from one seed: too few to tell"),
-        (cards(lrs=LRS[-2:]), "The best loss over the learning rates is lower with qk", "at every size, by 0."),
-        (
-            cards(("none", "qk_layernorm", *BOTH), seeds=(0, 1)),
-            "Against runs with qk-layernorm and z-loss, LR sens",
-            "from too few seeds",
-        ),
+        (cards(BOTH[:1]), "LR sensitivity with z-loss is 0.", "] nats/token at 98.6k parameters."),
+        (cards(BOTH[:1], seeds=(0,)), "LR sensitivity with z-loss is 0.", "from one seed"),
+        (cards(BOTH[:1], lrs=(1e-2,)), "Best loss over learning rates with z-loss is 2.", "nats/token"),
+        (cards(seeds=(0,)), "LR sensitivity at 98.6k parameters is 0.", "from one seed: too few for"),
+        (cards(lrs=LRS[-2:]), "Best loss over learning rates at 98.6k parameters is lowest with qk", "2."),
     ],
-    ids=["run", "diverged run", "all diverged", "arm", "arm and seed", "no curve", "seed", "two rates", "four arms"],
+    ids=["run", "diverged run", "all diverged", "arm", "arm and seed", "no curve", "seed", "two rates"],
 )
 def test_less_than_a_whole_sweep_gets_an_honest_sentence(made, beginning, part):
-    text = answer(study(made))
+    text = answer(study(made)).text
     assert text.startswith(beginning)
     assert part in text
-    assert text.count(". ") == 0, "one sentence"
 
 
 def test_arms_are_compared_on_what_both_ran():
     """An arm that skips its worst learning rate is no better for it."""
     whole = [card | {"final_val_loss": 2 + (card["optimizer.lr"] == 0.3)} for card in cards(widths=(32,))]
     partial = [card for card in whole if card["intervention"] == BOTH[0] or card["optimizer.lr"] < 0.3]
-    assert answer(study(partial)).startswith("No difference in LR sensitivity")
+    assert shown(answer(study(partial))).loc["without qk-layernorm", "difference"] == "0.000 [0.000, 0.000]"
     apart = [card for card in whole if (card["intervention"] == BOTH[0]) == (card["seed"] == 0)]
-    assert answer(study(apart)).startswith("No arm has runs of the same size, seed and learning rate")
+    assert answer(study(apart)).text.startswith("No arm has runs of the same size, seed and learning rate")
 
 
-def test_of_many_arms_each_is_set_against_the_one_nearest_the_default_recipe():
-    def shaped(card):
-        steps = {100: 0.9, 400: 0.2, 1600: 0.2}[card["steps"]]
-        return card | {"final_val_loss": 2 + (card["optimizer.lr"] == 0.3) * (steps + 0.001 * card["seed"])}
+def test_the_reference_is_the_arm_nearest_the_default_recipe_of_its_scale():
+    def made(scale, values):
+        return [
+            card for eps in values for card in cards(BOTH[1:], (32,), **{"optimizer.eps": eps, "scale.name": scale})
+        ]
 
-    made = [shaped(card) for steps in (100, 400, 1600) for card in cards(BOTH[1:], (32,), steps=steps)]
-    text = answer(study(made))
-    assert text.startswith(
-        "Against steps 400, the arm nearest the default recipe, LR sensitivity at 24.8k parameters is"
-    )
-    assert "higher for steps 100, by 0.1" in text
-    assert text.endswith("not certainly different for steps 1600.")
+    for scale in ("cpu", "day"):
+        said = answer(study(made(scale, (0.0, 1e-15, 1e-8, 1e-4))))
+        assert said.contrasts[0].reference == "epsilon 1e-8", scale
+        assert list(said.contrasts[0].levels) == ["epsilon 0", "epsilon 1e-15", "epsilon 1e-8", "epsilon 0.0001"]
 
 
 def test_an_arm_that_never_learns_is_not_said_to_be_robust():
@@ -137,9 +115,9 @@ def test_an_arm_that_never_learns_is_not_said_to_be_robust():
         for name, loss in changed.items()
         for number, card in enumerate(cards(BOTH[1:], (32,)))
     ]
-    text = answer(study(made))
-    assert "meaningless with post-layernorm, no run of which beat a bigram model" in text
-    assert "lower with post-layernorm" not in text
+    said = answer(study(made))
+    assert "with post-layernorm" not in said.text
+    assert shown(said).loc["with post-layernorm", ["difference", "n"]].tolist() == ["none", "0"]
 
 
 def test_arms_whose_learning_rates_mean_different_things_are_compared_by_their_losses():
@@ -151,28 +129,38 @@ def test_arms_whose_learning_rates_mean_different_things_are_compared_by_their_l
             card["final_val_loss"] += 0.1 * (card["parametrization.name"] == name)
         return study(made)
 
-    assert answer(study_of("inverse_head_width")).startswith(
-        "No difference in LR sensitivity between inverse_head_width and standard"
-    )
-    text = answer(study_of("mup_full"))
-    assert text.startswith("The best loss over the learning rates is lower for standard than for mup_full, by 0.100")
-    subjects, pairs = compared(study_of("mup_full"))
-    (sentence,) = brief_headline(pairs, subjects)
-    assert sentence.startswith(
-        "The best loss over the learning rates is lower for standard than for mup_full, by 0.100"
-    )
+    assert answer(study_of("inverse_head_width")).text.startswith("LR sensitivity")
+    said = answer(study_of("mup_full"))
+    assert said.text.startswith("Best loss over learning rates at 24.8k parameters is lowest for standard: ")
+    assert shown(said).loc["mup_full", "difference"] == "+0.100 [+0.100, +0.100]"
 
 
-def test_many_pairs_get_a_sentence_where_they_differ_and_share_one_where_not():
-    made = [card for steps in (100, 200, 400, 800, 1600) for card in cards(BOTH[1:], (32,), steps=steps)]
-    for card in made:
-        card["final_val_loss"] += (card["optimizer.lr"] == 0.3) * (card["steps"] == 100) * (1 + 0.01 * card["seed"])
-    differing, alike = brief_headline(*compared(study(made))[::-1])
-    assert differing.startswith("LR sensitivity is lower for steps 400 than for steps 100, by 0.14")
-    assert (
-        alike
-        == "LR sensitivity differs certainly at no size between steps 400 and any of: steps 200, steps 800, steps 1600."
-    )
+def test_a_question_that_a_measure_decides_begins_with_yes_no_or_cannot_tell():
+    """Does the schedule change sensitivity, and does a batch that grows end below a constant one?"""
+
+    def made(key, changes, **others):
+        return study(
+            card | {"final_val_loss": card["final_val_loss"] + change * (card["optimizer.lr"] == 0.3)}
+            for name, change in changes.items()
+            for card in cards(BOTH[1:], (32,), **{key: name}, **others)
+        )
+
+    schedules = {"cosine": 0.0, "linear": 0.0, "rsqrt": 0.5}
+    said = answer(made("schedule.name", schedules), ["schedules"])
+    assert (said.word, "for rsqrt" in said.text, "linear" in said.text) == ("Yes", True, False)
+    assert answer(made("schedule.name", dict.fromkeys(schedules, 0.0)), ["schedules"]).word == "Cannot tell"
+
+    def ramps(**losses):
+        runs = [
+            card | {"final_val_loss": losses[name] + 1e-3 * card["seed"], "id": f"{name} {number}"}
+            for name in losses
+            for number, card in enumerate(cards(BOTH[1:], (32,), **{"batch.name": name}))
+        ]
+        return answer(study(runs), ["batch_ramps"])
+
+    assert ramps(quarter=1.8, constant=2.0, palm=1.9).word == "No"
+    won = ramps(quarter=1.8, constant=2.0, palm=1.7)
+    assert (won.word, "-0.100" in won.text, "palm" in won.text) == ("Yes", True, True)
 
 
 def test_the_reference_has_the_values_of_the_recipe_or_the_nearest():
@@ -187,19 +175,6 @@ def test_the_reference_has_the_values_of_the_recipe_or_the_nearest():
     assert nearest(["x", "y"], "z") == "x"
 
 
-def test_pairs_differ_in_one_thing_and_many_are_paired_with_the_reference_only():
-    names = ("standard", "mup_full", "mup_simple")
-    made = [card for name in names for card in cards(widths=(32,), **{"parametrization.name": name})]
-    few = study(card for card in made if card["parametrization.name"] != "mup_simple")
-    pairs = {(first, second) for first, second in zip(contrasts(few)["first"], contrasts(few)["second"], strict=True)}
-    assert len(pairs) == 4
-    assert all(("standard" in second) or (first[:4] == second[:4]) for first, second in pairs)
-    assert next(iter(arm_factors(few.records.runs))) == "standard without qk-layernorm", "not the first of the alphabet"
-    many = contrasts(study(made))
-    assert set(many["second"]) == {"standard with qk-layernorm"}
-    assert set(many["first"]) == {f"{name} with qk-layernorm" for name in names[1:]} | {"standard without qk-layernorm"}
-
-
 def test_the_default_recipe_is_what_hydra_composes():
     (composed,) = compose_points([])
     recipe = default_recipe()
@@ -212,6 +187,7 @@ def test_the_default_recipe_is_what_hydra_composes():
         assert recipe[f"{group}.name"] == composed[group]["name"]
     switched_on = {key.split(".")[1] for key, value in recipe.items() if value == "on"}
     assert switched_on == set(composed["intervention"])
+    assert default_recipe("day")["optimizer.eps"] == recipe["optimizer.eps"], "a scale changes the decay alone"
     assert default_recipe("gpu")["steps"] == compose_points(["scale=gpu"])[0]["steps"]
     assert default_recipe("no such scale") == recipe
 

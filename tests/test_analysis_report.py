@@ -7,17 +7,18 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from html import escape
 from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
+from markupsafe import escape
 
 import planted
 from lab.__main__ import main
 from lab.analysis import Records
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import svg
 from lab.analysis.sensitivity import all_pairs, study
@@ -25,6 +26,7 @@ from lab.analysis.text import plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
+from lab.records import store
 from lab.report import build, findings
 from lab.report.answers import answer
 from lab.report.scoreboard import judge_all, read
@@ -94,10 +96,16 @@ def test_every_link_leads_to_a_file_of_the_report(folder, page):
 
 def test_the_page_opens_with_its_question_and_answer(folder, page):
     opening = re.sub(r"<[^>]*>", " ", page[page.index("<h1>") : page.index("<section")])
-    question, said, *_ = [line for line in map(str.strip, opening.splitlines()) if line]
+    question, said, *_ = [" ".join(line.split()) for line in opening.splitlines() if line.strip()]
     assert question == "Does the largest usable learning rate fall with size, and does qk-layernorm stop that?"
-    assert said == escape(answer(study([folder])))
+    made = study([folder])
+    rows = judge_all([Evidence(str(folder), made.records, store.commands(folder))])
+    expected = answer(made, ["qk_layernorm"], rows)
+    assert said == str(escape(f"{expected.word} {expected.text}".strip()))
     assert "Partial: 83 of 84 runs ended." in opening
+    table = page[page.index("Values of the reference") : page.index("<section")]
+    assert all(str(escape(arm)) in table for arm in made.points["arm"].unique())
+    assert " (reference)</td>" in table
 
 
 def test_contents_name_every_section_in_order(page):
@@ -119,7 +127,6 @@ def test_the_page_says_how_it_was_made_and_what_it_rests_on(page):
     assert "a1b2c3d4e5f60718" in page
     assert f"Python {sys.version.split()[0]}" in page
     assert "84 runs (82 finished, 1 diverged, 1 failed)" in page
-    assert "(n = 3)" in page
     assert "seed 1 has no run at learning rate 0.001" in page
 
 
@@ -158,7 +165,7 @@ def test_text_tables_align_their_columns_and_end_without_spaces():
 def test_the_summary_warns_where_the_number_misleads(tmp_path):
     cards = list(planted.cards(arms=("qk_layernorm+z_loss",), widths=(32,), seeds=(0, 1)))
     text = build.summary(study([planted.write(tmp_path / "slow", cards)]))
-    assert "24,800" in text
+    assert "24.8k" in text
     assert "More than half of the sensitivity is under-training" in text
     assert "Fewer than 3 seeds" in text
     assert "±" not in text
@@ -220,7 +227,7 @@ def test_sizes_of_which_no_setting_tells_are_curves_of_their_own(tmp_path, undra
     assert len(made) == len(runs)
     assert set(made.groupby(["arm", "size"])["curve"].nunique()) == {1}
     assert made["curve"].nunique() == 4
-    assert all(f" {size} " in text for size in ("24,736", "98,624", "24,800", "98,688"))
+    assert all(f" {size} " in text for size in ("24.7k", "98.6k"))
 
 
 def test_learning_rates_that_six_digits_do_not_tell_apart_are_named(tmp_path):
@@ -342,7 +349,9 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, mon
     index = (tmp_path / "all" / "index.html").read_text()
     links = [f"{name}/{file}" for name in names for file in ("report.html", "figures/learning_rate_sensitivity.svg")]
     assert Links(index).links == links
-    assert index.count(escape(build.answer(study([single])))) == 2
+    said = build.write_report(study([single]), [single])
+    assert index.count(str(escape(said.answer))) == index.count(str(escape(said.question))) == 2
+    assert index.count("<h2>") == 1, "both of one study"
     drawn = f"figures/{figure}.svg"
     assert (several[1] / drawn).read_bytes() == (single / drawn).read_bytes()
     shutil.rmtree(several[0] / "runs")
@@ -374,6 +383,6 @@ def test_claims_of_the_paper_are_shown_where_the_sweep_tests_them(tmp_path, undr
     rows = [row for row in judge_all(read([folder])) if row.verdict.folder and row.claim.sweep == "qk_layernorm"]
     assert report.verdicts == Counter(row.verdict.verdict for row in rows)
     page = report.page.read_text()
-    assert all(escape(row.claim.sentence) in page for row in rows)
+    assert all(str(escape(row.claim.sentence)) in page for row in rows)
     (folder / "commands.json").write_text('["lab sweep schedules"]')
     assert build.write_report(study([folder]), [folder]).verdicts == {}

@@ -16,7 +16,6 @@ from lab.analysis.rendering import style
 from lab.analysis.sensitivity import Study, judge
 from lab.analysis.text import spell
 from lab.records.store import Records
-from lab.report.answers import answer
 from lab.studies.batch_size import FIRST_FIGURES
 from lab.studies.batch_size.answer import cautions as batch_cautions
 from lab.studies.claims import CLAIMS
@@ -70,27 +69,6 @@ def test_a_report_of_batches_opens_with_their_figure(sweep: str) -> None:
 def test_other_sweeps_have_no_figures_of_batches(name: str) -> None:
     with pytest.raises(NothingToDrawError):
         FIGURES[name](planted("steps"))
-
-
-@pytest.mark.parametrize(
-    ("sweep", "words"),
-    [
-        (
-            "steps_to_target",
-            ["critical batch", "(95 % interval 31.7 to 35.4) with SGD", "interval 124 to 141) with Adam"],
-        ),
-        (
-            "learning_rate_and_batch",
-            ["best loss rises by 0.200", "best loss falls by 0.200", "From a batch of 16"],
-        ),
-        ("noise_scale", ["noise scale goes from", "sequences at 4.0", "24.6k parameters", "393k parameters"]),
-    ],
-)
-def test_the_answer_speaks_of_the_batch(sweep: str, words: list[str]) -> None:
-    sentence = answer(study_of(planted(sweep)))
-    assert [word for word in words if word not in sentence] == []
-    assert "sensitivity" not in sentence
-    assert not batch_cautions(study_of(planted(sweep)))
 
 
 def test_a_dropped_batch_size_is_told_of_wherever_the_others_are() -> None:

@@ -6,10 +6,10 @@ import json
 import math
 import re
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 import planted
 from lab.__main__ import main
@@ -33,15 +33,15 @@ def verdict(name: str, reason: str = "", sweep: str = "qk_layernorm", steps: tup
 def row_of(page: str, sentence: str) -> dict[str, str]:
     """The cells of a claim's line on the page of claims, by the name of their column."""
     lines = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in page.splitlines() if "<tr>" in line]
-    return dict(zip(lines[0], next(line for line in lines if escape(sentence) in line), strict=True))
+    return dict(zip(lines[0], next(line for line in lines if str(escape(sentence)) in line), strict=True))
 
 
 @pytest.fixture
-def page_of(tmp_path: Path) -> Callable[[Path], str]:
-    """What ``lab claims DIR --html FILE`` writes."""
+def page_of(tmp_path: Path) -> Callable[..., str]:
+    """What ``lab claims DIR --html FILE`` writes, with more words."""
 
-    def page(folder: Path) -> str:
-        assert main(["claims", str(folder), "--html", str(tmp_path / "claims.html")]) == 0
+    def page(folder: Path, *words: str) -> str:
+        assert main(["claims", str(folder), "--html", str(tmp_path / "claims.html"), *words]) == 0
         return (tmp_path / "claims.html").read_text()
 
     return page
@@ -63,7 +63,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sweeps_on_other_text_are_judged_apart(
-    results: Path, page_of: Callable[[Path], str], capsys: pytest.CaptureFixture[str]
+    results: Path, page_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = page_of(results)
     cells = row_of(text, FALLS.sentence)
@@ -148,16 +148,16 @@ def test_a_changed_verdict_says_why(now: Verdict, cell: str) -> None:
 
 
 def test_earlier_verdicts_stand_beside_those_of_their_folder_and_dropped_claims_above(
-    tmp_path: Path, page_of: Callable[[Path], str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, page_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = {"sweep": "qk_layernorm", "steps": [1000]}
     earlier = {
         "instability_rises_without": {"figure": "1", "claim": "it rises", "verdict": "reproduced", "rule": ""} | common,
         "gone": {"figure": "E.11", "claim": "all is lost", "verdict": "contradicted", "rule": "not claimed"} | common,
     }
-    assert "by earlier rules" not in page_of(tmp_path)
+    assert "by earlier rules" not in page_of(tmp_path, "--verdict", "not run")
     (tmp_path / revision.FILE).write_text(json.dumps(earlier))
-    text = page_of(tmp_path)
+    text = page_of(tmp_path, "--verdict", "not run")
     assert row_of(text, FALLS.sentence)["by earlier rules"] == "reproduced; since then: no steps, not 1000"
     assert escape('Figure E.11, dropped: "all is lost" (contradicted); not claimed.') in text
     (tmp_path / revision.FILE).write_text('{"gone": {"figure": "E.11"}}')
@@ -204,6 +204,27 @@ def test_the_log_of_a_size_is_shown_as_the_size() -> None:
     assert ScoreboardRow(FALLS, judged).effect == "7 [6, 8] nats/token per decade"
 
 
+def test_claims_without_runs_are_counted_and_shown_on_request_only(
+    results: Path, page_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed(*words: str) -> str:
+        assert main(["claims", str(results), *words]) == 0
+        return capsys.readouterr().out
+
+    text = listed()
+    assert FALLS.sentence in text
+    assert KAPPA.sentence not in text
+    assert re.search(r"\d+ not run and not shown; --verdict 'not run' shows them", text)
+    assert KAPPA.sentence not in page_of(results)
+    asked = listed("--verdict", "not run", "--figure", KAPPA.figure)
+    assert KAPPA.sentence in asked
+    assert "not shown" not in asked
+    assert FALLS.sentence not in asked
+    assert {row["figure"] for row in json.loads(listed("--figure", "1", "--json"))} == {"1"}
+    assert main(["claims", str(results), "--verdict", "no"]) == 2
+    assert "no claims of verdict 'no'; " in capsys.readouterr().err
+
+
 def test_one_source_alone_ends_with_the_figures_that_show_its_claims(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,10 +241,10 @@ def test_one_source_alone_ends_with_the_figures_that_show_its_claims(
     assert main(["claims", str(results), "--source", "GLM-130B", "--json"]) == 0
     assert {one["source"] for one in json.loads(capsys.readouterr().out)} == {"GLM-130B"}
     assert main(["claims", str(results), "--source", "GLM-130"]) == 2
-    assert capsys.readouterr().err.startswith("lab: no claims of 'GLM-130'; nearest: GLM-130B")
+    assert capsys.readouterr().err.startswith("lab: no claims of source 'GLM-130'; nearest: GLM-130B")
 
 
-def test_readings_of_a_claim_stand_in_its_row(results: Path, page_of: Callable[[Path], str]) -> None:
+def test_readings_of_a_claim_stand_in_its_row(results: Path, page_of: Callable[..., str]) -> None:
     line = (
         f"{FALLS.name},3-5,2026-11-23,inconclusive,0.1,-0.2,0.4\n{FALLS.name},3-9,2026-11-24,reproduced,0.1,0.05,0.15\n"
     )

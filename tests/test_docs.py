@@ -188,3 +188,9 @@ def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: P
     assert [module for module in modules if not any(anchor.startswith(f"{module}.") for anchor in anchors)] == []
     notebooks = [page for page in PAGES if page.suffix == ".ipynb"]
     assert all((tmp_path / f"site/notebooks/{page.stem}.html").exists() for page in notebooks)
+    pages = [page.read_text() for page in (tmp_path / "site").rglob("*.html")]
+    assert not [page for page in pages if re.search(r'<script[^>]* src="https?:', page)], "a network is needed"
+    assert "<math" in (tmp_path / "site/notebooks/01_lr_sensitivity.html").read_text()
+    index = json.loads(re.sub(r"^[^(]*\(|\)\s*$", "", (tmp_path / "site/searchindex.js").read_text()))
+    found = [index["docnames"][number] for number in index["terms"]["warmup"]]
+    assert "notebooks/04_optimizer_interventions" in found, "which says warm-up"

@@ -95,6 +95,6 @@ def test_a_repository_made_from_the_page_guards_its_recipe(repository: Path) -> 
         shell(f"rm -rf runs/guard; {published[0]}", repository, **summary),
         shell(published[1], repository, **summary),
     ] == [0, 1]
-    assert "optimizer.eps: 1e-08 in the baseline, 0.001 now" in (repository / "summary.md").read_text()
+    assert "optimizer.eps: 1e-8 in the baseline, 0.001 now" in (repository / "summary.md").read_text()
     assert '<failure message="' in (repository / "check.xml").read_text()
     assert shell("pytest -q", repository) == 1

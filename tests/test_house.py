@@ -44,6 +44,7 @@ ANALYSIS_FLOORS = [
     {"sensitivity", "grouping"},
     {"drawing", "events"},
     {"forecast", "judging", "guard"},
+    {"contrasts"},
 ]
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.
 FACES = {"lab", "lab.analysis"}

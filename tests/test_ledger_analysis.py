@@ -16,12 +16,10 @@ from lab.analysis import probe_values
 from lab.analysis.curves import points
 from lab.analysis.events.costs import named_costs
 from lab.analysis.rendering import style
-from lab.analysis.sensitivity import Study, judge
 from lab.records import store
 from lab.records.store import Records
 from lab.studies.figures import FIGURES
 from lab.studies.spikes import restart_effects as claims
-from lab.studies.spikes.answer import sentence as spike_answer
 from lab.studies.spikes.ledger_figures import spread
 from lab.studies.spikes.restarts import restarts_of
 from small import configs
@@ -127,13 +125,6 @@ def test_the_figure_marks_every_restart_and_can_be_read(page: style.Page) -> Non
     )
     ends = [[line.get_ydata()[-1] for line in lines] for lines in (solid, dashed)]
     assert ends == [pytest.approx([2.0, 2.2, 2.2], rel=0.01), pytest.approx([2.0, 2.2, 4.0], rel=0.01)]
-
-
-def test_the_answer_names_the_ledgers_that_end_lower() -> None:
-    empty = pd.DataFrame()
-    sentence = spike_answer(Study(restarted(), judge(points(restarted().runs)), empty, empty, empty))
-    assert sentence.startswith("At learning rate 0.3 runs without restarts end at 4.0")
-    assert sentence.endswith("certainly lower with opt 175b (by 1.80).")
 
 
 def test_costs_of_runs_without_a_response_are_named_by_their_ledger() -> None:

@@ -78,9 +78,9 @@ def test_places_are_called_what_the_report_calls_them() -> None:
     ]
     deep = configs("", "model.depth=3", "model.depth=3 optimizer.eps=1e-5")
     assert [name for name, _ in cells(deep)] == [
-        "width 16 depth 2  epsilon 1e-08",
-        "width 16 depth 3  epsilon 1e-08",
-        "width 16 depth 3  epsilon 1e-05",
+        "width 16 depth 2  epsilon 1e-8",
+        "width 16 depth 3  epsilon 1e-8",
+        "width 16 depth 3  epsilon 1e-5",
     ]
 
 
@@ -269,10 +269,8 @@ def test_a_fleet_of_several_arms_says_so() -> None:
     trees = [tree(f"optimizer.eps={eps}", f"seed={seed}") for eps in (1e-8, 1e-6) for seed in (0, 1)]
     whole = points(trees)
     made = scene([whole[:2], whole[2:]], [(whole[0], 2.0)])
-    assert [label for label, _ in made.fleets] == [
-        f"width 16  epsilon 1e-08 and 1 more  seed {seed}" for seed in (0, 1)
-    ]
-    assert made.earlier == [(("width 16  epsilon 1e-08", whole[0].config.optimizer.lr), 2.0)]
+    assert [label for label, _ in made.fleets] == [f"width 16  epsilon 1e-8 and 1 more  seed {seed}" for seed in (0, 1)]
+    assert made.earlier == [(("width 16  epsilon 1e-8", whole[0].config.optimizer.lr), 2.0)]
 
 
 class Said(list[str]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,19 +11,16 @@ from torch import Tensor
 
 import planted
 import planted_claims
-from lab.analysis import curves
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.probe_values import embedding_share
-from lab.analysis.sensitivity import judge
 from lab.core.axes import per_run_norm, per_run_rms
 from lab.core.schema import stack
 from lab.optim.links import Now
 from lab.optim.optimizer import build_optimizer
 from lab.records import store
 from lab.records.store import Records
-from lab.studies.architecture.answer import embedding_answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from pieces import CPU, intervention, model, recipe, tokens
@@ -118,22 +114,6 @@ def test_the_figure_of_the_embeddings_gradient_shows_its_share() -> None:
 def test_runs_whose_embedding_begins_as_usual_get_no_figure_of_its_gradient() -> None:
     with pytest.raises(NothingToDrawError, match="no run has embedding_scale or embedding_init"):
         FIGURES["embedding_gradient"](shown("z_loss", "qk_layernorm"))
-
-
-def test_the_answer_names_the_arms_between_which_the_share_begins() -> None:
-    records = shown("embedding_init", "embedding_scale")
-    scaled = records.runs.loc[records.runs["intervention"] == "embedding_scale", "id"]
-    small = (
-        records.metrics["id"].isin(scaled) & (records.metrics["probe"] == "grad_rms") & (records.metrics["step"] == 0)
-    )
-    records.metrics.loc[small, "value"] /= 2  # 5 of 29 parts, and 20 from then on
-    points = judge(curves.points(records.runs))
-    assert embedding_answer(SimpleNamespace(records=records, points=points)) == (  # type: ignore[arg-type]
-        "The norm of the embedding's gradient over that of all other weights begins between 0.46 with embedding-scale "
-        "and 1.5 with embedding-init, and ends between 1.5 and 1.5."
-    )
-    usual = shown("z_loss", "qk_layernorm")
-    assert embedding_answer(SimpleNamespace(records=usual, points=judge(curves.points(usual.runs)))) == ""  # type: ignore[arg-type]
 
 
 def test_a_curve_that_moves_as_a_whole_raises_the_lost_rate_and_widens_no_range() -> None:

@@ -261,7 +261,7 @@ def test_other_config_and_other_arms_are_listed_not_refused() -> None:
     more = [*cards(**{"optimizer.eps": 1e-6, "batch_size": 32}), *cards(arms=["none"])]
     comparison = compare.compare_baselines(OLD, baseline.from_records(records(more), "now"), 0.05)
     assert comparison.verdict == "ok"
-    assert "optimizer.eps: 1e-08 in the baseline, 1e-06 now" in comparison.remarks
+    assert "optimizer.eps: 1e-8 in the baseline, 1e-6 now" in comparison.remarks
     assert "batch_size: 16 in the baseline, 32 now" in comparison.remarks
     assert sum(remark.startswith("not in the baseline: ") for remark in comparison.remarks) == 2
 

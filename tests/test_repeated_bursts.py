@@ -17,11 +17,8 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import spike_costs
 from lab.records import store
 from lab.records.store import Records
-from lab.studies.architecture.answer import distance_answer
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.answer import sentence as spike_answer
 from lab.studies.spikes.repeats import repeated_costs
-from test_spike_arms import study
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSETS = (200, 250, 300)
@@ -94,17 +91,6 @@ def test_the_figure_shows_final_losses_above_those_without_a_burst() -> None:
         FIGURES["repeated_bursts"](planted_claims.records(planted_claims.cards("optimizer_arms", SEEDS)))
 
 
-def test_the_answer_says_which_numbers_of_bursts_certainly_raise_the_final_loss() -> None:
-    sentence = spike_answer(study(planted_records()))
-    assert (
-        "certainly higher than without a burst at learning rate 0.01 with no burst and 160 batches fewer (by "
-        in sentence
-    )
-    assert all(name in sentence for name in ("20 bursts", "5 bursts", "1 burst from step 764"))
-    lower = planted_claims.records(planted_claims.cards("repeated_bursts", SEEDS, ("burst.repeats",)))
-    assert "at learning rate 0.01 with none of those tried" in spike_answer(study(lower))
-
-
 def test_the_figure_of_distances_has_a_panel_for_each_table_and_beginning() -> None:
     records = planted_claims.records(planted_claims.cards("learned_positions", SEEDS))
     figure = FIGURES["distance_from_init"](records)
@@ -113,7 +99,3 @@ def test_the_figure_of_distances_has_a_panel_for_each_table_and_beginning() -> N
     assert [float(np.median(axes.get_lines()[0].get_ydata())) for axes in (gaussian, sinusoidal)] == pytest.approx(
         [5, 0.05], rel=0.01
     )
-    assert "initial values: 5 to 5 for init gaussian and 0.05 to 0.05 for init sinusoidal." in distance_answer(
-        study(records)
-    )
-    assert distance_answer(study(planted_records())) == ""

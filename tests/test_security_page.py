@@ -123,7 +123,7 @@ def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
         lambda text: html.table(pd.DataFrame({text: [text]})),
         lambda text: html.figure("<svg ></svg>", f"{text}\n\n{text}"),
         lambda text: html.links({text: text}, text, ("png", "pdf")),
-        lambda text: html.card(text, text, text),
+        lambda text: html.cards([html.Card(text, text, text, text, text, html.paragraph(text))]),
     ],
 )
 def test_every_piece_of_a_page_takes_text_for_text(make: Callable[[str], str]) -> None:

@@ -11,14 +11,10 @@ import planted_claims
 from drawn_texts import complaints
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
 from lab.records.store import Records
-from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.answer import sentence as spike_answer
 from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
 from planted_claims import ARM_KEYS, OPTIMIZER_ARMS, SOFTENED
 
@@ -98,28 +94,3 @@ def test_an_anatomy_takes_layers() -> None:
 def test_without_the_recipe_there_is_nothing_to_change_from() -> None:
     with pytest.raises(NothingToDrawError, match="met by the recipe and another arm"):
         FIGURES["spike_arms"](without_recipe(planted_records()))
-    assert spike_answer(study(without_recipe(planted_records()))) == ""
-
-
-def test_the_answer_names_arms_that_certainly_lower_or_raise_the_peak() -> None:
-    sentence = spike_answer(study(planted_records()))
-    assert sentence.startswith("After conflicting labels the held-out loss peaks 2.0")
-    lower, higher = sentence.split("; ")[1].split("certainly lower with ")[1].split(" and certainly higher with ")
-    assert lower == "clip 0.3 and embedding gradient shrink"
-    assert higher == "beta2 0.98, beta2 ramp, clip 2.5 and no clip."
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in CLAIMS if CLAIMS[name].sweep == "optimizer_arms" and "lowers" in name]
-)
-def test_no_arm_lowers_the_peak_of_a_burst_that_raises_no_loss(name: str) -> None:
-    """The burst leaves the loss as it is with the first arm of each claim, and lowers it with the second."""
-    lowered = dict(zip(OPTIMIZER_ARMS, (-0.5, 0.0, 0.0, 0.0, 0.0, -0.5, -1.0), strict=True))
-    runs = planted_claims.cards("optimizer_arms", SEEDS)
-    for run, recorded in runs:
-        peak = lowered[tuple(run[key] for key in ARM_KEYS)]
-        recorded["val_loss", ""] = [2.0] * 61 + [2.0 + peak] * 40
-    verdict = judge_claim(CLAIMS[name], [Evidence("optimizer_arms", planted_claims.records(runs))])
-    assert verdict.verdict == "not testable here", verdict
-    assert verdict.low > 0.4
-    assert "the control shows no effect" in verdict.reason

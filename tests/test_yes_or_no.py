@@ -23,34 +23,35 @@ def row(verdict: str, *, denies: bool = False, folder: str = "runs") -> Scoreboa
 @pytest.mark.parametrize(
     ("verdicts", "word"),
     [
-        (["reproduced"], "Yes: "),
-        (["contradicted"], "No: it is not so that "),
-        (["no effect"], "No: "),
-        (["in part"], "In part: it is so in part that "),
-        (["inconclusive"], "Cannot tell: open is whether "),
-        (["not testable here"], "Cannot tell: these runs cannot test whether "),
-        (["reproduced", "contradicted"], "In part: "),
-        (["reproduced", "inconclusive"], "In part: "),
-        (["contradicted", "inconclusive"], "Cannot tell: "),
-        (["contradicted", "contradicted"], "No: "),
+        (["reproduced"], "Yes"),
+        (["contradicted"], "No"),
+        (["no effect"], "No"),
+        (["in part"], "In part"),
+        (["inconclusive"], "Cannot tell"),
+        (["not testable here"], "Cannot tell"),
+        (["reproduced", "contradicted"], "In part"),
+        (["reproduced", "inconclusive"], "In part"),
+        (["contradicted", "inconclusive"], "Cannot tell"),
+        (["contradicted", "contradicted"], "No"),
     ],
 )
 def test_verdicts_of_the_claims_that_affirm_make_the_word(verdicts: list[str], word: str) -> None:
-    assert yes_or_no([row(verdict) for verdict in verdicts], ["smoke"]).startswith(word)
+    assert yes_or_no([row(verdict) for verdict in verdicts], ["smoke"])[0] == word
 
 
 def test_a_claim_that_denies_turns_the_word_around() -> None:
-    assert yes_or_no([row("reproduced", denies=True)], ["smoke"]).startswith("No: LR sensitivity")
-    assert yes_or_no([row("contradicted", denies=True)], ["smoke"]).startswith("Yes: it is not so that ")
+    assert yes_or_no([row("reproduced", denies=True)], ["smoke"])[0] == "No"
+    word, text = yes_or_no([row("contradicted", denies=True)], ["smoke"])
+    assert (word, text[:22]) == ("Yes", "It is not so that LR s")
 
 
 def test_each_claim_is_told_with_its_effect_and_seeds() -> None:
-    sentence = yes_or_no([row("in part")], ["smoke"])
+    _, sentence = yes_or_no([row("in part")], ["smoke"])
     assert "(0.2 [0.1, 0.3] nats/token, 5 seeds): so for 1k, not for 2k." in sentence
     few = ScoreboardRow(CLAIM, row("inconclusive").verdict._replace(effect=math.nan, seeds=1))
-    assert "(1 seed)" in yes_or_no([few], ["smoke"])
+    assert "(1 seed)" in yes_or_no([few], ["smoke"])[1]
 
 
 def test_without_a_claim_that_answers_there_is_no_word() -> None:
-    assert yes_or_no([row("reproduced")], ["my_sweep"]) == ""
-    assert yes_or_no([row("not run", folder="")], ["smoke"]) == ""
+    assert yes_or_no([row("reproduced")], ["my_sweep"]) == ("", "")
+    assert yes_or_no([row("not run", folder="")], ["smoke"]) == ("", "")

@@ -60,6 +60,8 @@ def name_arms(curves: Sequence[Curve], sizes: Sequence[int]) -> list[Arm]:
     names = [_interventions(curve) for curve in curves]
     switches = sorted(set().union(*names) - set(names[0]).intersection(*names)) if names else []
     labels = {setting: _label(curve, label_keys, switches) for setting, curve in ordered}
+    if len(set(labels.values())) < len(labels):
+        labels = {setting: _label(curve, label_keys, switches, in_full=True) for setting, curve in ordered}
     factors = {setting: _factors(curve, label_keys, switches) for setting, curve in ordered}
     positions = {setting: position for position, setting in enumerate(labels)}
     return [Arm(positions[setting], labels[setting], factors[setting]) for setting in settings]
@@ -109,8 +111,9 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
     names = {
         "intervention": ["intervention"],
         "guest": ["guest"],
-        "ledger": ["ledger"],
+        "burst": ["burst"],
         "response": ["response"],
+        "ledger": ["ledger"],
         "data_fingerprint": data,
         "steps": ["batch.name"],
         "batch.micro_batch": ["batch.name", "batch_size"],
@@ -130,15 +133,20 @@ def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
     return (1, value, "") if isinstance(value, float) else (2, value != default_recipe().get(key), str(value))
 
 
-def _label(curve: Curve, keys: Sequence[str], switches: Sequence[str]) -> str:
+def _label(curve: Curve, keys: Sequence[str], switches: Sequence[str], *, in_full: bool = False) -> str:
     """What sets a curve apart: settings, then the ``switches`` it has; all its interventions if there is nothing."""
     settings = [key for key in keys if key != "intervention"]
     names = {key: setting_name(key, curve) for key in settings}
-    parts = [setting_text(name, curve[key]) for key, name in names.items() if curve[key] is not None]
+    values = {key: curve[key] if in_full else _four_digits(curve[key]) for key in settings}
+    parts = [setting_text(name, values[key]) for key, name in names.items() if values[key] is not None]
     if names and not switches:
         return ", ".join(parts) or f"no {', '.join(names.values())}"
     present = [name for name in _interventions(curve) if name in switches or not switches]
     return " ".join([", ".join(parts), switches_text(present, switches)]).strip()
+
+
+def _four_digits(value: Hashable) -> Hashable:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def switches_text(present: Sequence[str], switches: Sequence[str]) -> str:

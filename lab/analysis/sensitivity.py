@@ -34,6 +34,10 @@ WINDOW = Window(3e-4, 3e-1)
 LOW, HIGH = WINDOW
 FEWEST_LRS = 3  # inside another window
 PARTS = ("total", "below", "above")
+# On fewer learning rates inside the window, sensitivity says little, and arms are compared by their best losses.
+FEWEST_TO_COMPARE = 4
+# Parametrizations in which every tensor has the peak learning rate.
+UNSCALED = ("standard", "inverse_head_width")
 
 
 class Sensitivity(NamedTuple):
@@ -339,3 +343,18 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     check_window(ended, window)
     seeds = per_seed(ended, *window)
     return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(ended, *window), window)
+
+
+def with_scaled_steps(study: Study) -> pd.MultiIndex:
+    """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
+    cards = study.records.runs.set_index("id").loc[study.points["id"]]
+    scaled = ~cards["parametrization.name"].isin(UNSCALED) | (cards["optimizer.name"] == "adamw_rms_scaled")
+    unlike_others = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
+    return pd.MultiIndex.from_frame(unlike_others[["arm", "size"]])
+
+
+def compares_sensitivity(study: Study) -> bool:
+    """Whether sensitivity compares arms: on enough learning rates, which mean the same in all of them."""
+    inside = study.points[study.points["lr"].between(*significant(study.window))]
+    lrs = inside.groupby("curve")["lr"].nunique()
+    return len(lrs) > 0 and lrs.max() >= FEWEST_TO_COMPARE and with_scaled_steps(study).empty

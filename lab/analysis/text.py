@@ -11,8 +11,10 @@ import pandas as pd
 
 
 def spell(value: Hashable) -> str:
-    """A config value in full precision, as labels show it: ``1.0 -> 1``."""
-    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
+    """A config value in full precision, as labels show it: ``1.0 -> 1``, ``1e-08 -> 1e-8``."""
+    if not isinstance(value, float):
+        return str(value)
+    return repr(float(value)).removesuffix(".0").replace("e-0", "e-").replace("e+0", "e+")
 
 
 def number(value: float) -> str:

@@ -207,7 +207,8 @@ def _claims(arguments: list[str]) -> None:
     given = OptionParser("claims").read(arguments)
     options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
     formats = [option for option, is_given in options.items() if is_given]
-    text = scoreboard.render(given.folders or [Path("results")], *formats, source=given.source or "")
+    chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
+    text = scoreboard.render(given.folders or [Path("results")], *formats, **chosen)
     if given.html:
         files.write_text(Path(given.html), text)
     say(f"page: {given.html}" if given.html else text)

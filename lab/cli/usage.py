@@ -143,6 +143,8 @@ COMMANDS: dict[str, Command] = {
         "--source PaLM-540B",
         {
             "--source NAME": "the claims of one source, such as PaLM-540B, and the figures that show them",
+            "--figure NAME": "the claims of one figure of the paper, or of a section of another source, such as E.7",
+            "--verdict WORD": "the claims of one verdict; 'not run' shows those without runs, which are left out else",
             "--html FILE": "a page whose table sorts and filters",
             "--markdown": "as Markdown",
             **_JSON,

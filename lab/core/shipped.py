@@ -76,7 +76,7 @@ def default_recipe(scale: str = DEFAULT_SCALE) -> Mapping[str, str | float]:
     for group, choice in choices.items():
         if isinstance(choice, str) and " " not in group and "/" not in group:
             content = _load(f"{group}/{choice}")
-            tree |= content if group in content else {group: content}
+            tree = _merged(tree, content if group in content else {group: content})
     for path in (data_folder("conf") / "intervention").glob("*.yaml"):
         tree["intervention"] |= _load(f"intervention/{path.stem}")
     values = _flat(tree)
@@ -88,6 +88,12 @@ def default_recipe(scale: str = DEFAULT_SCALE) -> Mapping[str, str | float]:
 def _load(name: str) -> dict[str, Any]:
     content: dict[str, Any] = load(data_folder("conf") / f"{name}.yaml")
     return content
+
+
+def _merged(tree: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings with the values of a later one over them, as Hydra merges a file of its defaults list."""
+    both = {key: _merged(tree[key], later[key]) for key in later if isinstance(tree.get(key), Mapping) and later[key]}
+    return {**tree, **later, **both}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -13,7 +14,9 @@ from urllib.parse import quote
 import matplotlib
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
+from lab.analysis import contrasts
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import NothingToDrawError, run_counts
 from lab.analysis.judging import earlier_seeds, history
@@ -27,11 +30,12 @@ from lab.core.errors import RequestError
 from lab.core.registry import first_line
 from lab.records import store
 from lab.report import scoreboard, stamp, tables
-from lab.report.answers import answer, compared, dates, questions, special_answer
-from lab.report.findings import brief_headline, notes
-from lab.report.question import yes_or_no
+from lab.report.answers import Answer, answer, dates, questions
+from lab.report.findings import notes, undertrained
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules, rooms
+from lab.studies.claims import CLAIMS
+from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
 
 SENSITIVITY = """Sensitivity is the mean, over the learning rates from {}, of how much worse than the best one
@@ -39,17 +43,18 @@ a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2
 learning rates below the best one were too slow for the steps given (under-training), those above it too fast
 (instability). ± is a 95 % Student-t interval over n seeds; below three seeds the values are shown. eta_div is the
 smallest learning rate at which a run diverged or, above its best learning rate, ended worse than a bigram model."""
-PAIRED = "Differences are paired by seed, in nats/token; ± is a 95 % Student-t interval over n seeds."
+BESIDE = "Values of the reference; of the other arms the differences from it, paired by seed."
+INTERVALS = "In brackets 95 % intervals over n seeds."
 DIFFERENCES = """The first arm's number minus the second arm's, taken seed by seed: the same seed means the same order
 of the data and the same initial values of the weights both arms have. An interval that leaves out zero is a
 difference; intervals are not widened for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
 unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: non-finite, or no
 lower than at initialization."""
-CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A claim
-is reproduced where the intervals of all its parts lie on its side, contradicted where one surely does not and none
-surely does, and holds in part where some surely do. No effect is one that surely does not count. A claim on a cure is
-not testable here where these runs do not show the trouble that it cures. Everything else is inconclusive."""
+ABOUT_CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A
+claim is reproduced where the intervals of all its parts lie on its side, contradicted where one surely does not and
+none surely does, and holds in part where some surely do. No effect is one that surely does not count. A claim on a
+cure is not testable here where these runs do not show the trouble that it cures. Everything else is inconclusive."""
 
 CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window of their papers, {WINDOW}."
 
@@ -62,13 +67,15 @@ class Report(NamedTuple):
 
     Attributes:
         page: its file.
+        study: the name of the study that asks its question; empty for any other.
         question: of the sweep; empty without one.
-        answer: one sentence.
+        answer: to it, in a sentence or two.
         verdicts: how many claims of papers have which verdict on these runs; empty where none is about them.
         thumbnail: file of its first figure; None without one.
     """
 
     page: Path
+    study: str
     question: str
     answer: str
     verdicts: dict[str, int]
@@ -128,17 +135,21 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     for name, table in tables.files(study).items():
         files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
-    special = special_answer(study)
-    question, sentence = " ".join(questions(paths)), answer(study, special)
-    claims, word = _claims(study, paths)
-    first, *others = [*_figures(study, out), ""]
-    counts = _counts(claims)
-    answers = [html.paragraph(word, "lead"), html.paragraph(sentence)] if word else [html.paragraph(sentence, "lead")]
-    lead = [*answers, *_growing(growth), *_partial(study)]
-    head = [*lead, *_verdicts(counts), first, *_facts(study, paths)]
+    evidence = Evidence(str(out), study.records, _commands(paths), earlier_seeds.read(out))
+    rows = scoreboard.judge_all([evidence], earlier=_readings(out, evidence.sweeps))
+    said = answer(study, evidence.sweeps, rows)
+    claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
+    question, counts = " ".join(questions(paths)), _counts(claims)
+    first, *others = [*_figures(study, out), Markup()]
     body = [
-        *head,
-        *_findings(study, claims, between_arms=not special),
+        html.paragraph(said.text, "lead", said.word),
+        *_growing(growth),
+        *_partial(study),
+        *_compared(study, said),
+        *_verdicts(counts),
+        first,
+        *_facts(study, paths),
+        *_claims(study, claims),
         *_tables(study),
         *others,
         *_cautions(study),
@@ -146,42 +157,58 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     ]
     files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
-    return Report(out / "report.html", question, word or sentence, counts, thumbnail)
+    room = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
+    return Report(out / "report.html", room, question, str(said), counts, thumbnail)
 
 
 def write_index(folder: Path, reports: Sequence[Report]) -> Path:
-    """Write ``index.html``, an overview of the reports in a folder; returns its path."""
-    title, page = f"Results in {folder.resolve().name}", folder / "index.html"
-    lead = html.paragraph(f"{len(reports)} results folders. Each tile leads to its report.", "lead")
-    tiles = html.cards(_tile(report, folder) for report in reports)
-    files.write_text(page, html.document(title, [lead, tiles]))
+    """Write ``index.html``, an overview of the reports in a folder by study; returns its path."""
+    titles = {room.__name__.rpartition(".")[2]: re.split(r": | \(", first_line(room))[0] for room in rooms()}
+    by_study = {name: [each for each in reports if each.study == name] for name in [*titles, ""]}
+    sections = [
+        html.section(titles.get(name, "Others"), html.cards(_tile(each, folder) for each in group))
+        for name, group in sorted(by_study.items(), key=lambda item: (item[0] == "", -len(item[1])))
+        if group
+    ]
+    lead = html.paragraph(f"{len(reports)} results folders by study. Each tile leads to its report.", "note")
+    page = folder / "index.html"
+    files.write_text(page, html.document(folder.resolve().name, [lead, *sections], "Reports", filters="cards"))
     return page
 
 
-def _tile(report: Report, folder: Path) -> str:
+def _tile(report: Report, folder: Path) -> html.Card:
     page, thumbnail = (
         quote(path.relative_to(folder).as_posix()) if path else "" for path in (report.page, report.thumbnail)
     )
-    question = [html.paragraph(report.question, "note")] if report.question else []
-    parts = [*question, html.paragraph(report.answer), *_verdicts(report.verdicts)]
-    return html.card(page, report.page.parent.name, thumbnail, *parts)
+    name = report.page.parent.name
+    verdicts = Markup().join(_verdicts(report.verdicts))
+    return html.Card(page, report.question or name, name, report.answer, thumbnail, verdicts)
 
 
-def _claims(study: Study, folders: list[Path]) -> tuple[list[ScoreboardRow], str]:
-    """The claims of papers that the sweep of these runs tests, and their verdicts; ``yes_or_no`` to its question."""
-    commands = [command for folder in folders for command in store.commands(folder)]
-    evidence = Evidence(str(folders[0]), study.records, commands, earlier_seeds.read(folders[0]))
-    rows = scoreboard.judge_all([evidence], earlier=history.readings(folders))
-    tested = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
-    return tested, yes_or_no(rows, evidence.sweeps)
+def _readings(folder: Path, sweeps: Collection[str]) -> dict[str, Sequence[history.ClaimReading]]:
+    """Readings of the claims that these sweeps are to test, as ``lab claims`` counts them: those beside the folder."""
+    readings = history.readings([folder, folder.resolve().parent])
+    return {name: each for name, each in readings.items() if name in set(CLAIMS) and CLAIMS[name].sweep in sweeps}
 
 
-def _growing(growth: str) -> Iterator[str]:
+def _compared(study: Study, said: Answer) -> Iterator[Markup]:
+    """What limits a sensitivity that the answer speaks of, then the quantities of the question, of every arm."""
+    if said.speaks_of_sensitivity and (slow := undertrained(study)):
+        yield html.paragraph(slow, "warning")
+    if said.contrasts:
+        first, *others = said.contrasts
+        title = "" if others else f"{first.title()}. "
+        beside = f"{BESIDE} " if first.reference else ""
+        yield html.paragraph(f"{title}{beside}{INTERVALS}", "note")
+        yield html.table(contrasts.table(said.contrasts))
+
+
+def _growing(growth: str) -> Iterator[Markup]:
     if growth:
         yield html.paragraph(f"So far {growth}. The sweep trains the rest, and this page reloads itself.", "warning")
 
 
-def _partial(study: Study) -> Iterator[str]:
+def _partial(study: Study) -> Iterator[Markup]:
     ended, expected = run_counts(study.records.runs, study.points)
     if ended < expected:
         yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
@@ -193,14 +220,14 @@ def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
 
 
-def _verdicts(counts: dict[str, int]) -> Iterator[str]:
+def _verdicts(counts: dict[str, int]) -> Iterator[Markup]:
     if counts:
         n = sum(counts.values())
         tested = f"{n} {'claim' if n == 1 else 'claims'} of papers tested:"
         yield html.bullets([tested, *(f"{n} {verdict}" for verdict, n in counts.items())], "verdicts")
 
 
-def _figures(study: Study, out: Path) -> Iterator[str]:
+def _figures(study: Study, out: Path) -> Iterator[Markup]:
     """Sections of the figures that apply, each also written as a file; files of the others are removed."""
     first = first_figures()
     for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
@@ -225,7 +252,7 @@ def first_figures() -> list[str]:
     return [name for room in rooms() for name in room.FIRST_FIGURES]
 
 
-def _figure_links(svg: Path) -> str:
+def _figure_links(svg: Path) -> Markup:
     """Links to a figure in all formats it was drawn in; a button makes it in each of the others."""
     links = {"SVG": f"figures/{svg.name}"}
     drawn = [kind for kind in FORMATS if svg.with_suffix(f".{kind}").is_file()]
@@ -233,7 +260,7 @@ def _figure_links(svg: Path) -> str:
     return html.links(links, svg.stem, [kind for kind in FORMATS if kind not in drawn])
 
 
-def _facts(study: Study, folders: list[Path]) -> Iterator[str]:
+def _facts(study: Study, folders: list[Path]) -> Iterator[Markup]:
     """When and how these runs were made, and what they are."""
     runs = study.records.runs
     commands = _commands(folders)
@@ -270,24 +297,19 @@ def _extent(study: Study) -> str:
     )
 
 
-def _findings(study: Study, claims: Sequence[ScoreboardRow], *, between_arms: bool) -> Iterator[str]:
-    subjects, pairs = compared(study)
-    if between_arms and len(pairs) and (study.points["outcome"] != "diverged").any():
-        yield html.section(
-            "Between the arms", html.bullets(brief_headline(pairs, subjects)), html.paragraph(PAIRED, "note")
-        )
+def _claims(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[Markup]:
     if claims:
         rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
         shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
-        about = CLAIMS if study.window == WINDOW else f"{CLAIMS} {CLAIMS_WINDOW}"
+        about = ABOUT_CLAIMS if study.window == WINDOW else f"{ABOUT_CLAIMS} {CLAIMS_WINDOW}"
         yield html.section("Claims of papers", html.paragraph(about, "note"), shown)
 
 
-def _tables(study: Study) -> Iterator[str]:
+def _tables(study: Study) -> Iterator[Markup]:
     if has_sensitivity(study.curves):
         sensitivities = html.table(tables.sensitivities(study))
         by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
-        about = SENSITIVITY.format("3e-4 to 3e-1" if study.window == WINDOW else study.window)
+        about = SENSITIVITY.format(study.window)
         yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(about, "note"))
         if len(study.pairs):
             shown = html.table(tables.differences(study))
@@ -300,11 +322,11 @@ def _tables(study: Study) -> Iterator[str]:
         yield html.section("Runs that failed or diverged", html.table(lost))
 
 
-def _csv(*names: str) -> str:
+def _csv(*names: str) -> Markup:
     return html.links({f"{name}.csv": f"tables/{name}.csv" for name in names})
 
 
-def _cautions(study: Study) -> Iterator[str]:
+def _cautions(study: Study) -> Iterator[Markup]:
     of_studies = (module.cautions(study) for module in modules("answer") if hasattr(module, "cautions"))
     cautions = [*chain(*of_studies), *notes(study)]
     if cautions:
@@ -315,7 +337,7 @@ def _commands(folders: list[Path]) -> list[str]:
     return list(dict.fromkeys(command for folder in folders for command in store.commands(folder)))
 
 
-def _provenance(study: Study, folders: list[Path]) -> Iterator[str]:
+def _provenance(study: Study, folders: list[Path]) -> Iterator[Markup]:
     """All that is needed to make the page again."""
     runs, commands = study.records.runs, "\n".join(_commands(folders))
     facts = {name: sorted(runs[name].dropna().unique()) for name in ("versions", "data_fingerprint", "data_notes")}

@@ -1,19 +1,14 @@
-"""Which arms to compare: the arm of the default recipe, and pairs of arms that differ in one thing only."""
+"""The reference: the arm that is most like the default recipe."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from itertools import combinations
 
 import pandas as pd
 
-from lab.analysis.curves import arm_factors
-from lab.analysis.sensitivity import PARTS, Study
+from lab.analysis.sensitivity import Study
 from lab.core.shipped import default_recipe
-
-# With more pairs than this, only pairs with the reference arm are singled out.
-MOST_PAIRS = 6
 
 Factors = Mapping[str, Mapping[str, Hashable]]
 # The values of groups that the default recipe leaves out.
@@ -51,33 +46,3 @@ def nearest(values: list[Hashable], usual: Hashable) -> Hashable:
     if not isinstance(usual, float) or usual <= 0 or not numbers:
         return values[0]
     return min(numbers, key=lambda value: abs(math.log(value / usual)))
-
-
-def contrasts(study: Study) -> pd.DataFrame:
-    """Rows of ``study.pairs`` whose arms differ in one thing, of which the second arm has the recipe's value.
-
-    Of more than ``MOST_PAIRS`` pairs only those with the reference arm. Arms none of which differ in one thing are all
-    paired with the reference arm.
-    """
-    factors, recipe = arm_factors(study.records.runs), recipe_of(study)
-    usual, reference = _usual(factors, recipe), reference_arm(factors, recipe)
-    pairs = []
-    for one, other in combinations(factors, 2):
-        unlike = {key for key in factors[one] if factors[one][key] != factors[other][key]}
-        if len(unlike) == 1 and (unlike <= usual[one]) != (unlike <= usual[other]):
-            pairs.append((other, one) if unlike <= usual[one] else (one, other))
-    if len(pairs) > MOST_PAIRS:
-        pairs = [pair for pair in pairs if pair[1] == reference]
-    pairs = pairs or [(arm, reference) for arm in factors if arm != reference]
-    tables = [oriented(study.pairs, *pair) for pair in pairs]
-    return pd.concat(tables, ignore_index=True) if tables else study.pairs.head(0)
-
-
-def oriented(pairs: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
-    """The differences ``first`` minus ``second``, in whichever order ``pairs`` has them."""
-    table = pairs[(pairs["first"] == first) & (pairs["second"] == second)]
-    if len(table):
-        return table
-    turned = pairs[(pairs["first"] == second) & (pairs["second"] == first)]
-    negated = {part: turned[part].map(lambda interval: -interval) for part in PARTS}
-    return turned.assign(first=first, second=second, **negated)

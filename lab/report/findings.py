@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from lab.analysis.curves import LR, significant
-from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity
+from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, listed, of_arm, spell
 
+SLOW = (
+    "More than half of the sensitivity is under-training, from learning rates below the best one, for {}. "
+    "Train longer, or compare instability parts."
+)
 PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
-MOST_PAIRS_IN_FULL = 3
-# Parametrizations in which every tensor has the peak learning rate.
-UNSCALED = ("standard", "inverse_head_width")
 
 
 def part_subjects(window: Window) -> dict[str, str]:
@@ -33,27 +34,6 @@ def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -
     """
     tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
     return [f"{name} {_difference(table, part)}." for table in tables for part, name in subjects.items()]
-
-
-def brief_headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
-    """``headline`` of few pairs; of many only ``total``, and one sentence on arms that show no difference."""
-    tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
-    if len(tables) <= MOST_PAIRS_IN_FULL:
-        return headline(pairs, subjects)
-    subject = subjects["total"]
-    decided = [table for table in tables if not _undecided(table)]
-    sentences = [f"{subject} {_difference(table, 'total')}." for table in decided]
-    undecided: dict[str, list[str]] = {}
-    for table in tables:
-        if _undecided(table):
-            undecided.setdefault(table["second"].iloc[0], []).append(table["first"].iloc[0])
-    for reference, arms in undecided.items():
-        sentences.append(f"{subject} differs certainly at no size between {reference} and any of: {', '.join(arms)}.")
-    return sentences
-
-
-def _undecided(table: pd.DataFrame) -> bool:
-    return all(interval.low <= 0 <= interval.high for interval in table["total"])
 
 
 def _difference(table: pd.DataFrame, part: str) -> str:
@@ -97,6 +77,16 @@ def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]
         yield f"Learning rates that agree in six digits are one, and of such runs one is shown: {'; '.join(pairs)}."
 
 
+def undertrained(study: Study) -> str:
+    """The caution that sensitivity is mostly under-training, with the curves of which that is so; empty without any."""
+    slow = study.curves[_below_half(study.curves)]
+    return SLOW.format(_curve_names(slow)) if len(slow) else ""
+
+
+def _below_half(curves: pd.DataFrame) -> pd.Series:
+    return curves["below"].map(lambda one: one.mean) > curves["total"].map(lambda one: one.mean) / 2
+
+
 def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
     """Learning rates missing from whole curves that other curves have, then those missing from single seeds."""
     curves = points.groupby(["arm", "size"], sort=False)
@@ -126,13 +116,11 @@ def _missing(expected: pd.Series, ran: pd.Series) -> str:
 def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     """Groups of curves, each with the sentence that warns of them."""
     curves = study.curves
-    total, below = (curves[part].map(lambda interval: interval.mean) for part in ("total", "below"))
     n = curves["total"].map(lambda interval: interval.n)
     learned = study.points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
     worse = learned.index[learned["capped"] > learned["loss_bigram"]]
     index = pd.MultiIndex.from_frame(curves[["arm", "size"]])
     few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
-    slow = "More than half of the sensitivity is under-training, from learning rates below the best one, for {}."
     idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable"
     edge = "The best learning rate is the lowest or highest tried, so the optimum may lie beyond: {}. Train beyond it"
     outside = f"; where that is outside {study.window}, give lab report --window LOW HIGH"
@@ -144,7 +132,7 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     without = f"No sensitivity, for want of two learning rates from {study.window}"
     yield curves[n == 0], f"{without}: {{}}." if has_sensitivity(curves) else f"{without}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
-    yield curves[below > total / 2], f"{slow} Train longer, or compare instability parts."
+    yield curves[_below_half(curves)], SLOW
     yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
     yield curves[index.isin(_at_the_edge(study)) & (n > 0)], f"{edge}{outside}."
     yield curves[index.isin(_mostly_outside(study))], beyond
@@ -167,14 +155,6 @@ def _mostly_outside(study: Study) -> pd.MultiIndex:
     curves = lrs.assign(outside=is_outside).groupby(["arm", "size"])["outside"].agg(share="mean", lrs="size")
     mostly = curves[(curves["share"] >= 0.5) & (curves["lrs"] > 2)]
     return pd.MultiIndex.from_frame(mostly.reset_index()[["arm", "size"]])
-
-
-def with_scaled_steps(study: Study) -> pd.MultiIndex:
-    """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
-    cards = study.records.runs.set_index("id").loc[study.points["id"]]
-    scaled = ~cards["parametrization.name"].isin(UNSCALED) | (cards["optimizer.name"] == "adamw_rms_scaled")
-    unlike_others = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
-    return pd.MultiIndex.from_frame(unlike_others[["arm", "size"]])
 
 
 def _curve_names(curves: pd.DataFrame) -> str:

@@ -10,22 +10,23 @@ from lab.report.scoreboard import ScoreboardRow
 AGAINST = (CONTRADICTED, NO_EFFECT)
 
 
-def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> str:
-    """An answer that begins with the word, then says each claim that it rests on, with its effect and interval.
+def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> tuple[str, str]:
+    """The word, and each claim that it rests on, with its effect and interval.
 
     Args:
         rows: claims judged on these runs.
         sweeps: that trained them.
 
     Returns:
-        Empty where no claim answers the question of these sweeps, as of one that asks which or how much.
+        Empty both where no claim answers the question of these sweeps, as of one that asks which or how much.
     """
     answering = [row for row in rows if row.verdict.folder and set(sweeps) & {*row.claim.affirms, *row.claim.denies}]
     if not answering:
-        return ""
+        return "", ""
     says = [_says(row, sweeps) for row in answering]
     word = says[0] if len(set(says)) == 1 else "In part" if {"Yes", "In part"} & set(says) else "Cannot tell"
-    return f"{word}: {'; '.join(map(_part, answering))}."
+    text = "; ".join(map(_part, answering))
+    return word, f"{text[:1].upper()}{text[1:]}."
 
 
 def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.judging import earlier_seeds, history
-from lab.analysis.judging.decision import DECIDED, VERDICTS
+from lab.analysis.judging.decision import DECIDED, NOT_RUN, VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.history import ClaimReading
 from lab.analysis.judging.verdicts import (
@@ -195,26 +195,44 @@ def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format
     return " to ".join(dict.fromkeys(map(show, (rising[0], rising[-1])))) if rising else ""
 
 
-def render(folders: Sequence[Path], *style: str, source: str = "") -> str:
-    """All of it for ``lab claims``, or the claims of one source: for the eye, or in a ``style``.
+def render(folders: Sequence[Path], *style: str, source: str = "", figure: str = "", verdict: str = "") -> str:
+    """All of it for ``lab claims``, or the claims of one source, figure or verdict: for the eye, or in a ``style``.
+
+    For the eye, claims that are not run are counted and left out, unless that verdict is asked for.
 
     Args:
         style: the last of ``--json``, ``--markdown`` and ``--html`` counts.
+        figure: of the paper, or the section or equation of another source.
 
     Raises:
-        RequestError: no such source, no such folder, or records that cannot be read.
+        RequestError: no such source, figure, verdict or folder, or records that cannot be read.
     """
-    if source and source not in SOURCES:
-        raise RequestError(f"no claims of {source!r}; {nearest(source, SOURCES)}")
+    figures = list(dict.fromkeys(claim.figure for claim in CLAIMS.values()))
+    for kind, name, known in (("source", source, SOURCES), ("figure", figure, figures), ("verdict", verdict, VERDICTS)):
+        if name and name not in known:
+            raise RequestError(f"no claims of {kind} {name!r}; {nearest(name, known)}")
     evidence = read(folders)
     rows = judge_all(evidence, other_text=read_other_text(folders), earlier=history.readings(folders))
-    rows = [row for row in rows if not source or row.claim.source == source]
+    rows = [
+        row
+        for row in rows
+        if source in ("", row.claim.source)
+        and figure in ("", row.claim.figure)
+        and verdict in ("", row.verdict.verdict)
+    ]
     if style[-1:] == ("--html",):
-        return page(rows, earlier_verdicts(folders))
+        return page(rows, earlier_verdicts(folders), all_of_them=bool(verdict))
     if not style:
-        below = list(_drawn(rows) if source else compare(evidence))
-        return "\n".join([*text(rows), *[""] * bool(below), *below])
+        below = list(_drawn(rows) if source else compare(evidence) if not figure + verdict else ())
+        return "\n".join([*text(rows, all_of_them=bool(verdict)), *[""] * bool(below), *below])
     return as_json(rows) if style[-1] == "--json" else markdown_tables(rows)
+
+
+def _run_only(rows: Sequence[ScoreboardRow], *, all_of_them: bool) -> tuple[list[ScoreboardRow], list[str]]:
+    """The rows to show, and a line on those that are not run and left out."""
+    run = [row for row in rows if all_of_them or row.verdict.verdict != NOT_RUN]
+    left_out = len(rows) - len(run)
+    return run, [f"{left_out} not run and not shown; --verdict 'not run' shows them"] if left_out else []
 
 
 def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
@@ -224,8 +242,9 @@ def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
     return [f"figure: {path}" for path in paths if path.exists()]
 
 
-def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
+def text(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> Iterator[str]:
     """A line per claim, why it is not reproduced below it; a count at the end."""
+    every, (rows, hidden) = rows, _run_only(rows, all_of_them=all_of_them)
     columns = table(rows)
     head, *lines = plain_text(
         pd.DataFrame(
@@ -242,7 +261,7 @@ def text(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
         yield line
         if reason:
             yield f"{' ' * head.index('verdict')}{reason}"
-    yield from tallies(rows)
+    yield from [*tallies(every), *hidden]
 
 
 def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
@@ -350,19 +369,20 @@ def _few_columns(rows: Sequence[ScoreboardRow], subject: str) -> list[str]:
     return lines
 
 
-def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict]) -> str:
+def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict], *, all_of_them: bool = False) -> str:
     """A page of every claim with all that is known of it; its table sorts and filters.
 
     Args:
         earlier: verdicts by earlier rules, which stand beside those of today.
     """
+    every, (rows, hidden) = rows, _run_only(rows, all_of_them=all_of_them)
     known = table(rows)
     known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
     known["about"] = [row.claim.about for row in rows]
     known["on other text"] = [row.on_other_text for row in rows]
     known["by earlier rules"] = [revised(earlier.get(row.claim.name), row.verdict) for row in rows]
     columns = known[list(COLUMNS_OF_PAGE) if earlier else list(COLUMNS_OF_PAGE[:-1])]
-    notes = [f"{note}." for note in (*tallies(rows), *dropped(earlier, set(CLAIMS)))]
+    notes = [f"{note}." for note in (*tallies(every), *hidden, *dropped(earlier, set(CLAIMS)))]
     body = [
         html.bullets(notes),
         html.table(columns, prose=PROSE, sorts=True),

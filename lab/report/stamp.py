@@ -13,12 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lab.analysis.judging import history
 from lab.core import files
 from lab.core.registry import packages_of_others
 from lab.records import store
 
-LIBRARIES = ("matplotlib", "numpy", "pandas", "scipy")
+LIBRARIES = ("jinja2", "matplotlib", "numpy", "pandas", "scipy")
 STAMP = "report.json"
+SOURCES = (".py", ".yaml", ".html", ".css", ".js")
 
 
 def origin(folder: Path) -> str | None:
@@ -35,10 +37,10 @@ def origin(folder: Path) -> str | None:
 
 
 def _requests(folder: Path) -> dict[str, str]:
-    """Digests of the files that hold the commands, their days and their questions."""
+    """Digests of the files that hold the commands, their days, their questions, and readings of claims."""
     return {
         path.name: files.file_digest(path)
-        for path in [folder / name for name in ("commands.json", "requests.json")]
+        for path in [folder / "commands.json", folder / "requests.json", folder.resolve().parent / history.FILE]
         if path.exists()
     }
 
@@ -65,7 +67,7 @@ def _sources(package: str) -> Iterator[tuple[str, str]]:
     """Paths and digests of the sources of a top-level package or module, which is not imported."""
     spec = find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():
-        for path in Path(folder).rglob("*.py"):
+        for path in (path for path in Path(folder).rglob("*") if path.suffix in SOURCES):
             yield str(path.relative_to(folder)), files.file_digest(path)
     if spec and spec.origin and not spec.submodule_search_locations:
         yield package, files.file_digest(Path(spec.origin))

@@ -22,7 +22,7 @@ def sensitivities(study: Study) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "arm": curves["arm"],
-            "parameters": curves["parameters"].map("{:,}".format),
+            "parameters": curves["size"].map(count),
             **{name: curves[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
             "best LR": curves["best_lr"].map(span),
             "eta_div": curves["eta_div"].map(span),

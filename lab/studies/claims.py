@@ -4,8 +4,17 @@ from lab.analysis.judging.rows import read_claims
 from lab.analysis.judging.verdicts import Claim
 from lab.studies import HOME, modules
 
-CLAIMS: dict[str, Claim] = {
-    claim.name: claim
+_BY_STUDY = {
+    path.parent.name: list(read_claims(path, modules("effects", path.parent.name)))
     for path in sorted(HOME.glob("*/claims.yaml"))
-    for claim in read_claims(path, modules("effects", path.parent.name))
 }
+CLAIMS: dict[str, Claim] = {claim.name: claim for claims in _BY_STUDY.values() for claim in claims}
+
+
+def study_of(sweep: str) -> str:
+    """The study that makes most claims about a sweep, or whose claims answer its question; empty without one."""
+    counts = {
+        study: sum(sweep in (claim.sweep, *claim.affirms, *claim.denies) for claim in claims)
+        for study, claims in _BY_STUDY.items()
+    }
+    return max(counts, key=lambda study: counts[study]) if any(counts.values()) else ""

@@ -63,25 +63,50 @@
   document.addEventListener("keydown", function (event) { if (event.key === "Escape") hide(); });
   document.addEventListener("scroll", hide, { passive: true, capture: true });
 
-  document.querySelectorAll("table[data-sorts]").forEach(function (table) {
-    var body = table.tBodies[0], rows = Array.prototype.slice.call(body.rows), heads = table.tHead.rows[0].cells;
-    var field = document.createElement("input"), count = document.createElement("output"), frame = table.parentNode;
+  function plain(text) { return text.toLowerCase().replace(/[\s_-]+/g, " "); } // warm-up is found by "warm up", too
+
+  function filters(items, before) { // a field that keeps the items with all words typed
+    var field = document.createElement("input"), count = document.createElement("output");
     field.type = "search";
-    field.placeholder = "rows with all these words";
+    field.placeholder = "filter by words";
     field.setAttribute("aria-label", field.placeholder);
-    frame.parentNode.insertBefore(field, frame);
-    frame.parentNode.insertBefore(count, frame);
+    before.parentNode.insertBefore(field, before);
+    before.parentNode.insertBefore(count, before);
     function filter() {
-      var words = field.value.toLowerCase().split(/\s+/), shown = 0;
-      rows.forEach(function (row) {
-        var text = row.textContent.toLowerCase();
-        row.hidden = !words.every(function (word) { return text.indexOf(word) >= 0; });
-        shown += row.hidden ? 0 : 1;
+      var words = plain(field.value).split(" "), shown = 0;
+      items.forEach(function (item) {
+        var text = plain(item.textContent), joined = text.replace(/ /g, "");
+        item.hidden = !words.every(function (word) { return text.indexOf(word) >= 0 || joined.indexOf(word) >= 0; });
+        shown += item.hidden ? 0 : 1;
       });
-      count.textContent = shown + " of " + rows.length;
+      count.textContent = shown + " of " + items.length;
     }
     field.addEventListener("input", filter);
     filter();
+  }
+  document.querySelectorAll("main[data-filter=cards]").forEach(function (main) {
+    var cards = Array.prototype.slice.call(main.querySelectorAll(".card"));
+    if (cards.length) filters(cards, main.querySelector("section"));
+  });
+
+  document.querySelectorAll(".table").forEach(function (table) { // shades the side on which there is more to see
+    function shade() {
+      table.parentNode.classList.toggle("more-right", table.scrollLeft + table.clientWidth < table.scrollWidth - 2);
+      table.parentNode.classList.toggle("more-below", table.scrollTop + table.clientHeight < table.scrollHeight - 2);
+    }
+    table.addEventListener("scroll", shade, { passive: true });
+    window.addEventListener("resize", shade);
+    shade();
+  });
+
+  // by size where a number counts in thousands or more: 98.7k is below 1.02M
+  function number(text) {
+    var found = /^[\u00d7+]?(-?[\d.]+(?:e[-+]?\d+)?)([kMB]?)\b/.exec(text.replace(/(\d),(?=\d{3})/g, "$1"));
+    return found ? parseFloat(found[1]) * { "": 1, k: 1e3, M: 1e6, B: 1e9 }[found[2]] : NaN;
+  }
+  document.querySelectorAll("table[data-sorts]").forEach(function (table) {
+    var body = table.tBodies[0], rows = Array.prototype.slice.call(body.rows), heads = table.tHead.rows[0].cells;
+    filters(rows, table.parentNode.parentNode);
     Array.prototype.forEach.call(heads, function (head, column) {
       var button = document.createElement("button");
       button.type = "button";
@@ -95,7 +120,7 @@
         rows.slice().sort(function (one, other) {
           var a = one.cells[column].textContent, b = other.cells[column].textContent;
           if (!a || !b) return a ? -1 : b ? 1 : 0; // empty cells last, either way
-          var numbers = [parseFloat(a), parseFloat(b)], words = numbers.some(isNaN);
+          var numbers = [number(a), number(b)], words = numbers.some(isNaN);
           return sign * (words ? a.localeCompare(b, "en", { numeric: true }) : numbers[0] - numbers[1]);
         }).forEach(function (row) { body.appendChild(row); });
       });

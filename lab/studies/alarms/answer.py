@@ -1,26 +1,34 @@
-"""The answer of a sweep of labelled loss spikes, in a sentence that speaks of the alarms."""
+"""Which alarm finds how many labelled bursts, how early, and how often without one."""
 
 from __future__ import annotations
 
+from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
 from lab.analysis.events.scores import AlarmScore, score_runs, summarize
 from lab.analysis.sensitivity import Study
-from lab.analysis.text import listed
+from lab.analysis.statistics import Interval
 from lab.core.detectors import LABELS
 
-
-def sentence(study: Study) -> str:
-    """One sentence on what each alarm finds, how early and how falsely; empty without labelled runs."""
-    scores = summarize(score_runs(study.records))
-    if not scores or not scores[0].found.n:
-        return ""
-    rate = max((score.false_alarms for score in scores), key=lambda rate: rate.n)
-    often = f"up to {rate.n} of a kind are false" if rate.n else "none is false"
-    return (
-        f"Of {scores[0].found.n} bursts, alarms find {listed([_found(score) for score in scores])}; {often} in "
-        f"{scores[0].clean_steps:,} steps (95 % interval {rate.low:.2g} to {rate.high:.2g} in 1000)."
-    )
+FOUND = Measure("Share of bursts found", "", own_points, by_column, "higher")
+LEAD = Measure("Lead over the loss, median and quartiles", "steps", own_points, by_column)
+FALSE_ALARMS = Measure("False alarms per 1000 clean steps", "", own_points, by_column, "lower")
 
 
-def _found(score: AlarmScore) -> str:
-    lead = f" (median lead {score.lead[1]:g} steps)" if score.leads else ""
-    return f"{round(score.found.mean * score.found.n)} by {LABELS[score.kind][0]}{lead}"
+def contrasts(study: Study) -> list[Contrast]:
+    """The score of each alarm, with exact intervals; empty without labelled runs."""
+    scores = {LABELS[score.kind][0]: score for score in summarize(score_runs(study.records))}
+    if not scores or not next(iter(scores.values())).found.n:
+        return []
+    parts = {FOUND: lambda one: one.found, LEAD: _lead, FALSE_ALARMS: _false_alarms}
+    return [
+        Contrast(measure, "", {name: {"": part(one)} for name, one in scores.items()}, {})
+        for measure, part in parts.items()
+    ]
+
+
+def _lead(score: AlarmScore) -> Interval:
+    low, middle, high = score.lead
+    return Interval(middle, low, high, score.leads)
+
+
+def _false_alarms(score: AlarmScore) -> Interval:
+    return score.false_alarms._replace(n=score.clean_steps)

@@ -1,0 +1,258 @@
+"""Contrasts: a quantity of every arm, and its difference from that of a reference, paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.judging.evidence import curve_summaries
+from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, per_seed
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
+from lab.analysis.text import count, spell
+
+ANY_SWEEP = "*"
+NO_REFERENCE = "-"
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+Cells = Mapping[str, Mapping[str, Interval]]
+Reduce = Callable[[pd.DataFrame, Window], pd.DataFrame]
+
+
+class Measure(NamedTuple):
+    """A quantity in which arms are compared.
+
+    Attributes:
+        name: as a sentence begins with it.
+        unit: empty for a pure number.
+        points: of a study the points, under the names of the arms that are compared; none where nothing is.
+        reduce: of such points, in a window of learning rates if it is a sensitivity, a number per arm and seed (rows)
+            and per column, whose name says where; NaN is none.
+        better: ``lower`` or ``higher``; empty where neither is.
+        is_log: whether numbers are log10 of those shown, so that means are geometric and differences are factors.
+        reference: the arm that the others are compared with, or ``NO_REFERENCE``; empty is that of the default recipe.
+        asked_by: sweeps whose question is about this quantity; ``ANY_SWEEP`` for all that ask about no other.
+        affirmed_by: ``lower`` or ``different``, if the question is whether some arm is that beside the reference.
+        pairs: what runs of two arms must share to be compared.
+    """
+
+    name: str
+    unit: str
+    points: Callable[[Study], pd.DataFrame]
+    reduce: Reduce
+    better: str = ""
+    is_log: bool = False
+    reference: str = ""
+    asked_by: tuple[str, ...] = ()
+    affirmed_by: str = ""
+    pairs: tuple[str, ...] = ("size", "seed", "lr", "column")
+
+    def level(self, interval: Interval) -> str:
+        """A value with its interval, ``0.148 [0.120, 0.176]``."""
+        return _shown(interval, lambda value: _digits(10**value, 3)) if self.is_log else _shown(interval)
+
+    def with_unit(self, interval: Interval) -> str:
+        """``level``, and the unit."""
+        return f"{self.level(interval)} {self.unit}".rstrip()
+
+    def change(self, interval: Interval) -> str:
+        """A difference with its interval, ``+0.148 [+0.120, +0.176]``; of logs a factor, ``x2.1 [x1.7, x2.6]``."""
+        if self.is_log:
+            return _shown(interval, lambda value: f"{TIMES}{_digits(10**value, 2)}")
+        return _shown(interval, plus="+")
+
+
+def _shown(interval: Interval, show: Callable[[float], str] | None = None, plus: str = "") -> str:
+    if not interval.n:
+        return "none"
+    mean, low, high, n = interval[:4]
+    scale = float(np.nanmax(np.abs([mean, low, high])))
+    show = show or (lambda value: f"{plus if value > 0 else ''}{thousandths(value, scale)}")
+    return f"{show(mean)} [{show(low)}, {show(high)}]" if n >= FEWEST_SEEDS else show(mean)
+
+
+def _digits(value: float, digits: int) -> str:
+    """A positive number to so many digits; powers of ten only below 0.001 and from a million on."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:,.0f}" if 10 ** (digits - 1) <= rounded < 1e6 else spell(rounded)
+
+
+class Contrast(NamedTuple):
+    """A measure of every arm.
+
+    Attributes:
+        reference: the arm with which the others are compared; empty without one.
+        levels: by arm and column.
+        differences: of each other arm from the reference, over the seeds and learning rates that both ran.
+    """
+
+    measure: Measure
+    reference: str
+    levels: Cells
+    differences: Cells
+
+    @property
+    def columns(self) -> list[str]:
+        """Where the quantity was measured, the last of them the largest model or the latest step."""
+        return list(next(iter(self.levels.values())))
+
+    def title(self, column: str = "") -> str:
+        """The quantity, where it was measured, and its unit."""
+        unit = f" ({self.measure.unit})" if self.measure.unit else ""
+        return f"{self.measure.name} {column}".rstrip() + unit
+
+    @property
+    def arms(self) -> list[str]:
+        """Every arm, the reference first."""
+        return sorted(self.levels, key=lambda arm: arm != self.reference)
+
+
+def contrast(
+    measure: Measure, points: pd.DataFrame, reference: str, window: Window = WINDOW, level: float = 0.95
+) -> Contrast:
+    """Measure every arm of these points and compare it with the reference.
+
+    Args:
+        points: as the ``points`` of the measure makes them; columns of one arm only are left out beside others.
+        level: of the intervals of differences; those of values are at 95 %.
+    """
+    table = measure.reduce(points, window)
+    arms = list(dict.fromkeys(map(str, points["arm"])))
+    measured = (table.groupby(level="arm").count() > 0).sum()
+    columns = [str(column) for column in table if measured[str(column)] > 1 or measured.max() == 1]
+    differences = {}
+    for arm in arms:
+        if reference and arm != reference:
+            pair = measure.reduce(_shared(points, measure.pairs, (arm, reference)), window)
+            differences[arm] = {
+                column: student_t(_seeds(pair, arm, column) - _seeds(pair, reference, column), level)
+                for column in columns
+            }
+    levels = {arm: {column: student_t(_seeds(table, arm, column)) for column in columns} for arm in arms}
+    return Contrast(measure, reference, levels, differences)
+
+
+def _seeds(table: pd.DataFrame, arm: str, column: str) -> pd.Series:
+    """The values of an arm by seed; those that are not finite are none."""
+    if column not in table or arm not in table.index.get_level_values("arm"):
+        return pd.Series(dtype=float)
+    values: pd.Series = table.xs(arm, level="arm")[column].astype(float)
+    return values.where(np.isfinite(values))
+
+
+def _shared(points: pd.DataFrame, pairs: Sequence[str], arms: tuple[str, str]) -> pd.DataFrame:
+    """The points of two arms at what both have: sizes, seeds, learning rates and columns."""
+    both = points[points["arm"].isin(arms)]
+    return both[both.groupby([name for name in pairs if name in points])["arm"].transform("nunique") == 2]
+
+
+def table(contrasts: Sequence[Contrast]) -> pd.DataFrame:
+    """A row for each arm: its difference in each column from the reference, whose own values stand in their place.
+
+    Of one column, values and differences.
+    """
+    first = contrasts[0]
+    cells = {"arm": [f"{arm} (reference)" if arm == first.reference else arm for arm in first.arms]}
+    if len(contrasts) == len(first.columns) == 1:
+        (column,) = first.columns
+        cells[column or "value"] = [first.measure.level(first.levels[arm][column]) for arm in first.arms]
+        if first.reference:
+            cells["difference"] = [_cell(first, arm, column) if arm != first.reference else "" for arm in first.arms]
+    else:
+        for one in contrasts:
+            for column in one.columns:
+                name = one.title(column) if len(contrasts) > 1 else column
+                cells[name] = [_cell(one, arm, column) for arm in first.arms]
+    return pd.DataFrame(cells | {"n": [_seed_counts(first, arm) for arm in first.arms]})
+
+
+def _cell(one: Contrast, arm: str, column: str) -> str:
+    if arm not in one.levels:
+        return ""
+    if arm in one.differences and one.reference:
+        return one.measure.change(one.differences[arm][column])
+    return one.measure.level(one.levels[arm][column])
+
+
+def _seed_counts(one: Contrast, arm: str) -> str:
+    counts = sorted({cell.n for cell in (one.differences.get(arm) or one.levels[arm]).values() if cell.n})
+    return " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1])))) if counts else "0"
+
+
+def own_points(study: Study) -> pd.DataFrame:
+    """The points of a study under the names of its own arms."""
+    return study.points
+
+
+def valued(study: Study, values: pd.Series, **columns: pd.Series) -> pd.DataFrame:
+    """The points of runs that have a value; more ``columns``, also by run id, may rename the arm or add ``column``."""
+    points = study.points.assign(value=study.points["id"].map(values).astype(float))
+    points = points.assign(**{name: points["id"].map(each) for name, each in columns.items()})
+    return points[points["value"].notna()]
+
+
+def by_size(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+    """Means of ``value`` at each size."""
+    return _spread(points, "size", lambda size: f"at {count(size)} parameters")
+
+
+def by_rate(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+    """Means of ``value`` at each learning rate."""
+    return _spread(points, "lr", lambda lr: f"at LR {spell(lr)}")
+
+
+def by_column(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+    """Means of ``value`` in each ``column``."""
+    return _spread(points, "column", str)
+
+
+def _spread(points: pd.DataFrame, by: str, name: Callable[[float], str]) -> pd.DataFrame:
+    means = points.groupby(["arm", "seed", by])["value"].mean().unstack(by)
+    columns: list[Any] = list(means)
+    return means.set_axis([name(column) for column in columns], axis=1)
+
+
+def of_curves(quantity: str) -> Reduce:
+    """A number of ``CurveSummary.values`` at each size."""
+
+    def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
+        values = {(one.curve, one.seed): one.values[quantity] for one in curve_summaries(points)}
+        if quantity in PARTS and window != WINDOW:
+            inside = per_seed(points, *window).set_index(["curve", "seed"])[quantity]
+            values = {key: inside[key] if math.isfinite(value) else value for key, value in values.items()}
+        keys = zip(points["curve"], points["seed"], strict=True)
+        return by_size(points.assign(value=[values[key] for key in keys]))
+
+    return reduce
+
+
+def change_over_size(quantity: str) -> Reduce:
+    """A number of ``CurveSummary.values`` at the largest size minus that at the smallest."""
+
+    def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
+        values = of_curves(quantity)(points, window)
+        if values.shape[1] < 2:
+            return values.iloc[:, :0]
+        return pd.DataFrame({"from the smallest to the largest size": values.iloc[:, -1] - values.iloc[:, 0]})
+
+    return reduce
+
+
+def slope_over_size(quantity: str) -> Reduce:
+    """The slope of a number of ``CurveSummary.values`` over log10 size, where arms may have other sizes."""
+
+    def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
+        slopes: list[pd.Series] = []
+        for _, arm in points.groupby("arm", sort=False):
+            log_sizes = np.log10(np.sort(arm["size"].unique()))
+            if len(log_sizes) > 1:
+                table = of_curves(quantity)(arm, window)
+                slopes.append(table.apply(lambda row, x: np.polyfit(x, row, 1)[0], axis=1, x=log_sizes))
+        return pd.DataFrame(
+            {"per decade of size": pd.concat(slopes)} if slopes else of_curves(quantity)(points, window).iloc[:, :0]
+        )
+
+    return reduce

@@ -1,0 +1,162 @@
+"""Quantities that questions about learning rates, logits and updates ask for, and those of all other sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis import probe_values
+from lab.analysis.contrasts import (
+    ANY_SWEEP,
+    NO_REFERENCE,
+    Measure,
+    by_rate,
+    by_size,
+    change_over_size,
+    of_curves,
+    own_points,
+    slope_over_size,
+    valued,
+)
+from lab.analysis.grouping import ways_to_grow
+from lab.analysis.sensitivity import HIGH, Study, compares_sensitivity
+
+NATS, HIGHEST = "nats/token", np.inf
+
+
+def _recorded(
+    probe: str, ends: str = "", rate: float = HIGH, reduced_by: str = "late", *, decades: bool = True, **options: Any
+) -> Callable[[Study], pd.DataFrame]:
+    """Points with what a probe recorded, of places the largest, at the highest learning rate that is no higher.
+
+    Args:
+        ends: how the name of the place ends, of several the last; the largest of all places where it is ``*``.
+    """
+
+    def points(study: Study) -> pd.DataFrame:
+        places = [where for where in probe_values.places(study.records, probe) if ends == "*" or where.endswith(ends)]
+        chosen = places if ends == "*" else places[-1:]
+        values = [getattr(probe_values, reduced_by)(study.records, probe, where, **options) for where in chosen]
+        if not values:
+            return study.points.head(0)
+        largest: pd.Series = pd.concat(values, axis=1).max(axis=1)
+        return _up_to(rate, valued(study, np.log10(largest.where(largest > 0)) if decades else largest))
+
+    return points
+
+
+def _up_to(rate: float, points: pd.DataFrame) -> pd.DataFrame:
+    top = points.loc[points["lr"] <= rate, "lr"].max()
+    chosen: pd.DataFrame = points[points["lr"] == top]
+    return chosen
+
+
+def _losses(study: Study) -> pd.DataFrame:
+    return study.points.assign(value=study.points["capped"])
+
+
+def _top_losses(study: Study) -> pd.DataFrame:
+    return _up_to(HIGHEST, _losses(study))
+
+
+def _beside_no_blocks(study: Study) -> pd.DataFrame:
+    """Best losses by kappa and steps, minus those without blocks at the same width, steps and seed."""
+    cards = study.records.runs.set_index("id").loc[study.points["id"]]
+    if KAPPA not in cards:
+        return study.points.head(0)
+    keys = {"width": "model.width", "steps": "steps", "depth": "model.depth", "kappa": KAPPA}
+    points = study.points.assign(**{name: cards[key].to_numpy() for name, key in keys.items()})
+    points["value"] = points.groupby(["curve", "seed"])["capped"].transform("min")
+    alone, pair = points[points["depth"] == 0], ["width", "steps", "seed"]
+    without = alone.groupby(pair)["value"].mean().reindex(pd.MultiIndex.from_frame(points[pair])).to_numpy()
+    names = [f"kappa {kappa:g}, {steps:g} steps" for kappa, steps in zip(points["kappa"], points["steps"], strict=True)]
+    points = points.assign(value=points["value"] - without, arm=names).sort_values(["steps", "kappa"], kind="stable")
+    return points[points["depth"] > 0]
+
+
+def _ways_to_grow(study: Study) -> pd.DataFrame:
+    return ways_to_grow(study.records.runs, study.points)
+
+
+def _with_sensitivity(study: Study) -> pd.DataFrame:
+    return study.points if compares_sensitivity(study) else study.points.head(0)
+
+
+KAPPA = "intervention.kappa_transplant.kappa"
+LARGEST_STABLE = Measure(
+    *("Largest stable learning rate", "", own_points, of_curves("log_lost"), "higher", True),
+    asked_by=("qk_layernorm", "architecture_arms", "decay_and_epsilon", "mup"),
+)
+DRIFT = Measure(
+    *("Change of the best learning rate", "decades", own_points, change_over_size("log_best")),
+    asked_by=("mup", "rms_scaled_lr"),
+    pairs=("seed", "lr"),
+)
+MEASURES = (
+    DRIFT,
+    LARGEST_STABLE,
+    Measure(
+        *("Best learning rate", "", own_points, of_curves("log_best"), "", True),
+        asked_by=("decay_strength",),
+    ),
+    Measure(
+        *("Largest attention logit, late in training", "", _recorded("attention_logit_max", "*"), by_size, "", True),
+        asked_by=("pointwise_attention",),
+    ),
+    Measure(
+        *(
+            "Largest attention logit, a tenth into the run",
+            "",
+            _recorded("attention_logit_max", "*", 1e-2, "near", part=0.1),
+        ),
+        *(by_size, "", True),
+        asked_by=("logit_growth",),
+    ),
+    Measure(
+        *("Mean log² Z, late in training", "", _recorded("log_z_square", rate=0.1), by_size, "lower", True),
+        asked_by=("output_logits",),
+    ),
+    Measure(
+        *("Mean log² Z, late in training", "", _recorded("log_z_square", rate=HIGHEST), by_rate, "lower", True),
+        asked_by=("output_logit_drift",),
+    ),
+    Measure(
+        *("RMS of the last gain, late in training", "", _recorded("param_rms", "final_norm", HIGHEST, decades=False)),
+        *(by_size,),
+        reference="batch size 2, weight decay 0, steps 2000 without fixed-gains or gain-lr",
+        asked_by=("final_gain",),
+    ),
+    Measure(
+        *("RMS of updates of the last block's first MLP layer", "", _recorded("update_rms", ".mlp_up", HIGHEST)),
+        *(by_rate, "", True),
+        asked_by=("stalled_block", "epsilon"),
+    ),
+    Measure("Final loss", NATS, _top_losses, by_rate, "lower", asked_by=("epsilon", "rounded_logits")),
+    Measure(
+        "Final loss", NATS, _top_losses, by_rate, "lower", reference="mantissa bits 23", asked_by=("mantissa_bits",)
+    ),
+    Measure("Best loss", NATS, own_points, of_curves("best"), "lower", asked_by=("qk_norm_axis",)),
+    Measure(
+        "Best loss above that without blocks",
+        NATS,
+        _beside_no_blocks,
+        by_size,
+        reference=NO_REFERENCE,
+        asked_by=("kappa",),
+    ),
+    Measure(
+        *("LR sensitivity", NATS, own_points, of_curves("total"), "lower"),
+        asked_by=("schedules",),
+        affirmed_by="different",
+    ),
+    Measure(
+        *("LR sensitivity", "nats/token per decade", _ways_to_grow, slope_over_size("total")),
+        asked_by=("depth_width",),
+        pairs=("seed", "lr"),
+    ),
+    Measure("LR sensitivity", NATS, _with_sensitivity, of_curves("total"), "lower", asked_by=(ANY_SWEEP,)),
+    Measure("Best loss over learning rates", NATS, own_points, of_curves("best"), "lower", asked_by=(ANY_SWEEP,)),
+)
