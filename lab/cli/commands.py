@@ -213,6 +213,20 @@ def _claims(arguments: list[str]) -> None:
     say(f"page: {given.html}" if given.html else text)
 
 
+def _leaderboard(arguments: list[str]) -> None:
+    from lab.studies.leaderboard import listing
+
+    given = OptionParser("leaderboard").read(arguments)
+    board = listing.board_of(given.folders)
+    if given.json:
+        say(listing.as_json(board))
+    elif given.csv:
+        say(listing.as_csv(board))
+    else:
+        for line in listing.lines(board):
+            say(line)
+
+
 def _power(arguments: list[str]) -> None:
     from lab.report import power
 
@@ -313,6 +327,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "scan": _scan,
     "watch": _watch,
     "claims": _claims,
+    "leaderboard": _leaderboard,
     "power": _power,
     "check": _check,
     "compare": _compare,

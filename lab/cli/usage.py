@@ -148,6 +148,12 @@ COMMANDS: dict[str, Command] = {
             **_JSON,
         },
     ),
+    "leaderboard": Command(
+        "[DIR ...]",
+        "which change of the recipe makes it less sensitive to its learning rate (default: the committed board)",
+        "runs/leaderboard",
+        {"--csv": "a line for each comparison", **_JSON},
+    ),
     "power": Command(
         "DIR CLAIM",
         "how many seeds a claim takes, from the spread of the pilot seeds there",
