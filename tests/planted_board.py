@@ -12,6 +12,7 @@ from lab.core.shipped import load, sweeps
 
 SEEDS = (10, 11, 12, 13, 14, 15)
 LRS = planted.LRS
+BASE = 0.35  # instability part of an arm without effect, nats per token
 SPREAD = 0.017  # of the difference of two arms over seeds, as the header of the sweep says
 
 
@@ -31,15 +32,15 @@ def cards(
     """A card per arm, seed and learning rate.
 
     Args:
-        effects: by the interventions of an arm, how much its instability part lies above that of a curve whose loss is
-            2.0 at its best learning rate, the middle one, and 0.3 above it at the others; nats per token.
+        effects: by the interventions of an arm, how much its instability part lies above ``BASE``; its loss is 2.0 at
+            the middle learning rate, 0.3 higher at lower ones, and at all higher ones what makes that part.
         spread: standard deviation of the instability part over seeds, drawn anew for each arm.
         changes: of every card.
     """
     for names, effect in effects.items():
         for seed in seeds:
             draw = np.random.default_rng([seed, *map(ord, "+".join(names))])
-            above = 0.3 * 3 / 7 + effect + spread / 2**0.5 * draw.normal()
+            above = BASE + effect + spread / 2**0.5 * draw.normal()
             for index, lr in enumerate(lrs):
                 middle = len(lrs) // 2
                 # three learning rates above the best share the instability part

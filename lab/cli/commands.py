@@ -227,6 +227,18 @@ def _leaderboard(arguments: list[str]) -> None:
             say(line)
 
 
+def _transfer(arguments: list[str]) -> None:
+    from lab.studies.leaderboard import listing, transfer
+
+    given = OptionParser("transfer").read(arguments)
+    if len(given.folders) > 1:
+        raise RequestError("lab transfer [TABLE.csv] [--board DIR]; a table has the columns a, b and outcome")
+    pairs = transfer.read_outcomes(given.folders[0]) if given.folders else transfer.published()
+    board = listing.board_of([Path(given.board)] if given.board else [])
+    for line in transfer.lines(transfer.predict(board, pairs)):
+        say(line)
+
+
 def _power(arguments: list[str]) -> None:
     from lab.report import power
 
@@ -328,6 +340,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "watch": _watch,
     "claims": _claims,
     "leaderboard": _leaderboard,
+    "transfer": _transfer,
     "power": _power,
     "check": _check,
     "compare": _compare,

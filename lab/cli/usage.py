@@ -154,6 +154,12 @@ COMMANDS: dict[str, Command] = {
         "runs/leaderboard",
         {"--csv": "a line for each comparison", **_JSON},
     ),
+    "transfer": Command(
+        "[TABLE.csv]",
+        "whether the board predicts what was published of large models, or a table of outcomes of your own",
+        "--board runs/leaderboard",
+        {"--board DIR": "the records of the board (default: the committed ones)"},
+    ),
     "power": Command(
         "DIR CLAIM",
         "how many seeds a claim takes, from the spread of the pilot seeds there",

@@ -59,7 +59,7 @@ class Curve(NamedTuple):
         setting: the others.
         seeds: ``MEASURES`` of each seed (rows) that has the whole grid of learning rates, ``eta_div`` (log10 of the
             smallest unstable learning rate, one step above the grid where none was), ``unstable`` (how many learning
-            rates were) and ``censored`` (whether none was).
+            rates were), ``censored`` (whether none was) and ``trains`` (1 if its best loss beats a bigram model).
         lrs: the grid, rising.
         incomplete: seeds left out, since a learning rate is missing.
         runs: how many were trained.
@@ -431,8 +431,8 @@ def _by_seed(ended: pd.DataFrame) -> pd.DataFrame:
         at_3, at_10 = (_interpolated(log_lr, loss, log_lr[best] + math.log10(times)) for times in (3, 10))
         row = {"curve": curve, "seed": seed, "above": one["above"], "total": one["total"], "best": loss[best]}
         row |= {"range": log_lost - log_lr[best], "at_3": at_3, "at_10": at_10, "eta_div": log_lost}
-        unstable = int((by_lr["outcome"] != "").sum())
-        rows.append({**row, "unstable": unstable, "censored": censored, "lrs_run": len(by_lr)})
+        row |= {"unstable": int((by_lr["outcome"] != "").sum()), "censored": censored, "lrs_run": len(by_lr)}
+        rows.append({**row, "trains": float(loss[best] < by_lr["loss_bigram"].iloc[0])})
     return pd.DataFrame(rows)
 
 
