@@ -131,7 +131,7 @@ def read_outcomes(path: Path) -> list[Pair]:
         raise RequestError(f"{path} is no CSV table: {' '.join(str(fault).split())}") from None
     if missing := [column for column in ("a", "b", "outcome") if column not in table]:
         raise RequestError(f"{path} has no column {missing[0]!r}; it takes a, b and outcome, and measure if any")
-    return [_pair(path, row) for row in table.to_dict("records")]
+    return [_pair(path, {str(key): str(value) for key, value in row.items()}) for row in table.to_dict("records")]
 
 
 def _pair(path: Path, row: Mapping[str, str]) -> Pair:
@@ -251,9 +251,9 @@ def rank_correlations(predictions: Sequence[Prediction]) -> dict[str, float]:
                 for arm, wins, value in ((one.pair.a, won, one.values[0]), (one.pair.b, -won, one.values[1])):
                     places[arm], values[arm] = places.get(arm, 0) + wins, -measures()[key].sign * value
             if len(places) >= FEWEST_RANKS:
-                by_arm = pd.DataFrame({"published": list(places.values()), "ours": list(values.values())}).rank()
-                spreads = (by_arm.nunique() > 1).all()
-                correlations[ordering] = float(by_arm.corr().iloc[0, 1]) if spreads else math.nan
+                published_rank, our_rank = (pd.Series(list(side.values())).rank() for side in (places, values))
+                spreads = min(published_rank.nunique(), our_rank.nunique()) > 1
+                correlations[ordering] = published_rank.corr(our_rank) if spreads else math.nan
     return correlations
 
 
