@@ -15,6 +15,8 @@ from scipy.stats import t, ttest_1samp
 import planted
 import planted_board
 from lab.__main__ import main
+from lab.analysis import sensitivity
+from lab.analysis.curves import points
 from lab.analysis.statistics import student_t
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
@@ -262,3 +264,12 @@ def test_without_committed_results_the_board_asks_for_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert f"no results of the board in {RESULTS}" in refusal(capsys, "leaderboard")
+
+
+def test_all_pairs_of_a_board_measure_each_arm_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = points(records(dict.fromkeys(planted_board.arms()[:12], 0.0), seeds=(10, 11, 12)).runs)
+    measured = []
+    own = sensitivity.per_seed
+    monkeypatch.setattr(sensitivity, "per_seed", lambda *about: measured.append(0) or own(*about))
+    assert len(sensitivity.all_pairs(runs)) == 12 * 11 / 2
+    assert len(measured) == 12
