@@ -16,6 +16,7 @@ include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/*.md",
+    "docs/interventions/*.md",
     "notebooks/*.ipynb",
     "results/README.md",
     "benchmarks/*.md",
@@ -77,6 +78,7 @@ notebooks/09_batch_size
 :hidden:
 :caption: Look it up
 results/README
+docs/interventions/index
 docs/api
 docs/architecture
 benchmarks/RESULTS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from lab.studies.leaderboard.board import (
     curves_of,
     verdict,
 )
+from lab.studies.leaderboard.documents import documents
 from lab.studies.leaderboard.listing import RESULTS
 
 PLAIN, NORMED = ("z_loss",), ("qk_layernorm", "z_loss")
@@ -273,3 +275,27 @@ def test_all_pairs_of_a_board_measure_each_arm_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sensitivity, "per_seed", lambda *about: measured.append(0) or own(*about))
     assert len(sensitivity.all_pairs(runs)) == 12 * 11 / 2
     assert len(measured) == 12
+
+
+def test_pages_of_arms_are_up_to_date() -> None:
+    """`python docs/interventions.py` writes them."""
+    folder = Path(__file__).parents[1] / "docs" / "interventions"
+    made = runpy.run_path(str(folder.with_suffix(".py")))["pages"]()
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")} == made
+
+
+def test_a_page_has_the_rows_of_its_arm() -> None:
+    made = board(
+        {("peri_ln", "z_loss"): -0.1, ("relu", "z_loss"): 0.0, ("peri_ln", "qk_layernorm", "z_loss"): 0.0, NORMED: 0.0}
+    )
+    pages = documents(made, {"relu": ["relu2"], "qk_rmsnorm": ["qk_layernorm"]})
+    rows = [line for line in pages["peri_ln.md"].splitlines() if line.startswith("| peri_ln |")]
+    assert [row.split(" | ")[1:3] for row in rows] == [
+        ["without qk-layernorm", HELPS],
+        ["with qk-layernorm", NO_DIFFERENCE],
+    ]
+    assert "| cannot stand beside | [relu2](relu2.md) |" in pages["relu.md"]
+    assert "Not trained yet" in pages["dyt.md"]
+    index = {line.split("(")[0]: line for line in pages["index.md"].splitlines() if line.startswith("| [")}
+    assert index["| [peri_ln]"].endswith("| helps | no difference |")
+    assert index["| [qk_rmsnorm]"].endswith("| not trained | not applicable |")
