@@ -10,7 +10,7 @@ from pathlib import Path
 import lab.training.config  # noqa: F401  (fills the registry)
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
-from lab.studies.leaderboard.documents import documents
+from lab.studies.leaderboard.documents import markdown_pages
 from lab.studies.leaderboard.listing import board_of
 
 FOLDER = Path(__file__).with_name("interventions")
@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
         board = board_of([])
     except RequestError:  # not trained yet
         board = None
-    return documents(board, excludes())
+    return markdown_pages(board, excludes())
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from lab.studies.leaderboard.board import (
     curves_of,
     verdict,
 )
-from lab.studies.leaderboard.documents import documents
+from lab.studies.leaderboard.documents import markdown_pages
 from lab.studies.leaderboard.listing import RESULTS
 
 PLAIN, NORMED = ("z_loss",), ("qk_layernorm", "z_loss")
@@ -288,7 +288,7 @@ def test_a_page_has_the_rows_of_its_arm() -> None:
     made = board(
         {("peri_ln", "z_loss"): -0.1, ("relu", "z_loss"): 0.0, ("peri_ln", "qk_layernorm", "z_loss"): 0.0, NORMED: 0.0}
     )
-    pages = documents(made, {"relu": ["relu2"], "qk_rmsnorm": ["qk_layernorm"]})
+    pages = markdown_pages(made, {"relu": ["relu2"], "qk_rmsnorm": ["qk_layernorm"]})
     rows = [line for line in pages["peri_ln.md"].splitlines() if line.startswith("| peri_ln |")]
     assert [row.split(" | ")[1:3] for row in rows] == [
         ["without qk-layernorm", HELPS],

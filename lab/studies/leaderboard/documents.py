@@ -14,11 +14,15 @@ LR_MEANINGS = {
     "shifted": "has the same unit, and its best value elsewhere",
     "other": "has another unit, so sensitivities are not compared",
 }
+COLUMNS = (
+    *("arm", "panel", "verdict", "instability part", "p (Holm)", "rank", "best loss", "log10 unstable/best LR"),
+    *("parameters", "seeds"),
+)
 # Interventions of the default recipe, which stand beside an arm in a command.
 BESIDE = ("z_loss",)
 
 
-def documents(board: Board | None, excludes: Mapping[str, Collection[str]]) -> dict[str, str]:
+def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]]) -> dict[str, str]:
     """The pages by file name, the index among them.
 
     Args:
@@ -91,10 +95,8 @@ def _on_board(card: ArmCard, rows: Collection[Row]) -> Iterator[str]:
 
 
 def _table(rows: Collection[Row]) -> Iterator[str]:
-    columns = ("arm", "panel", "verdict", "instability part", "p (Holm)", "rank", "best loss", "log10 unstable/best LR")
-    columns += ("parameters", "seeds")
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
     for row in rows:
         is_comparable = row.verdict != NOT_COMPARABLE
         cells = (
@@ -118,10 +120,10 @@ def _index(rows: Collection[Row], excludes: Mapping[str, Collection[str]]) -> st
         "",
         "The arms of the board: each is a published change of the recipe, trained alone beside the recipe without it.",
         "`lab leaderboard` shows how they compare, `lab transfer` whether that predicts what was published of large",
-        "models. The rule stands in the header of `sweeps/leaderboard.yaml` and was fixed before its runs. An arm *helps*",
-        "or *harms* where the instability part of learning-rate sensitivity differs from that of the reference with a",
-        f"Holm-adjusted p below {ALPHA:g}. It makes *no difference* where the 90 % interval lies within {MARGIN:g}",
-        "nats/token. Ranks are the ranges that pairwise 95 % intervals leave open.",
+        "models. The rule stands in the header of `sweeps/leaderboard.yaml` and was fixed before its runs. An arm",
+        "*helps* or *harms* where the instability part of learning-rate sensitivity differs from that of the reference",
+        f"with a Holm-adjusted p below {ALPHA:g}. It makes *no difference* where the 90 % interval lies within",
+        f"{MARGIN:g} nats/token. Ranks are the ranges that pairwise 95 % intervals leave open.",
         "",
     ]
     for is_optimizer, title in ((False, "Interventions"), (True, "Optimizers")):
