@@ -217,6 +217,9 @@ def _leaderboard(arguments: list[str]) -> None:
     from lab.studies.leaderboard import listing
 
     given = OptionParser("leaderboard").read(arguments)
+    if given.recipe:
+        _recipe(Path(given.recipe), given.folders)
+        return
     board = listing.board_of(given.folders)
     if given.json:
         say(listing.as_json(board))
@@ -225,6 +228,17 @@ def _leaderboard(arguments: list[str]) -> None:
     else:
         for line in listing.lines(board):
             say(line)
+
+
+def _recipe(file: Path, folders: Sequence[Path]) -> None:
+    from lab.cli.recipe import read_recipe
+    from lab.studies.leaderboard import recipe
+
+    if len(folders) > 1:
+        raise RequestError("lab leaderboard --recipe FILE.yaml [DIR]; DIR is the folder of both stages")
+    folder = folders[0] if folders else Path("runs") / file.stem
+    for line in recipe.lines(read_recipe(file), folder):
+        say(line)
 
 
 def _transfer(arguments: list[str]) -> None:

@@ -152,7 +152,11 @@ COMMANDS: dict[str, Command] = {
         "[DIR ...]",
         "which change of the recipe makes it less sensitive to its learning rate (default: the committed board)",
         "runs/leaderboard",
-        {"--csv": "a line for each comparison", **_JSON},
+        {
+            "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
+            "--csv": "a line for each comparison",
+            **_JSON,
+        },
     ),
     "transfer": Command(
         "[TABLE.csv]",

@@ -18,6 +18,7 @@ class ArmCard(NamedTuple):
 
     Attributes:
         link: to its paper or code.
+        nothing_where: by dotted key, the values of a recipe under which it does nothing.
         is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
     """
 
@@ -29,6 +30,7 @@ class ArmCard(NamedTuple):
     at: Sequence[str]
     lr: str
     nothing_under: str
+    nothing_where: Mapping[str, Any]
     is_optimizer: bool
 
     @property
@@ -54,6 +56,7 @@ def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
         link=link,
         **{key: entry[key] for key in ("title", "formula", "source", "at", "lr")},
         nothing_under=entry.get("nothing_under", ""),
+        nothing_where=entry.get("nothing_where", {}),
         is_optimizer=entry["at"] == ["optimizer"],
     )
 
