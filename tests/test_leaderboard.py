@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +39,8 @@ from lab.studies.leaderboard.board import (
     verdict,
 )
 from lab.studies.leaderboard.documents import markdown_pages
-from lab.studies.leaderboard.listing import RESULTS
+from lab.studies.leaderboard.listing import RESULTS, board_of
+from lab.studies.leaderboard.page import board_page
 
 PLAIN, NORMED = ("z_loss",), ("qk_layernorm", "z_loss")
 Arms = Mapping[tuple[str, ...], float]
@@ -244,7 +246,7 @@ def test_the_command_shows_the_board(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["leaderboard", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "peri_ln" in shown
-    assert "1 comparisons: 1 helps." in shown
+    assert "1 comparison: 1 helps." in shown
     assert main(["leaderboard", str(folder), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["arm"], found["verdict"], found["seeds"], found["runs"]) == ("peri_ln", HELPS, 6, 42)
@@ -299,3 +301,41 @@ def test_a_page_has_the_rows_of_its_arm() -> None:
     index = {line.split("(")[0]: line for line in pages["index.md"].splitlines() if line.startswith("| [")}
     assert index["| [peri_ln]"].endswith("| helps | no difference |")
     assert index["| [qk_rmsnorm]"].endswith("| not trained | not applicable |")
+
+
+def test_the_page_pins_the_reference_links_every_row_and_loads_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    effects = {("peri_ln", "z_loss"): -0.1, ("qk_rmsnorm", "z_loss"): 0.0, ("qk_layernorm", "relu", "z_loss"): 0.0}
+    folder = written(tmp_path, records({NORMED: -0.1, **effects}))
+    file = tmp_path / "board.html"
+    assert main(["leaderboard", str(folder), "--html", str(file)]) == 0
+    assert capsys.readouterr().out == f"page: {file}\n"
+    text = file.read_text(encoding="utf-8")
+    head, body = re.findall(r"<thead>(.*?)</thead>\s*<tbody>(.*?)</tbody>", text, re.DOTALL)[0]
+    assert 'class="pinned"' in head
+    assert "(reference)" in head
+    assert "(reference)" not in body
+    rows = re.findall(r'<tr id="([\w-]+)">', text)
+    assert sorted(rows) == sorted(set(rows))
+    assert "peri-ln-without-qk-layernorm" in rows
+    assert all(f'href="#{name}"' in text for name in rows)
+    assert body.count("of-reference") == 3  # the curve of the reference beside each arm
+    assert "lab sweep leaderboard" in body
+    assert "Not applicable beside the reference of this panel: qk_rmsnorm." in text
+    assert not re.search(r'(?:src|href)="(?!#)', text)
+
+
+def test_a_page_shows_a_hostile_command_as_text(tmp_path: Path) -> None:
+    store.note_command(tmp_path, "lab sweep '<script>alert(1)</script>'")
+    store.write_imported(tmp_path, records({("peri_ln", "z_loss"): -0.1}))
+    made = board_page(board_of([tmp_path]))
+    assert "<script>alert" not in made
+    assert "&lt;script&gt;alert(1)" in made
+
+
+@pytest.mark.parametrize("name", [name for name, card in arm_cards().items() if not card.is_optimizer])
+def test_an_arm_says_beside_which_intervention_of_the_recipe_it_cannot_stand(name: str) -> None:
+    pairs = [(name, "qk_layernorm"), ("qk_layernorm", name)]
+    excludes = [other for one, other in pairs if other in getattr(INTERVENTIONS[one], "excludes", ())]
+    assert bool(arm_cards()[name].not_beside) == bool(excludes)

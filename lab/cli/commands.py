@@ -221,7 +221,13 @@ def _leaderboard(arguments: list[str]) -> None:
         _recipe(Path(given.recipe), given.folders)
         return
     board = listing.board_of(given.folders)
-    if given.json:
+    if given.html:
+        from lab.core import files
+        from lab.studies.leaderboard.page import board_page
+
+        files.write_text(Path(given.html), board_page(board))
+        say(f"page: {given.html}")
+    elif given.json:
         say(listing.as_json(board))
     elif given.csv:
         say(listing.as_csv(board))

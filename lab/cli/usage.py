@@ -154,6 +154,7 @@ COMMANDS: dict[str, Command] = {
         "runs/leaderboard",
         {
             "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
+            "--html FILE": "a page whose tables sort and filter",
             "--csv": "a line for each comparison",
             **_JSON,
         },

@@ -19,6 +19,7 @@ class ArmCard(NamedTuple):
     Attributes:
         link: to its paper or code.
         nothing_where: by dotted key, the values of a recipe under which it does nothing.
+        not_beside: interventions of the reference beside which it cannot stand.
         is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
     """
 
@@ -31,6 +32,7 @@ class ArmCard(NamedTuple):
     lr: str
     nothing_under: str
     nothing_where: Mapping[str, Any]
+    not_beside: Sequence[str]
     is_optimizer: bool
 
     @property
@@ -57,6 +59,7 @@ def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
         **{key: entry[key] for key in ("title", "formula", "source", "at", "lr")},
         nothing_under=entry.get("nothing_under", ""),
         nothing_where=entry.get("nothing_where", {}),
+        not_beside=entry.get("not_beside", []),
         is_optimizer=entry["at"] == ["optimizer"],
     )
 

@@ -138,7 +138,7 @@ def notes(board: Board) -> Iterator[str]:
     """What a reader must know, a sentence a line: counts, the rule, and what was left out."""
     rows = board.rows
     counts = [f"{n} {name}" for name in VERDICTS if (n := sum(row.verdict == name for row in rows))]
-    yield f"{len(rows)} comparisons: {', '.join(counts) or 'none'}."
+    yield f"{len(rows)} comparison{'s' * (len(rows) != 1)}: {', '.join(counts) or 'none'}."
     yield (
         "Values of the reference; of the other arms the differences from it, paired by seed, with 95 % intervals "
         "(nats/token; decades of learning rate)."
