@@ -339,3 +339,20 @@ def test_an_arm_says_beside_which_intervention_of_the_recipe_it_cannot_stand(nam
     pairs = [(name, "qk_layernorm"), ("qk_layernorm", name)]
     excludes = [other for one, other in pairs if other in getattr(INTERVENTIONS[one], "excludes", ())]
     assert bool(arm_cards()[name].not_beside) == bool(excludes)
+
+
+def test_folders_with_references_of_their_own_are_families_of_their_own(tmp_path: Path) -> None:
+    """Holm counts the arms of each sweep apart; folders that share a reference are one."""
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder, arms in zip(folders, ({("relu", "z_loss"): -0.1}, {("dyt", "z_loss"): -0.1}, {}), strict=True):
+        folder.mkdir()
+        written(folder, records(arms))
+    apart = board_of(folders[:2])
+    assert [panel.title.split(", ")[1] for panel in apart.panels] == ["sweep first", "sweep second"]
+    assert all(one.p == one.p_adjusted for one in apart.rows)
+    rest = tmp_path / "rest"
+    rest.mkdir()
+    cards = planted.table(planted_board.cards({("dyt", "z_loss"): -0.1}))
+    together = board_of([folders[0], written(rest, Records(cards, NO_METRICS))])
+    assert len(together.panels) == 1
+    assert {one.name for one in together.rows} == {"relu", "dyt"}

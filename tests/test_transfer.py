@@ -16,6 +16,7 @@ from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.studies.leaderboard.arms import arm_cards, meanings
 from lab.studies.leaderboard.board import NO_DIFFERENCE, OPEN, Board, curves_of
+from lab.studies.leaderboard.listing import board_of
 from lab.studies.leaderboard.transfer import (
     NOT_ON_BOARD,
     Pair,
@@ -177,3 +178,21 @@ def test_a_faulty_table_is_refused_in_a_line(
 
 def test_a_share_without_a_decided_pair_is_none() -> None:
     assert math.isnan(score([]).share.mean)
+
+
+def test_a_pair_is_looked_up_in_the_sweep_that_has_both_arms(tmp_path: Path) -> None:
+    folders = []
+    sweeps: dict[str, Effects] = {
+        "large": {("relu", "z_loss"): 0.0, ("dyt", "z_loss"): 0.0},
+        "small": {("nope", "z_loss"): -0.1},
+    }
+    for name, arms in sweeps.items():
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        cards = planted_board.cards({PLAIN: 0.0, **arms})
+        store.write_imported(folders[-1], Records(planted.table(cards), NO_METRICS))
+    made = board_of(folders)
+    assert word(made, "relu", "") == NO_DIFFERENCE
+    assert word(made, "nope", "") == "a"
+    (apart,) = predict(made, [pair("nope", "relu")])
+    assert (apart.word, apart.reason) == (NOT_ON_BOARD, "no runs of nope and relu together")

@@ -41,13 +41,15 @@ WITHOUT, WITH = "without qk-layernorm", "with qk-layernorm"
 # Groups of keys that set arms apart; all other keys are settings that a panel shares.
 GROUPS = ("intervention", "optimizer", "schedule", "parametrization", "guest")
 # Of settings in which panels differ, those that name them where they do.
-NAMING = ("data.name", "model.width", "model.depth")
+NAMING = ("sweep", "data.name", "model.width", "model.depth")
 # Measures of one seed of an arm, in the order in which they are shown.
 MEASURES = ("above", "total", "best", "range", "at_3", "at_10")
 PART = "above"  # the measure of the rule
 SAME, SHIFTED, OTHER = "same", "shifted", "other"
 
 Keys = Mapping[str, Hashable]
+# The keys that a panel shares, with their values.
+Setting = tuple[tuple[str, Hashable], ...]
 
 
 class Curve(NamedTuple):
@@ -71,7 +73,7 @@ class Curve(NamedTuple):
 
     interventions: frozenset[str]
     keys: Keys
-    setting: tuple[tuple[str, Hashable], ...]
+    setting: Setting
     seeds: pd.DataFrame
     lrs: tuple[float, ...]
     incomplete: int
@@ -232,7 +234,7 @@ class Board:
         """The rows of all panels."""
         return [row for panel in self.panels for row in panel.rows]
 
-    def find(self, added: Collection[str], setting: tuple[tuple[str, Hashable], ...]) -> Curve | None:
+    def find(self, added: Collection[str], setting: Setting) -> Curve | None:
         """The curve that has these interventions and optimizer besides what the reference has; None without one."""
         for one in self.curves:
             if one.setting == setting and set(self.change(one)) == set(added):
@@ -443,24 +445,43 @@ def _interpolated(log_lr: np.ndarray, loss: np.ndarray, at: float) -> float:
 
 
 def read_board(folders: Sequence[Path], meaning_of: Mapping[str, str], reference: Reference | None = None) -> Board:
-    """The board of these results folders, read as one.
+    """The board of these results folders: each has panels of its own where each holds the reference, else all as one.
 
     Raises:
         RequestError: a folder cannot be read, holds no run that ended, or the reference is in none of them.
     """
+    apart = [_read(folder) for folder in folders]
+    if len(apart) > 1 and all(_has_reference(curves, reference) for curves in apart):
+        names = [(("sweep", folder.resolve().name),) for folder in folders]
+        together = [
+            curve._replace(setting=curve.setting + name)
+            for name, curves in zip(names, apart, strict=True)
+            for curve in curves
+        ]
+        return Board(together, meaning_of, reference)
+    return Board(apart[0] if len(apart) == 1 else _read(*folders), meaning_of, reference)
+
+
+def _read(*folders: Path) -> list[Curve]:
     records, sources = load(*folders), dict[str, Source]()
     for folder in folders:
         runs = store.read(folder).runs
         requests = store.requests(folder)
         days = sorted({request.day for request in requests.values()} - {""})
         about = Source(" to ".join(dict.fromkeys([*days[:1], *days[-1:]])), "; ".join(store.commands(folder)), "")
-        sources |= {
-            run: about._replace(versions=str(versions))
-            for run, versions in zip(runs["id"], runs["versions"], strict=True)
-        }
+        versions = zip(runs["id"], runs["versions"], strict=True)
+        sources |= {run: about._replace(versions=str(its_versions)) for run, its_versions in versions}
     if not (records.runs["status"] != "failed").any():
         raise RequestError(f"no run of {listed(map(str, folders))} ended")
-    return Board(curves_of(records, sources), meaning_of, reference)
+    return curves_of(records, sources)
+
+
+def _has_reference(curves: Sequence[Curve], reference: Reference | None) -> bool:
+    try:
+        Board(curves, {}, reference)
+    except RequestError:
+        return False
+    return True
 
 
 def _recipe_keys(keys: Keys) -> dict[str, Hashable]:
@@ -481,11 +502,9 @@ def _distinct(changes: Sequence[tuple[str, Curve, Curve]]) -> list[tuple[str, Cu
     return named
 
 
-def _setting_parts(
-    setting: tuple[tuple[str, Hashable], ...], settings: Sequence[tuple[tuple[str, Hashable], ...]]
-) -> list[str]:
+def _setting_parts(setting: Setting, settings: Sequence[Setting]) -> list[str]:
     """What sets a setting apart from the others, for a title."""
     others = [dict(other) for other in settings]
     differing = [key for key, value in setting if len({other.get(key) for other in others}) > 1]
-    shown = [key for key in differing if key in NAMING] or [key for key in differing if key != "data_fingerprint"]
+    shown = [key for key in NAMING if key in differing] or [key for key in differing if key != "data_fingerprint"]
     return [setting_text(setting_name(key, dict(setting)), dict(setting)[key]) for key in shown]

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, share_interval, student_t
-from lab.analysis.text import plain_text
+from lab.analysis.text import listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.shipped import load
 from lab.studies.leaderboard.arms import known
-from lab.studies.leaderboard.board import ALPHA, NO_DIFFERENCE, OPEN, QK, SAME, Board, Curve, p_of
+from lab.studies.leaderboard.board import ALPHA, NO_DIFFERENCE, OPEN, QK, SAME, Board, Curve, Setting, p_of
 
 FILE = Path(__file__).with_name("outcomes.yaml")
 A, B, EQUAL = "a", "b", "equal"
@@ -152,23 +152,22 @@ def _arm(text: str) -> tuple[str, ...]:
 
 
 def predict(board: Board, pairs: Sequence[Pair]) -> list[Prediction]:
-    """What the rule says of each pair, on the setting of which the board has most arms."""
-    settings = [one.setting for one in board.curves]
-    setting = max(settings, key=settings.count)
-    return [_predict(board, pair, setting) for pair in pairs]
+    """What the rule says of each pair: of the settings in which both arms were trained, that with the most arms."""
+    every = [one.setting for one in board.curves]
+    settings = sorted(set(every), key=lambda setting: -every.count(setting))
+    return [_predict(board, pair, settings) for pair in pairs]
 
 
-def _predict(board: Board, pair: Pair, setting: tuple[tuple[str, object], ...]) -> Prediction:
+def _predict(board: Board, pair: Pair, settings: Sequence[Setting]) -> Prediction:
     nothing = (math.nan, math.nan)
     if pair.why_not:
         return Prediction(pair, NOT_ON_BOARD, None, nothing, pair.why_not)
-    found = {arm: board.find(arm, setting) for arm in (pair.a, pair.b)}
-    for arm, curve in found.items():
-        if curve is None:
-            return Prediction(pair, NOT_ON_BOARD, None, nothing, f"no runs of {'+'.join(arm) or REFERENCE}")
-    a, b = found[pair.a], found[pair.b]
-    assert a is not None
-    assert b is not None
+    both = _both(board, pair, settings)
+    if both is None:
+        missing = [arm for arm in (pair.a, pair.b) if all(board.find(arm, one) is None for one in settings)]
+        named = listed("+".join(arm) or REFERENCE for arm in missing or (pair.a, pair.b))
+        return Prediction(pair, NOT_ON_BOARD, None, nothing, f"no runs of {named}{' together' * (not missing)}")
+    setting, a, b = both
     grid = max((one.lrs for one in board.curves), key=[one.lrs for one in board.curves].count)
     for arm, curve in ((pair.a, a), (pair.b, b)):
         if board.meaning("+".join(arm), curve, grid) != SAME:
@@ -182,11 +181,20 @@ def _predict(board: Board, pair: Pair, setting: tuple[tuple[str, object], ...]) 
     return Prediction(pair, word, interval, (float(values[0].mean()), float(values[1].mean())))
 
 
+def _both(board: Board, pair: Pair, settings: Sequence[Setting]) -> tuple[Setting, Curve, Curve] | None:
+    """The first setting in which both arms were trained, and their curves."""
+    for setting in settings:
+        a, b = board.find(pair.a, setting), board.find(pair.b, setting)
+        if a is not None and b is not None:
+            return setting, a, b
+    return None
+
+
 def _adjusted(
     board: Board,
     a: Curve,
     b: Curve,
-    setting: tuple[tuple[str, object], ...],
+    setting: Setting,
     grid: tuple[float, ...],
     measure: Measure,
 ) -> float:
