@@ -22,6 +22,7 @@ include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/*.md",
+    "docs/interventions/*.md",
     "notebooks/*.ipynb",
     "results/README.md",
     "benchmarks/*.md",
@@ -84,6 +85,7 @@ notebooks/09_batch_size
 :hidden:
 :caption: Look it up
 results/README
+docs/interventions/index
 docs/api
 docs/architecture
 benchmarks/RESULTS

@@ -22,7 +22,7 @@ from lab.cli.commands import COMMANDS
 HOME = Path(__file__).parents[1]
 PAGES = [
     *(HOME / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")),
-    *sorted((HOME / "docs").glob("*.md")),
+    *sorted((HOME / "docs").rglob("*.md")),
     *sorted((HOME / "benchmarks").glob("*.md")),
     *sorted((HOME / "notebooks").glob("*.ipynb")),
 ]

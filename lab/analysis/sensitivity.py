@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,27 +183,40 @@ def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high
     Returns:
         Columns ``first``, ``second``, ``size``, and an ``Interval`` over seeds for ``total``, ``below``, ``above``.
     """
-    arms = [points[points["arm"] == arm] for arm in (first, second)]
-    keys_of_arms = [list(zip(arm["size"], arm["seed"], arm["lr"], strict=True)) for arm in arms]
-    shared = set(keys_of_arms[0]) & set(keys_of_arms[1])
-    rows = []
-    if shared:
-        left, right = (
-            per_seed(arm[[key in shared for key in keys]], low, high)
-            for arm, keys in zip(arms, keys_of_arms, strict=True)
-        )
-        both = left.merge(right, on=["size", "seed"], suffixes=("", "_other"))
-        for size, seeds in both.groupby("size"):
-            parts = {part: student_t(seeds[part] - seeds[f"{part}_other"]) for part in PARTS}
-            rows.append({"first": first, "second": second, "size": size, **parts})
-    return pd.DataFrame(rows, columns=["first", "second", "size", *PARTS])
+    return _differences(points, [(first, second)], low, high)
 
 
 def all_pairs(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
     """``paired`` for every pair of arms, in the order of the arms."""
-    arms = points["arm"].unique()
-    tables = [paired(points, first, second, low, high) for first, second in combinations(arms, 2)]
-    return pd.concat(tables, ignore_index=True) if tables else paired(points, "", "", low, high)
+    return _differences(points, combinations(points["arm"].unique(), 2), low, high)
+
+
+def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: float, high: float) -> pd.DataFrame:
+    """Rows of ``paired`` for these pairs; an arm is measured once for all pairs that share the same runs of it."""
+    runs_of = dict(iter(points.groupby("arm", sort=False)))
+    keys_of = {arm: list(zip(runs["size"], runs["seed"], runs["lr"], strict=True)) for arm, runs in runs_of.items()}
+    sets_of = {arm: frozenset(keys) for arm, keys in keys_of.items()}
+    measured: dict[tuple[str, frozenset[Any]], dict[Any, dict[Any, tuple[float, ...]]]] = {}
+
+    def measure(arm: str, shared: frozenset[Any]) -> dict[Any, dict[Any, tuple[float, ...]]]:
+        """The parts of sensitivity by size and seed, over the runs that are shared."""
+        if (arm, shared) not in measured:
+            by_size: dict[Any, dict[Any, tuple[float, ...]]] = {}
+            seeds = per_seed(runs_of[arm][[key in shared for key in keys_of[arm]]], low, high)
+            for size, seed, *parts in seeds[["size", "seed", *PARTS]].itertuples(index=False):
+                by_size.setdefault(size, {})[seed] = tuple(parts)
+            measured[arm, shared] = by_size
+        return measured[arm, shared]
+
+    rows = []
+    for first, second in pairs:
+        shared = sets_of.get(first, frozenset()) & sets_of.get(second, frozenset())
+        left, right = (measure(arm, shared) if shared else {} for arm in (first, second))
+        for size in sorted(left):
+            both = [np.subtract(parts, right[size][seed]) for seed, parts in left[size].items()]
+            intervals = (student_t(values) for values in zip(*both, strict=True))
+            rows.append({"first": first, "second": second, "size": size, **dict(zip(PARTS, intervals, strict=True))})
+    return pd.DataFrame(rows, columns=["first", "second", "size", *PARTS])
 
 
 def best_lr_fine(curve: pd.DataFrame) -> float:

@@ -214,6 +214,52 @@ def _claims(arguments: list[str]) -> None:
     say(f"page: {given.html}" if given.html else text)
 
 
+def _leaderboard(arguments: list[str]) -> None:
+    from lab.studies.leaderboard import listing
+
+    given = OptionParser("leaderboard").read(arguments)
+    if given.recipe:
+        _recipe(Path(given.recipe), given.folders)
+        return
+    board = listing.board_of(given.folders)
+    if given.html:
+        from lab.core import files
+        from lab.studies.leaderboard.page import board_page
+
+        files.write_text(Path(given.html), board_page(board))
+        say(f"page: {given.html}")
+    elif given.json:
+        say(listing.as_json(board))
+    elif given.csv:
+        say(listing.as_csv(board))
+    else:
+        for line in listing.lines(board):
+            say(line)
+
+
+def _recipe(file: Path, folders: Sequence[Path]) -> None:
+    from lab.cli.recipe import read_recipe
+    from lab.studies.leaderboard import recipe
+
+    if len(folders) > 1:
+        raise RequestError("lab leaderboard --recipe FILE.yaml [DIR]; DIR is the folder of both stages")
+    folder = folders[0] if folders else Path("runs") / file.stem
+    for line in recipe.lines(read_recipe(file), folder):
+        say(line)
+
+
+def _transfer(arguments: list[str]) -> None:
+    from lab.studies.leaderboard import listing, transfer
+
+    given = OptionParser("transfer").read(arguments)
+    if len(given.folders) > 1:
+        raise RequestError("lab transfer [TABLE.csv] [--board DIR]; a table has the columns a, b and outcome")
+    pairs = transfer.read_outcomes(given.folders[0]) if given.folders else transfer.published()
+    board = listing.board_of([Path(given.board)] if given.board else [])
+    for line in transfer.lines(transfer.predict(board, pairs)):
+        say(line)
+
+
 def _power(arguments: list[str]) -> None:
     from lab.report import power
 
@@ -314,6 +360,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "scan": _scan,
     "watch": _watch,
     "claims": _claims,
+    "leaderboard": _leaderboard,
+    "transfer": _transfer,
     "power": _power,
     "check": _check,
     "compare": _compare,

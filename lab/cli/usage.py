@@ -150,6 +150,23 @@ COMMANDS: dict[str, Command] = {
             **_JSON,
         },
     ),
+    "leaderboard": Command(
+        "[DIR ...]",
+        "which change of the recipe makes it less sensitive to its learning rate (default: the committed board)",
+        "runs/leaderboard",
+        {
+            "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
+            "--html FILE": "a page whose tables sort and filter",
+            "--csv": "a line for each comparison",
+            **_JSON,
+        },
+    ),
+    "transfer": Command(
+        "[TABLE.csv]",
+        "whether the board predicts what was published of large models, or a table of outcomes of your own",
+        "--board runs/leaderboard",
+        {"--board DIR": "the records of the board (default: the committed ones)"},
+    ),
     "power": Command(
         "DIR CLAIM",
         "how many seeds a claim takes, from the spread of the pilot seeds there",

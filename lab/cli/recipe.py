@@ -1,0 +1,94 @@
+"""From a user's recipe, a sweep of learning rates, to the arms of the board that can stand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.cli import launch, multirun
+from lab.cli.points import Tree
+from lab.core.errors import RequestError
+from lab.studies.leaderboard.arms import ArmCard, arm_cards
+from lab.studies.leaderboard.board import SAME
+from lab.studies.leaderboard.recipe import FEWEST_LRS, ArmChoice, Recipe
+
+SWEPT = ("optimizer.lr", "seed")
+
+
+def read_recipe(file: Path) -> Recipe:
+    """Compose a recipe and try every arm on it, without training.
+
+    Raises:
+        RequestError: the file is no sweep, sweeps no learning rate, or anything but learning rate and seed.
+    """
+    trees = _trees(file, [])
+    lrs, seeds = (sorted({tree_value(tree, key) for tree in trees}) for key in SWEPT)
+    if len(lrs) < FEWEST_LRS:
+        raise RequestError(
+            f"{file} sweeps {len(lrs)} learning rates, and sensitivity takes {FEWEST_LRS} or more; "
+            "say hydra.sweeper.params.optimizer.lr: 3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1"
+        )
+    if len(trees) > len(lrs) * len(seeds):
+        raise RequestError(f"{file} sweeps more than {' and '.join(SWEPT)}; a recipe is one arm")
+    own, names = trees[0], frozenset(map(str, trees[0]["intervention"]))
+    optimizer = str(own["optimizer"]["name"])
+    choices = [choice for card in arm_cards().values() if (choice := _choice(card, names, optimizer))]
+    composed = _composed(file, choices, own)
+    reasons = {choice.name: _reason(arm_cards()[choice.name], own, composed[choice.name]) for choice in choices}
+    arms = [choice for choice in choices if not reasons[choice.name]]
+    refused = {name: reason for name, reason in reasons.items() if reason}
+    return Recipe(file, names, optimizer, len(lrs), tuple(map(int, seeds)), arms, refused)
+
+
+def _trees(file: Path, words: Sequence[str]) -> Sequence[Tree]:
+    sweep = launch.find_sweep(str(file))
+    request = launch.read_request(words, "lab leaderboard --recipe", name=sweep.stem, sweep=sweep)
+    return multirun.compose(request).trees
+
+
+def tree_value(tree: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key in nested mappings; None where it is absent."""
+    for part in key.split("."):
+        tree = tree.get(part, {}) if isinstance(tree, Mapping) else {}
+    return None if tree == {} else tree
+
+
+def _choice(card: ArmCard, names: frozenset[str], optimizer: str) -> ArmChoice | None:
+    """How the arm is made; None for what the recipe has already."""
+    if card.name in {*names, optimizer}:
+        return None
+    if card.is_optimizer:
+        return ArmChoice(card.name, f"optimizer={card.name}")
+    return ArmChoice(card.name, f"intervention=[{','.join(sorted({*names, card.name}))}]")
+
+
+def _composed(file: Path, choices: Sequence[ArmChoice], own: Tree) -> dict[str, Tree]:
+    """A point of each arm."""
+    first = [f"{key}={tree_value(own, key)!r}" for key in SWEPT]
+    trees: dict[str, Tree] = {}
+    for group in ("intervention", "optimizer"):
+        mine = [choice for choice in choices if choice.word.startswith(group)]
+        if mine:
+            words = ",".join(choice.word.partition("=")[2] for choice in mine)
+            points = _trees(file, [f"{group}={words}", *first])
+            trees |= {choice.name: tree for choice, tree in zip(mine, points, strict=True)}
+    return trees
+
+
+def _reason(card: ArmCard, own: Tree, tree: Tree) -> str:
+    """Why an arm cannot stand beside the recipe; empty where it can."""
+    from lab.sweeping.cautions import find_cautions
+    from lab.training.config import run_config
+
+    if card.lr != SAME:
+        return "its learning rate means something else, so it takes a sweep of its own"
+    for key, value in card.nothing_where.items():
+        found = tree_value(own, key)
+        if found == value or (value == "on" and found is not None):
+            return f"it does nothing under {card.nothing_under}"
+    try:
+        config = run_config(tree)
+    except RequestError as refusal:
+        return str(refusal)
+    return next((line for line in find_cautions([config]) if line.startswith(card.name)), "")

@@ -1,0 +1,3 @@
+"""Leaderboard: which published change of a recipe makes training less sensitive to its learning rate, and its cost."""
+
+FIRST_FIGURES = ()

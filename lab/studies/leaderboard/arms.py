@@ -1,0 +1,89 @@
+"""The arms of the board as ``arms.yaml`` describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.core.errors import RequestError, nearest
+from lab.core.shipped import data_folder, load
+
+FILE = Path(__file__).with_name("arms.yaml")
+
+
+class ArmCard(NamedTuple):
+    """What is known of an arm before any run; see the head of ``arms.yaml``.
+
+    Attributes:
+        link: to its paper or code.
+        nothing_where: by dotted key, the values of a recipe under which it does nothing.
+        not_beside: interventions of the reference beside which it cannot stand.
+        is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
+    """
+
+    name: str
+    title: str
+    formula: str
+    source: str
+    link: str
+    at: Sequence[str]
+    lr: str
+    nothing_under: str
+    nothing_where: Mapping[str, Any]
+    not_beside: Sequence[str]
+    is_optimizer: bool
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Its numbers, by key, as its file in ``conf/`` has them."""
+        group = "optimizer" if self.is_optimizer else "intervention"
+        content: dict[str, Any] = load(data_folder("conf") / group / f"{self.name}.yaml")
+        if not self.is_optimizer:
+            return dict(content[self.name])
+        return {key: value for key, value in content.items() if key != "name"}
+
+
+@cache
+def arm_cards() -> Mapping[str, ArmCard]:
+    """Every arm by name, in the order of the file."""
+    return {name: _card(name, entry) for name, entry in load(FILE)["arms"].items()}
+
+
+def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
+    link = f"https://arxiv.org/abs/{entry['arxiv']}" if "arxiv" in entry else entry.get("url", "")
+    return ArmCard(
+        name=name,
+        link=link,
+        **{key: entry[key] for key in ("title", "formula", "source", "at", "lr")},
+        nothing_under=entry.get("nothing_under", ""),
+        nothing_where=entry.get("nothing_where", {}),
+        not_beside=entry.get("not_beside", []),
+        is_optimizer=entry["at"] == ["optimizer"],
+    )
+
+
+@cache
+def left_out() -> Mapping[str, str]:
+    """Interventions and optimizers that the board leaves out, with the reason."""
+    entries: dict[str, str] = load(FILE)["left_out"]
+    return entries
+
+
+def meanings() -> dict[str, str]:
+    """What the learning rate of each arm means, by name."""
+    return {name: card.lr for name, card in arm_cards().items()}
+
+
+def known(name: str) -> ArmCard:
+    """The arm of a name.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if name in left_out():
+        raise RequestError(f"arm {name!r} is not on the board: {left_out()[name]}")
+    if name not in arm_cards():
+        raise RequestError(f"unknown arm {name!r}; {nearest(name, arm_cards())}")
+    return arm_cards()[name]

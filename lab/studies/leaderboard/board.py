@@ -1,0 +1,510 @@
+"""The board: every change of a recipe beside the reference that lacks it, paired by seed and judged by the rule.
+
+The rule stands in the header of ``sweeps/leaderboard.yaml``, and was fixed before its runs:
+
+- An arm is compared with the arm that lacks its change alone, both with or both without qk-layernorm.
+- It makes *no difference* where the 90 % interval of the difference in the instability part of LR sensitivity lies
+  within ``MARGIN``. It *helps*, or *harms*, where the Holm-adjusted p of that difference over all arms of its panel is
+  below ``ALPHA``. A difference that is both certain and within the margin counts as none, as on the board of claims.
+- Otherwise, and below three seeds, it is *open*.
+- Arms whose learning rate has another unit, or a shifted optimum, are *not comparable* in it: their best loss, the
+  smallest unstable learning rate over the best one, and the loss at 3 and 10 times the best one stand beside those of
+  the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.curves import configs, load, points, setting_name, setting_text
+from lab.analysis.sensitivity import judge, per_seed
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, difference, holm, student_t
+from lab.analysis.text import listed
+from lab.core.errors import RequestError
+from lab.core.shipped import default_recipe
+from lab.records import store
+from lab.records.store import ORDER, Records
+
+ALPHA, MARGIN = 0.05, 0.06  # MARGIN in nats per token
+HELPS, HARMS, NO_DIFFERENCE, OPEN, NOT_COMPARABLE = "helps", "harms", "no difference", "open", "not comparable"
+VERDICTS = (HELPS, NO_DIFFERENCE, OPEN, HARMS, NOT_COMPARABLE)
+QK = "qk_layernorm"
+WITHOUT, WITH = "without qk-layernorm", "with qk-layernorm"
+# Groups of keys that set arms apart; all other keys are settings that a panel shares.
+GROUPS = ("intervention", "optimizer", "schedule", "parametrization", "guest")
+# Of settings in which panels differ, those that name them where they do.
+NAMING = ("sweep", "data.name", "model.width", "model.depth")
+# Measures of one seed of an arm, in the order in which they are shown.
+MEASURES = ("above", "total", "best", "range", "at_3", "at_10")
+PART = "above"  # the measure of the rule
+SAME, SHIFTED, OTHER = "same", "shifted", "other"
+
+Keys = Mapping[str, Hashable]
+# The keys that a panel shares, with their values.
+Setting = tuple[tuple[str, Hashable], ...]
+
+
+class Curve(NamedTuple):
+    """The runs of one config, which differ in learning rate and seed.
+
+    Attributes:
+        interventions: their names.
+        keys: of the config, those that set arms apart.
+        setting: the others.
+        seeds: ``MEASURES`` of each seed (rows) that has the whole grid of learning rates, ``eta_div`` (log10 of the
+            smallest unstable learning rate, one step above the grid where none was), ``unstable`` (how many learning
+            rates were), ``censored`` (whether none was) and ``trains`` (1 if its best loss beats a bigram model).
+        lrs: the grid, rising.
+        incomplete: seeds left out, since a learning rate is missing.
+        runs: how many were trained.
+        parameters: of the model, all of them.
+        seconds: wall time of a run by seed, median over learning rates.
+        source: where its records come from.
+        losses: mean loss over these seeds, by learning rate, as far as it goes.
+    """
+
+    interventions: frozenset[str]
+    keys: Keys
+    setting: Setting
+    seeds: pd.DataFrame
+    lrs: tuple[float, ...]
+    incomplete: int
+    runs: int
+    parameters: int
+    seconds: pd.Series
+    source: Source
+    losses: Mapping[float, float]
+
+
+class Source(NamedTuple):
+    """Where records come from: the days and commands on record, and the versions that trained the runs."""
+
+    days: str
+    command: str
+    versions: str
+
+
+class Row(NamedTuple):
+    """An arm beside its reference.
+
+    Attributes:
+        name: what sets it apart, as interventions and optimizers are named: ``peri_ln``, ``muon``.
+        panel: with or without qk-layernorm, then the text and the size where there are several.
+        curve: of the arm.
+        reference: of what lacks the change.
+        lr_meaning: whether its learning rate means what that of the reference does: ``same``, ``shifted`` (the same
+            unit, another optimum) or ``other`` (another unit).
+        differences: the arm minus its reference, paired by seed, with 95 % intervals, by measure; none without seeds.
+        p: of a difference in the instability part; NaN without a test.
+        p_adjusted: after Holm, over the panel.
+        ranks: the best and the worst rank that pairwise 95 % intervals allow; None without a test.
+        neighbour: the arm one rank below, by its mean; empty at the end.
+        beats_neighbour: whether the 95 % interval of the difference from it lies below zero.
+        cost: wall time of a run over that of the reference, geometric mean over seeds; NaN where it is not on record.
+    """
+
+    name: str
+    panel: str
+    curve: Curve
+    reference: Curve
+    lr_meaning: str
+    verdict: str
+    differences: Mapping[str, Interval]
+    p: float
+    p_adjusted: float
+    ranks: tuple[int, int] | None
+    neighbour: str
+    beats_neighbour: bool
+    cost: float
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds both it and its reference have."""
+        return len(self.curve.seeds.index.intersection(self.reference.seeds.index))
+
+    @property
+    def beats_reference(self) -> bool:
+        """Whether its instability part is certainly lower than that of the reference, by however little."""
+        return self.p_adjusted < ALPHA and self.differences[PART].mean < 0
+
+    @property
+    def parameters_added(self) -> int:
+        """Parameters of the arm minus those of the reference."""
+        return self.curve.parameters - self.reference.parameters
+
+
+class Panel(NamedTuple):
+    """Arms that are judged together, the ones without a verdict last.
+
+    Attributes:
+        title: as ``Row.panel``.
+        reference: what all arms of the panel have in common.
+        rank: of the reference, as ``Row.ranks``.
+        rows: by the mean of the difference, rising.
+    """
+
+    title: str
+    reference: Curve
+    rank: tuple[int, int] | None
+    rows: Sequence[Row]
+
+
+class Reference(NamedTuple):
+    """What a recipe without any change is.
+
+    Attributes:
+        interventions: those that it has besides qk-layernorm.
+        optimizer: its name.
+    """
+
+    interventions: frozenset[str]
+    optimizer: str
+
+
+def default_reference() -> Reference:
+    """That of the default recipe of the lab."""
+    recipe = default_recipe()
+    interventions = (key.partition(".")[2] for key, value in recipe.items() if value == "on")
+    return Reference(frozenset(interventions) - {QK}, str(recipe["optimizer.name"]))
+
+
+class Board:
+    """All panels of one or more results folders."""
+
+    def __init__(
+        self, curves: Sequence[Curve], meaning_of: Mapping[str, str], reference: Reference | None = None
+    ) -> None:
+        """Find the references among the curves and compare.
+
+        Args:
+            curves: as ``curves_of`` makes them.
+            meaning_of: what the learning rate of an arm means, by name; ``same`` where it is not there.
+            reference: by default that of the default recipe.
+
+        Raises:
+            RequestError: no curve is the reference.
+        """
+        self.reference = reference or default_reference()
+        self.curves, self.meaning_of = curves, meaning_of
+        self._base_keys = self._find_base_keys()
+
+    def _find_base_keys(self) -> dict[str, Hashable]:
+        """Keys of the reference besides its interventions: of several choices the one that most curves share."""
+        wanted = self.reference
+        fits = [one for one in self.curves if one.interventions - {QK} == wanted.interventions]
+        fits = [one for one in fits if one.keys.get("optimizer.name") in (wanted.optimizer, None)]
+        if not fits:
+            names = "+".join(sorted(wanted.interventions)) or "no intervention"
+            raise RequestError(
+                f"the reference is missing: no run has {names} and optimizer {wanted.optimizer} alone, with which the "
+                "board compares every arm; add it to the sweep, or give the folder that holds it"
+            )
+        others, choices = ([_recipe_keys(one.keys) for one in curves] for curves in (self.curves, fits))
+        return max(choices, key=lambda choice: others.count(choice))
+
+    @cached_property
+    def panels(self) -> list[Panel]:
+        """A panel for each setting, with and without qk-layernorm, as far as there is a reference."""
+        settings = list(dict.fromkeys(one.setting for one in self.curves))
+        panels = []
+        for setting in settings:
+            inside = [one for one in self.curves if one.setting == setting]
+            bases = {has_qk: self._base(inside, has_qk=has_qk) for has_qk in (False, True)}
+            for has_qk, base in bases.items():
+                if base is not None:
+                    title = ", ".join([WITH if has_qk else WITHOUT, *_setting_parts(setting, settings)])
+                    panels.append(self._panel(title, inside, base, bases[True] if not has_qk else None))
+        return [panel for panel in panels if panel.rows]
+
+    def _base(self, curves: Iterable[Curve], *, has_qk: bool) -> Curve | None:
+        wanted = self.reference.interventions | ({QK} if has_qk else set())
+        fits = (one for one in curves if one.interventions == wanted and _recipe_keys(one.keys) == self._base_keys)
+        return next(fits, None)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all panels."""
+        return [row for panel in self.panels for row in panel.rows]
+
+    def find(self, added: Collection[str], setting: Setting) -> Curve | None:
+        """The curve that has these interventions and optimizer besides what the reference has; None without one."""
+        for one in self.curves:
+            if one.setting == setting and set(self.change(one)) == set(added):
+                return one
+        return None
+
+    def change(self, curve: Curve) -> list[str]:
+        """Names of what a curve has that the reference without qk-layernorm lacks; ``no NAME`` for what it lacks."""
+        base = self.reference.interventions
+        names = sorted(curve.interventions - base) + [f"no {name}" for name in sorted(base - curve.interventions)]
+        return names + self._other_changes(curve)
+
+    def _other_changes(self, curve: Curve) -> list[str]:
+        """Names of the optimizer, schedule and parametrization, where they are not those of the reference."""
+        base, own = self._base_keys, _recipe_keys(curve.keys)
+        names = []
+        for group in GROUPS[1:]:
+            keys = sorted(key for key in {*base, *own} if key.startswith(group) and base.get(key) != own.get(key))
+            name = f"{group}.name"
+            if name in keys:
+                names.append(str(own.get(name)))
+            else:
+                names += [setting_text(setting_name(key, own), own.get(key)) for key in keys]
+        return names
+
+    def compared(self, curve: Curve, base: Curve) -> tuple[str, Curve, Curve] | None:
+        """The name of a change, the curve that has it and the one that lacks it, of a curve and a reference.
+
+        A curve that lacks one intervention of the reference, and differs in nothing else, is what that intervention is
+        compared with: the reference has the change. None for the reference itself.
+        """
+        added, lacking = curve.interventions - base.interventions, base.interventions - curve.interventions
+        names = [*sorted(added), *self._other_changes(curve)]
+        if not names and len(lacking) == 1:
+            return next(iter(lacking)), base, curve
+        names += [f"no {name}" for name in sorted(lacking)]
+        return ("+".join(names), curve, base) if names else None
+
+    def _panel(self, title: str, curves: Sequence[Curve], base: Curve, with_qk: Curve | None) -> Panel:
+        mine = [one for one in curves if (QK in one.interventions) == (QK in base.interventions)]
+        mine += [with_qk] if with_qk is not None else []
+        changes = _distinct([change for one in mine if (change := self.compared(one, base)) is not None])
+        drafts = [self._draft(title, *change, grid=base.lrs) for change in changes]
+        adjusted = holm([draft.p for draft in drafts])
+        judged = [
+            draft._replace(p_adjusted=p, verdict=verdict(draft.differences.get(PART), p, draft.lr_meaning))
+            for draft, p in zip(drafts, adjusted, strict=True)
+        ]
+        ranked, rank = _ranked(judged, base)
+        return Panel(title, base, rank, ranked)
+
+    def _draft(self, title: str, name: str, curve: Curve, reference: Curve, grid: tuple[float, ...]) -> Row:
+        """A row before it is judged."""
+        meaning = self.meaning(name, curve, grid)
+        differences = paired(curve, reference)
+        p = p_of(curve, reference) if meaning == SAME else math.nan
+        return Row(
+            *(name, title, curve, reference, meaning, OPEN, differences, p, math.nan, None, "", False),
+            cost=_cost(curve, reference),
+        )
+
+    def meaning(self, name: str, curve: Curve, grid: tuple[float, ...]) -> str:
+        """What the learning rate of an arm means; ``other`` too where its grid is not that of the reference."""
+        meanings = {self.meaning_of.get(part, SAME) for part in name.split("+")}
+        if OTHER in meanings or not set(curve.lrs) <= set(grid):
+            return OTHER
+        return SHIFTED if SHIFTED in meanings else SAME
+
+
+def verdict(instability: Interval | None, p_adjusted: float, lr_meaning: str) -> str:
+    """The rule, on the difference in the instability part, whose interval is at any level."""
+    if lr_meaning != SAME:
+        return NOT_COMPARABLE
+    if instability is None or instability.n < FEWEST_SEEDS:
+        return OPEN
+    if instability.p_outside(-MARGIN, MARGIN) < 2 * ALPHA:  # its 90 % interval lies inside
+        return NO_DIFFERENCE
+    if p_adjusted < ALPHA:
+        return HELPS if instability.mean < 0 else HARMS
+    return OPEN
+
+
+def paired(curve: Curve, reference: Curve) -> dict[str, Interval]:
+    """Differences of two curves by measure, over the seeds that both have, with 95 % intervals."""
+    seeds = curve.seeds.index.intersection(reference.seeds.index)
+    both = curve.seeds.loc[seeds, list(MEASURES)] - reference.seeds.loc[seeds, list(MEASURES)]
+    return {measure: student_t(both[measure]) for measure in MEASURES}
+
+
+def p_of(curve: Curve, reference: Curve, measure: str = PART) -> float:
+    """Two-sided p of a difference, paired by seed; NaN below three seeds."""
+    seeds = curve.seeds.index.intersection(reference.seeds.index)
+    if len(seeds) < FEWEST_SEEDS:
+        return math.nan
+    return difference(reference.seeds.loc[seeds, measure], curve.seeds.loc[seeds, measure]).p()
+
+
+def _cost(curve: Curve, reference: Curve) -> float:
+    ratios = np.log((curve.seconds / reference.seconds).dropna().astype(float))
+    return float(np.exp(ratios.mean())) if len(ratios) else math.nan
+
+
+def _ranked(rows: Sequence[Row], base: Curve) -> tuple[list[Row], tuple[int, int] | None]:
+    """Rows of the same unit by their mean, with ranks; then the others by best loss.  And the rank of the reference."""
+    tested = [row for row in rows if not math.isnan(row.p)]
+    tested.sort(key=lambda row: (row.differences[PART].mean, row.name))
+    rest = sorted((row for row in rows if math.isnan(row.p)), key=_by_best)
+    if not tested:
+        return rest, None
+    curves = {id(one): one for one in (*(row.curve for row in tested), base)}  # z-loss is the reference itself
+    better, place = surely_lower(list(curves.values())), {key: index for index, key in enumerate(curves)}
+
+    def rank(curve: Curve) -> tuple[int, int]:
+        index = place[id(curve)]
+        return 1 + int(better[:, index].sum()), len(curves) - int(better[index].sum())
+
+    ranked = []
+    for row, below in [*pairwise(tested), (tested[-1], None)]:
+        beats = below is not None and bool(better[place[id(row.curve)], place[id(below.curve)]])
+        neighbour = below.name if below else ""
+        ranked.append(row._replace(ranks=rank(row.curve), neighbour=neighbour, beats_neighbour=beats))
+    return [*ranked, *rest], rank(base)
+
+
+def _by_best(row: Row) -> tuple[float, str]:
+    best = row.differences["best"].mean
+    return math.inf if math.isnan(best) else best, row.name
+
+
+def surely_lower(curves: Sequence[Curve]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Whether the instability part of one curve (row) is lower than that of another (column): pairwise 95 % intervals.
+
+    The intervals are not corrected for the number of pairs.
+    """
+    seeds = sorted(set().union(*(one.seeds.index for one in curves)))
+    values_as = np.array([one.seeds[PART].reindex(seeds).to_numpy(dtype=float) for one in curves])
+    lower = np.zeros((len(curves), len(curves)), dtype=bool)
+    for index, values_s in enumerate(values_as):
+        for other, differences_s in enumerate(values_as - values_s):
+            lower[other, index] = student_t(differences_s).high < 0
+    return lower
+
+
+def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
+    """The curves of these records.
+
+    Args:
+        sources: where a run comes from, by its id.
+    """
+    ended = judge(points(records.runs))
+    cards = records.runs.set_index("id")
+    first = ended.drop_duplicates("curve")
+    keys, of_key = configs(cards.loc[first["id"]].reset_index())
+    seeds = _by_seed(ended)
+    curves = []
+    for number, key in zip(first["curve"], keys, strict=True):
+        runs = ended[ended["curve"] == number]
+        cards_of = cards.loc[runs["id"]]
+        config = of_key[key]
+        names = frozenset(name for name in str(config["intervention"]).split("+") if name != "none")
+        mine = seeds[seeds["curve"] == number].set_index("seed")
+        lrs = tuple(sorted(runs["lr"].unique()))
+        whole = mine[mine["lrs_run"] == len(lrs)]
+        seconds = cards_of["wall_seconds"].astype(float).groupby(runs["seed"].to_numpy()).median()
+        within = runs[runs["seed"].isin(whole.index)]
+        curves.append(
+            Curve(
+                names,
+                {name: value for name, value in config.items() if name.partition(".")[0] in GROUPS},
+                tuple((name, value) for name, value in config.items() if name.partition(".")[0] not in GROUPS),
+                whole.drop(columns=["curve", "lrs_run"]),
+                lrs,
+                len(mine) - len(whole),
+                len(runs),
+                int(cards_of["parameters"].iloc[0]) if cards_of["parameters"].notna().all() else 0,
+                seconds.dropna(),
+                sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
+                (within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
+            )
+        )
+    return curves
+
+
+def _by_seed(ended: pd.DataFrame) -> pd.DataFrame:
+    """Measures, a row for each curve and seed."""
+    seeds = per_seed(ended).set_index(["curve", "seed"])
+    rows = []
+    for _, runs in ended.groupby(["curve", "seed"], sort=False):
+        curve, seed = runs["curve"].iloc[0], runs["seed"].iloc[0]
+        one, by_lr = seeds.loc[(curve, seed)], runs.sort_values("lr")
+        log_lr, loss = np.log10(by_lr["lr"].to_numpy()), by_lr["capped"].to_numpy()
+        best = int(loss.argmin())
+        step = float(np.diff(log_lr).min()) if len(log_lr) > 1 else math.nan
+        censored = bool(math.isnan(one["eta_div"]))
+        log_lost = log_lr[-1] + step if censored else math.log10(one["eta_div"])
+        at_3, at_10 = (_interpolated(log_lr, loss, log_lr[best] + math.log10(times)) for times in (3, 10))
+        row = {"curve": curve, "seed": seed, "above": one["above"], "total": one["total"], "best": loss[best]}
+        row |= {"range": log_lost - log_lr[best], "at_3": at_3, "at_10": at_10, "eta_div": log_lost}
+        row |= {"unstable": int((by_lr["outcome"] != "").sum()), "censored": censored, "lrs_run": len(by_lr)}
+        rows.append({**row, "trains": float(loss[best] < by_lr["loss_bigram"].iloc[0])})
+    return pd.DataFrame(rows)
+
+
+def _interpolated(log_lr: np.ndarray, loss: np.ndarray, at: float) -> float:
+    """The loss between two learning rates, straight in log LR; NaN outside the grid."""
+    inside = at <= log_lr[-1] + 0.05  # 3e-1 is 10 times 3e-2, whatever the last bit
+    return float(np.interp(at, log_lr, loss)) if inside else math.nan
+
+
+def read_board(folders: Sequence[Path], meaning_of: Mapping[str, str], reference: Reference | None = None) -> Board:
+    """The board of these results folders: each has panels of its own where each holds the reference, else all as one.
+
+    Raises:
+        RequestError: a folder cannot be read, holds no run that ended, or the reference is in none of them.
+    """
+    apart = [_read(folder) for folder in folders]
+    if len(apart) > 1 and all(_has_reference(curves, reference) for curves in apart):
+        names = [(("sweep", folder.resolve().name),) for folder in folders]
+        together = [
+            curve._replace(setting=curve.setting + name)
+            for name, curves in zip(names, apart, strict=True)
+            for curve in curves
+        ]
+        return Board(together, meaning_of, reference)
+    return Board(apart[0] if len(apart) == 1 else _read(*folders), meaning_of, reference)
+
+
+def _read(*folders: Path) -> list[Curve]:
+    records, sources = load(*folders), dict[str, Source]()
+    for folder in folders:
+        runs = store.read(folder).runs
+        requests = store.requests(folder)
+        days = sorted({request.day for request in requests.values()} - {""})
+        about = Source(" to ".join(dict.fromkeys([*days[:1], *days[-1:]])), "; ".join(store.commands(folder)), "")
+        versions = zip(runs["id"], runs["versions"], strict=True)
+        sources |= {run: about._replace(versions=str(its_versions)) for run, its_versions in versions}
+    if not (records.runs["status"] != "failed").any():
+        raise RequestError(f"no run of {listed(map(str, folders))} ended")
+    return curves_of(records, sources)
+
+
+def _has_reference(curves: Sequence[Curve], reference: Reference | None) -> bool:
+    try:
+        Board(curves, {}, reference)
+    except RequestError:
+        return False
+    return True
+
+
+def _recipe_keys(keys: Keys) -> dict[str, Hashable]:
+    """The keys besides interventions that have a value."""
+    return {key: value for key, value in keys.items() if not key.startswith("intervention") and value is not None}
+
+
+def _distinct(changes: Sequence[tuple[str, Curve, Curve]]) -> list[tuple[str, Curve, Curve]]:
+    """Changes under names that are all different: of equal names the numbers in which their curves differ follow."""
+    named = []
+    for name, curve, reference in changes:
+        twins = [other.keys for its_name, other, _ in changes if its_name == name]
+        keys = sorted(
+            key for key in curve.keys if key not in ("intervention", ORDER) and len({keys[key] for keys in twins}) > 1
+        )
+        numbers = (setting_text(setting_name(key, curve.keys), curve.keys[key]) for key in keys)
+        named.append((", ".join([name, *numbers]), curve, reference))
+    return named
+
+
+def _setting_parts(setting: Setting, settings: Sequence[Setting]) -> list[str]:
+    """What sets a setting apart from the others, for a title."""
+    others = [dict(other) for other in settings]
+    differing = [key for key, value in setting if len({other.get(key) for other in others}) > 1]
+    shown = [key for key in NAMING if key in differing] or [key for key in differing if key != "data_fingerprint"]
+    return [setting_text(setting_name(key, dict(setting)), dict(setting)[key]) for key in shown]

@@ -1,0 +1,198 @@
+"""Two stages on a recipe of one's own: few seeds for every arm, fresh seeds for the survivors, and what to add."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lab.analysis.text import listed
+from lab.core.errors import RequestError
+from lab.records import store
+from lab.studies.leaderboard.arms import meanings
+from lab.studies.leaderboard.board import HELPS, PART, QK, Panel, Reference, Row, read_board
+from lab.studies.leaderboard.listing import change, p_shown
+
+FEWEST_LRS = 4
+FIRST_SEEDS, FRESH_SEEDS = 3, 6
+SURVIVORS = 12
+STAGES = ("stage_1", "stage_2")
+
+
+class ArmChoice(NamedTuple):
+    """How an arm is made of a recipe.
+
+    Attributes:
+        name: of the arm.
+        word: the override that makes it: ``intervention=[relu,z_loss]``, or ``optimizer=lion``.
+    """
+
+    name: str
+    word: str
+
+
+class Recipe(NamedTuple):
+    """A recipe, and what can be tried on it.
+
+    Attributes:
+        file: the sweep file, which sweeps learning rate and seed alone.
+        interventions: those of the recipe.
+        optimizer: its name.
+        lrs: how many learning rates it has.
+        seeds: its seeds.
+        arms: those that can stand beside it.
+        refused: by name of the other arms, why they cannot.
+    """
+
+    file: Path
+    interventions: frozenset[str]
+    optimizer: str
+    lrs: int
+    seeds: tuple[int, ...]
+    arms: Sequence[ArmChoice]
+    refused: Mapping[str, str]
+
+    @property
+    def first_seeds(self) -> tuple[int, ...]:
+        """Seeds of the first stage."""
+        start = self.seeds[0]
+        return self.seeds if len(self.seeds) >= FIRST_SEEDS else tuple(range(start, start + FIRST_SEEDS))
+
+    @property
+    def fresh_seeds(self) -> tuple[int, ...]:
+        """Seeds of the second stage, none of which chose its arms."""
+        start = max(self.first_seeds) + 1
+        return tuple(range(start, start + FRESH_SEEDS))
+
+    @property
+    def own_word(self) -> str:
+        """The override that makes the recipe itself."""
+        return f"intervention=[{','.join(sorted(self.interventions))}]"
+
+    def commands(self, arms: Sequence[ArmChoice], seeds: Sequence[int], out: Path) -> Iterator[str]:
+        """The commands that train the recipe and these arms."""
+        interventions, optimizers = (
+            [arm.word.partition("=")[2] for arm in arms if arm.word.startswith(group)]
+            for group in ("intervention", "optimizer")
+        )
+        shared = [f"seed={','.join(map(str, seeds))}", f"out={out}"]
+        own = self.own_word.partition("=")[2]
+        yield shlex.join(["lab", "sweep", str(self.file), f"intervention={','.join([own, *interventions])}", *shared])
+        if optimizers:
+            yield shlex.join(["lab", "sweep", str(self.file), f"optimizer={','.join(optimizers)}", *shared])
+
+
+def lines(recipe: Recipe, folder: Path) -> Iterator[str]:
+    """What to train next, or what to add to the recipe once both stages are trained.
+
+    Raises:
+        RequestError: the records of a stage cannot be read, or hold no reference.
+    """
+    stages = [folder / name for name in STAGES]
+    if not _has_runs(stages[0]):
+        yield from _first_stage(recipe, stages[0])
+        return
+    first = _panel(recipe, stages[0])
+    if missing := _missing(recipe, first, recipe.arms, recipe.first_seeds):
+        yield f"The first stage lacks seeds of {listed(missing)}; the same command goes on:"
+        yield from (f"  {command}" for command in recipe.commands(recipe.arms, recipe.first_seeds, stages[0]))
+        return
+    chosen = survivors(recipe, first)
+    if not chosen:
+        seeds, arms = len(recipe.first_seeds), len(recipe.arms)
+        yield f"Add none of them: on {seeds} seeds none of {arms} arms has a lower instability part than the recipe."
+        return
+    if not _has_runs(stages[1]):
+        yield from _second_stage(recipe, first, chosen, stages[1])
+        return
+    second = _panel(recipe, stages[1])
+    if missing := _missing(recipe, second, chosen, recipe.fresh_seeds):
+        yield f"The second stage lacks seeds of {listed(missing)}; the same command goes on:"
+        yield from (f"  {command}" for command in recipe.commands(chosen, recipe.fresh_seeds, stages[1]))
+        return
+    yield from _answer(recipe, second, chosen)
+
+
+def _has_runs(folder: Path) -> bool:
+    return folder.is_dir() and store.find(folder) is not None
+
+
+def _panel(recipe: Recipe, folder: Path) -> Panel:
+    """The panel of the recipe itself.
+
+    Raises:
+        RequestError: it has no reference, or no arm.
+    """
+    reference = Reference(recipe.interventions - {QK}, recipe.optimizer)
+    for panel in read_board([folder], meanings(), reference).panels:
+        if panel.reference.interventions == recipe.interventions:
+            return panel
+    raise RequestError(f"{folder} holds no arm beside the recipe of {recipe.file}")
+
+
+def _rows(panel: Panel, arms: Sequence[ArmChoice]) -> dict[str, Row]:
+    names = {arm.name for arm in arms}
+    return {row.name: row for row in panel.rows if row.name in names}
+
+
+def _missing(recipe: Recipe, panel: Panel, arms: Sequence[ArmChoice], seeds: Sequence[int]) -> list[str]:
+    rows = _rows(panel, arms)
+    return [arm.name for arm in arms if arm.name not in rows or rows[arm.name].seeds < len(seeds)]
+
+
+def survivors(recipe: Recipe, first: Panel) -> list[ArmChoice]:
+    """The arms with the lowest instability part in the first stage, below that of the recipe, a dozen at most."""
+    rows = _rows(first, recipe.arms)
+    means = {name: row.differences[PART].mean for name, row in rows.items() if row.differences[PART].mean < 0}
+    best = sorted(means, key=lambda name: means[name])[:SURVIVORS]
+    choices = {arm.name: arm for arm in recipe.arms}
+    return [choices[name] for name in best]
+
+
+def _first_stage(recipe: Recipe, out: Path) -> Iterator[str]:
+    runs = (len(recipe.arms) + 1) * len(recipe.first_seeds) * recipe.lrs
+    yield (
+        f"Stage 1 of 2: {len(recipe.arms)} arms beside the recipe, {len(recipe.first_seeds)} seeds, {recipe.lrs} "
+        f"learning rates: {runs:,} runs; the command with --dry-run says how many hours they take."
+    )
+    yield from (f"  {command}" for command in recipe.commands(recipe.arms, recipe.first_seeds, out))
+    yield f"Then `lab leaderboard --recipe {recipe.file}` chooses at most {SURVIVORS} for stage 2, on fresh seeds."
+    if recipe.refused:
+        yield f"{len(recipe.refused)} arms do not apply:"
+        yield from (f"  {name}: {reason}" for name, reason in recipe.refused.items())
+
+
+def _second_stage(recipe: Recipe, first: Panel, chosen: Sequence[ArmChoice], out: Path) -> Iterator[str]:
+    rows = _rows(first, chosen)
+    yield f"Stage 1 chose {len(chosen)} of {len(recipe.arms)} arms by their instability part, nats/token:"
+    yield from (f"  {arm.name}: {change(rows[arm.name].differences[PART])}" for arm in chosen)
+    runs = (len(chosen) + 1) * len(recipe.fresh_seeds) * recipe.lrs
+    yield f"Stage 2 of 2: these on {len(recipe.fresh_seeds)} seeds that chose none of them, {runs:,} runs:"
+    yield from (f"  {command}" for command in recipe.commands(chosen, recipe.fresh_seeds, out))
+
+
+def _answer(recipe: Recipe, second: Panel, chosen: Sequence[ArmChoice]) -> Iterator[str]:
+    rows = [row for row in second.rows if row.name in _rows(second, chosen)]
+    for row in rows:
+        yield f"  {row.name}: {row.verdict}, {change(row.differences[PART])}, p {p_shown(row.p_adjusted) or 'none'}"
+    helping = [row for row in rows if row.verdict == HELPS]
+    judged = (
+        f"Chosen among {len(recipe.arms)} arms on other seeds, judged on {len(recipe.fresh_seeds)} fresh seeds alone, "
+        f"with Holm's correction over {len(chosen)}"
+    )
+    if not helping:
+        yield f"Add none of them: no arm certainly lowers the instability part by more than the margin. {judged}."
+        return
+    added = listed(f"{row.name} ({_price(row)})" for row in helping)
+    together = "" if len(helping) == 1 else " Each was tried alone; together they were not."
+    yield f"Add {added}. {judged}.{together}"
+
+
+def _price(row: Row) -> str:
+    """``-0.100 [-0.120, -0.080] nats/token, p 0.002, +64 parameters, 1.05 times the time``."""
+    parts = [f"{change(row.differences[PART])} nats/token, p {p_shown(row.p_adjusted)}"]
+    parts.append(f"{row.parameters_added:+,} parameters" if row.parameters_added else "no parameters")
+    parts += [] if math.isnan(row.cost) else [f"{row.cost:.2f} times the time"]
+    return ", ".join(parts)

@@ -1,0 +1,320 @@
+"""Whether the board predicts large models: published orderings, predicted by the rule before they are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, share_interval, student_t
+from lab.analysis.text import listed, plain_text
+from lab.core import files
+from lab.core.errors import RequestError, nearest
+from lab.core.shipped import load
+from lab.studies.leaderboard.arms import known
+from lab.studies.leaderboard.board import ALPHA, NO_DIFFERENCE, OPEN, QK, SAME, Board, Curve, Setting, p_of
+
+FILE = Path(__file__).with_name("outcomes.yaml")
+A, B, EQUAL = "a", "b", "equal"
+OUTCOMES = (A, B, EQUAL)
+NOT_ON_BOARD = "not on the board"
+DEFAULT_MEASURE = "above"
+FEWEST_RANKS = 4
+REFERENCE = "reference"
+
+
+class Measure(NamedTuple):
+    """A quantity that predicts which of two arms is the more stable.
+
+    Attributes:
+        sign: 1 where a lower value is better, -1 where a higher one is.
+        margin: within which a difference is none.
+    """
+
+    key: str
+    name: str
+    sign: int
+    margin: float
+    unit: str
+
+
+@cache
+def measures() -> Mapping[str, Measure]:
+    """By the name that a pair gives."""
+    return {
+        key: Measure(key, entry["name"], 1 if entry["better"] == "lower" else -1, entry["margin"], entry["unit"])
+        for key, entry in load(FILE)["measures"].items()
+    }
+
+
+class Pair(NamedTuple):
+    """Two arms of which one was published to be the more stable.
+
+    Attributes:
+        ordering: which it belongs to.
+        a: what the first arm has besides the recipe of the board; in words where ``why_not``.
+        outcome: ``a``, ``b`` or ``equal``, as published.
+        why_not: why the board cannot predict it; empty where it can.
+    """
+
+    ordering: str
+    source: str
+    size: str
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    outcome: str
+    measure: str
+    why_not: str = ""
+
+    @property
+    def arms(self) -> tuple[str, str]:
+        """Both arms as readers see them."""
+        first, second = ("+".join(arm) or REFERENCE for arm in (self.a, self.b))
+        return first, second
+
+
+class Prediction(NamedTuple):
+    """What the board says of a pair.
+
+    Attributes:
+        word: ``a``, ``b``, ``no difference``, ``open`` or ``not on the board``.
+        difference: of the measure, a minus b, paired by seed; None where there is none.
+        values: means of the measure of a and of b; NaN without runs.
+        reason: why there is none; empty where there is one.
+    """
+
+    pair: Pair
+    word: str
+    difference: Interval | None
+    values: tuple[float, float]
+    reason: str = ""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it can agree or disagree."""
+        return self.word in (A, B, NO_DIFFERENCE)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the outcome is the one predicted."""
+        return self.pair.outcome == (EQUAL if self.word == NO_DIFFERENCE else self.word)
+
+
+def published() -> list[Pair]:
+    """The pairs of the published orderings."""
+    pairs = []
+    for name, ordering in load(FILE)["orderings"].items():
+        for entry in ordering["pairs"]:
+            a, b = ((one,) if isinstance(one, str) else tuple(one) for one in (entry["a"], entry["b"]))
+            about = (entry["outcome"], entry["measure"], entry.get("why_not", ""))
+            pairs.append(Pair(name, ordering["source"], ordering["size"], a, b, *about))
+    return pairs
+
+
+def read_outcomes(path: Path) -> list[Pair]:
+    """The pairs of a user's table: CSV with the columns ``a``, ``b``, ``outcome``, and ``measure`` if any.
+
+    An arm is a name, several joined by ``+``, or ``reference``.
+
+    Raises:
+        RequestError: it cannot be read, a column is missing, or an arm, an outcome or a measure is unknown.
+    """
+    if not path.is_file():
+        raise RequestError(f"no table of outcomes {path}")
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, nrows=files.MOST_CELLS)
+    except (OSError, ValueError) as fault:
+        raise RequestError(f"{path} is no CSV table: {' '.join(str(fault).split())}") from None
+    if missing := [column for column in ("a", "b", "outcome") if column not in table]:
+        raise RequestError(f"{path} has no column {missing[0]!r}; it takes a, b and outcome, and measure if any")
+    return [_pair(path, {str(key): str(value) for key, value in row.items()}) for row in table.to_dict("records")]
+
+
+def _pair(path: Path, row: Mapping[str, str]) -> Pair:
+    outcome, measure = row["outcome"].strip(), row.get("measure", "").strip() or DEFAULT_MEASURE
+    if outcome not in OUTCOMES:
+        raise RequestError(f"{path}: unknown outcome {outcome!r}; {nearest(outcome, OUTCOMES)}")
+    if measure not in measures():
+        raise RequestError(f"{path}: unknown measure {measure!r}; {nearest(measure, measures())}")
+    a, b = (_arm(row[name].strip()) for name in ("a", "b"))
+    return Pair(path.stem, path.name, "", a, b, outcome, measure)
+
+
+def _arm(text: str) -> tuple[str, ...]:
+    names = () if text in ("", REFERENCE) else tuple(name.strip() for name in text.split("+"))
+    for name in names:
+        known(name.removeprefix("no "))
+    return names
+
+
+def predict(board: Board, pairs: Sequence[Pair]) -> list[Prediction]:
+    """What the rule says of each pair: of the settings in which both arms were trained, that with the most arms."""
+    every = [one.setting for one in board.curves]
+    settings = sorted(set(every), key=lambda setting: -every.count(setting))
+    return [_predict(board, pair, settings) for pair in pairs]
+
+
+def _predict(board: Board, pair: Pair, settings: Sequence[Setting]) -> Prediction:
+    nothing = (math.nan, math.nan)
+    if pair.why_not:
+        return Prediction(pair, NOT_ON_BOARD, None, nothing, pair.why_not)
+    both = _both(board, pair, settings)
+    if both is None:
+        missing = [arm for arm in (pair.a, pair.b) if all(board.find(arm, one) is None for one in settings)]
+        named = listed("+".join(arm) or REFERENCE for arm in missing or (pair.a, pair.b))
+        return Prediction(pair, NOT_ON_BOARD, None, nothing, f"no runs of {named}{' together' * (not missing)}")
+    setting, a, b = both
+    grid = max((one.lrs for one in board.curves), key=[one.lrs for one in board.curves].count)
+    for arm, curve in ((pair.a, a), (pair.b, b)):
+        if board.meaning("+".join(arm), curve, grid) != SAME:
+            reason = f"the learning rate of {'+'.join(arm)} means something else"
+            return Prediction(pair, NOT_ON_BOARD, None, nothing, reason)
+    measure = measures()[pair.measure]
+    values = [curve.seeds[measure.key] for curve in (a, b)]
+    seeds = values[0].index.intersection(values[1].index)
+    interval = student_t((values[0].loc[seeds] - values[1].loc[seeds]).astype(float))
+    word = _word(interval, _adjusted(board, a, b, setting, grid, measure), measure)
+    return Prediction(pair, word, interval, (float(values[0].mean()), float(values[1].mean())))
+
+
+def _both(board: Board, pair: Pair, settings: Sequence[Setting]) -> tuple[Setting, Curve, Curve] | None:
+    """The first setting in which both arms were trained, and their curves."""
+    for setting in settings:
+        a, b = board.find(pair.a, setting), board.find(pair.b, setting)
+        if a is not None and b is not None:
+            return setting, a, b
+    return None
+
+
+def _adjusted(
+    board: Board,
+    a: Curve,
+    b: Curve,
+    setting: Setting,
+    grid: tuple[float, ...],
+    measure: Measure,
+) -> float:
+    """The p of a against b after Holm over all arms of b's panel, each compared with b."""
+    family = [
+        one
+        for one in board.curves
+        if one.setting == setting
+        and (QK in one.interventions) == (QK in b.interventions)
+        and board.meaning("+".join(board.change(one)), one, grid) == SAME
+        and one is not b
+        and one is not a
+    ]
+    ps = [p_of(one, b, measure.key) for one in (a, *family)]
+    return holm(ps)[0]
+
+
+def _word(interval: Interval, p_adjusted: float, measure: Measure) -> str:
+    if interval.n < FEWEST_SEEDS:
+        return OPEN
+    if interval.p_outside(-measure.margin, measure.margin) < 2 * ALPHA:
+        return NO_DIFFERENCE
+    if p_adjusted < ALPHA:
+        return A if measure.sign * interval.mean < 0 else B
+    return OPEN
+
+
+class Score(NamedTuple):
+    """How often the board was right.
+
+    Attributes:
+        agreeing: of the decided pairs, how many agree.
+        share: of the decided pairs that agree, with its exact 95 % interval.
+    """
+
+    decided: int
+    agreeing: int
+    share: Interval
+
+
+def score(predictions: Sequence[Prediction]) -> Score:
+    """How often decided predictions agree with what was published."""
+    decided = [one for one in predictions if one.is_decided]
+    agreeing = sum(one.agrees for one in decided)
+    return Score(len(decided), agreeing, share_interval(agreeing, len(decided)))
+
+
+def rank_correlations(predictions: Sequence[Prediction]) -> dict[str, float]:
+    """Spearman's rank correlation of each ordering of four arms or more: published, and by the mean of the measure.
+
+    An arm's published place is how many others it is more stable than, minus how many are more stable than it.
+    """
+    correlations = {}
+    for ordering in dict.fromkeys(one.pair.ordering for one in predictions):
+        mine = [one for one in predictions if one.pair.ordering == ordering and one.difference is not None]
+        for key in dict.fromkeys(one.pair.measure for one in mine):
+            places, values = dict[tuple[str, ...], int](), dict[tuple[str, ...], float]()
+            for one in mine:
+                if one.pair.measure != key:
+                    continue
+                won = {A: 1, B: -1, EQUAL: 0}[one.pair.outcome]
+                for arm, wins, value in ((one.pair.a, won, one.values[0]), (one.pair.b, -won, one.values[1])):
+                    places[arm], values[arm] = places.get(arm, 0) + wins, -measures()[key].sign * value
+            if len(places) >= FEWEST_RANKS:
+                published_rank, our_rank = (pd.Series(list(side.values())).rank() for side in (places, values))
+                spreads = min(published_rank.nunique(), our_rank.nunique()) > 1
+                correlations[ordering] = published_rank.corr(our_rank) if spreads else math.nan
+    return correlations
+
+
+def table(predictions: Sequence[Prediction]) -> pd.DataFrame:
+    """A row for each pair."""
+    return pd.DataFrame(
+        {
+            "ordering": [one.pair.ordering for one in predictions],
+            "a": [one.pair.arms[0] for one in predictions],
+            "b": [one.pair.arms[1] for one in predictions],
+            "measure": [one.pair.measure for one in predictions],
+            "a minus b": [_shown(one.difference) for one in predictions],
+            "predicted": [one.word for one in predictions],
+            "published": [one.pair.outcome for one in predictions],
+            "agrees": [("yes" if one.agrees else "no") if one.is_decided else "" for one in predictions],
+            "source": [f"{one.pair.source}{one.pair.size and f' ({one.pair.size})'}" for one in predictions],
+        }
+    )
+
+
+def _shown(difference: Interval | None) -> str:
+    if difference is None:
+        return ""
+    if difference.n < FEWEST_SEEDS:
+        return difference.bare
+    return f"{difference.mean:.3f} [{difference.low:.3f}, {difference.high:.3f}]"
+
+
+def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """The pairs, the score, the rank correlations, and where the board is wrong."""
+    yield from plain_text(table(predictions))
+    yield ""
+    counted = score(predictions)
+    if counted.decided:
+        low, high = counted.share.low, counted.share.high
+        yield (
+            f"{counted.agreeing} of {counted.decided} decided pairs agree: {counted.share.mean:.0%}, 95 % interval "
+            f"{low:.0%} to {high:.0%}; a coin agrees with half."
+        )
+    else:
+        yield "No pair is decided."
+    for word in (OPEN, NOT_ON_BOARD):
+        if number := sum(one.word == word for one in predictions):
+            yield f"{number} pairs {word}."
+    for reason in dict.fromkeys(f"{one.pair.ordering}: {one.reason}." for one in predictions if one.reason):
+        yield f"  {reason}"
+    for ordering, correlation in rank_correlations(predictions).items():
+        shown = "undefined, since all its arms are equal" if math.isnan(correlation) else f"{correlation:.2f}"
+        yield f"Spearman's rank correlation in {ordering}: {shown}."
+    if wrong := [one for one in predictions if one.is_decided and not one.agrees]:
+        yield "Where the board is wrong:"
+        for one in wrong:
+            a, b = one.pair.arms
+            said = {A: f"{a} above {b}", B: f"{b} above {a}"}
+            predicted, outcome = said.get(one.word, "no difference"), said.get(one.pair.outcome, "no difference")
+            yield f"  {one.pair.ordering}: of {a} and {b} it predicts {predicted}; published: {outcome}."

@@ -1,0 +1,198 @@
+"""Whether the board predicts published orderings: the rule on planted records, the score, and a user's own table."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import binomtest, spearmanr
+
+import planted
+import planted_board
+from lab.__main__ import main
+from lab.records import store
+from lab.records.store import NO_METRICS, Records
+from lab.studies.leaderboard.arms import arm_cards, meanings
+from lab.studies.leaderboard.board import NO_DIFFERENCE, OPEN, Board, curves_of
+from lab.studies.leaderboard.listing import board_of
+from lab.studies.leaderboard.transfer import (
+    NOT_ON_BOARD,
+    Pair,
+    measures,
+    predict,
+    published,
+    rank_correlations,
+    score,
+)
+
+PLAIN = ("z_loss",)
+Effects = dict[tuple[str, ...], float]
+
+
+def board(effects: Effects, **changes: Any) -> Board:
+    runs = planted.table(planted_board.cards({PLAIN: 0.0, **effects}, **changes))
+    return Board(curves_of(Records(runs, NO_METRICS), {}), meanings())
+
+
+def pair(a: str, b: str, outcome: str = "a", measure: str = "above") -> Pair:
+    first, second = (tuple(filter(None, arm.split("+"))) for arm in (a, b))
+    return Pair("planted", "", "", first, second, outcome, measure)
+
+
+def word(of: Board, *about: str) -> str:
+    (found,) = predict(of, [pair(*about)])
+    return found.word
+
+
+@pytest.mark.parametrize(
+    ("effect", "spread", "expected"),
+    [(-0.1, 0.01, "a"), (0.1, 0.01, "b"), (0.0, 0.01, NO_DIFFERENCE), (0.0, 0.2, OPEN)],
+)
+def test_a_pair_is_predicted_by_the_rule(effect: float, spread: float, expected: str) -> None:
+    assert word(board({("relu", "z_loss"): effect}, spread=spread), "relu", "") == expected
+
+
+def test_two_arms_are_compared_with_one_another_and_not_with_the_reference() -> None:
+    made = board({("relu", "z_loss"): -0.1, ("peri_ln", "z_loss"): -0.25})
+    assert word(made, "peri_ln", "relu") == "a"
+    assert word(made, "relu", "peri_ln") == "b"
+
+
+def test_arms_of_both_panels_are_compared() -> None:
+    made = board({("attention_gate", "qk_layernorm", "z_loss"): -0.3, ("qk_layernorm", "z_loss"): -0.1})
+    assert word(made, "attention_gate+qk_layernorm", "qk_layernorm") == "a"
+    assert word(made, "attention_gate+qk_layernorm", "") == "a"
+
+
+def test_a_pair_against_the_reference_has_the_p_of_the_board() -> None:
+    """One arm alone is certain; among forty others of its panel it is open, there and here."""
+    effect: Effects = {("relu", "z_loss"): -0.08}
+    crowd: Effects = {arm: 0.0 for arm in planted_board.arms() if arm not in effect}
+    alone, crowded = (board({**effect, **others}, spread=0.06) for others in ({}, crowd))
+    for made, expected in ((alone, "helps"), (crowded, "open")):
+        (row,) = [one for one in made.rows if one.name == "relu" and one.panel == "without qk-layernorm"]
+        assert row.verdict == expected
+        assert word(made, "relu", "") == {"helps": "a", "open": OPEN}[expected]
+
+
+def test_the_smallest_unstable_rate_is_better_where_it_is_higher() -> None:
+    """In the plant a run is unstable from 0.33 above the best loss on, so that of relu is not."""
+    made = board({("relu", "z_loss"): -0.3}, spread=0.001)
+    for measure in ("eta_div", "unstable"):
+        assert word(made, "relu", "", "a", measure) == "a"
+        assert word(made, "", "relu", "a", measure) == "b"
+
+
+@pytest.mark.parametrize("arm", ["peri_ln", "ngpt", "mu_centering+no z_loss"])
+def test_an_arm_without_runs_or_of_another_unit_is_not_on_the_board(arm: str) -> None:
+    assert word(board({("ngpt", "z_loss"): -0.5}), arm, "") == NOT_ON_BOARD
+
+
+def test_an_arm_that_lacks_z_loss_is_found() -> None:
+    assert word(board({(): 0.2}), "", "no z_loss") == "a"
+
+
+def test_the_score_counts_decided_pairs_only() -> None:
+    made = board({("relu", "z_loss"): -0.1, ("dyt", "z_loss"): 0.0, ("peri_ln", "z_loss"): 0.1}, spread=0.01)
+    pairs = [
+        pair("relu", ""),
+        pair("dyt", "", "equal"),
+        pair("peri_ln", "", "a"),
+        pair("nope", ""),
+    ]
+    found = predict(made, pairs)
+    assert [one.agrees for one in found if one.is_decided] == [True, True, False]
+    counted = score(found)
+    assert (counted.decided, counted.agreeing) == (3, 2)
+    exact = binomtest(2, 3).proportion_ci(method="exact")
+    assert (counted.share.low, counted.share.high) == pytest.approx(tuple(exact))
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    effects = {"relu": -0.3, "peri_ln": -0.2, "dyt": 0.1, "biases": 0.2}
+    made = board({(name, "z_loss"): effect for name, effect in effects.items()}, spread=0.001)
+    names = ["peri_ln", "relu", "dyt", "biases"]  # as published, the most stable first
+    pairs = [pair(a, b) for index, a in enumerate(names) for b in names[index + 1 :]]
+    expected = spearmanr([3, 2, 1, 0], [0.2, 0.3, -0.1, -0.2]).statistic
+    assert rank_correlations(predict(made, pairs)) == {"planted": pytest.approx(expected)}
+    assert not rank_correlations(predict(made, pairs[:2]))
+
+
+def test_published_orderings_name_arms_of_the_board() -> None:
+    pairs = published()
+    assert {one.ordering for one in pairs} == {f"T{number}" for number in range(1, 13)}
+    for one in pairs:
+        assert one.measure in measures()
+        assert one.outcome in ("a", "b", "equal")
+        names = [name.removeprefix("no ") for arm in (one.a, one.b) for name in arm]
+        assert one.why_not or set(names) <= {*arm_cards(), "adamw_qk_clip"}
+
+
+def folder_with(tmp_path: Path, effects: Effects) -> str:
+    folder = tmp_path / "board"
+    folder.mkdir()
+    store.write_imported(folder, Records(planted.table(planted_board.cards({PLAIN: 0.0, **effects})), NO_METRICS))
+    return str(folder)
+
+
+def test_the_command_says_where_the_board_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, {("qk_layernorm", "z_loss"): -0.1, ("embedding_scale", "z_loss"): 0.1})
+    assert main(["transfer", "--board", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "decided pairs agree" in shown
+    assert "T12: of embedding_scale and reference it predicts reference above embedding_scale" in shown
+    assert "T1:" not in shown
+
+
+def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, {("relu", "z_loss"): -0.1})
+    table = tmp_path / "mine.csv"
+    table.write_text("a,b,outcome,measure\nrelu,reference,a,\nrelu,,b,above\n")
+    assert main(["transfer", str(table), "--board", folder]) == 0
+    assert "1 of 2 decided pairs agree: 50%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("a,b\nrelu,\n", "no column 'outcome'"),
+        ("a,b,outcome\nrelo,,a\n", "unknown arm 'relo'; nearest: relu"),
+        ("a,b,outcome\nrelu,,A\n", "unknown outcome 'A'; known: a, b, equal"),
+        ("a,b,outcome,measure\nrelu,,a,abov\n", "unknown measure 'abov'; nearest: above"),
+        ("a,b,outcome\npb_relax,,a\n", "arm 'pb_relax' is not on the board"),
+    ],
+)
+def test_a_faulty_table_is_refused_in_a_line(
+    content: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "mine.csv"
+    table.write_text(content)
+    assert main(["transfer", str(table)]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert part in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_share_without_a_decided_pair_is_none() -> None:
+    assert math.isnan(score([]).share.mean)
+
+
+def test_a_pair_is_looked_up_in_the_sweep_that_has_both_arms(tmp_path: Path) -> None:
+    folders = []
+    sweeps: dict[str, Effects] = {
+        "large": {("relu", "z_loss"): 0.0, ("dyt", "z_loss"): 0.0},
+        "small": {("nope", "z_loss"): -0.1},
+    }
+    for name, arms in sweeps.items():
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        cards = planted_board.cards({PLAIN: 0.0, **arms})
+        store.write_imported(folders[-1], Records(planted.table(cards), NO_METRICS))
+    made = board_of(folders)
+    assert word(made, "relu", "") == NO_DIFFERENCE
+    assert word(made, "nope", "") == "a"
+    (apart,) = predict(made, [pair("nope", "relu")])
+    assert (apart.word, apart.reason) == (NOT_ON_BOARD, "no runs of nope and relu together")
