@@ -60,9 +60,9 @@ def announced(kind: str, *seeds: int) -> tuple[str, Tensor]:
     return {"scores": "block0"}.get(kind, ""), torch.stack([torch.rand(shape, generator=draw) for draw in draws])
 
 
-def heard(chain: Optimizer, *seeds: int) -> dict[str, dict[str, Tensor]]:
+def announced_to(chain: Optimizer, *seeds: int) -> dict[str, dict[str, Tensor]]:
     """What the links of a chain make of the announcements of one step."""
-    with chain.hearing() as made:
+    with chain.measuring() as made:
         for kind in ("train_loss", "scores"):
             where, value = announced(kind, *seeds)
             announce(kind, where, value)
@@ -83,7 +83,7 @@ def walk(
     state = chain.begin(weights, roles)
     for step, gradient in enumerate(gradients):
         now = replace(at(step, weights, shape_sr[step], factors), roles=roles)
-        chain.step(gradient, state, now, heard(chain, *range(runs)))
+        chain.step(gradient, state, now, announced_to(chain, *range(runs)))
     return weights
 
 
@@ -432,9 +432,9 @@ def follow(name: str, *seeds: int, broken: int | None = None) -> list[Tensor]:
         if broken is not None and step == 1:
             gradient["query"][broken, 0, 0] = math.nan
         given = {tensor: value.clone() for tensor, value in gradient.items()}
-        announcements = [announced(kind, *(seed + 10 * step for seed in seeds)) for kind in made.hears]
+        announcements = [announced(kind, *(seed + 10 * step for seed in seeds)) for kind in made.events]
         now = replace(at(step, weights, shape_r), gradients={tensor: -u for tensor, u in given.items()})
-        now = replace(now, heard={where: made.hear(value) for where, value in announcements})
+        now = replace(now, measured={where: made.measure(value) for where, value in announcements})
         updates = made(gradient, state, now)
         assert {tensor: u.shape for tensor, u in updates.items()} == {tensor: w.shape for tensor, w in weights.items()}
         assert all(torch.equal(given[t], gradient[t]) or broken is not None for t in given), "a link spoils its input"
@@ -476,7 +476,7 @@ def test_contract_of_recipes(name: str) -> None:
             for step in range(3):
                 gradient = draw(*(seed + 10 * step for seed in seeds), dtype=torch.float32)
                 now = at(step, weights, torch.ones(len(seeds), dtype=torch.float64))
-                chain.step(gradient, state, now, heard(chain, *(seed + 10 * step for seed in seeds)))
+                chain.step(gradient, state, now, announced_to(chain, *(seed + 10 * step for seed in seeds)))
                 again = draw(*(seed + 10 * step for seed in seeds), dtype=torch.float32)
                 assert all(torch.equal(gradient[tensor], again[tensor]) for tensor in gradient)
             ends.append(weights)
@@ -570,7 +570,7 @@ def test_probes_hear_gradients_after_clipping_and_the_direction_before_decay_and
         assert kind not in told
         told[kind] = {tensor: value.clone() for tensor, value in values.items()}
 
-    announcements = heard(chain, 0)
+    announcements = announced_to(chain, 0)
     with listening(record):
         now = at(0, weights, torch.ones(1, dtype=torch.float64))
         chain.step(gradient, chain.begin(weights, ROLES), now, announcements)

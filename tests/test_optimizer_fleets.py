@@ -108,10 +108,10 @@ def test_qk_clip_bounds_the_scores_of_the_batch_it_saw() -> None:
     """After an update of almost nothing the same batch has a largest score of exactly the bound, where it had more."""
     (config,) = of("adamw_qk_clip", "optimizer.lr=1e-12", shared=("schedule.warmup=0", "optimizer.weight_decay=0"))
     fleet = Fleet([config], dtype=torch.float64)
-    with config.optimizer.hearing() as before:
+    with config.optimizer.measuring() as before:
         fleet.step_function.gradients_of(fleet.state.weights, fleet.feed.loader.batch(0))
     fleet.step(0)
-    with config.optimizer.hearing() as after:
+    with config.optimizer.measuring() as after:
         fleet.step_function.gradients_of(fleet.state.weights, fleet.feed.loader.batch(0))
     first = before["qk_clip"]["block0"]
     assert first.max() > 0.3
@@ -235,5 +235,5 @@ def test_links_that_need_whole_weights_are_refused_their_shards(monkeypatch: pyt
 def test_every_link_says_what_it_takes() -> None:
     kinds: dict[str, Any] = {name: LINKS[name] for name in LINKS}
     assert all(issubclass(kind, Link) and kind.roles for kind in kinds.values())
-    assert {name for name, kind in kinds.items() if kind.hears} == {"qk_clip", "skip_sigma"}
+    assert {name for name, kind in kinds.items() if kind.events} == {"qk_clip", "skip_sigma"}
     assert build_optimizer(recipe("optimizer", "muon")).links["muon"].needs_whole_weights

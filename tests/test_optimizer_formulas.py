@@ -543,18 +543,18 @@ def scores(largest: float, heads: int = 2) -> Tensor:
 
 def test_qk_clip_by_its_test_vector() -> None:
     link, weights, steps = of_run(QKClip, 100.0, 0.5), draws(0), draws(1)
-    heard = {"block0": link.hear(scores(400.0))}
-    assert heard["block0"].tolist() == [[400.0, 1.0]]
+    measured = {"block0": link.measure(scores(400.0))}
+    assert measured["block0"].tolist() == [[400.0, 1.0]]
     given = {name: steps[name] for name in (QUERY, KEY, "block0.mlp_up")}
-    made = link(given, {}, now(0, weights, heard=heard))
+    made = link(given, {}, now(0, weights, measured=measured))
     for name in (QUERY, KEY):
         moved, after = weights[name] - steps[name], weights[name] - made[name]
         close(after[..., :3], 0.5 * moved[..., :3])  # the first head of two
         assert torch.equal(made[name][..., 3:], steps[name][..., 3:])
     assert torch.equal(made["block0.mlp_up"], steps["block0.mlp_up"])
-    quiet = link(given, {}, now(0, weights, heard={"block0": link.hear(scores(100.0))}))
+    quiet = link(given, {}, now(0, weights, measured={"block0": link.measure(scores(100.0))}))
     assert all(torch.equal(quiet[name], steps[name]) for name in given)
-    keys_alone = of_run(QKClip, 100.0, 0.0)(given, {}, now(0, weights, heard=heard))
+    keys_alone = of_run(QKClip, 100.0, 0.0)(given, {}, now(0, weights, measured=measured))
     assert torch.equal(keys_alone[QUERY], steps[QUERY])
     close((weights[KEY] - keys_alone[KEY])[..., :3], 0.25 * (weights[KEY] - steps[KEY])[..., :3])
 
@@ -619,8 +619,8 @@ def skip(
     state = chain.begin(weights, ROLES)
     for step, loss in enumerate(losses):
         gradients = {name: (scale or {}).get(step, 1.0) * g for name, g in draws(step).items()}
-        heard = {"skip_sigma": {"": torch.tensor([loss], dtype=torch.float64)}}
-        chain.step(gradients, state, now(step, weights), heard)
+        measured = {"skip_sigma": {"": torch.tensor([loss], dtype=torch.float64)}}
+        chain.step(gradients, state, now(step, weights), measured)
         kept.append(state["skip_sigma"]["kept"].item())
     return weights, kept, state
 
@@ -652,8 +652,8 @@ def test_the_limit_is_that_of_the_updates_made_in_the_window() -> None:
     state, made = link.begin(weights), list[float]()
     for step, loss in enumerate([1.0, 5.0, 2.0, 3.0, 9.0, 9.1, 4.0, 2.0, 30.0, 5.0]):
         given = {"w": torch.ones(1, 1, dtype=torch.float64)}
-        heard = {"": torch.tensor([loss], dtype=torch.float64)}
-        link(given, state, now(step, weights, gradients=given, heard=heard))
+        measured = {"": torch.tensor([loss], dtype=torch.float64)}
+        link(given, state, now(step, weights, gradients=given, measured=measured))
         window = torch.tensor(made[-4:], dtype=torch.float64)
         keeps = len(made) < 3 or loss <= float(window.mean() + 2 * window.std())
         assert state["kept"].item() == keeps

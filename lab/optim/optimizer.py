@@ -91,18 +91,18 @@ class Optimizer:
         return made
 
     @contextmanager
-    def hearing(self) -> Iterator[dict[str, Tensors]]:
+    def measuring(self) -> Iterator[dict[str, Tensors]]:
         """Yield what links make of the announcements within the block, by link and hook point."""
-        heard: dict[str, Tensors] = {name: {} for name, link in self.links.items() if link.hears}
+        measured: dict[str, Tensors] = {name: {} for name, link in self.links.items() if link.events}
 
         @torch.no_grad()
-        def hear(kind: str, where: str, *announced: Any) -> None:
+        def measure(kind: str, where: str, *announced: Any) -> None:
             for name, link in self.links.items():
-                if kind in link.hears:
-                    heard[name][where] = link.hear(*announced)
+                if kind in link.events:
+                    measured[name][where] = link.measure(*announced)
 
-        with listening_too(hear if heard else None):
-            yield heard
+        with listening_too(measure if measured else None):
+            yield measured
 
     @torch.no_grad()
     def step(
@@ -110,7 +110,7 @@ class Optimizer:
         gradients: Tensors,
         state: dict[str, Tensors],
         now: Now,
-        heard: Mapping[str, Tensors] | None = None,
+        measured: Mapping[str, Tensors] | None = None,
     ) -> None:
         """Update the weights in place; announce the gradients, before and after clipping, weights and direction.
 
@@ -118,7 +118,7 @@ class Optimizer:
             gradients: of the trained weights.
             state: of the links, from ``begin``, changed in place.
             now: the state of training.
-            heard: what ``hearing`` yielded during the forward pass.
+            measured: what ``measuring`` yielded during the forward pass.
         """
         announce("gradients", "", gradients)
         announce("parameters", "", now.weights)
@@ -135,7 +135,7 @@ class Optimizer:
             if not is_clipped and link.makes not in (None, "gradient"):
                 announce("clipped_gradients", "", updates)
                 is_clipped = True
-            now = replace(now, heard=(heard or {}).get(name, {}))
+            now = replace(now, measured=(measured or {}).get(name, {}))
             for group, part, names in self._parts(name, updates, now.roles, by_role):
                 own = _of_role(group, state[name]) if group else state[name]
                 updates |= part({each: updates[each] for each in names}, own, now)

@@ -390,7 +390,7 @@ def _check_optimizer(config: RunConfig) -> None:
             raise RequestError(f"optimizer.chain: {name!r} {reason}")
         if config.guest and link.roles != Link.roles:
             raise RequestError(f"optimizer.chain: {name!r} acts on weights by their role, which a custom model lacks")
-        if link.hears and config.batch is not None:
+        if link.events and config.batch is not None:
             raise RequestError(
                 f"optimizer.chain: {name!r} reads the forward pass of a step, of which batch={config.batch.name} takes "
                 "several; leave batch= out"

@@ -55,9 +55,9 @@ class StepFunction:
     def update(self, state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step of one batch ``[r b t+1]``, with the learning rate ``shape_r`` over its peak."""
         scale_r = state.loss_scale.get("scale")
-        with self.config.optimizer.hearing() as heard:
+        with self.config.optimizer.measuring() as measured:
             weight_gradients, loss_r = self.gradients_of(state.weights, tokens_rbt, scale_r)
-        self._change(state, weight_gradients, loss_r, step, shape_r, heard)
+        self._change(state, weight_gradients, loss_r, step, shape_r, measured)
 
     def accumulate(self, state: tuple[Tensors, Accumulation, Tensors], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums; ``state`` is weights, sums and state of the loss scale."""
@@ -101,7 +101,7 @@ class StepFunction:
         loss_r: Tensor,
         step: Tensor,
         shape_r: Tensor,
-        heard: Mapping[str, Tensors],
+        measured: Mapping[str, Tensors],
     ) -> None:
         weights, links, first_bad_r, readings, _ = state
         newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r).isfinite()
@@ -117,7 +117,7 @@ class StepFunction:
             lambda name: lr_of(self.roles.get(name)) * self.lr_factor[name] * shape_r,
         )
         now = Now(step, weights, shape_r, self.lr_factor, held_out, self.roles, steps=self.config.steps)
-        update = partial(self._update_weights, weight_gradients, links, now, heard)
+        update = partial(self._update_weights, weight_gradients, links, now, measured)
         if gate.keep_r is None:
             update()
         else:
@@ -129,9 +129,9 @@ class StepFunction:
 
     @torch.no_grad()
     def _update_weights(
-        self, weight_gradients: Tensors, links: dict[str, Tensors], now: Now, heard: Mapping[str, Tensors]
+        self, weight_gradients: Tensors, links: dict[str, Tensors], now: Now, measured: Mapping[str, Tensors]
     ) -> None:
-        self.config.optimizer.step(weight_gradients, links, now, heard)
+        self.config.optimizer.step(weight_gradients, links, now, measured)
         for _, each in sorted(weight_interventions(self.config).items()):
             each.after_update(now.weights)
 

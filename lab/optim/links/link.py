@@ -28,7 +28,7 @@ class Now:
         held_out: the loss on held-out text; without it no probe measures the descent.
         roles: of the tensors, by name (``lab.Role``); a custom model's are unknown, and absent.
         gradients: as the optimizer got them, before clipping.
-        heard: what the link made of the announcements of this step's forward pass, by hook point.
+        measured: what the link made of the announcements of this step's forward pass, by hook point.
         steps: updates of the whole run.
     """
 
@@ -39,7 +39,7 @@ class Now:
     held_out: HeldOut | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
-    heard: Mapping[str, Tensor] = field(default_factory=dict)
+    measured: Mapping[str, Tensor] = field(default_factory=dict)
     steps: int = 0
 
 
@@ -51,14 +51,14 @@ class Link(ABC):
         makes: the kind it hands on; None is the kind it was given.  A probe of ``direction`` receives this direction.
         roles: of the tensors it acts on; other tensors pass by.  A tensor also passes by while its update is of a kind
             that the link does not take.
-        hears: kinds of announcements of the forward pass that it reads.
+        events: kinds of announcements of the forward pass that it reads.
         needs_whole_weights: whether it reads a weight as a whole, of which ``ranks=fsdp`` gives it shards.
     """
 
     takes: ClassVar[tuple[str, ...]]
     makes: ClassVar[str | None] = None
     roles: ClassVar[tuple[Role, ...]] = tuple(Role)
-    hears: ClassVar[tuple[str, ...]] = ()
+    events: ClassVar[tuple[str, ...]] = ()
     needs_whole_weights: ClassVar[bool] = False
 
     def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
@@ -69,8 +69,8 @@ class Link(ABC):
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         """Return the changed updates, and update the state in place."""
 
-    def hear(self, *announced: Any) -> Tensor:
-        """What it keeps ``[r ...]`` of an announcement of a kind in ``hears``, until the update of this step."""
+    def measure(self, *announced: Any) -> Tensor:
+        """What it keeps ``[r ...]`` of an announcement of a kind in ``events``, until the update of this step."""
         raise NotImplementedError
 
     def evaluated(self, state: Tensors) -> Tensors:

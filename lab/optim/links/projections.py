@@ -75,12 +75,12 @@ class QKClip(Link):
 
     takes: ClassVar = ("step",)
     roles: ClassVar = (*MATRICES, Role.BIAS)
-    hears: ClassVar = ("scores",)
+    events: ClassVar = ("scores",)
     needs_whole_weights: ClassVar = True
     qk_clip: PerRun = bounded(above=0, infinite=True)
     qk_clip_share: PerRun = bounded(at_least=0, at_most=1)
 
-    def hear(self, *announced: Any) -> Tensor:
+    def measure(self, *announced: Any) -> Tensor:
         """The largest causal score of each head, ``[r h]``."""
         (scores_rbhts,) = announced
         past_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=scores_rbhts.device).tril()
@@ -88,7 +88,7 @@ class QKClip(Link):
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         steps = dict(updates)
-        for where, largest_rh in now.heard.items():
+        for where, largest_rh in now.measured.items():
             # in the precision of numbers per run, since kernels round the last bit of a power by its place
             limit_r1, share_r1 = (torch.as_tensor(each).view(-1, 1) for each in (self.qk_clip, self.qk_clip_share))
             ratio_rh = torch.where(largest_rh > limit_r1, limit_r1 / largest_rh, 1.0)

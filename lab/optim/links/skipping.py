@@ -39,7 +39,7 @@ class SkipSigma(Gate):
     is always left out.
     """
 
-    hears: ClassVar = ("train_loss",)
+    events: ClassVar = ("train_loss",)
     skip_sigmas: PerRun = bounded(above=0)
     skip_fewest: PerRun = bounded(at_least=2)
     skip_window: int = bounded(at_least=2)
@@ -48,14 +48,14 @@ class SkipSigma(Gate):
         past = {name: per_run(weights)[:, None].repeat(1, self.skip_window) for name in ("losses", "norms")}
         return {**super().begin(weights), "count": per_run(weights), **past}
 
-    def hear(self, *announced: Any) -> Tensor:
+    def measure(self, *announced: Any) -> Tensor:
         """The loss of the batch, ``[r]``."""
         (loss_r,) = announced
         return mean_over_ranks(loss_r)
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         count_r = state["count"]
-        values = {"losses": now.heard[""].to(count_r), "norms": per_run_norm(now.gradients.values())}
+        values = {"losses": now.measured[""].to(count_r), "norms": per_run_norm(now.gradients.values())}
         is_early_r = count_r < torch.as_tensor(self.skip_fewest).to(count_r)
         keep_r = torch.ones_like(is_early_r)
         for name, value_r in values.items():
