@@ -21,7 +21,7 @@ from lab.analysis import sensitivity
 from lab.analysis.curves import points
 from lab.analysis.statistics import student_t
 from lab.core.registry import INTERVENTIONS
-from lab.core.shipped import data_folder
+from lab.core.shipped import data_folder, load
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.studies.leaderboard.arms import arm_cards, left_out, meanings
@@ -204,12 +204,31 @@ def test_a_second_size_is_a_panel_of_its_own() -> None:
 
 
 def test_every_arm_of_the_sweep_is_described_and_every_intervention_is_on_the_board_or_left_out() -> None:
-    swept = set().union(*planted_board.arms())
     described = {name for name, card in arm_cards().items() if not card.is_optimizer}
-    assert swept == described
+    assert set().union(*planted_board.arms()) == described
     own = {name for name in INTERVENTIONS if INTERVENTIONS[name].__module__.startswith("lab.")}
     assert own == described | (set(left_out()) & own)
     assert not described & set(left_out())
+
+
+def test_every_optimizer_of_the_sweep_is_described_and_every_other_is_left_out() -> None:
+    text = (data_folder("sweeps") / "leaderboard_optimizers.yaml").read_text(encoding="utf-8")
+    params = load(data_folder("sweeps") / "leaderboard_optimizers.yaml")["hydra"]["sweeper"]["params"]
+    swept = set(params["optimizer"].replace(" ", "").split(","))
+    swept |= set(re.findall(r"lab sweep leaderboard_optimizers optimizer=(\w+)", text))
+    described = {name for name, card in arm_cards().items() if card.is_optimizer}
+    assert swept - {"adamw"} == described
+    files = {path.stem for path in (data_folder("conf") / "optimizer").glob("*.yaml")}
+    assert files == described | (set(left_out()) - set(INTERVENTIONS))
+
+
+def test_the_sweep_of_optimizers_names_those_of_another_unit_or_optimum_as_the_board_does() -> None:
+    text = (data_folder("sweeps") / "leaderboard_optimizers.yaml").read_text(encoding="utf-8").replace("\n#  ", "")
+    for kind, meaning in (("unit", "other"), ("optimum", "shifted")):
+        found = re.search(rf"another {kind} \(([\w, ]+)\)", text)
+        assert found
+        names = {name for name, card in arm_cards().items() if card.is_optimizer and card.lr == meaning}
+        assert set(found[1].replace(" ", "").split(",")) == names
 
 
 @pytest.mark.parametrize("name", arm_cards())
