@@ -60,6 +60,7 @@ CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window 
 
 FORMATS = ("png", "pdf")  # of each figure, besides SVG
 NAMED_ARMS = 12  # of more the tables have the names
+MOST_ARMS, MOST_PAIRS = 40, 400  # of more a page shows one figure, and no differences of all pairs
 
 
 class Report(NamedTuple):
@@ -229,9 +230,12 @@ def _verdicts(counts: dict[str, int]) -> Iterator[Markup]:
 
 def _figures(study: Study, out: Path) -> Iterator[Markup]:
     """Sections of the figures that apply, each also written as a file; files of the others are removed."""
-    first = first_figures()
+    first, arms, drawn = first_figures(), study.points["arm"].nunique(), 0
     for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
         title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
+        if drawn and arms > MOST_ARMS:
+            files.remove(file, within=out)
+            continue
         try:
             draw = partial(FIGURES[name], study.records, study.points, study.window)
             drawing = draw()
@@ -243,8 +247,12 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             shown = html.paragraph(str(refusal))
         else:
             files.write_text(file, svg, within=out)
-            shown = html.figure(svg, drawing.caption, _figure_links(file), narrow)
+            shown, drawn = html.figure(svg, drawing.caption, _figure_links(file), narrow), drawn + 1
         yield html.section(title, shown)
+    if arms > MOST_ARMS:
+        yield html.paragraph(
+            f"Of {arms} arms one figure is drawn; lab leaderboard --html draws each beside the recipe."
+        )
 
 
 def first_figures() -> list[str]:
@@ -312,7 +320,9 @@ def _tables(study: Study) -> Iterator[Markup]:
         about = SENSITIVITY.format(study.window)
         yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(about, "note"))
         if len(study.pairs):
-            shown = html.table(tables.differences(study))
+            many = f"{len(study.pairs):,} differences are more than a page shows; all are in the file."
+            few = len(study.pairs) <= MOST_PAIRS
+            shown = html.table(tables.differences(study)) if few else html.paragraph(many)
             about = html.paragraph(DIFFERENCES, "note")
             yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)
     losses = html.table(tables.losses(study))

@@ -16,6 +16,7 @@ SLOW = (
     "Train longer, or compare instability parts."
 )
 PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
+MOST_NAMES = 8  # arms that a sentence names
 
 
 def part_subjects(window: Window) -> dict[str, str]:
@@ -158,9 +159,11 @@ def _mostly_outside(study: Study) -> pd.MultiIndex:
 
 
 def _curve_names(curves: pd.DataFrame) -> str:
-    """``a at 1k and 2k; b at 1k``."""
+    """``a at 1k and 2k; b at 1k``; of many arms the first, and how many more."""
     sizes = curves.groupby("arm", sort=False)["size"].agg(list)
-    return "; ".join(f"{arm} at {listed(map(count, sizes_of_arm))}" for arm, sizes_of_arm in sizes.items())
+    names = [f"{arm} at {listed(map(count, sizes_of_arm))}" for arm, sizes_of_arm in sizes.items()]
+    more = [f"{len(names) - MOST_NAMES} more arms"] if len(names) > MOST_NAMES + 1 else []
+    return "; ".join([*(names[:MOST_NAMES] if more else names), *more])
 
 
 def _curve_name(arm: object, size: object) -> str:
