@@ -135,9 +135,13 @@ def test_an_arm_is_compared_with_the_reference_of_its_panel() -> None:
 
 
 def test_an_intervention_of_the_reference_is_compared_with_the_arm_that_lacks_it() -> None:
-    found = row(board({(): 0.2}), "z_loss")
+    made = board({(): 0.2, ("relu", "z_loss"): 0.1})
+    found = row(made, "z_loss")
     assert found.verdict == HELPS
     assert not found.reference.interventions
+    assert found.ranks is None  # its arm is the reference
+    assert made.panels[0].rank == (1, 1)
+    assert row(made, "relu").ranks == (2, 2)
 
 
 def test_ranks_are_ranges_and_ties_are_ties() -> None:

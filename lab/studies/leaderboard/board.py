@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +104,8 @@ class Row(NamedTuple):
         differences: the arm minus its reference, paired by seed, with 95 % intervals, by measure; none without seeds.
         p: of a difference in the instability part; NaN without a test.
         p_adjusted: after Holm, over the panel.
-        ranks: the best and the worst rank that pairwise 95 % intervals allow; None without a test.
+        ranks: the best and the worst rank that pairwise 95 % intervals allow; None without a test, and where the arm is
+            the reference.
         neighbour: the arm one rank below, by its mean; empty at the end.
         beats_neighbour: whether the 95 % interval of the difference from it lies below zero.
         cost: wall time of a run over that of the reference, geometric mean over seeds; NaN where it is not on record.
@@ -338,25 +338,24 @@ def _cost(curve: Curve, reference: Curve) -> float:
 
 
 def _ranked(rows: Sequence[Row], base: Curve) -> tuple[list[Row], tuple[int, int] | None]:
-    """Rows of the same unit by their mean, with ranks; then the others by best loss.  And the rank of the reference."""
+    """Rows of the same unit by their mean, with ranks; then the others by best loss.  And the rank of the reference.
+
+    An intervention that the reference has gets no rank of its own: its arm is the reference.
+    """
     tested = [row for row in rows if not math.isnan(row.p)]
     tested.sort(key=lambda row: (row.differences[PART].mean, row.name))
     rest = sorted((row for row in rows if math.isnan(row.p)), key=_by_best)
-    if not tested:
-        return rest, None
-    curves = {id(one): one for one in (*(row.curve for row in tested), base)}  # z-loss is the reference itself
-    better, place = surely_lower(list(curves.values())), {key: index for index, key in enumerate(curves)}
-
-    def rank(curve: Curve) -> tuple[int, int]:
-        index = place[id(curve)]
-        return 1 + int(better[:, index].sum()), len(curves) - int(better[index].sum())
-
-    ranked = []
-    for row, below in [*pairwise(tested), (tested[-1], None)]:
-        beats = below is not None and bool(better[place[id(row.curve)], place[id(below.curve)]])
-        neighbour = below.name if below else ""
-        ranked.append(row._replace(ranks=rank(row.curve), neighbour=neighbour, beats_neighbour=beats))
-    return [*ranked, *rest], rank(base)
+    apart = [row for row in tested if row.curve is not base]
+    if not apart:
+        return [*tested, *rest], None
+    better = surely_lower([*(row.curve for row in apart), base])
+    ranks = [(1 + int(better[:, index].sum()), len(better) - int(better[index].sum())) for index in range(len(better))]
+    ranked = {}
+    for index, row in enumerate(apart):
+        is_last = index == len(apart) - 1
+        neighbour, beats = ("", False) if is_last else (apart[index + 1].name, bool(better[index, index + 1]))
+        ranked[row.name] = row._replace(ranks=ranks[index], neighbour=neighbour, beats_neighbour=beats)
+    return [*(ranked.get(row.name, row) for row in tested), *rest], ranks[-1]
 
 
 def _by_best(row: Row) -> tuple[float, str]:

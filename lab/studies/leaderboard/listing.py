@@ -148,6 +148,8 @@ def notes(board: Board) -> Iterator[str]:
         f"or harms where its Holm-adjusted p in the panel is below {ALPHA:g}."
     )
     yield "Ranks are the ranges that pairwise 95 % intervals leave open, not corrected for the number of pairs."
+    if own := sorted({row.name for panel in board.panels for row in panel.rows if row.curve is panel.reference}):
+        yield f"The reference has {listed(own)}: its row compares the reference with the arm that lacks it, unranked."
     if others := sorted({row.name for row in rows if row.verdict == NOT_COMPARABLE}):
         yield (
             f"Not comparable by sensitivity, since a learning rate means something else there: {listed(others)}. Their "
