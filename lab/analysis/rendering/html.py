@@ -32,18 +32,20 @@ def _text(value: Any) -> Any:
     return value if isinstance(value, Markup) else printable(str(value))
 
 
-PIECES: Any = (
-    Environment(
-        loader=FileSystemLoader(HERE),
+def pieces(template: Path) -> Any:
+    """The macros of a template, which escape every text that is no ``Markup``."""
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
         autoescape=True,
         finalize=_text,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    .get_template("page.html")
-    .module
-)
+    return environment.get_template(template.name).module
+
+
+PIECES = pieces(HERE / "page.html")
 
 
 def document(title: str, body: Iterable[Markup], heading: str = "", *, filters: str = "", reloads: bool = False) -> str:

@@ -8,29 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.text import count, listed
-from lab.core.printing import printable
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, PART, Board, Curve, Panel, Row
 from lab.studies.leaderboard.listing import change, notes, table
 
-HERE = Path(__file__).parent
-PIECES: Any = (
-    Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    .get_template("board.html")
-    .module
-)
+PIECES = html.pieces(Path(__file__).with_name("board.html"))
 # In units of the drawings: where the axis begins and ends, the height of a row, and that of what stands below the axis.
 LEFT, RIGHT, ROW, BELOW = 204.0, 744.0, 16.0, 34.0
 SCATTER_HEIGHT, NAMED_POINTS, NAME_WIDTH, NAME_HEIGHT = 300.0, 16, 110.0, 13.0
@@ -43,16 +29,12 @@ def board_page(board: Board) -> str:
     panels = board.panels
     body = [
         Markup(PIECES.style()),
-        Markup(html.paragraph(_lead(board), "lead")),
-        Markup(html.bullets(list(notes(board)))),
+        html.paragraph(_lead(board), "lead"),
+        html.bullets(list(notes(board))),
         *(section for panel in panels for section in _sections(panel, _not_beside(panel, panels))),
-        Markup(html.section("How this was made", *map(_paragraph, _sources(board)))),
+        html.section("How this was made", *map(html.paragraph, _sources(board))),
     ]
     return html.document(TITLE, body)
-
-
-def _paragraph(text: str) -> Markup:
-    return Markup(html.paragraph(text))
 
 
 def _lead(board: Board) -> str:
@@ -97,11 +79,11 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
                 "measured while other work may have run on the machine."
             )
         ]
-    yield Markup(html.section(title, *parts))
+    yield html.section(title, *parts)
 
 
 def _note(text: str) -> Markup:
-    return Markup(html.paragraph(text, "note"))
+    return html.paragraph(text, "note")
 
 
 class _Shown(NamedTuple):
