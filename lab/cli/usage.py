@@ -152,7 +152,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "leaderboard": Command(
         "[DIR ...]",
-        "which change of the recipe makes it less sensitive to its learning rate (default: the committed board)",
+        "which change of a recipe lowers its LR sensitivity (default: results)",
         "runs/leaderboard",
         {
             "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
@@ -163,7 +163,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "transfer": Command(
         "[TABLE.csv]",
-        "whether the board predicts what was published of large models, or a table of outcomes of your own",
+        "does the board predict outcomes: published ones, or those of a table",
         "--board runs/leaderboard",
         {"--board DIR": "the records of the board (default: the committed ones)"},
     ),
