@@ -225,10 +225,18 @@ def best_lr_fine(curve: pd.DataFrame) -> float:
     At the edge of the grid it is the best learning rate itself, and NaN where all runs diverged; ``curve`` as in
     ``lr_sensitivity``.
     """
-    if not (np.isfinite(curve["loss"]) & ~(curve["loss"] >= curve["loss_at_init"])).any():  # NaN: not known
-        return math.nan
-    order = np.argsort(curve["lr"].to_numpy())
-    return vertex(significant(curve["lr"])[order], capped(curve)[order])
+    return _best_fine(significant(curve["lr"]), capped(curve), _ended_below_init(curve))
+
+
+def _ended_below_init(runs: pd.DataFrame) -> np.ndarray:
+    loss, at_init = runs["loss"].to_numpy(dtype=float), runs["loss_at_init"].to_numpy(dtype=float)
+    below: np.ndarray = np.isfinite(loss) & ~(loss >= at_init)  # NaN: not known
+    return below
+
+
+def _best_fine(lr: np.ndarray, loss: np.ndarray, ended_below_init: np.ndarray) -> float:
+    order = np.argsort(lr)
+    return vertex(lr[order], loss[order]) if ended_below_init.any() else math.nan
 
 
 def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
@@ -261,14 +269,23 @@ def optima(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
         Columns ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``; ``window_low`` and ``window_high``,
         ``window`` as ``shifted`` to the optimum; ``sensitivity`` in that window, over its learning rates that ran.
     """
+    lr, loss, ended_below_init = significant(points["lr"]), capped(points), _ended_below_init(points)
+    names = {column: points[column].to_numpy() for column in ("arm", "parameters", "seed")}
     rows = []
-    for _, runs in points.groupby(["curve", "seed"], sort=False):
-        row = {column: runs[column].iloc[0] for column in ("arm", "parameters", "seed")}
-        fine = best_lr_fine(runs)
+    for curve in _rows_of(points, "curve", "seed"):
+        fine = _best_fine(lr[curve], loss[curve], ended_below_init[curve])
         low, high = shifted(fine, *window)
-        moved = {"window_low": low, "window_high": high, "sensitivity": split(runs, low, high).total}
-        rows.append({**row, "best_lr_fine": fine, "spread": spread(runs), **moved})
+        row = {column: values[curve[0]] for column, values in names.items()}
+        row |= {"best_lr_fine": fine, "spread": float(np.ptp(loss[curve])), "window_low": low, "window_high": high}
+        rows.append({**row, "sensitivity": regret(lr[curve], loss[curve], low, high).total})
     return pd.DataFrame(rows)
+
+
+def _rows_of(table: pd.DataFrame, *keys: str) -> list[np.ndarray]:
+    """The positions of the rows of each group, groups in the order in which they come."""
+    group = table.groupby(list(keys), sort=False).ngroup().to_numpy()
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
 class Study(NamedTuple):

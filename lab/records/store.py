@@ -26,6 +26,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -386,7 +387,8 @@ def digest_of_tables(folder: Path) -> str | None:
 
 
 def _run_folders(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in sorted((folder / "runs").glob("*"))}
+    runs = folder / "runs"
+    return {name: runs / name for name in sorted(os.listdir(runs))} if runs.is_dir() else {}
 
 
 def gather(folder: Path) -> Records:

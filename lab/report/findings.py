@@ -101,8 +101,9 @@ def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
             f"the learning rates a curve ran from {window}: {listed(names)}."
         )
     for (arm, size), curve in curves:
-        for seed, runs in curve.groupby("seed"):
-            if missing := _missing(curve["lr"], runs["lr"]):
+        rates = curve.groupby("seed")["lr"].nunique()
+        for seed in rates.index[rates < curve["lr"].nunique()]:
+            if missing := _missing(curve["lr"], curve["lr"][curve["seed"] == seed]):
                 yield (
                     f"{_curve_name(arm, size)}: seed {seed} has no run at learning rate {missing}; the mean "
                     "sensitivity pools seeds, each over the learning rates it ran."

@@ -116,14 +116,18 @@ def judge_all(
     figures: Collection[str] = (),
     other_text: Sequence[Evidence] = (),
     earlier: Mapping[str, Sequence[ClaimReading]] | None = None,
+    sweeps: Collection[str] | None = None,
 ) -> list[ScoreboardRow]:
     """Judge claims on these folders, those of the first source in the order of its figures; apart from them on others.
 
     Args:
         figures: of the first source, to which the claims are limited; empty is every claim of every source.
         earlier: readings by name of the claim, this one the last.
+        sweeps: limit the claims to those that these sweeps test, or that answer their questions.
     """
     claims = [one for one in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(one, figures)]
+    if sweeps is not None:
+        claims = [one for one in claims if not {one.sweep, *one.affirms, *one.denies}.isdisjoint(sweeps)]
     claims.sort(key=_position)
     read_before = [(earlier or {}).get(claim.name, ()) for claim in claims]
     verdicts = [

@@ -43,6 +43,8 @@ def score_runs(records: Records, spikes: Callable[[Log], Iterator[Span]] | None 
         are both; ``false_alarms``; and ``clean_steps``, in which these could occur, both 0 from the second burst on.
         No rows without runs of both sorts.
     """
+    if "burst" not in records.runs or (records.runs["burst"].fillna(NONE) == NONE).all():  # by far the most folders
+        return pd.DataFrame(columns=list(COLUMNS))
     cards = {
         card["id"]: card
         for card in records.runs.to_dict("records")

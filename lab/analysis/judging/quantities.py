@@ -73,9 +73,11 @@ def _lost_by(arm: ArmTables, *, lost_by: Rate, size: str = "") -> pd.DataFrame |
     return _at_rate(arm, lost_by, size, arm.lost_by)
 
 
-def _cost(arm: ArmTables, *, cost: str, at: Rate = "top") -> pd.DataFrame | pd.Series:
-    """A column of ``spike_costs``, of the largest model."""
-    return _at_rate(arm, at, "largest", lambda lr: arm.column(lr, spike_costs, cost))
+def cost(arm: ArmTables, cost: str, at: Rate = "top") -> pd.Series:
+    """A column of ``spike_costs`` per seed, of the largest model at a learning rate; with ``each`` a table of all."""
+    table: Any = _at_rate(arm, at, "largest", lambda lr: arm.column(lr, spike_costs, cost))
+    costs: pd.Series = table
+    return costs
 
 
 def _probe(
@@ -102,7 +104,7 @@ QUANTITIES: dict[str, Callable[..., pd.DataFrame | pd.Series]] = {
     "curve": _curve,
     "loss": _loss,
     "lost_by": _lost_by,
-    "cost": _cost,
+    "cost": cost,
     "probe": _probe,
 }
 
@@ -121,11 +123,6 @@ def _at_rate(arm: ArmTables, at: Rate, size: str, value: Callable[[float], pd.Da
 
 def _at_size(table: pd.DataFrame, size: str) -> pd.DataFrame | pd.Series:
     return table if not size else table.iloc[:, {"largest": -1, "smallest": 0}[size]]
-
-
-def cost(arm: ArmTables, column: str) -> pd.Series:
-    """A cost of a spike per seed, of the largest model at the top learning rate."""
-    return arm.column(arm.top, spike_costs, column).iloc[:, -1]
 
 
 def held_out(arm: ArmTables, lr: float, part: float) -> pd.Series:
