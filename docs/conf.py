@@ -91,6 +91,7 @@ docs/architecture
 benchmarks/RESULTS
 benchmarks/FALSE_ALARMS
 benchmarks/PLANTED_FAULTS
+benchmarks/PLANTED_SPIKES
 benchmarks/SCALE
 CONTRIBUTING
 CHANGELOG

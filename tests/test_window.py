@@ -13,10 +13,11 @@ from lab.__main__ import main
 from lab.analysis import from_frame, show, study
 from lab.analysis.guard import baseline as baselines
 from lab.core.errors import RequestError
+from lab.report.answers import answer
 
 LRS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 WINDOW = ("--window", "1e-6", "1e-3")
-NAMED = "1e-06 to 0.001"
+NAMED = "1e-6 to 0.001"
 
 
 def lion() -> pd.DataFrame:
@@ -55,7 +56,9 @@ def test_a_report_names_its_window_on_page_in_table_and_figure(
     assert main(["report", str(folder), *WINDOW]) == 0
     assert f"Sensitivity over the learning rates from {NAMED}." in capsys.readouterr().out
     page = (folder / "report.html").read_text()
-    assert f"LR sensitivity from {NAMED} is lower for clip on" in page
+    said = answer(study(folder, (1e-6, 1e-3))).text
+    assert said.startswith(f"LR sensitivity from {NAMED} at ")
+    assert " is lowest for clip on: 0.1" in said
     assert f"over the learning rates from {NAMED}, of how" in page
     assert NAMED in (folder / "figures" / "learning_rate_sensitivity.svg").read_text()
     for name in ("sensitivity", "sensitivity_by_seed", "differences"):
@@ -90,7 +93,7 @@ def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out)["window"] == [1e-6, 1e-3]
     assert main(["check", str(folder), "--baseline", str(file), "--window", "1e-5", "1e-2"]) == 2
     refusal = capsys.readouterr().err
-    assert f"{file} has sensitivity over learning rates from {NAMED}, {folder} from 1e-05 to 0.01" in refusal
+    assert f"{file} has sensitivity over learning rates from {NAMED}, {folder} from 1e-5 to 0.01" in refusal
     assert refusal.count("\n") == 1
     assert main(["baseline", "diff", str(file), str(folder)]) == 2
     assert main(["baseline", "save", str(folder), str(file)]) == 0
@@ -107,7 +110,7 @@ def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, capsys: pytes
         (("nan", "1"), "a window takes 0 < LOW < HIGH"),
         (("1e-4", "inf"), "a window takes 0 < LOW < HIGH"),
         (("low", "1"), "a window is two learning rates, LOW HIGH, not low 1"),
-        (("1e-3", "1"), "the window 0.001 to 1 holds 2 learning rates of a curve, and takes 3: 1e-06, 1e-05, "),
+        (("1e-3", "1"), "the window 0.001 to 1 holds 2 learning rates of a curve, and takes 3: 1e-6, 1e-5, "),
         (("1e-3",), "--window wants two learning rates, LOW HIGH"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -126,7 +125,8 @@ def contrast(
     differences = {}
     for arm in arms:
         if reference and arm != reference:
-            pair = measure.reduce(_shared(points, measure.pairs, (arm, reference)), window)
+            shared = _shared(points, measure.pairs, (arm, reference))
+            pair = measure.reduce(shared, window) if len(shared) else table.iloc[:0]
             differences[arm] = {
                 column: student_t(_seeds(pair, arm, column) - _seeds(pair, reference, column), level)
                 for column in columns
@@ -216,13 +216,15 @@ def _spread(points: pd.DataFrame, by: str, name: Callable[[float], str]) -> pd.D
 
 
 def of_curves(quantity: str) -> Reduce:
-    """A number of ``CurveSummary.values`` at each size."""
+    """A number of ``CurveSummary.values`` at each size; NaN where no learning rate beat the bigram model."""
 
     def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
-        values = {(one.curve, one.seed): one.values[quantity] for one in curve_summaries(points)}
-        if quantity in PARTS and window != WINDOW:
+        if quantity in PARTS:
             inside = per_seed(points, *window).set_index(["curve", "seed"])[quantity]
-            values = {key: inside[key] if math.isfinite(value) else value for key, value in values.items()}
+            worse = (points["capped"] > points["loss_bigram"]).groupby([points["curve"], points["seed"]]).all()
+            values = inside.mask(worse).to_dict()  # where nothing was learned, no learning rate did harm
+        else:
+            values = {(one.curve, one.seed): one.values[quantity] for one in curve_summaries(points)}
         keys = zip(points["curve"], points["seed"], strict=True)
         return by_size(points.assign(value=[values[key] for key in keys]))
 

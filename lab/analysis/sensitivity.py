@@ -26,7 +26,7 @@ class Window(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}"
+        return f"{spell(float(self.low))} to {spell(float(self.high))}"
 
 
 # That of Wortsman et al. 2023, sec. 2.2, for AdamW.
