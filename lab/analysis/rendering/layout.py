@@ -56,20 +56,20 @@ class Sheet:
     The figure becomes as high as panels of the heights asked for and the text around them need.
     """
 
-    def __init__(self, columns: int, heights: Sequence[float]) -> None:
-        """``heights`` are those of panels, by row, in multiples of the size of text."""
+    def __init__(self, columns: int, heights: Sequence[float], room: float = LABELS) -> None:
+        """Heights of panels, by row, and the room for labels at the left are in multiples of the size of text."""
         em = style.em()
         self.columns, self.heights = columns, [height * em for height in heights]
         self.keys_beside = _keys_beside()
-        panel_width = min(_widest(columns), WIDEST.get(columns, np.inf)) * em
+        panel_width = min(_widest(columns, room), WIDEST.get(columns, np.inf)) * em
         self.column_width = panel_width - PAD * em
-        page_width = (LABELS + KEYS) * em + columns * panel_width if self.keys_beside else style.page().width
+        page_width = (room + KEYS) * em + columns * panel_width if self.keys_beside else style.page().width
         self.engine = ConstrainedLayoutEngine(w_pad=PAD * em / 2, h_pad=PAD * em / 2, wspace=0, hspace=0)
         # room for any text, until the height that it takes is known; panels are about as large as they will be, which
         # ticks and titles go by
         page_height = 2 * sum(self.heights) + ANY_TEXT * em
         self.figure = Drawing(figsize=(page_width, page_height), layout=self.engine)
-        place = {"left": LABELS * em / page_width, "right": (LABELS * em + columns * panel_width) / page_width}
+        place = {"left": room * em / page_width, "right": (room * em + columns * panel_width) / page_width}
         place |= {"bottom": 0.0, "top": sum(self.heights) / page_height, "hspace": 0.0, "wspace": 0.1}
         self.grid = self.figure.add_gridspec(len(heights), columns, height_ratios=heights, **place)
         self.headline = ""
@@ -111,24 +111,15 @@ class Sheet:
         if self.headline:
             self.figure.suptitle(self.headline, x=0.01, ha="left", weight="bold", size=style.page().size)
         self.engine.execute(self.figure)
-        self.figure.set_layout_engine(None)
-        self._shrink(legend)
-        return self.figure
-
-    def _shrink(self, legend: Legend | None) -> None:
-        """Give the rows, which fill a page that is too high, the heights asked for, and the page what it then takes."""
-        page_height = self.figure.get_figheight()
-        place_of = {axes: axes.get_position() for axes in self._row_of}
-        spare = {row: place_of[axes].height * page_height - self.heights[row] for axes, row in self._row_of.items()}
-        height = page_height - sum(spare.values())
+        height = self.figure.get_figheight()
+        shares = {row: axes.get_position().height for axes, row in self._row_of.items()}
+        height += sum(self.heights) - height * sum(shares.values())
         if legend and self.keys_beside:
             height = max(height, legend.get_window_extent().height / self.figure.dpi + PAD * style.em())
-        for axes, row in self._row_of.items():
-            place = place_of[axes]
-            above = (1 - place.y1) * page_height - sum(spare[earlier] for earlier in spare if earlier < row)
-            bottom = 1 - (above + self.heights[row]) / height
-            axes.set_position((place.x0, bottom, place.width, self.heights[row] / height))
         self.figure.set_figheight(height)
+        self.engine.execute(self.figure)  # again, since ticks may depend on the height
+        self.figure.set_layout_engine(None)
+        return self.figure
 
     def _legend(self) -> Legend | None:
         """All key entries, each group below its title."""
@@ -153,17 +144,18 @@ def _keys_beside() -> bool:
     return style.page().width / style.em() >= PAGE_OF_KEYS_BESIDE
 
 
-def _widest(columns: int) -> float:
+def _widest(columns: int, room: float) -> float:
     """Width that each of so many columns may have on the page, in multiples of the size of text."""
-    return (style.page().width / style.em() - LABELS - KEYS * _keys_beside()) / columns
+    return (style.page().width / style.em() - room - KEYS * _keys_beside()) / columns
 
 
-def columns_for(panels: int, narrowest: float = NARROWEST) -> int:
+def columns_for(panels: int, narrowest: float = NARROWEST, room: float = LABELS) -> int:
     """Number of columns for so many panels: at most four and as many as fit, with rows as full as possible.
 
-    ``narrowest`` is the least width of a panel, with its labels if each has its own, in multiples of the size of text.
+    ``narrowest`` is the least width of a panel, with its labels if each has its own, and ``room`` that of labels at the
+    left, in multiples of the size of text.
     """
-    most = max((columns for columns in range(1, MOST_COLUMNS + 1) if _widest(columns) >= narrowest), default=1)
+    most = max((columns for columns in range(1, MOST_COLUMNS + 1) if _widest(columns, room) >= narrowest), default=1)
     return -(-panels // -(-panels // most))
 
 
@@ -176,6 +168,7 @@ def facets(
     share_x: bool = True,
     share_y: bool = True,
     below: Sequence[float] = (),
+    room: float = LABELS,
 ) -> tuple[Sheet, list[list[Axes]]]:
     """Small multiples: titles side by side, as many as fit, and for each a panel per label, one below the other.
 
@@ -187,13 +180,14 @@ def facets(
         share_x: the panels of a facet have one x axis, whose numbers stand below the last of them.
         share_y: all panels of a label have one y axis, whose numbers stand at the left.
         below: heights of further rows of the sheet.
+        room: for labels at the left, in multiples of the size of text.
 
     Returns:
         The sheet, and of each facet the panels, from the top.
     """
-    columns = columns or columns_for(len(titles))
+    columns = columns or columns_for(len(titles), room=room)
     bands = -(-len(titles) // columns)
-    sheet = Sheet(columns, [*[height] * bands * len(labels), *below])
+    sheet = Sheet(columns, [*[height] * bands * len(labels), *below], room)
     first: dict[str, Axes] = {}
     made = []
     for index, title in enumerate(titles):

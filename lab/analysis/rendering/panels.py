@@ -20,7 +20,7 @@ from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
 REFERENCES = {"loss_at_init": (marks.AT_INIT, (0, (1, 1.5))), "loss_bigram": (marks.BIGRAM, (0, (5, 2)))}
 FINAL_LOSS = Quantity("final held-out loss", "nats/token")
 # Width of the widest name of a row, in multiples of the size of text, and as a share of the page.
-ROW_NAME, ROW_NAME_SHARE = 13.0, 0.3
+ROW_NAME, ROW_NAME_SHARE = 13.0, 0.24
 ROOM = 0.7  # of a row, the part that its dots share
 # Width of a panel of rows, with the names at its left, below which panels stand below one another.
 NARROWEST_ROWS = 16.0
@@ -184,6 +184,13 @@ def rows_height(names: Iterable[str]) -> float:
     """Height of a panel of ``rows``, in multiples of the size of text."""
     lines = [row_name(name).count("\n") + 1 for name in names]
     return len(lines) * (1.2 * max(lines) + 0.9) + 1.0
+
+
+def rows_room(names: Iterable[str]) -> float:
+    """Room for the names of ``rows`` at the left, in multiples of the size of text."""
+    size = style.page().size * style.SMALL
+    widest = max(style.text_width(line, size) for name in names for line in row_name(name).split("\n"))
+    return max(layout.LABELS, widest / style.em() + 1.0)
 
 
 def row_name(name: str) -> str:

@@ -30,6 +30,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.6,
     "xtick.major.size": 0,
+    "xtick.major.pad": 6,  # so that the lowest number of the y axis stays above
     "ytick.major.size": 0,
     "legend.frameon": False,
     "svg.fonttype": "path",

@@ -164,8 +164,9 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     shades = style.shades(shown.values, style.SIZE_SHADES)
     arms, sizes = list(curves["arm"].unique()), sorted(curves["size"].unique())
     has_lines = len(sizes) > 1 and len(arms) <= MOST_LINES and shown.line == "size"
-    below = 13.0 if has_lines else panels.rows_height(arms)
-    sheet, facet_axes = layout.facets([label for label, _ in shown.panels], [LOSS_LABEL], 15.0, below=[below])
+    below, room = (13.0, layout.LABELS) if has_lines else (panels.rows_height(arms), panels.rows_room(arms))
+    titles = [label for label, _ in shown.panels]
+    sheet, facet_axes = layout.facets(titles, [LOSS_LABEL], 15.0, below=[below], room=room)
     for (axes,), (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
         panels.lines(axes, panel_runs, shown.line, shades, "lr", "capped", FINAL_LOSS)
         panels.references(axes, runs)
