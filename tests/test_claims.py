@@ -226,21 +226,26 @@ def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.Cap
 
 
 def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", str(results / "mine"), str(results / "empty")]) == 0
+    folders = [str(results / name) for name in ("mine", "empty")]
+    assert main(["claims", *folders]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert main(["claims", *folders, "--verdict", "not run"]) == 0  # left out above
+    left_out = capsys.readouterr().out.splitlines()
+    not_run = [line for line in left_out if line.startswith(SOURCES)]
     (line,) = [line for line in lines if BOUNDS.sentence in line]
     assert line.split()[:4] == ["Wortsman", "2023", "2", "reproduced"]
     assert line.endswith("(mine/loss_over_steps)")
     beside = {"parameters": "24.7k to 98.6k ", "steps": "400 ", "λT": "0.04 ", "seeds": "3 "}
     assert all(line[lines[0].index(head) :].startswith(value) for head, value in beside.items()), line
-    heads = [line for line in lines if line.startswith(SOURCES)]
+    run = [line for line in lines if line.startswith(SOURCES)]
+    heads = [*run, *not_run]
     assert len(heads) == len(list(CLAIMS))
     ours = [name for name in CLAIMS if CLAIMS[name].restates or CLAIMS[name].ours]
     assert sum("(ours)" in head for head in heads) == len(ours)
     column = line.index(BOUNDS.sentence)
-    assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in heads)
-    reason = next(line for line in lines if "sweep epsilon" in line)
-    assert reason.index(reason.strip()) == lines[0].index("verdict")
+    assert all(head[column:].startswith(tuple(CLAIMS[name].sentence for name in CLAIMS)) for head in run)
+    reason = next(line for line in left_out if "sweep epsilon" in line)
+    assert reason.index(reason.strip()) == left_out[0].index("verdict")
     tallies = [line for line in lines if " claims: " in line or " restated or bounded by us: " in line]
     counts = [sum(int(part.split()[0]) for part in tally.partition(": ")[2].split(", ")) for tally in tallies]
     assert [int(tally.split()[0]) for tally in tallies] == counts

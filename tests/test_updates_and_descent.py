@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from lab.records.store import Records
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.adam_updates import update_traits
-from lab.studies.spikes.answer import _updates as update_answer
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSET = 40
@@ -166,20 +164,3 @@ def test_epsilons_without_gradients_are_nothing_to_draw() -> None:
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     with pytest.raises(NothingToDrawError, match="no run recorded grad_rms of an MLP layer"):
         FIGURES["updates_by_epsilon"](Records(planted.table(cards), metrics))
-
-
-def answer(records: Records) -> str:
-    return update_answer(SimpleNamespace(records=records))  # type: ignore[arg-type]
-
-
-def test_the_answer_says_what_was_planted() -> None:
-    """The peak of the largest batch is log10(32 / 2) higher, that of the largest epsilon 0.3, but for the noise."""
-    sentence = answer(planted_records())
-    assert sentence.startswith(
-        "While the loss rises, the cosine of the update with the descent falls from 0.06 to -0.05 with rare tokens "
-        "and from 0.06 to -0.05 with repeated character; with batches of 32 instead of 2 the cosine of successive "
-        "gradients is 0.36 instead of 0.24 and the peak 1.2"
-    )
-    assert "with epsilon 0.01 instead of 1e-08 the RMS of the embedding's update is 0.02 instead of 0.12" in sentence
-    assert sentence.endswith("and the peak 0.30 nats/token higher (95 % interval 0.30 to 0.30).")
-    assert not answer(planted_claims.records(planted_claims.cards("spike_responses", SEEDS)))
