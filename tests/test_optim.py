@@ -434,7 +434,7 @@ def follow(name: str, *seeds: int, broken: int | None = None) -> list[Tensor]:
         given = {tensor: value.clone() for tensor, value in gradient.items()}
         announcements = [announced(kind, *(seed + 10 * step for seed in seeds)) for kind in made.events]
         now = replace(at(step, weights, shape_r), gradients={tensor: -u for tensor, u in given.items()})
-        now = replace(now, measured={where: made.measure(value) for where, value in announcements})
+        now = replace(now, measured={where: made.observe(value) for where, value in announcements})
         updates = made(gradient, state, now)
         assert {tensor: u.shape for tensor, u in updates.items()} == {tensor: w.shape for tensor, w in weights.items()}
         assert all(torch.equal(given[t], gradient[t]) or broken is not None for t in given), "a link spoils its input"

@@ -543,7 +543,7 @@ def scores(largest: float, heads: int = 2) -> Tensor:
 
 def test_qk_clip_by_its_test_vector() -> None:
     link, weights, steps = of_run(QKClip, 100.0, 0.5), draws(0), draws(1)
-    measured = {"block0": link.measure(scores(400.0))}
+    measured = {"block0": link.observe(scores(400.0))}
     assert measured["block0"].tolist() == [[400.0, 1.0]]
     given = {name: steps[name] for name in (QUERY, KEY, "block0.mlp_up")}
     made = link(given, {}, now(0, weights, measured=measured))
@@ -552,7 +552,7 @@ def test_qk_clip_by_its_test_vector() -> None:
         close(after[..., :3], 0.5 * moved[..., :3])  # the first head of two
         assert torch.equal(made[name][..., 3:], steps[name][..., 3:])
     assert torch.equal(made["block0.mlp_up"], steps["block0.mlp_up"])
-    quiet = link(given, {}, now(0, weights, measured={"block0": link.measure(scores(100.0))}))
+    quiet = link(given, {}, now(0, weights, measured={"block0": link.observe(scores(100.0))}))
     assert all(torch.equal(quiet[name], steps[name]) for name in given)
     keys_alone = of_run(QKClip, 100.0, 0.0)(given, {}, now(0, weights, measured=measured))
     assert torch.equal(keys_alone[QUERY], steps[QUERY])

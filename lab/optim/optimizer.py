@@ -99,7 +99,7 @@ class Optimizer:
         def measure(kind: str, where: str, *announced: Any) -> None:
             for name, link in self.links.items():
                 if kind in link.events:
-                    measured[name][where] = link.measure(*announced)
+                    measured[name][where] = link.observe(*announced)
 
         with listening_too(measure if measured else None):
             yield measured

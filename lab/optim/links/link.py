@@ -69,7 +69,7 @@ class Link(ABC):
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         """Return the changed updates, and update the state in place."""
 
-    def measure(self, *announced: Any) -> Tensor:
+    def observe(self, *announced: Any) -> Tensor:
         """What it keeps ``[r ...]`` of an announcement of a kind in ``events``, until the update of this step."""
         raise NotImplementedError
 

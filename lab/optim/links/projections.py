@@ -80,7 +80,7 @@ class QKClip(Link):
     qk_clip: PerRun = bounded(above=0, infinite=True)
     qk_clip_share: PerRun = bounded(at_least=0, at_most=1)
 
-    def measure(self, *announced: Any) -> Tensor:
+    def observe(self, *announced: Any) -> Tensor:
         """The largest causal score of each head, ``[r h]``."""
         (scores_rbhts,) = announced
         past_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=scores_rbhts.device).tril()

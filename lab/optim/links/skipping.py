@@ -48,7 +48,7 @@ class SkipSigma(Gate):
         past = {name: per_run(weights)[:, None].repeat(1, self.skip_window) for name in ("losses", "norms")}
         return {**super().begin(weights), "count": per_run(weights), **past}
 
-    def measure(self, *announced: Any) -> Tensor:
+    def observe(self, *announced: Any) -> Tensor:
         """The loss of the batch, ``[r]``."""
         (loss_r,) = announced
         return mean_over_ranks(loss_r)
