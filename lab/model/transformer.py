@@ -206,10 +206,10 @@ class Block(nn.Module):
         self.mlp_norm = Norm(runs, width, f"{where}.mlp")
         self.mlp_up = Projection(runs, width, hidden, operands, where)
         self.mlp_down = Projection(runs, hidden, width, operands, where)
-        self.at_attention_output, self.at_mlp_output = (
-            HookPoint(kind, where, width) for kind in ("attention_output", "mlp_output")
-        )
+        # Weights of interventions are summed over in this order, and so their norms have bits that depend on it.
+        self.at_attention_output = HookPoint("attention_output", where, width)
         self.at_mlp_up, self.at_mlp_hidden = (HookPoint(kind, where, hidden) for kind in ("mlp_up", "mlp_hidden"))
+        self.at_mlp_output = HookPoint("mlp_output", where, width)
         self.at_activation, self.at_gate = Activation("activation", where, hidden), Gate("mlp_gate", where, hidden)
         self.at_attention_residual, self.at_mlp_residual = (Residual("residual", where, width) for _ in range(2))
         self.at_output = HookPoint("block_output", where, width)
