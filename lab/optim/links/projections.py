@@ -42,7 +42,8 @@ class KeepNorm(Link):
             moved = now.weights[name] - step
             norm_r = per_run_norm([moved])
             back_r = torch.where(norm_r == 0, 1.0, state[f"norm.{name}"] / norm_r)
-            steps[name] = now.weights[name] - moved * over(back_r, moved)
+            # the weight less the moved one times the factor; written so, inductor can compile it after Muon's products
+            steps[name] = now.weights[name] * over(1 - back_r, moved) + step * over(back_r, moved)
         return steps
 
     def objection(self, config: Any) -> str | None:
