@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,10 @@ import pytest
 
 import planted
 from lab.core import files, machine
-from lab.core.errors import RequestError
 from lab.data.corpus import bigram_loss
 from lab.records import plans, store
 from lab.report import build, stamp
 from lab.sweeping import pipeline
-from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import plan_sweep, points
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
@@ -93,40 +89,6 @@ def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypat
     monkeypatch.setattr(build, "make_report", lambda folders: pytest.fail("drawn again"))
     assert pipeline._report(reported) == summary
     assert (reported / "report.html").stat().st_mtime_ns == after
-
-
-def ended(answer: Any) -> Callable[..., list[JobEnd]]:
-    return lambda *_, **__: [JobEnd(0, False, 0.0, answer)]
-
-
-def test_a_report_drawn_apart_is_drawn_refused_or_if_its_process_was_killed_drawn_here(
-    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = planted.write(tmp_path / "out", list(planted.cards())[:4])
-    monkeypatch.setattr(pipeline, "run_jobs", ended("a summary"))
-    assert pipeline._report(folder, apart=True) == "a summary"
-    monkeypatch.setattr(pipeline, "run_jobs", ended(RequestError("a full disk")))
-    with pytest.raises(RequestError, match="a full disk"):
-        pipeline._report(folder, apart=True)
-    assert not (folder / "report.html").exists()
-    monkeypatch.setattr(pipeline, "run_jobs", ended(None))
-    assert pipeline._report(folder, apart=True) == build.summary(build.study([folder]))
-    assert (folder / "report.html").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(machine.cores() < 2, reason="a single core gains nothing")
-def test_the_program_draws_the_page_of_a_single_run_apart(tmp_path: Path) -> None:
-    words = ["train", "scale=toy", "data=synthetic", f"out={tmp_path}"]
-    program = "import sys, lab.__main__ as program; sys.argv = ['lab', *sys.argv[1:]]; "
-    program += "sys.modules['__main__'].__spec__ = program.__spec__; code = program.main(); "
-    program += "print(code, 'matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
-    page = (tmp_path / "report.html").read_bytes()
-    assert page.count(b"<svg") >= 3
-    build.make_report([tmp_path])
-    assert (tmp_path / "report.html").read_bytes() == page
 
 
 CHANGES = [

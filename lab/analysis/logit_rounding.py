@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import scipy  # its parts are loaded when they are used
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.special import ndtri
 
 from lab.analysis.probe_values import near
 from lab.core.errors import RequestError
@@ -57,13 +56,13 @@ def rounding_cost(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.floa
 def mean_rounding_cost(mean: ArrayLike, std: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
     """``rounding_cost`` over tokens whose levels are normal with this mean and standard deviation, nats per token."""
     mean, std, bits = (np.asarray(each, dtype=float)[..., None] for each in (mean, std, mantissa_bits))
-    quantile_q = ndtri((np.arange(QUANTILES) + 0.5) / QUANTILES)
+    quantile_q = scipy.special.ndtri((np.arange(QUANTILES) + 0.5) / QUANTILES)
     return np.asarray(rounding_cost(mean + std * quantile_q, bits).mean(-1))
 
 
 def level_at_cost(cost: float, mantissa_bits: int) -> float:
     """The smallest power of two at which logits in this format cost at least so many nats per token."""
-    size = brentq(lambda log2: float(rounding_cost(2.0**log2, 0)) - cost, -20, 20)
+    size = scipy.optimize.brentq(lambda log2: float(rounding_cost(2.0**log2, 0)) - cost, -20, 20)
     return float(2.0 ** (round(size) + mantissa_bits))  # the cost jumps at powers of two, so the root is a whole number
 
 

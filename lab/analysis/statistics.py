@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import betaincinv, gammaincinv, stdtr, stdtrit
+import scipy  # its parts are loaded when they are used
 
 # Fewer seeds get no interval.
 FEWEST_SEEDS = 3
@@ -68,7 +68,7 @@ class Interval(NamedTuple):
         """The probability of a mean that lies so far beyond what it should be."""
         if not self.error:
             return 0.0 if excess < 0 else 1.0
-        return float(stdtr(self.n - 1, excess / self.error))
+        return float(scipy.special.stdtr(self.n - 1, excess / self.error))
 
     def __str__(self) -> str:
         return f"{self.bare} (n = {self.n})"
@@ -91,7 +91,7 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
         return Interval(mean, math.nan, math.nan, n, shown)
     spread = math.sqrt(float(known.var(ddof=1)) + resolution**2 / 12)
     error = spread / math.sqrt(n)
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * error
+    half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
     return Interval(mean, mean - half, mean + half, n, shown, error)
 
 
@@ -104,8 +104,8 @@ def share_interval(hits: int, trials: int, level: float = 0.95) -> Interval:
     if not trials:
         return Interval(math.nan, math.nan, math.nan, 0)
     tail = (1 - level) / 2
-    low = float(betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
-    high = float(betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
+    low = float(scipy.special.betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
+    high = float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
     return Interval(hits / trials, low, high, trials)
 
 
@@ -118,8 +118,10 @@ def rate_interval(count: int, exposure: float, level: float = 0.95) -> Interval:
     if not exposure:
         return Interval(math.nan, math.nan, math.nan, 0)
     tail = (1 - level) / 2
-    low = float(gammaincinv(count, tail)) if count else 0.0
-    return Interval(count / exposure, low / exposure, float(gammaincinv(count + 1, 1 - tail)) / exposure, count)
+    low = float(scipy.special.gammaincinv(count, tail)) if count else 0.0
+    return Interval(
+        count / exposure, low / exposure, float(scipy.special.gammaincinv(count + 1, 1 - tail)) / exposure, count
+    )
 
 
 class Difference(NamedTuple):
@@ -149,7 +151,9 @@ class Difference(NamedTuple):
 
     @property
     def _half(self) -> float:
-        return float(stdtrit(self.freedom, (1 + DIFFERENCE_LEVEL) / 2)) * self.error if self.error else 0.0
+        return (
+            float(scipy.special.stdtrit(self.freedom, (1 + DIFFERENCE_LEVEL) / 2)) * self.error if self.error else 0.0
+        )
 
     def equivalence(self, margin: float) -> float:
         """Test whether the difference lies within ``margin`` of zero.
@@ -159,13 +163,13 @@ class Difference(NamedTuple):
         """
         if not self.error:
             return 0.0 if abs(self.mean) < margin else 1.0
-        return float(stdtr(self.freedom, (abs(self.mean) - margin) / self.error))
+        return float(scipy.special.stdtr(self.freedom, (abs(self.mean) - margin) / self.error))
 
     def p(self, negligible: float = 0.0) -> float:
         """Two-sided p of a t-test that the difference is at most ``negligible`` in size."""
         if not self.error:
             return 0.0 if abs(self.mean) > negligible else 1.0
-        return min(1.0, 2 * float(stdtr(self.freedom, (negligible - abs(self.mean)) / self.error)))
+        return min(1.0, 2 * float(scipy.special.stdtr(self.freedom, (negligible - abs(self.mean)) / self.error)))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
-from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -136,23 +135,12 @@ def train(composed: Composed, request: Request, part: CampaignPart | None = None
     if known and (ids := known.finished_ids()) is not None:
         pipeline.report_finished(known.folder, ids, **noted)
         return
-    launcher, one = composed.launcher, composed.settings["one"]
-    is_local = type(launcher).__name__ == "LocalLauncher" and machine.cores() > 1
-    apart = bool(one and known and is_local and _is_own_program())
-    if apart:
-        pipeline.prepare_report()
+    launcher = composed.launcher
     planned = plan(composed)
     trains_here = getattr(launcher, "trains_here", False) and not jobs_only
-    how: Any = {"trains_here": trains_here, "reports_apart": apart, "part": part}
-    ids = pipeline.train(planned, partial(_launch, launcher), **how, **noted)
+    ids = pipeline.train(planned, partial(_launch, launcher), trains_here=trains_here, part=part, **noted)
     if known:
         known.note(ids)
-
-
-def _is_own_program() -> bool:
-    """Whether this process is the program ``lab``: a process that it starts would run a script or notebook again."""
-    main = sys.modules["__main__"]
-    return getattr(main.__spec__, "name", Path(getattr(main, "__file__", "")).name) in ("lab", "lab.__main__")
 
 
 def _estimate(composed: Composed) -> None:

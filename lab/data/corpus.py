@@ -12,8 +12,8 @@ from typing import Any, ParamSpec
 
 import numpy as np
 import pandas as pd
+import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from lab.core.errors import RequestError
 
@@ -48,21 +48,21 @@ def fingerprint(*parts: NDArray[np.generic]) -> str:
     return combined.hexdigest()[:16]
 
 
-def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> csr_array:
+def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> scipy.sparse.csr_array:
     """Count how often a token follows another along the last axis: ``[previous, next]``, sparse."""
     previous, following = tokens[..., :-1].ravel(), tokens[..., 1:].ravel()
     chunk = 2**22  # a pair's index takes 8 bytes; a large text must not need eight times its size
-    counts = csr_array((vocabulary, vocabulary), dtype=np.int64)
+    counts = scipy.sparse.csr_array((vocabulary, vocabulary), dtype=np.int64)
     for start in range(0, previous.size, chunk):
         pairs = previous[start : start + chunk].astype(np.int64) * vocabulary + following[start : start + chunk]
         chunk_counts = pd.Series(pairs).value_counts(sort=False)
-        counts += csr_array(
+        counts += scipy.sparse.csr_array(
             (chunk_counts.to_numpy(), np.divmod(chunk_counts.index.to_numpy(), vocabulary)), shape=counts.shape
         )
     return counts
 
 
-def bigram_loss(counts: csr_array, windows: Tokens) -> float:
+def bigram_loss(counts: scipy.sparse.csr_array, windows: Tokens) -> float:
     """Mean loss (nats per token) on ``windows [n, seq_len + 1]`` of a bigram model made from ``counts [v, v]``.
 
     Each row backs off to an add-one unigram (MacKay and Peto 1995, https://doi.org/10.1017/S1351324900000218):
@@ -103,7 +103,7 @@ class Corpus(ABC):
         """Validation windows ``[n, seq_len + 1]``, of 65,536 targets or more unless the corpus has fewer; no seed."""
 
     @abstractmethod
-    def pair_counts(self) -> csr_array:
+    def pair_counts(self) -> scipy.sparse.csr_array:
         """Count how often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
 
     def validation(self, seq_len: int, targets: float = math.inf) -> Tokens:
@@ -123,7 +123,7 @@ class Corpus(ABC):
         return {}
 
     @cached_property
-    def _counted(self) -> csr_array:
+    def _counted(self) -> scipy.sparse.csr_array:
         return self.pair_counts()
 
     def check(self, batch_size: int, seq_len: int) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from lab.core import files, machine
 from lab.core.errors import RequestError
@@ -60,7 +60,7 @@ class PackedCorpus(Corpus):
         starts = np.arange(count, dtype=np.int64)[:, None] * targets // count
         return _windows(self.reserved, starts, seq_len)
 
-    def pair_counts(self) -> csr_array:
+    def pair_counts(self) -> scipy.sparse.csr_array:
         """Count how often a token follows another in the first 268 million training tokens: sparse ``[v, v]``."""
         return count_pairs(self.training[:COUNTED_TOKENS], self.vocabulary)
 

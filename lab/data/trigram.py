@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from lab.core import schema
 from lab.core.registry import DATA
@@ -57,7 +57,7 @@ class TrigramCorpus(Corpus):
         """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
         return self._rows(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
 
-    def pair_counts(self) -> csr_array:
+    def pair_counts(self) -> scipy.sparse.csr_array:
         """How often a token follows another in rows drawn as batches are: ``[32, 32]``, sparse."""
         rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
         return count_pairs(rows, self.vocabulary)

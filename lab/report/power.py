@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from scipy.special import nctdtr, stdtrit
+import scipy  # its parts are loaded when they are used
 
 from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, INCONCLUSIVE, READINGS, alpha_of
 from lab.analysis.judging.effects import Qualified
@@ -43,8 +43,8 @@ def seeds_for(distance: float, spread: float, alpha: float, power: float = POWER
     if not spread:
         return FEWEST_SEEDS
     for count in range(FEWEST_SEEDS, MOST_SEEDS + 1):
-        critical = stdtrit(count - 1, 1 - alpha / 2)
-        if 1 - nctdtr(count - 1, distance / spread * math.sqrt(count), critical) >= power:
+        critical = scipy.special.stdtrit(count - 1, 1 - alpha / 2)
+        if 1 - scipy.special.nctdtr(count - 1, distance / spread * math.sqrt(count), critical) >= power:
             return count
     return math.inf
 

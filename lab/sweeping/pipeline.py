@@ -17,7 +17,6 @@ from lab.core.files import quoted
 from lab.core.printing import say
 from lab.records import plans, store
 from lab.sweeping.growing import GrowingReport
-from lab.sweeping.local_jobs import run_jobs
 from lab.sweeping.progress import CampaignPart, ProgressLog, ProgressMonitor
 from lab.sweeping.sharing import Sharing
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
-REPORTING_MODULES = ("lab.report.build",)
 
 
 def print_cautions(plan: SweepPlan) -> None:
@@ -46,11 +44,6 @@ def print_estimate(plan: SweepPlan, *, full: bool) -> None:
         say(line)
 
 
-def prepare_report() -> None:
-    """Start a process that loads what a report takes, while this one loads torch and trains."""
-    machine.clean_process_context(REPORTING_MODULES)
-
-
 def train(
     plan: SweepPlan,
     launch: Launch,
@@ -59,7 +52,6 @@ def train(
     question: str = "",
     one: bool = False,
     trains_here: bool = False,
-    reports_apart: bool = False,
     part: CampaignPart | None = None,
 ) -> list[str]:
     """Train what is missing of a plan, then gather and report.
@@ -71,7 +63,6 @@ def train(
         question: the question of the sweep file, for the folder to note.
         one: the plan is of a single run, whose end is to be said.
         trains_here: train a single fleet in this process; another one would load torch again.
-        reports_apart: draw the report in the process that ``prepare_report`` has started.
         part: the part that this sweep is of a campaign, if any.
 
     Returns:
@@ -92,8 +83,7 @@ def train(
     # again: a shard that began at the same time may have lost it
     store.note_command(folder, command, question)
     ids = [point.id for point in mine]
-    requested_ids = [point.id for point in requested]
-    _gather_and_report(folder, requested_ids, ids, len(missing), elsewhere, one=one, apart=reports_apart)
+    _gather_and_report(folder, [point.id for point in requested], ids, len(missing), elsewhere, one=one)
     return ids
 
 
@@ -232,14 +222,7 @@ def report_finished(folder: Path, ids: Sequence[str], *, command: str, question:
 
 
 def _gather_and_report(
-    folder: Path,
-    requested: Sequence[str],
-    mine: Sequence[str],
-    missing: int,
-    elsewhere: int,
-    *,
-    one: bool,
-    apart: bool = False,
+    folder: Path, requested: Sequence[str], mine: Sequence[str], missing: int, elsewhere: int, *, one: bool
 ) -> None:
     statuses = store.statuses(folder)
     plans.remove_checkpoints(folder, [name for name, status in statuses.items() if status != "failed"])
@@ -247,7 +230,7 @@ def _gather_and_report(
     others = len({*requested} - {*mine} - set(statuses))
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
-        summary = _report(folder, apart=apart)
+        summary = _report(folder)
         if not one:  # a table of one run has nothing to compare
             say(summary)
         ending = f"report: {folder / 'report.html'}"
@@ -262,29 +245,17 @@ def _gather_and_report(
         raise SystemExit(1)
 
 
-def _report(folder: Path, *, apart: bool = False) -> str:
+def _report(folder: Path) -> str:
     """Gather the records and draw the report, unless it is of these very records; returns its summary."""
     from lab.report import stamp
 
     if (summary := stamp.current_summary(folder)) is not None:
         return summary
-    if store.digest_of_tables(folder) is None:
-        store.gather(folder)
-    ends = run_jobs(_draw, [(folder.absolute(),)], [None], imports=REPORTING_MODULES) if apart else []
-    answer = ends[0].answer if ends else _draw(folder)
-    if isinstance(answer, RequestError):
-        raise answer
-    return str(answer) if answer is not None else _report(folder)  # here, if that process was killed
-
-
-def _draw(folder: Path) -> str | RequestError:
-    """Draw the report; returns its summary, or the refusal for the process to raise that waits for it."""
     from lab.report import build
 
-    try:
-        return build.make_report([folder])[1]
-    except RequestError as refusal:
-        return refusal
+    if store.digest_of_tables(folder) is None:
+        store.gather(folder)
+    return build.make_report([folder])[1]
 
 
 def outcome_line(card: Mapping[Any, Any]) -> str:

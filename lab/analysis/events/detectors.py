@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are loaded when they are used
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from scipy.ndimage import binary_opening
 
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, WINDOW, Numbers, Span, SpikeWatch, window_statistics
@@ -199,7 +199,7 @@ def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
 def costly_rounding(cost_n: Numbers) -> Iterator[Span]:
     """Output logits whose rounding costs ``COSTLY`` nats per token or more, in ``HELD`` measurements in a row."""
     known_n = np.flatnonzero(~np.isnan(cost_n))
-    lasting_n = binary_opening(cost_n[known_n] >= COSTLY, structure=np.ones(HELD))
+    lasting_n = scipy.ndimage.binary_opening(cost_n[known_n] >= COSTLY, structure=np.ones(HELD))
     for span in _runs(lasting_n, lambda _: COSTLY):
         yield Span(int(known_n[span.first]), int(known_n[span.last]), span.usual)
 

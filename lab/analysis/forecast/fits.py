@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
+import scipy  # its parts are loaded when they are used
 
 from lab.analysis.text import count
 from lab.core.errors import RequestError
@@ -260,4 +260,4 @@ def _logarithms(sizes: Iterable[float], values: Iterable[float]) -> tuple[np.nda
 
 
 def _quantile(freedom: int) -> float:
-    return float(stdtrit(freedom, (1 + PREDICTION_LEVEL) / 2)) if freedom > 0 else math.nan
+    return float(scipy.special.stdtrit(freedom, (1 + PREDICTION_LEVEL) / 2)) if freedom > 0 else math.nan

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are loaded when they are used
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
 
 LEVEL = 0.95
 # Batch sizes that a curve takes, besides which its interval means nothing.
@@ -153,7 +153,7 @@ def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers], N
     ends = float(log_b.min()) - FAR, float(log_b.max()) + FAR
     best = _least(misfit, *ends)
     least, freedom = float(misfit(np.array([best]))[0]), len(batch_n) - 2
-    most = max(least, ROUNDING**2) * (1 + float(stdtrit(freedom, (1 + LEVEL) / 2)) ** 2 / freedom)
+    most = max(least, ROUNDING**2) * (1 + float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2)) ** 2 / freedom)
     low, high = (
         unbounded if misfit(np.array([end]))[0] <= most else _boundary(misfit, most, end, best)
         for end, unbounded in zip(ends, (-math.inf, math.inf), strict=True)
