@@ -70,4 +70,4 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, store.Records]:
     """A sweep that nobody disturbed: its folder, not to be touched, and its records."""
     folder = tmp_path_factory.mktemp("alone") / "sweep"
-    return folder, finish(folder)
+    return folder, finish(folder, "basic")  # in this process, which has torch already

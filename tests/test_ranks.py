@@ -236,6 +236,7 @@ def ended(pair: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return [(rank.returncode, *words) for rank, words in zip(pair, said, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_refusal_is_one_line_of_the_first_rank(tmp_path: Path) -> None:
     (code, out, error), other = ended(two(tmp_path, "batch_size=3"))
     assert (code, out) == (2, "")

@@ -16,7 +16,7 @@ from sweeping import RUNS, assert_same, begin, finish, needs_proc, processes, wa
 pytestmark = pytest.mark.xdist_group("sweeping")  # one process makes the sweep that others are compared with
 
 
-@pytest.mark.parametrize("launcher", ["local", pytest.param("basic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_sweep_killed_and_resumed_equals_one_left_alone(
     launcher: str, tmp_path: Path, alone: tuple[Path, store.Records]
 ) -> None:
