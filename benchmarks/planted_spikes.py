@@ -30,7 +30,7 @@ from lab.records import store
 
 HERE = Path(__file__).parent
 LABELLED = HERE.parent / "results" / "labelled_spikes"
-TUNING, FRESH = (*range(240), *range(1000, 1400)), range(2000, 2400)
+TUNING, FRESH = (*range(240), *range(1000, 1400)), range(3000, 3400)
 SPACINGS = (1, 10, 50)
 # A planted spike counts where a filter that knew its form and the noise would see it at so many standard deviations;
 # of the others it is only known that an alarm there is not false.

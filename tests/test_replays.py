@@ -105,3 +105,38 @@ def test_runs_of_folders_are_paired_by_their_ids(
     assert departed == (200, "corrupted_state")
     assert main(["watch", str(once), "--replay", str(tmp_path / "none.csv")]) == 2
     assert "no results folder or log" in capsys.readouterr().err
+
+
+def twin_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Path, *twins: Path) -> list[tuple[int, str]]:
+    words = [word for twin in twins for word in ("--replay", str(twin))]
+    assert main(["watch", str(run), *words, "--json"]) == 1
+    return [(each["step"], each["cause"]) for each in json.loads(capsys.readouterr().out)["events"]]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "expected"), [(0, "not_batch"), (1, "not_batch"), (2, "batch"), (3, "batch"), (4, "batch")]
+)
+def test_an_event_that_most_twins_lack_is_not_the_batchs(
+    sharing: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four runs of other seeds on the same batches; some have a spike two steps later, of another size."""
+    twins = [
+        log(tmp_path / f"twin{n}.csv", calm(10 + n) + (bump(0.8, 502) if n < sharing else bump(3.0, 800)))
+        for n in range(4)
+    ]
+    assert twin_causes(tmp_path, capsys, log(tmp_path / "log.csv", SPIKED), *twins) == [(500, expected)]
+
+
+def test_twins_that_end_before_the_event_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = log(tmp_path / "log.csv", SPIKED)
+    short = [log(tmp_path / f"short{n}.csv", calm(n)[:300]) for n in range(2)]
+    assert twin_causes(tmp_path, capsys, run, *short) == [(500, "not_replayed")]
+    whole = log(tmp_path / "whole.csv", calm(5) + bump(1.0))
+    assert twin_causes(tmp_path, capsys, run, *short, whole) == [(500, "batch")]
+
+
+def test_runs_of_a_table_are_twins_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "chart.csv"
+    columns = {f"seed {n} - train/loss": calm(20 + n) for n in range(3)}
+    pd.DataFrame({"Step": range(STEPS), **columns}).to_csv(table, index=False)
+    assert twin_causes(tmp_path, capsys, log(tmp_path / "log.csv", SPIKED), table) == [(500, "not_batch")]

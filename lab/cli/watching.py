@@ -79,8 +79,9 @@ def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
     """Say an alarm, and hand it to the command of the user."""
     from lab.studies.alarms.watching import plain_event, sentence
 
-    plain = json.dumps(plain_event(alarm.log, alarm.event), allow_nan=False)
-    say(plain if as_json else sentence(alarm.log, alarm.event))
+    text = sentence(alarm.log, alarm.event)
+    plain = json.dumps(plain_event(alarm.log, alarm.event) | {"text": text}, allow_nan=False)
+    say(plain if as_json else text)
     if not command:
         return
     try:

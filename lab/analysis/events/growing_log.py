@@ -155,7 +155,7 @@ class GrowingLines:
             self.at_start = False
 
     def fault(self) -> str:
-        return self.reader.fault() if self.reader.first else "is empty"
+        return self.reader.fault()
 
     def close(self) -> None:
         if self.file:

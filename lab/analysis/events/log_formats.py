@@ -345,7 +345,9 @@ class LogReader:
             return self.lines.lacks() or "has no row with a step and a loss"
         if self.table:
             return self.table.lacks()
-        return self.json.lacks() if self.json.seen else unknown_format(self.first)
+        if self.json.seen:
+            return self.json.lacks()
+        return unknown_format(self.first) if self.first else "is empty"
 
 
 STATE = "trainer_state.json of Transformers"
@@ -361,7 +363,8 @@ def unknown_format(line: str) -> str:
     """What to say of a log in an unknown format, of which this is the first line."""
     shown = line.strip()
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    return f"is in no known format; its first line is {shown!r}; known: {known_formats()}"
+    known = f"{known_formats()}; --columns step=COLUMN,loss=COLUMN names other columns"
+    return f"is in no known format; its first line is {shown!r}; known: {known}"
 
 
 def trainer_state(path: Path, given: Mapping[str, str]) -> Iterator[Row] | None:

@@ -74,13 +74,15 @@ def is_results_folder(path: Path) -> bool:
 def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
     """The logs in a folder; its other files are named in a note."""
     found = [each for each in sorted(path.iterdir()) if each.suffix in SUFFIXES and each.is_file()]
-    found += sorted(path.glob("checkpoint-*/trainer_state.json"))[-1:] if not found else []
+    if not found:  # the newest checkpoint of Transformers holds the history of all
+        states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda each: (len(str(each)), each))
+        found = states[-1:]
     logs, refusals = Logs([], []), list[str]()
     for each in found:
         try:
             more = read_logs(each, bits, given)
         except RequestError as refusal:
-            refusals.append(f"not read: {refusal}")
+            refusals.append(f"not read: {str(refusal).partition('; known')[0]}")
             continue
         logs.runs.extend(more.runs)
         logs.notes.extend(more.notes)

@@ -1,8 +1,9 @@
 """Loss spikes of any program's log: rises above the trend of the recent past, of one row or of several together.
 
 The loss of a language model falls steeply at first and slowly later, and its noise differs from log to log. So the
-usual loss is not a level but a line through the calm rows before (Tukey 1977, resistant line: medians of thirds), drawn
-over the logarithm of the step, in which power laws of training are nearly straight. The tolerance is what this line
+usual loss is not a level but a line through the calm rows before, drawn over the logarithm of the step, in which power
+laws of training are nearly straight. Its slope is the median of slopes between pairs of rows (Theil 1950, Sen 1968),
+all a quarter of the window apart, so that neither outliers nor a sudden fall turn it. The tolerance is what this line
 missed so far in the same log. A rise too small for one row shows in the mean of several.
 """
 
@@ -307,10 +308,9 @@ def lines(axis_nw: Numbers, loss_nw: Numbers) -> Numbers:
     The shift moves the line up to the last rows, where these lie above it: after a sudden fall the line would otherwise
     lead far below.
     """
-    third = loss_nw.shape[1] // 3
-    run_n = np.median(axis_nw[:, -third:], axis=1) - np.median(axis_nw[:, :third], axis=1)
-    rise_n = np.median(loss_nw[:, -third:], axis=1) - np.median(loss_nw[:, :third], axis=1)
-    slope_n = np.minimum(rise_n / run_n, 0.0)
+    apart = max(1, loss_nw.shape[1] // 4)
+    steps_nw, rises_nw = (values_nw[:, apart:] - values_nw[:, :-apart] for values_nw in (axis_nw, loss_nw))
+    slope_n = np.minimum(np.median(rises_nw / steps_nw, axis=1), 0.0)
     rest_nw = loss_nw - slope_n[:, None] * axis_nw
     level_n = np.median(rest_nw, axis=1)
     shift_n = np.maximum(np.median(rest_nw[:, -RECENT:], axis=1) - level_n, 0.0)
@@ -326,7 +326,7 @@ def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numb
     for index, scale in enumerate(SCALES[:scales]):
         miss_n = both[:, MISSES + index]
         past = PASTS[index]
-        padded = np.concatenate([np.full(past + scale, math.nan), miss_n])
+        padded = np.concatenate([np.full(past + scale - 1, math.nan), miss_n])
         past_nw = sliding_window_view(padded[known : len(padded) - scale], past)[: shape[0]]
         ages = np.maximum(YOUNG_PAST * np.arange(known, len(both)), FEWEST + scale)
         past_nw = np.where(np.arange(past, 0, -1) <= ages[:, None], past_nw, math.nan)

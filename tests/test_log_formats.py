@@ -1,0 +1,263 @@
+"""Logs of other programs: each format is known by its own lines, and what is none is refused with its first line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.__main__ import main
+from lab.analysis.events.log_formats import TEXTS, given_columns, known_formats
+from lab.analysis.events.logs import read_logs
+from lab.core.errors import RequestError
+from test_watch import bump, calm
+
+LOSS = np.round(calm() + bump(3.0), 4)
+NORM = np.round(1 + 0.1 * LOSS, 4)
+PREAMBLE = "using world size: 8\n------------------------ arguments ------------------------\n  lr ........ 0.0003\n"
+
+
+def lines(form: str) -> str:
+    """A line for each step, of 0 to 999."""
+    rows = zip(range(1000), LOSS.tolist(), NORM.tolist(), strict=True)
+    return "".join(form.format(step=step, loss=loss, norm=norm) + "\n" for step, loss, norm in rows)
+
+
+NANOGPT = "iter {step}: loss {loss}, time 123.45ms, mfu 31.02%"
+LLM_C = "step {step:4d}/19560 | loss {loss} (+0.21z)| norm {norm} (-0.5z)| lr 3.00e-04 | 98 ms | 50% bf16 MFU | 5 tok/s"
+MEGATRON = (
+    " [2026-01-01 00:00:00] iteration {step:8d}/  500000 | consumed samples: 256 | elapsed time per iteration (ms): 9 "
+    "| learning rate: 3.000E-04 | global batch size: 256 | lm loss: {loss:.6E} | loss scale: 65536.0 "
+    "| grad norm: {norm} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+STATE = {
+    "best_metric": None,
+    "log_history": [
+        *({"epoch": 0.1, "step": n, "loss": LOSS[n], "grad_norm": NORM[n], "learning_rate": 3e-4} for n in range(1000)),
+        {"epoch": 1.0, "step": 999, "eval_loss": 9.0},
+    ],
+}
+# Name, content, and what is read besides the loss.
+FORMATS: dict[str, tuple[str, str, set[str]]] = {
+    "nanoGPT": ("train.log", f"{PREAMBLE}step 0: train loss 9.1, val loss 9.2\n{lines(NANOGPT)}", set()),
+    "llm.c": ("main.txt", f"+-----+\n| Parameter |\n{lines(LLM_C)}val loss 9.1\n", {"grad_norm", "lr"}),
+    "Megatron": ("slurm.out", PREAMBLE * 500 + lines(MEGATRON), {"grad_norm", "lr", "loss_scale"}),
+    "Megatron, of one rank, in colours": (
+        "log.txt",
+        lines("\x1b[32m[default7]:\x1b[0m" + MEGATRON),
+        {"grad_norm", "lr", "loss_scale"},
+    ),
+    "trainer state": ("trainer_state.json", json.dumps(STATE, indent=2), {"grad_norm", "lr"}),
+    "trainer state in a line": ("trainer_state.json", json.dumps(STATE), {"grad_norm", "lr"}),
+    "W&B": (
+        "wandb_export.csv",
+        '"Step","sunny - 7 - train/loss","sunny - 7 - train/loss__MIN","sunny - 7 - train/loss__MAX"\n'
+        + lines('"{step}","{loss}","0","99"'),
+        set(),
+    ),
+    "nested JSON": (
+        "log.jsonl",
+        lines('{{"_step": {step}, "train": {{"loss": {loss}, "grad_norm": {norm}}}, "val": {{"loss": 9}}}}'),
+        {"grad_norm"},
+    ),
+    "JSON after a config": (
+        "log.jsonl",
+        '{"model": {"layers": 12}, "lr": 0.1}\n' + lines('{{"iteration": {step}, "lm loss": {loss}}}'),
+        set(),
+    ),
+    "CSV of tabs": ("log.tsv", "Iteration\tTraining Loss\tgnorm\n" + lines("{step}\t{loss}\t{norm}"), {"grad_norm"}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_gives_every_row(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, text, others = FORMATS[name]
+    path = tmp_path / file
+    path.write_text(text)
+    (log,) = read_logs(path).runs
+    assert log.name == ("sunny - 7" if name == "W&B" else file)
+    assert log.step_n.tolist() == list(range(1000))
+    np.testing.assert_allclose(log.columns["loss"], LOSS, rtol=1e-6)
+    assert {*log.columns} - {"loss"} == others
+    if "grad_norm" in others:
+        np.testing.assert_allclose(log.columns["grad_norm"], NORM)
+    if "lr" in others:
+        np.testing.assert_allclose(log.columns["lr"], 3e-4)
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", file, "--json"]) == 1
+    (event,) = json.loads(capsys.readouterr().out)["events"]
+    assert (event["step"], event["ending"]) == (500, "recovered")
+
+
+def test_every_example_of_a_format_is_a_line_of_it() -> None:
+    for form in TEXTS.values():
+        example = re.search(r"\((.*)\)", form.title)
+        assert example
+        assert form.first.search(example[1]), form.title
+        assert form.title in known_formats()
+
+
+def test_several_runs_in_a_table_are_several_runs(tmp_path: Path) -> None:
+    """Columns of an exported chart, of which cells are empty where a run has no row; and rows that name their run."""
+    chart = tmp_path / "chart.csv"
+    chart.write_text(
+        '"trainer/global_step","a - train/loss","a - grad_norm","b - train/loss","b - train/loss__MAX"\n'
+        + "".join(f'"{n}","{2 + n % 7}","1","{"" if n % 2 else 3}",""\n' for n in range(100))
+    )
+    first, second = read_logs(chart).runs
+    assert (first.name, len(first.step_n), [*first.columns]) == ("a", 100, ["loss", "grad_norm"])
+    assert (second.name, second.step_n.tolist()) == ("b", list(range(0, 100, 2)))
+    rows = tmp_path / "rows.csv"
+    rows.write_text("run,step,loss\n" + "".join(f"{run},{n},{n % 5}\n" for n in range(50) for run in "xy"))
+    assert [(log.name, len(log.step_n)) for log in read_logs(rows).runs] == [("x", 50), ("y", 50)]
+
+
+def test_a_folder_of_logs_holds_their_runs_and_names_what_it_did_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(lines(NANOGPT))
+    (tmp_path / "notes.txt").write_text("nothing of use\n")
+    (tmp_path / "weights.bin").write_bytes(b"\0" * 100)
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", "."]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "not read: notes.txt is in no known format; its first line is 'nothing of use'"
+    assert [line.split(":")[0] for line in out[1:-1]] == ["a.log step 500", "b.log step 500"]
+    assert out[-1] == "2 alarms in 2 runs"
+    assert sorted(path.name for path in (tmp_path / "alarms").iterdir()) == [
+        "a.log_500_spike.svg",
+        "b.log_500_spike.svg",
+    ]
+
+
+def test_the_run_of_a_checkpoint_folder_is_that_of_its_newest_state(tmp_path: Path) -> None:
+    for step in (900, 1000):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": STATE["log_history"][:step]}))  # type: ignore[index]
+    (log,) = read_logs(tmp_path).runs
+    assert len(log.step_n) == 1000
+
+
+def test_columns_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "odd.csv"
+    odd.write_text("tokens,loss,ce\n" + lines("{step},9,{loss}"))
+    assert main(["watch", str(odd), "--columns", "step=tokens,loss=ce", "--json"]) == 1
+    (event,) = json.loads(capsys.readouterr().out)["events"]
+    assert event["step"] == 500
+    odd.with_suffix(".jsonl").write_text(lines('{{"tokens": {step}, "out": {{"ce": {loss}}}}}'))
+    assert main(["watch", str(odd.with_suffix(".jsonl")), "--columns", "step=tokens,loss=out/ce", "--json"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("hello\nworld\n", [], "is in no known format; its first line is 'hello'; known: CSV"),
+        ("\n\n  \x1b[31mhello\x1b[0m" + 200 * "o" + "\n", [], r"its first line is '\x1b[31mhello"),
+        ("", [], "is empty"),
+        ("tokens,ce\n1,2\n", [], "its first line is 'tokens,ce'"),
+        ("step,ce\n1,2\n", [], "has no column of losses among step, ce; --columns loss=COLUMN names it"),
+        ("step,ce\n1,2\n", ["--columns", "loss=cee"], "has no column 'cee'; nearest: ce"),
+        ('{"step": 1, "ce": 2}\n', [], "has no column of losses among step, ce"),
+        ("step,loss\n1,2\n", ["--columns", "los=loss"], "--columns knows no 'los'; nearest: loss"),
+        ("step,loss\n1,2\n", ["--columns", "loss"], "--columns wants step=COLUMN,loss=COLUMN, not 'loss'"),
+        ("step,loss\nx,y\n", [], "has no row with a step and a loss"),
+        ("step,loss\n1,2\n2,2\n", [], "has too few rows to judge: 2 of 31"),
+        ("step,loss\n" + 2**21 * "1", [], "has a line of more than 1024 KiB"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(
+    text: str, words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.txt").write_text(text)
+    assert main(["watch", str(tmp_path / "log.txt"), *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1), err
+    assert message in err
+
+
+def test_given_columns_are_pairs() -> None:
+    assert given_columns("step=a,loss=b/c") == {"step": "a", "loss": "b/c"}
+    with pytest.raises(RequestError, match="nearest: grad_norm"):
+        given_columns("step=a,gradnorm=b")
+
+
+def test_text_that_is_no_number_is_absent_and_nan_counts(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n0,2\n1,\n2,n/a\n3,NaN\n4,2,2\n5,inf\n6\n7,2")
+    (log,) = read_logs(path).runs
+    assert log.step_n.tolist() == [0, 3, 5, 7]
+    assert np.isnan(log.columns["loss"][1])
+    assert np.isinf(log.columns["loss"][2])
+
+
+def test_what_was_logged_of_a_step_in_two_lines_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(f'{{"step": {n}, "loss": 2.0}}\n{{"step": {n}, "grad_norm": {n}}}\n' for n in range(40)))
+    read = read_logs(path)
+    np.testing.assert_array_equal(read.runs[0].columns["grad_norm"], np.arange(40))
+    assert read.notes == []
+
+
+def test_a_log_of_too_many_bytes_is_for_followers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n")
+    with open(path, "r+b") as file:
+        file.truncate(10**9)
+    assert main(["watch", str(path)]) == 2
+    assert "is larger than 256 MiB; lab watch" in capsys.readouterr().err
+
+
+def write_events(folder: Path) -> None:
+    """Two runs: one in the folder itself, whose second file goes on, and one below."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for part, rows in (("", range(600)), ("", range(600, 1000)), ("other", range(1000))):
+        with SummaryWriter(str(folder / part), filename_suffix=f".{rows.start}") as writer:
+            for step in rows:
+                writer.add_scalar("train/loss", LOSS[step] if not part else 2.0, step)
+                writer.add_scalar("grad_norm", NORM[step], step, new_style=True)
+
+
+@pytest.mark.extras
+def test_event_files_of_tensorboard_are_runs_by_folder(tmp_path: Path) -> None:
+    write_events(tmp_path / "tb")
+    first, second = read_logs(tmp_path / "tb").runs
+    assert (first.name, second.name) == ("tb", "other")
+    np.testing.assert_allclose(first.columns["loss"], LOSS, rtol=1e-6)
+    np.testing.assert_allclose(second.columns["grad_norm"], NORM, rtol=1e-6)
+    with pytest.raises(RequestError, match=r"has no column 'los'; nearest: train/loss|known"):
+        read_logs(tmp_path / "tb", columns={"loss": "los"})
+
+
+@pytest.mark.extras
+def test_a_growing_folder_of_events_is_followed(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from lab.analysis.events.following import Alarm, Follower
+
+    folder, raised = tmp_path / "tb", []
+    with SummaryWriter(str(folder)) as writer:
+        for start in range(0, 1000, 100):
+            for step in range(start, start + 100):
+                writer.add_scalar("loss", LOSS[step], step)
+            writer.flush()
+            raised += [found.event.step for found in Follower(folder).poll() if isinstance(found, Alarm)]
+    assert raised == [500]
+
+
+def test_event_files_without_tensorboard_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard.backend.event_processing.event_file_loader", None)
+    assert main(["watch", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'instability-lab[tensorboard]'" in said
+    assert said.count("\n") == 1

@@ -1,0 +1,191 @@
+"""Loss spikes above the trend of a log: steep falls, small rises, any spacing of rows, and pieces of any length."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from planted_spikes import judge, synthetic_log
+
+from lab.analysis.events import Log
+from lab.analysis.events import trend as rules
+from lab.analysis.events.trend import Rise, TrendWatch, trend_spikes
+
+
+def log(loss_n: np.ndarray, spacing: int = 1) -> Log:
+    return Log("planted", spacing * np.arange(len(loss_n)), {"loss": loss_n})
+
+
+def found(loss_n: np.ndarray, spacing: int = 1) -> list[tuple[int, str]]:
+    """Steps and endings of the spikes of a log."""
+    return [(spacing * span.first, span.ending) for span in trend_spikes(log(loss_n, spacing))]
+
+
+def falling(rows: int, spacing: int, seed: int = 0, noise: float = 0.02) -> np.ndarray:
+    """A power law from 10.5 nats on, which at step 1000 still falls by more than a nat in 1000 steps."""
+    step_n = spacing * np.arange(rows)
+    return 2 + 8.5 * (1 + step_n / 100) ** -0.4 + np.random.default_rng(seed).normal(0, noise, rows)
+
+
+@pytest.mark.parametrize("start", [500, 1000, 5000])
+def test_a_spike_of_forty_steps_in_a_log_of_every_tenth_is_found_where_the_loss_falls(start: int) -> None:
+    loss_n = falling(1000, 10)
+    loss_n[start // 10 : start // 10 + 4] += 1.5
+    assert found(loss_n, 10) == [(start, "recovered")]
+
+
+@pytest.mark.parametrize("spacing", [1, 10, 50])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_calm_log_has_no_spike_at_any_spacing(spacing: int, seed: int) -> None:
+    assert found(falling(3000, spacing, seed), spacing) == []
+
+
+@pytest.mark.parametrize(("spacing", "rows"), [(1, 200), (10, 20), (50, 4)])
+def test_a_spike_of_two_hundred_steps_is_one_at_any_spacing(spacing: int, rows: int) -> None:
+    loss_n = falling(2000, spacing)
+    loss_n[1500 : 1500 + rows] += 0.5
+    ((step, ending),) = found(loss_n, spacing)
+    assert (step, ending) == (1500 * spacing, "recovered")
+
+
+def test_a_rise_within_the_noise_of_a_row_shows_in_several() -> None:
+    """0.3 nats over 60 rows, where a row has a noise of 0.1."""
+    loss_n = falling(2000, 1, noise=0.1)
+    loss_n[1500:1560] += 0.3
+    ((step, _),) = found(loss_n)
+    assert 1500 <= step < 1540
+
+
+def test_a_sudden_fall_is_no_spike_and_hides_none() -> None:
+    """As at the end of an epoch; a line through rows on both sides would lead far below."""
+    loss_n = falling(2000, 1) - 0.5 * (np.arange(2000) >= 1000)
+    assert found(loss_n) == []
+    loss_n[1100:1110] += 0.5
+    assert found(loss_n) == [(1100, "recovered")]
+
+
+def test_a_spike_follows_another_in_a_loss_that_falls_steeply() -> None:
+    """The line from before a long spike leads too far down over its steps, since the loss bends."""
+    loss_n = falling(2000, 1, noise=0.005)
+    loss_n[300:400] += 0.5
+    loss_n[600:610] += 0.3
+    assert found(loss_n) == [(300, "recovered"), (600, "recovered")]
+
+
+def test_rises_that_are_close_are_one_spike() -> None:
+    for apart, spikes in ((15, 1), (60, 2)):
+        loss_n = falling(2000, 1)
+        loss_n[[1500, 1500 + apart]] += 2.0
+        assert len(found(loss_n)) == spikes
+
+
+def test_endings() -> None:
+    row_n = np.arange(2000)
+    risen = falling(2000, 1) + 1.0 * (row_n >= 1500)
+    lost = falling(2000, 1) + 9.0 * (row_n >= 1500)
+    broken = np.where(row_n >= 1500, math.nan, falling(2000, 1))
+    late = falling(2000, 1) + 1.0 * (row_n >= 1990)
+    assert [found(loss_n) for loss_n in (risen, lost, broken, late)] == [
+        [(1500, "stuck")],
+        [(1500, "diverged")],
+        [(1500, "diverged")],
+        [(1990, "none")],
+    ]
+
+
+def test_after_a_loss_that_stays_higher_spikes_are_found_again() -> None:
+    row_n = np.arange(3000)
+    loss_n = falling(3000, 1) + 1.0 * (row_n >= 1000) + 0.5 * ((row_n >= 2000) & (row_n < 2010))
+    assert found(loss_n) == [(1000, "stuck"), (2000, "recovered")]
+
+
+@pytest.mark.parametrize(("rows", "spikes"), [(rules.FEWEST_ROWS - 1, 0), (rules.FEWEST_ROWS, 1)])
+def test_the_fewest_rows_that_are_judged(rows: int, spikes: int) -> None:
+    loss_n = np.random.default_rng(0).normal(2, 0.01, rows)
+    loss_n[-1] += 3.0
+    assert len(found(loss_n)) == spikes
+
+
+def final(rises: list[Rise]) -> list[Rise]:
+    """The last that was said of each spike."""
+    return list({rise.step: rise for rise in rises}.values())
+
+
+@pytest.mark.parametrize("seed", [31, 33, 37])
+def test_pieces_of_a_log_and_states_that_are_resumed_give_the_same_spikes(seed: int) -> None:
+    step_n, columns = synthetic_log(seed).log.step_n, synthetic_log(seed).log.columns
+    loss_n = columns["loss"].copy()
+    loss_n[[700, 1201]] = math.nan
+    whole = TrendWatch()
+    expected = final([*whole.add(step_n, loss_n), *whole.finish()])
+    assert len(expected) > 2
+    random, watch, rises, at = np.random.default_rng(seed), TrendWatch(), list[Rise](), 0
+    while at < len(step_n):
+        more = int(random.choice([1, 2, 30, 400]))
+        rises += watch.add(step_n[at : at + more], loss_n[at : at + more])
+        at += more
+        if random.random() < 0.3:
+            watch = TrendWatch.resume(json.loads(json.dumps(watch.state())))
+    assert repr(final([*rises, *watch.finish()])) == repr(expected)
+
+
+def test_a_row_that_is_written_again_counts_once() -> None:
+    """Back by 50 rows, out of a spike; what follows is judged as if these had never been."""
+    loss_n, step_n = falling(1000, 1), np.arange(1000)
+    spiking_n = loss_n + 2.0 * (step_n >= 480)
+    straight, back = TrendWatch(), TrendWatch()
+    list(straight.add(step_n[:500], loss_n[:500]))
+    assert [rise.step for rise in back.add(step_n[:500], spiking_n[:500])] == [480]
+    back.rewind(450)
+    assert list(back.add(step_n[450:500], loss_n[450:500])) == []
+    assert back.event is None
+    assert back.row == straight.row == 499
+    np.testing.assert_array_equal(back.history, straight.history)
+
+
+def naive_line(step_w: list[int], loss_w: list[float], step: int) -> float:
+    """The line through a window, at another step, as `lines` has it but from its definition."""
+    place_w, apart = [math.log(each + rules.OFFSET) for each in step_w], len(step_w) // 4
+
+    def middle(values: list[float]) -> float:
+        ordered = sorted(values)
+        return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+    pairs = [(row, row + apart) for row in range(len(step_w) - apart)]
+    slope = min(middle([(loss_w[b] - loss_w[a]) / (place_w[b] - place_w[a]) for a, b in pairs]), 0)
+    rest = [loss - slope * place for loss, place in zip(loss_w, place_w, strict=True)]
+    level = middle(rest)
+    level += max(middle(rest[-rules.RECENT :]) - level, 0)
+    return level + slope * math.log(step + rules.OFFSET)
+
+
+def test_misses_and_tolerances_are_those_of_their_definition() -> None:
+    step_n, loss_n = 10 * np.arange(700), falling(700, 10)
+    rows, scales = rules.LEAST_ROWS, 5
+    both = rules.measured(np.empty((0, rules.WIDTH)), step_n, loss_n, rows, scales)
+    rise_nk, allowed_nk, _ = rules.judged(both, 0, scales, 10.0)
+    for row in (650, 699):
+        window = slice(row - rows, row)
+        expected = loss_n[row] - naive_line(step_n[window].tolist(), loss_n[window].tolist(), int(step_n[row]))
+        assert rise_nk[row, 0] == pytest.approx(expected, rel=1e-9)
+        past_n = both[row - rules.PASTS[0] : row, rules.MISSES]
+        deviation = 1.4826 * np.median(np.abs(past_n - np.median(past_n)))
+        times = rules.DEVIATIONS[0] * (1 + rules.UNCERTAINTY / len(past_n))
+        allowed = max(np.median(past_n), 0) + max(times * deviation, rules.LEAST_RISE)
+        assert allowed_nk[row, 0] == pytest.approx(allowed, rel=1e-9)
+
+
+def test_synthetic_logs_of_other_seeds_are_scored_as_the_page_says() -> None:
+    """Twenty logs; the page has four hundred."""
+    planted, found_there, extra, rows = 0, 0, 0, 0
+    for seed in range(5000, 5020):
+        made = synthetic_log(seed)
+        hits, false = judge(made, trend_spikes)
+        visible = [hit for hit, spike in zip(hits, made.spikes, strict=True) if spike.visibility >= 8]
+        planted, found_there = planted + len(visible), found_there + sum(visible)
+        extra, rows = extra + false, rows + len(made.log.step_n)
+    assert planted > 15
+    assert found_there / planted > 0.85
+    assert extra < rows / 10_000
