@@ -159,6 +159,8 @@ def test_all_commands_work_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
     page = (out / "report.html").read_text()
     assert "imported from runs.csv" in page
     assert " is lowest for clip on: 0.000" in page
+    assert "model size: " in page
+    assert "without embeddings" not in page
     assert main(["status", str(out)]) == 0
     assert main(["compare", str(out), str(out)]) == 0
     assert main(["export", str(out), "--to", "csv", "--out", str(tmp_path / "csv")]) == 0

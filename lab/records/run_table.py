@@ -292,6 +292,11 @@ def is_imported(records: Records) -> bool:
     return bool(records.runs["versions"].fillna("").str.startswith(ORIGIN).all())
 
 
+def size_name(records: Records) -> str:
+    """The quantity that sizes are; nobody knows which parameters a table of other runs counts."""
+    return "model size" if is_imported(records) else "parameters without embeddings"
+
+
 def write(folder: Path, records: Records, command: str, *, replace: bool = False) -> bool:
     """Write imported records as a results folder; returns whether it was written, or held them already.
 

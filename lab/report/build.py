@@ -29,6 +29,7 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
 from lab.records import store
+from lab.records.run_table import size_name
 from lab.report import scoreboard, stamp, tables
 from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
@@ -296,12 +297,13 @@ def _extent(study: Study) -> str:
         if len(lrs) > 1
         else f"learning rate {spell(lrs[0])}"
     )
+    sizes = f"{size_name(study.records)}: {listed(map(count, sorted(points['size'].unique())))}"
     seeds = points["seed"].nunique()
     window = "" if study.window == WINDOW else f"; sensitivity over learning rates from {study.window}"
     return (
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} "
         f"({', '.join(f'{n} {name}' for name, n in statuses.items())}); "
-        f"{named}; {listed(map(count, sorted(points['size'].unique())))} parameters without embeddings; {rates}; "
+        f"{named}; {sizes}; {rates}; "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}{f'; {listed(steps)} steps' if 'steps' in runs else ''}{window}."
     )
 

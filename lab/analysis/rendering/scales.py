@@ -43,10 +43,10 @@ def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
     x_axis(axes, "peak learning rate", grid, grid if len(grid) < FEW_LRS else decades(grid), number)
 
 
-def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
-    """Set an x axis with a tick at each of these parameter counts."""
+def size_axis(axes: Axes, sizes: Iterable[float], name: str) -> None:
+    """Set an x axis of this name with a tick at each of these parameter counts."""
     sizes = list(sizes)
-    x_axis(axes, "parameters without embeddings", sizes, sizes, count)
+    x_axis(axes, name, sizes, sizes, count)
 
 
 def setting_axis(axes: Axes, values: Iterable[float], name: str) -> Any:

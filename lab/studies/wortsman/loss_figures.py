@@ -19,6 +19,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import FINAL_LOSS, Dot
 from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
 from lab.analysis.text import count, number
+from lab.records.run_table import size_name
 from lab.records.store import Records
 
 GRADIENT = Quantity("gradient RMS", log=True)
@@ -118,7 +119,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
             panels.mean_line(axes, list(sizes), seeds, quantity, texts, **look, markersize=5)
         _extrapolate(losses, best_of_arm, look)
     for axes in (losses, rates):
-        scales.size_axis(axes, best["size"])
+        scales.size_axis(axes, best["size"], size_name(records))
     scales.loss_axis(losses, runs, best["capped"], bigram=False)
     losses.set_ylabel("best held-out loss\n(nats/token)")
     scales.lr_ticks(rates, runs["lr"], best["lr"])
@@ -176,7 +177,7 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     bottom = sheet.panel(-1, 0, sheet.columns)
     quantity = "LR sensitivity" if window == WINDOW else f"LR sensitivity, {window}"
     if has_lines:
-        _sensitivity_lines(bottom, curves, runs)
+        _sensitivity_lines(bottom, curves, runs, size_name(records))
         bottom.set_ylabel(f"{style.wrapped(quantity, below * style.em(), style.page().size)}\n(nats/token)")
         sheet.keys(("arms", [panels.arm_key(arm, panels.arm_look(position)) for position, arm in enumerate(arms)]))
     else:
@@ -194,8 +195,8 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     return sheet
 
 
-def _sensitivity_lines(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame) -> None:
-    """Against size, a line per arm, solid and dashed for the instability part."""
+def _sensitivity_lines(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, name: str) -> None:
+    """Against size of this name, a line per arm, solid and dashed for the instability part."""
     sizes = sorted(curves["size"].unique())
     arms = list(curves.groupby("arm", sort=False))
     for position, (_, of_arm) in enumerate(arms):
@@ -204,7 +205,7 @@ def _sensitivity_lines(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame) -> 
         for part, (_, _, look) in PARTS.items():
             dots = [_dot(curve, part, runs) for curve in of_arm.itertuples()]
             panels.draw_dots(axes, of_arm["size"] * np.exp(aside), dots, **panels.arm_look(position) | look)
-    scales.size_axis(axes, sizes)
+    scales.size_axis(axes, sizes, name)
     axes.set_ylim(bottom=0)
 
 

@@ -16,6 +16,7 @@ from lab.analysis.rendering import layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import count, listed
+from lab.records.run_table import size_name
 from lab.records.store import Records
 
 # One row of panels per arm; with more arms there is no figure, since it would fill the page.
@@ -155,7 +156,7 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
         ]
         for axes, x, line, table, shades in views:
             panels.lines(axes, table, line, shades, x, "value", quantity)
-        scales.size_axis(of_size, group["size"])
+        scales.size_axis(of_size, group["size"], size_name(records))
         scales.lr_axis(of_lr, group["lr"])
         of_block.set_xticks(list(blocks))
         of_block.set_xlim(0.8, max(blocks) + 0.2)
