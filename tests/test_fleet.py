@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
@@ -56,6 +57,23 @@ def test_a_broken_run_leaves_its_neighbours_alone() -> None:
     assert together[1][0]["diverged_at"] is not None
     assert any(math.isnan(value) for *_, value in together[1][1])
     assert repr([together[0], together[2]]) == repr(trained(configs(calm, f"{calm} seed=3")))
+
+
+def test_a_step_leaves_no_tensor_in_a_reference_cycle() -> None:
+    """Only a fleet does, once, so memory is free at once however seldom Python looks for garbage."""
+    left = []
+    for steps in (4, 12):
+        wanted = configs(*PER_RUN[:2], shared=(f"steps={steps}", "probes=all", "probes.every=2"))
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            trained(wanted)
+            gc.collect()
+            left.append(sum(isinstance(each, torch.Tensor) for each in gc.garbage))
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+    assert left[0] == left[1]
 
 
 def test_a_run_diverged_at_its_first_step_without_a_finite_loss() -> None:

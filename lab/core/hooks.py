@@ -179,6 +179,7 @@ class Predictions(NamedTuple):
 class HeldOut(Protocol):
     """The loss on held-out text around the weights before an update, computed where a probe asks for it."""
 
+    @property
     def gradients(self) -> Mapping[str, Tensor]:
         """Its gradient at these weights, by name ``[r ...]``."""
         ...

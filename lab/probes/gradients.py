@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,7 +32,11 @@ class HeldOutLoss:
         rates: Callable[[str], Tensor | float],
     ) -> None:
         self.gradients_of, self.weights, self.windows_rbt, self.rates = gradients_of, weights, windows_rbt, rates
-        self.gradients = cache(lambda: self._gradients(self.weights))  # of several probes
+
+    @cached_property
+    def gradients(self) -> Tensors:
+        """The gradient at the weights, computed once for several probes."""
+        return self._gradients(self.weights)
 
     def steps(self, directions: Mapping[str, Tensor]) -> Tensors:
         """Multiply directions by their learning rates: the amounts that an update subtracts from the weights."""

@@ -106,7 +106,7 @@ def update_descent_cosine(directions: Mapping[str, Tensor], held_out: HeldOut) -
     the update, on the slice of held-out text of ``val_loss``.  That slice is small, so its noise brings the cosine
     nearer to zero, by a factor that does not depend on the update.
     """
-    return _cosines(directions, held_out.gradients())
+    return _cosines(directions, held_out.gradients)
 
 
 @probe(event="adam_direction")
@@ -123,7 +123,7 @@ def update_curvature(
     Hessian along it, and rounded products leave the difference its first digits.  Weight decay does not count.
     """
     steps = held_out.steps(directions)
-    before, after = held_out.gradients(), held_out.gradients_after(steps)
+    before, after = held_out.gradients, held_out.gradients_after(steps)
     bend_r = per_run_dot(steps.values(), [before[name] - after[name] for name in steps])
     limit_r = 2 * (1 + torch.as_tensor(beta1)) / (1 - torch.as_tensor(beta1))
     return bend_r / (per_run_dot(steps.values(), [means[name] for name in steps]) * limit_r.to(bend_r))

@@ -20,7 +20,7 @@ from lab.training.evaluation import PASS_TOKENS
 from lab.training.identity import keeps_pace
 
 BYTES = 4  # per number
-SAMPLE = 1024  # width of a matrix of which links say what they keep
+SAMPLE = 64  # width of a matrix of which links say what they keep
 TOKEN = 8  # bytes of a token while its batch is drawn
 SCHEDULE = 40  # bytes per step while the shape of a schedule is computed
 OVERCOUNT = 1.3  # ``bytes_asked`` is at most this many times what a run takes
@@ -90,7 +90,7 @@ def bytes_asked(config: RunConfig) -> float:
 
 def _kept_per_weight(link: Link) -> int:
     """How many numbers a link keeps of each weight; what it keeps of a whole tensor or run is not counted."""
-    sample = {"sample": torch.empty(1, SAMPLE, SAMPLE, device="meta")}
+    sample = {"sample": torch.empty(1, SAMPLE, SAMPLE)}
     return sum(tensor.numel() for tensor in link.begin(sample).values()) // SAMPLE**2
 
 
