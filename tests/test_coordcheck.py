@@ -109,12 +109,38 @@ def planted(power: float, noise: float, seeds: int = 4) -> pd.DataFrame:
     draw = np.random.default_rng(0).normal(0, noise, seeds)
     return pd.DataFrame(
         [
-            {"width": width, "seed": seed, "step": step, "coordinate": "logits", "change": step * width**slope}
+            {
+                "width": width,
+                "depth": 1,
+                "seed": seed,
+                "step": step,
+                "coordinate": "logits",
+                "change": step * width**slope,
+            }
             for seed, slope in enumerate(power + draw - draw.mean())
             for width in (32, 64, 128)
             for step in (1, 2)
         ]
     )
+
+
+DEPTHS = ["model.width=16", "model.depth=2,8", "batch_size=4", "seq_len=32", "seed=0,1,2"]
+
+
+def test_depth_fails_by_the_last_block_unless_branches_are_scaled(capsys: pytest.CaptureFixture[str]) -> None:
+    """CompleteP at alpha 1 (arXiv:2505.01618): without it the changes of aligned branches add up."""
+    assert lab(*DEPTHS) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].endswith("slope in depth")
+    assert "last_block.block_output" in said[-1]
+    assert set(pd.read_csv("runs/coordcheck/coordcheck.csv")["depth"]) == {2, 8}
+    check = coordinate_check.check_coordinates(
+        launch.compose_points([*coordinate_check.DEFAULTS, *DEPTHS, "intervention=[depth_scaling]"])
+    )
+    assert check.checked == "standard with depth_scaling"
+    slopes = [coordinate_growth.slopes(pd.read_csv("runs/coordcheck/coordcheck.csv")), check.slopes]
+    alone, scaled = (each.set_index("coordinate")["slope"]["last_block.block_output"] for each in slopes)
+    assert scaled.high < 0.5 < 0.8 < alone.low
 
 
 def test_the_slope_is_the_power_and_its_whole_interval_must_lie_below_the_bound() -> None:
@@ -138,11 +164,19 @@ def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (
+            ["model.depth=1,2", "model.width=32"],
+            "depths are compared by first and last block; model.depth=2 is the least",
+        ),
+        (
+            ["model.depth=2,4"],
+            "coordcheck compares widths at one depth, or depths at one model.width, as in model.width=32",
+        ),
         (["model.width=32"], "a slope takes at least two widths, as in model.width=32,64, not 32 alone"),
         (["seed=0,1", "model.width=32,64"], "an interval takes at least 3 seeds, as in seed=0,1,2, not 2"),
         (
             ["optimizer.lr=1e-2,1e-1", "model.width=32", "seed=0"],
-            "coordcheck compares widths: give model.width and seed several values, not",
+            "coordcheck compares sizes: give model.width or model.depth, and seed several values, not",
         ),
         (["model.widths=32,64"], "unknown key 'model.widths'; nearest: model.width"),
         (["parametrization=mup_ful"], "unknown parametrization 'mup_ful'; nearest: mup_full"),

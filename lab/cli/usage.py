@@ -102,7 +102,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "coordcheck": Command(
         "[KEY=VALUE ...]",
-        "does a parametrization keep updates in scale as the model gets wider",
+        "do updates keep their scale as the model gets wider, or deeper",
         "parametrization=mup_full",
         {key: _REQUEST[key] for key in ("KEY=VALUE", "GROUP=NAME", "out=DIR", "--config-dir DIR")},
     ),

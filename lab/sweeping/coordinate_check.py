@@ -1,4 +1,4 @@
-"""Coordinate checks: train a few steps at several widths and measure what changes at each hook point."""
+"""Coordinate checks: train a few steps at several widths or depths and measure what changes at each hook point."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
 
 KINDS = ("query", "key", "scores", "block_output", "logits")
-ROWS = 8  # held-out windows on which changes are measured, the same for every width, seed and step
-VARIES = ("model.width", "seed", "data.seed")
+ROWS = 8  # held-out windows on which changes are measured, the same for every model, seed and step
+VARIES = ("model.width", "model.depth", "seed", "data.seed")
 # Overrides of a check, before the user's.  No qk-layernorm: it would hide the growth of queries and keys from the
 # scores.  The learning rate is the best of the base width, without warm-up: ten updates can move a row of the embedding
 # by more than its initial norm, at every width.  After fewer updates, normalization makes the first block change with
@@ -42,13 +42,13 @@ DEFAULTS = [
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What a few updates changed at several widths, judged by ``lab.sweeping.coordinate_growth.slopes``.
+    """What a few updates changed at several widths or depths, judged by ``lab.sweeping.coordinate_growth.slopes``.
 
-    ``changes`` holds the rows of ``changes``; ``parametrization`` names the one checked.
+    ``changes`` holds the rows of ``changes``; ``checked`` names the parametrization, and interventions if any.
     """
 
     folder: Path
-    parametrization: str
+    checked: str
     changes: pd.DataFrame
 
     @cached_property
@@ -58,7 +58,7 @@ class CoordinateCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether no coordinate grows with the width."""
+        """Whether no coordinate grows with the size."""
         return bool(self.slopes["holds"].all())
 
     def lines(self) -> Iterator[str]:
@@ -67,7 +67,7 @@ class CoordinateCheck:
         grown = " ".join(self.slopes.loc[~self.slopes["holds"], "coordinate"])
         verdict = "passes" if self.passed else f"fails by {grown}"
         rule = f"slopes with 95 % intervals over seeds; none may reach above {coordinate_growth.BOUND:g}"
-        yield f"{self.parametrization} {verdict} ({rule}); {self.folder}"
+        yield f"{self.checked} {verdict} ({rule}); {self.folder}"
 
     def write(self) -> None:
         """Write ``coordcheck.csv`` and ``coordcheck.svg`` into the folder."""
@@ -77,17 +77,30 @@ class CoordinateCheck:
 
 
 def check_coordinates(trees: Sequence[Mapping[str, Any]]) -> CoordinateCheck:
-    """Train a few steps at every width and measure what they change.
+    """Train a few steps at every width or depth and measure what they change.
 
     Raises:
-        RequestError: points differ in more than width and seed, or in too little for a slope with an interval.
+        RequestError: points differ in more than one size and seed, or in too little for a slope with an interval.
     """
-    configs = sorted((point.config for point in _check_points(trees)), key=lambda config: config.model.width)
+    configs = sorted((point.config for point in _check_points(trees)), key=_sizes)
     folder = results_folder(trees)
     machine.configure_torch()
-    fleets = [list(fleet) for _, fleet in groupby(configs, key=lambda config: config.model.width)]
+    fleets = [list(fleet) for _, fleet in groupby(configs, key=_sizes)]
     rows = pd.DataFrame([row for fleet in fleets for row in changes(fleet)])
-    return CoordinateCheck(folder, configs[0].parametrization.name, rows)
+    if coordinate_growth.size_of(rows) == "depth":
+        rows = _of_first_and_last_block(rows)
+    names = list(configs[0].intervention)
+    checked = configs[0].parametrization.name + (f" with {', '.join(names)}" if names else "")
+    return CoordinateCheck(folder, checked, rows)
+
+
+def _of_first_and_last_block(changes: pd.DataFrame) -> pd.DataFrame:
+    """The rows of coordinates that models of every depth have, in blocks ``block0`` and ``last_block``."""
+    block = changes["coordinate"].str.extract(r"^block(\d+)\.", expand=False).astype(float)
+    is_last = block == changes["depth"] - 1
+    named = changes["coordinate"].str.replace(r"^block\d+", "last_block", regex=True)
+    kept = changes.assign(coordinate=changes["coordinate"].where(~is_last, named))
+    return kept[block.isna() | (block == 0) | is_last]
 
 
 def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
@@ -98,10 +111,20 @@ def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
         raise RequestError("coordcheck compares parametrizations, and none applies to a custom model")
     for key in swept_values(requested):
         if key not in VARIES:
-            raise RequestError(f"coordcheck compares widths: give model.width and seed several values, not {key}")
-    widths, seeds = {point.config.model.width for point in requested}, {point.config.seed for point in requested}
-    if len(widths) < 2:
+            known = "model.width or model.depth, and seed"
+            raise RequestError(f"coordcheck compares sizes: give {known} several values, not {key}")
+    sizes, seeds = {_sizes(point.config) for point in requested}, {point.config.seed for point in requested}
+    widths, depths = map(set, zip(*sizes, strict=True))
+    if len(widths) > 1 and len(depths) > 1:
+        raise RequestError(
+            "coordcheck compares widths at one depth, or depths at one model.width, as in model.width=32"
+        )
+    if len(sizes) < 2:
         raise RequestError(f"a slope takes at least two widths, as in model.width=32,64, not {min(widths)} alone")
+    if min(depths) < 2 and len(depths) > 1:
+        raise RequestError(
+            f"depths are compared by first and last block; model.depth=2 is the least, not {min(depths)}"
+        )
     if len(seeds) < FEWEST_SEEDS:
         raise RequestError(f"an interval takes at least {FEWEST_SEEDS} seeds, as in seed=0,1,2, not {len(seeds)}")
     for point in requested:
@@ -109,10 +132,15 @@ def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
     return requested
 
 
-def changes(configs: Sequence[RunConfig]) -> Iterator[dict[str, Any]]:
-    """Train runs of one width as a fleet; yields rows ``width, seed, step, coordinate, change`` after every update.
+def _sizes(config: RunConfig) -> tuple[int, int]:
+    return config.model.width, config.model.depth
 
-    A change is the root mean square of a tensor minus the same tensor at initialization, on fixed held-out windows.
+
+def changes(configs: Sequence[RunConfig]) -> Iterator[dict[str, Any]]:
+    """Train runs of one size as a fleet; yields rows after every update.
+
+    Columns are ``width``, ``depth``, ``seed``, ``step``, ``coordinate`` and ``change``, the root mean square of a
+    tensor minus the same tensor at initialization, on fixed held-out windows.
     """
     fleet = Fleet(configs)
     tokens_rbt = fleet.evaluation.held_out_nt[:ROWS, :-1].expand(fleet.runs, -1, -1)
@@ -122,7 +150,7 @@ def changes(configs: Sequence[RunConfig]) -> Iterator[dict[str, Any]]:
         for coordinate, tensor_r in _observe(fleet, tokens_rbt).items():
             change_r = per_run_rms(tensor_r - at_init[coordinate]).tolist()
             for config, change in zip(configs, change_r, strict=True):
-                row = {"width": config.model.width, "seed": config.seed, "step": step + 1}
+                row = {"width": config.model.width, "depth": config.model.depth, "seed": config.seed, "step": step + 1}
                 yield {**row, "coordinate": coordinate, "change": change}
 
 

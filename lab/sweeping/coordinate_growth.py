@@ -1,4 +1,4 @@
-"""Judge and draw coordinate checks: how the change of the tensor at each hook point grows with the width."""
+"""Judge and draw coordinate checks: how the change at each hook point grows with the width or depth of the model."""
 
 from __future__ import annotations
 
@@ -18,37 +18,44 @@ BOUND = 0.25
 BOUND_NAME = f"slope {BOUND:g}"
 
 
+def size_of(changes: pd.DataFrame) -> str:
+    """The column of sizes that differ, ``width`` or ``depth``."""
+    return "depth" if changes["depth"].nunique() > 1 else "width"
+
+
 def slopes(changes: pd.DataFrame) -> pd.DataFrame:
-    """Measure how fast every coordinate grows with width, and judge whether that is too fast.
+    """Measure how fast every coordinate grows with width or depth, and judge whether that is too fast.
 
     A coordinate is the tensor at one hook point; its change is the RMS of its difference between initialization and
-    the last update. Its slope, one per seed, is that of log change against log width by least squares. Under muP and
+    the last update. Its slope, one per seed, is that of log change against log size by least squares. Under muP and
     at large width no change depends on the width: slope 0. A forgotten factor adds a power of the width: 1 for a
     learning rate (updates of one sign add up over the fan-in), 1/2 for the standard deviation of the head (its initial
-    weights meet a change aligned with them). The bound lies halfway between 0 and 1/2. A coordinate ``holds`` if the
+    weights meet a change aligned with them). So does depth: without CompleteP's factor the branches, whose changes are
+    aligned, add up to a power of 1 (Dey et al. 2025, arXiv:2505.01618, fig. 6).
+    The bound lies halfway between 0 and 1/2. A coordinate ``holds`` if the
     whole 95 % interval of its slope over seeds lies at or below the bound; a wide interval is no proof, so it does not
     hold. A change of zero or NaN has no slope and does not hold. Falling coordinates hold: they slow wide models down
     but do not destabilize them.
 
     Args:
-        changes: columns ``width``, ``seed``, ``step`` (updates made), ``coordinate``, ``change``.
+        changes: columns ``width``, ``depth``, ``seed``, ``step`` (updates made), ``coordinate``, ``change``.
 
     Returns:
         Columns ``coordinate``, ``slope`` (an ``Interval``), ``holds``; in the order of ``changes``.
     """
-    last = changes[changes["step"] == changes["step"].max()]
+    last, size = changes[changes["step"] == changes["step"].max()], size_of(changes)
     rows = []
     for coordinate, runs in last.groupby("coordinate", sort=False):
-        of_seeds = [_slope(seed["width"].to_numpy(), seed["change"].to_numpy()) for _, seed in runs.groupby("seed")]
+        of_seeds = [_slope(seed[size].to_numpy(), seed["change"].to_numpy()) for _, seed in runs.groupby("seed")]
         slope = student_t(of_seeds)
         rows.append({"coordinate": coordinate, "slope": slope, "holds": _holds(slope, len(of_seeds))})
     return pd.DataFrame(rows)
 
 
-def _slope(width: np.ndarray, change: np.ndarray) -> float:
+def _slope(size: np.ndarray, change: np.ndarray) -> float:
     if not (np.isfinite(change) & (change > 0)).all():
         return np.nan
-    x = np.log(width) - np.log(width).mean()
+    x = np.log(size) - np.log(size).mean()
     return float(x @ np.log(change) / (x @ x))
 
 
@@ -57,19 +64,19 @@ def _holds(slope: Interval, seeds: int) -> bool:
 
 
 def means(changes: pd.DataFrame) -> pd.DataFrame:
-    """Change after the last update as geometric mean over seeds: a row per coordinate, a column per width."""
+    """Change after the last update as geometric mean over seeds: a row per coordinate, a column per size."""
     last = changes[changes["step"] == changes["step"].max()]
     with np.errstate(divide="ignore"):  # log 0 is -inf, and exp of that 0 again
         logs = last.assign(change=np.log(last["change"]))
-    table: pd.DataFrame = logs.pivot_table("change", "coordinate", "width", "mean", dropna=False, sort=False)
+    table: pd.DataFrame = logs.pivot_table("change", "coordinate", size_of(changes), "mean", dropna=False, sort=False)
     return table.map(np.exp).sort_index(axis="columns")
 
 
 def lines(changes: pd.DataFrame) -> Iterator[str]:
-    """Lines of a table for a terminal: change at every width, slope, and a verdict where the bound does not hold."""
+    """Lines of a table for a terminal: change at every size, slope, and a verdict where the bound does not hold."""
     table, judged = means(changes), slopes(changes)
     longest = max(map(len, judged["coordinate"]))
-    yield f"{'change of':{longest}}" + "".join(f"{width:>10}" for width in table) + "  slope in width"
+    yield f"{'change of':{longest}}" + "".join(f"{size:>10}" for size in table) + f"  slope in {size_of(changes)}"
     for coordinate, slope, holds in judged.itertuples(index=False):
         values = "".join(f"{value:10.3g}" for value in table.loc[coordinate])
         yield f"{coordinate:{longest}}{values}  {slope.bare}{'' if holds else f'  {_fault(slope)}'}"
@@ -83,12 +90,13 @@ def _fault(slope: Interval) -> str:
 
 @layout.styled
 def figure(changes: pd.DataFrame) -> Sheet:
-    """Change against width.
+    """Change against width or depth.
 
     The change of a tensor at a hook point is the RMS of its difference between initialization and the last update, a
     geometric mean over seeds. A panel per kind of coordinate, a line per block.
     """
-    table, widths = means(changes), np.unique(changes["width"])
+    table, size = means(changes), size_of(changes)
+    sizes = np.unique(changes[size])
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in table.index))
     blocks = list(dict.fromkeys(name.rpartition(".")[0] for name in table.index if "." in name))
     shades = style.shades(range(len(blocks)), style.SIZE_SHADES)
@@ -99,13 +107,13 @@ def figure(changes: pd.DataFrame) -> Sheet:
         for name in map(str, coordinates.index):
             block = name.rpartition(".")[0]
             _line(axes, changes, name, shades[blocks.index(block)] if block else style.INK)
-        limit = (widths / widths[0]) ** BOUND * float(coordinates.iloc[:, 0].max())
-        (line,) = axes.plot(widths, limit, ":", color=style.INK, linewidth=1)
+        limit = (sizes / sizes[0]) ** BOUND * float(coordinates.iloc[:, 0].max())
+        (line,) = axes.plot(sizes, limit, ":", color=style.INK, linewidth=1)
         marks.name(line, BOUND_NAME)
-        scales.x_axis(axes, "width", widths, widths, number)
+        scales.x_axis(axes, size, sizes, sizes, number)
     scales.probe_axis(sheet.figure.axes[0])
     sheet.keys(("", layout.line_keys(shades, lambda index: blocks[int(index)])))
-    sheet.explain(BOUND_NAME, f"The dotted line is growth at the bound, the power {BOUND:g} of the width.")
+    sheet.explain(BOUND_NAME, f"The dotted line is growth at the bound, the power {BOUND:g} of the {size}.")
     return sheet
 
 
@@ -113,12 +121,13 @@ def _line(axes: Axes, changes: pd.DataFrame, coordinate: str, colour: str) -> No
     """Draw a coordinate, with the band of its seeds."""
     last = changes[(changes["step"] == changes["step"].max()) & (changes["coordinate"] == coordinate)]
     usable = last[np.isfinite(last["change"]) & (last["change"] > 0)]
-    by_width = {width: group["change"].to_numpy() for width, group in usable.groupby("width")}
-    if not by_width:
+    size = size_of(changes)
+    by_size = {value: group["change"].to_numpy() for value, group in usable.groupby(size)}
+    if not by_size:
         return
     quantity = hover.Quantity("RMS change since initialization", log=True)
     texts = [
-        "\n".join([coordinate, f"width {width}", *quantity.lines(of_seeds), f"{len(of_seeds)} seeds"])
-        for width, of_seeds in by_width.items()
+        "\n".join([coordinate, f"{size} {value}", *quantity.lines(of_seeds), f"{len(of_seeds)} seeds"])
+        for value, of_seeds in by_size.items()
     ]
-    panels.mean_line(axes, list(by_width), list(by_width.values()), quantity, texts, color=colour)
+    panels.mean_line(axes, list(by_size), list(by_size.values()), quantity, texts, color=colour)
