@@ -12,8 +12,11 @@ from scipy.stats import binomtest, spearmanr
 import planted
 import planted_board
 from lab.__main__ import main
+from lab.analysis.judging.verdicts import Verdict
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
+from lab.studies.claims import CLAIMS
+from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.arms import arm_cards, meanings
 from lab.studies.leaderboard.board import NO_DIFFERENCE, OPEN, Board, curves_of
 from lab.studies.leaderboard.listing import board_of
@@ -27,6 +30,7 @@ from lab.studies.leaderboard.transfer import (
     score,
 )
 
+RESULTS = Path(__file__).parents[1] / "results"
 PLAIN = ("z_loss",)
 Effects = dict[tuple[str, ...], float]
 
@@ -42,7 +46,7 @@ def pair(a: str, b: str, outcome: str = "a", measure: str = "above") -> Pair:
 
 
 def word(of: Board, *about: str) -> str:
-    (found,) = predict(of, [pair(*about)])
+    (found,) = predict(of, [pair(*about)], RESULTS)
     return found.word
 
 
@@ -102,7 +106,7 @@ def test_the_score_counts_decided_pairs_only() -> None:
         pair("peri_ln", "", "a"),
         pair("nope", ""),
     ]
-    found = predict(made, pairs)
+    found = predict(made, pairs, RESULTS)
     assert [one.agrees for one in found if one.is_decided] == [True, True, False]
     counted = score(found)
     assert (counted.decided, counted.agreeing) == (3, 2)
@@ -116,18 +120,41 @@ def test_rank_correlation_is_spearmans() -> None:
     names = ["peri_ln", "relu", "dyt", "biases"]  # as published, the most stable first
     pairs = [pair(a, b) for index, a in enumerate(names) for b in names[index + 1 :]]
     expected = spearmanr([3, 2, 1, 0], [0.2, 0.3, -0.1, -0.2]).statistic
-    assert rank_correlations(predict(made, pairs)) == {"planted": pytest.approx(expected)}
-    assert not rank_correlations(predict(made, pairs[:2]))
+    assert rank_correlations(predict(made, pairs, RESULTS)) == {"planted": pytest.approx(expected)}
+    assert not rank_correlations(predict(made, pairs[:2], RESULTS))
 
 
 def test_published_orderings_name_arms_of_the_board() -> None:
     pairs = published()
     assert {one.ordering for one in pairs} == {f"T{number}" for number in range(1, 13)}
     for one in pairs:
-        assert one.measure in measures()
+        assert (one.measure in measures()) != (one.claim in CLAIMS)
         assert one.outcome in ("a", "b", "equal")
         names = [name.removeprefix("no ") for arm in (one.a, one.b) for name in arm]
-        assert one.why_not or set(names) <= {*arm_cards(), "adamw_qk_clip"}
+        assert one.why_not or one.claim or set(names) <= {*arm_cards(), "adamw_qk_clip"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        ("reproduced", "a"),
+        ("contradicted", "b"),
+        ("no effect", NO_DIFFERENCE),
+        ("inconclusive", OPEN),
+        ("in part", OPEN),
+    ],
+)
+def test_a_claim_predicts_by_its_verdict(verdict: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arms that differ by a schedule, a decay or a size are none of the board."""
+    of_claims = [one for one in published() if one.claim]
+    assert [one.ordering for one in of_claims] == ["T2", "T3", "T4"]
+    monkeypatch.setattr(transfer, "judge_claim", lambda *_: Verdict(verdict, 0.2, 0.1, 0.3, 5, "", "", ""))
+    for one in predict(board({}), of_claims, RESULTS):
+        assert (one.word, one.reason) == (expected, "")
+        assert one.difference is not None
+        assert one.difference[:4] == (-0.2, -0.3, -0.1, 5)
+    (alone, *_) = predict(board({}), of_claims, RESULTS / "none")
+    assert (alone.word, alone.reason) == (NOT_ON_BOARD, f"no runs of the sweep warm_up in {RESULTS / 'none'}")
 
 
 def folder_with(tmp_path: Path, effects: Effects) -> str:
@@ -194,5 +221,5 @@ def test_a_pair_is_looked_up_in_the_sweep_that_has_both_arms(tmp_path: Path) -> 
     made = board_of(folders)
     assert word(made, "relu", "") == NO_DIFFERENCE
     assert word(made, "nope", "") == "a"
-    (apart,) = predict(made, [pair("nope", "relu")])
+    (apart,) = predict(made, [pair("nope", "relu")], RESULTS)
     assert (apart.word, apart.reason) == (NOT_ON_BOARD, "no runs of nope and relu together")

@@ -256,7 +256,7 @@ def _transfer(arguments: list[str]) -> None:
         raise RequestError("lab transfer [TABLE.csv] [--board DIR]; a table has the columns a, b and outcome")
     pairs = transfer.read_outcomes(given.folders[0]) if given.folders else transfer.published()
     board = listing.board_of([Path(given.board)] if given.board else [])
-    for line in transfer.lines(transfer.predict(board, pairs)):
+    for line in transfer.lines(transfer.predict(board, pairs, listing.RESULTS)):
         say(line)
 
 

@@ -10,11 +10,17 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from lab.analysis.judging import earlier_seeds, history
+from lab.analysis.judging.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, share_interval, student_t
 from lab.analysis.text import listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.shipped import load
+from lab.records import store
+from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.arms import known
 from lab.studies.leaderboard.board import ALPHA, NO_DIFFERENCE, OPEN, QK, SAME, Board, Curve, Setting, p_of
 
@@ -56,9 +62,11 @@ class Pair(NamedTuple):
 
     Attributes:
         ordering: which it belongs to.
-        a: what the first arm has besides the recipe of the board; in words where ``why_not``.
+        a: what the first arm has besides the recipe of the board; in words where ``claim`` or ``why_not``.
         outcome: ``a``, ``b`` or ``equal``, as published.
-        why_not: why the board cannot predict it; empty where it can.
+        measure: that predicts it; empty where a claim does.
+        why_not: why nothing here can predict it; empty where something can.
+        claim: which of the lab's claims says that a is the more stable; empty where the board predicts.
     """
 
     ordering: str
@@ -69,6 +77,7 @@ class Pair(NamedTuple):
     outcome: str
     measure: str
     why_not: str = ""
+    claim: str = ""
 
     @property
     def arms(self) -> tuple[str, str]:
@@ -82,7 +91,7 @@ class Prediction(NamedTuple):
 
     Attributes:
         word: ``a``, ``b``, ``no difference``, ``open`` or ``not on the board``.
-        difference: of the measure, a minus b, paired by seed; None where there is none.
+        difference: of the measure, a minus b, paired by seed; of a claim, its effect from b to a. None without one.
         values: means of the measure of a and of b; NaN without runs.
         reason: why there is none; empty where there is one.
     """
@@ -110,7 +119,7 @@ def published() -> list[Pair]:
     for name, ordering in load(FILE)["orderings"].items():
         for entry in ordering["pairs"]:
             a, b = ((one,) if isinstance(one, str) else tuple(one) for one in (entry["a"], entry["b"]))
-            about = (entry["outcome"], entry["measure"], entry.get("why_not", ""))
+            about = (entry["outcome"], entry.get("measure", ""), entry.get("why_not", ""), entry.get("claim", ""))
             pairs.append(Pair(name, ordering["source"], ordering["size"], a, b, *about))
     return pairs
 
@@ -151,11 +160,28 @@ def _arm(text: str) -> tuple[str, ...]:
     return names
 
 
-def predict(board: Board, pairs: Sequence[Pair]) -> list[Prediction]:
-    """What the rule says of each pair: of the settings in which both arms were trained, that with the most arms."""
+def predict(board: Board, pairs: Sequence[Pair], results: Path) -> list[Prediction]:
+    """What the rule says of each pair: of the settings in which both arms were trained, that with the most arms.
+
+    Args:
+        results: the folder of results on which claims are judged.
+    """
     every = [one.setting for one in board.curves]
     settings = sorted(set(every), key=lambda setting: -every.count(setting))
-    return [_predict(board, pair, settings) for pair in pairs]
+    return [_by_claim(pair, results) if pair.claim else _predict(board, pair, settings) for pair in pairs]
+
+
+def _by_claim(pair: Pair, results: Path) -> Prediction:
+    claim, nothing = CLAIMS[pair.claim], (math.nan, math.nan)
+    folder = results / claim.sweep
+    records = store.find(folder) if folder.is_dir() else None
+    if not records:
+        return Prediction(pair, NOT_ON_BOARD, None, nothing, f"no runs of the sweep {claim.sweep} in {results}")
+    evidence = Evidence(str(folder), records, store.commands(folder), earlier_seeds.read(folder))
+    reading = history.number(history.readings([results]).get(claim.name, ()))
+    verdict = judge_claim(claim, [evidence], reading)
+    word = {REPRODUCED: A, CONTRADICTED: B, NO_EFFECT: NO_DIFFERENCE}.get(verdict.verdict, OPEN)
+    return Prediction(pair, word, Interval(-verdict.effect, -verdict.high, -verdict.low, verdict.seeds), nothing)
 
 
 def _predict(board: Board, pair: Pair, settings: Sequence[Setting]) -> Prediction:
@@ -250,7 +276,7 @@ def rank_correlations(predictions: Sequence[Prediction]) -> dict[str, float]:
     correlations = {}
     for ordering in dict.fromkeys(one.pair.ordering for one in predictions):
         mine = [one for one in predictions if one.pair.ordering == ordering and one.difference is not None]
-        for key in dict.fromkeys(one.pair.measure for one in mine):
+        for key in dict.fromkeys(one.pair.measure for one in mine if one.pair.measure):
             places, values = dict[tuple[str, ...], int](), dict[tuple[str, ...], float]()
             for one in mine:
                 if one.pair.measure != key:
@@ -272,7 +298,7 @@ def table(predictions: Sequence[Prediction]) -> pd.DataFrame:
             "ordering": [one.pair.ordering for one in predictions],
             "a": [one.pair.arms[0] for one in predictions],
             "b": [one.pair.arms[1] for one in predictions],
-            "measure": [one.pair.measure for one in predictions],
+            "measure": [one.pair.measure or one.pair.claim for one in predictions],
             "a minus b": [_shown(one.difference) for one in predictions],
             "predicted": [one.word for one in predictions],
             "published": [one.pair.outcome for one in predictions],
