@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from scipy.stats import binomtest, spearmanr
 
@@ -13,6 +14,7 @@ import planted
 import planted_board
 from lab.__main__ import main
 from lab.analysis.judging.verdicts import Verdict
+from lab.analysis.statistics import Interval
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.studies.claims import CLAIMS
@@ -132,6 +134,27 @@ def test_published_orderings_name_arms_of_the_board() -> None:
         assert one.outcome in ("a", "b", "equal")
         names = [name.removeprefix("no ") for arm in (one.a, one.b) for name in arm]
         assert one.why_not or one.claim or set(names) <= {*arm_cards(), "adamw_qk_clip"}
+
+
+def test_a_trend_is_the_slope_of_the_difference_over_sizes_of_one_text() -> None:
+    sizes = [(32, 40_000, -0.1), (64, 400_000, -0.2), (128, 4_000_000, -0.3)]
+    runs = []
+    for width, parameters, effect in sizes:
+        effects, size = {PLAIN: 0.0, ("relu", "z_loss"): effect}, {"model.width": width, "parameters": parameters}
+        runs.append(planted.table(planted_board.cards(effects, spread=1e-3, **size)))
+
+    def trend(*tables: pd.DataFrame) -> Interval | None:
+        made = Board(curves_of(Records(pd.concat(tables, ignore_index=True), NO_METRICS), {}), meanings())
+        (found,) = predict(made, [pair("relu", "")], RESULTS)
+        assert found.word == "a"
+        return found.trend
+
+    found = trend(*runs)
+    assert found is not None
+    assert found.mean == pytest.approx(-0.1, abs=2e-3)
+    assert found.n == 6
+    assert trend(*runs[:2]) is None
+    assert trend(*runs[:2], runs[2].assign(**{"data.name": "trigram"})) is None
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Interventions: changes to attention, and terms of the loss; the presence of its config key switches one on."""
+"""Interventions: changes of a model, and terms of its loss; the presence of its config key switches one on."""

@@ -12,6 +12,7 @@ import pandas as pd
 
 from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
+from lab.analysis.judging.effects import FEWEST_SIZES, slope
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, share_interval, student_t
@@ -94,6 +95,7 @@ class Prediction(NamedTuple):
         difference: of the measure, a minus b, paired by seed; of a claim, its effect from b to a. None without one.
         values: means of the measure of a and of b; NaN without runs.
         reason: why there is none; empty where there is one.
+        trend: slope of the difference over log10 of parameters, by seed; None below three sizes.
     """
 
     pair: Pair
@@ -101,6 +103,7 @@ class Prediction(NamedTuple):
     difference: Interval | None
     values: tuple[float, float]
     reason: str = ""
+    trend: Interval | None = None
 
     @property
     def is_decided(self) -> bool:
@@ -204,7 +207,24 @@ def _predict(board: Board, pair: Pair, settings: Sequence[Setting]) -> Predictio
     seeds = values[0].index.intersection(values[1].index)
     interval = student_t((values[0].loc[seeds] - values[1].loc[seeds]).astype(float))
     word = _word(interval, _adjusted(board, a, b, setting, grid, measure), measure)
-    return Prediction(pair, word, interval, (float(values[0].mean()), float(values[1].mean())))
+    trend = _trend(board, pair, setting, settings, measure)
+    return Prediction(pair, word, interval, (float(values[0].mean()), float(values[1].mean())), trend=trend)
+
+
+def _trend(board: Board, pair: Pair, mine: Setting, settings: Sequence[Setting], measure: Measure) -> Interval | None:
+    """How the difference of two arms grows with the size, in settings that are this one but for the size."""
+    by_size = dict[float, pd.Series]()
+    for setting in settings:
+        a, b = board.find(pair.a, setting), board.find(pair.b, setting)
+        if a is not None and b is not None and _but_for_size(setting) == _but_for_size(mine):
+            by_size[float(b.parameters)] = a.seeds[measure.key] - b.seeds[measure.key]
+    if len(by_size) < FEWEST_SIZES:
+        return None
+    return student_t(slope(pd.DataFrame(by_size).dropna().astype(float)))
+
+
+def _but_for_size(setting: Setting) -> Setting:
+    return tuple((key, value) for key, value in setting if key != "sweep" and not key.startswith("model."))
 
 
 def _both(board: Board, pair: Pair, settings: Sequence[Setting]) -> tuple[Setting, Curve, Curve] | None:
@@ -300,6 +320,7 @@ def table(predictions: Sequence[Prediction]) -> pd.DataFrame:
             "b": [one.pair.arms[1] for one in predictions],
             "measure": [one.pair.measure or one.pair.claim for one in predictions],
             "a minus b": [_shown(one.difference) for one in predictions],
+            "per decade of size": ["" if one.trend is None else _shown(one.trend) for one in predictions],
             "predicted": [one.word for one in predictions],
             "published": [one.pair.outcome for one in predictions],
             "agrees": [("yes" if one.agrees else "no") if one.is_decided else "" for one in predictions],
