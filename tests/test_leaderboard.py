@@ -17,9 +17,10 @@ from scipy.stats import t, ttest_1samp
 import planted
 import planted_board
 from lab.__main__ import main
-from lab.analysis import sensitivity
+from lab.analysis import leaderboard, sensitivity, transfer
 from lab.analysis.curves import points
 from lab.analysis.statistics import student_t
+from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder, load
 from lab.records import store
@@ -390,3 +391,13 @@ def test_a_report_of_many_arms_draws_one_figure_and_says_what_it_leaves_out(tmp_
     assert len(list((folder / "figures").glob("*.svg"))) == 1
     assert f"Of {MOST_ARMS + 2} arms one figure is drawn" in text
     assert f"{(MOST_ARMS + 2) * (MOST_ARMS + 1) // 2:,} differences are more than a page shows" in text
+
+
+def test_notebooks_get_the_board_as_tables(tmp_path: Path) -> None:
+    folder = written(tmp_path / "board", records({("z_loss",): 0.0, ("relu", "z_loss"): -0.1}))
+    table = leaderboard(folder)
+    assert [*table.index] == ["(reference)", "relu"]
+    assert table.loc["relu", "verdict"] == HELPS
+    with pytest.raises(RequestError, match="no panel 'with'"):
+        leaderboard(folder, "with")
+    assert transfer(folder).set_index("ordering").loc["T2", "predicted"] == "not on the board"

@@ -23,14 +23,16 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.records.store import Records as Records
     from lab.report import findings as findings
     from lab.report import tables as tables
+    from lab.report.notebook import leaderboard as leaderboard
     from lab.report.notebook import show as show
+    from lab.report.notebook import transfer as transfer
     from lab.report.scoreboard import verdicts as verdicts
 
 # Imported when first asked for, since matplotlib and scipy take longer to load than most of what is asked.
 _MODULES = {
     "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
-    "lab.report.notebook": ("show",),
+    "lab.report.notebook": ("leaderboard", "show", "transfer"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",

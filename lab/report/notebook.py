@@ -1,12 +1,16 @@
-"""Show figures in notebooks with their captions, as the report shows them."""
+"""Figures and tables of notebooks: figures with their captions as in the report, and the board of interventions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+import pandas as pd
 
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, window_of
+from lab.core.errors import RequestError, nearest
 from lab.records.store import Records
 
 
@@ -43,3 +47,43 @@ def show(records: Records, name: str, window: Sequence[float] = WINDOW) -> Shown
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
     drawing = forecasts[name](records) if name in forecasts else FIGURES[name](records, None, window_of(window))
     return Shown(layout.svg(drawing, name), drawing.caption)
+
+
+def leaderboard(folder: str | Path, panel: str = "") -> pd.DataFrame:
+    """The board of interventions, as `lab leaderboard` prints it.
+
+    Args:
+        folder: of results that hold the reference.
+        panel: its title; the first panel without one.
+
+    Returns:
+        A row for each arm below that of the reference: verdict, differences from the reference in nats per token with
+        95 % intervals over seeds, ranks and counts.
+
+    Raises:
+        RequestError: no such folder or panel, or no reference in it.
+    """
+    from lab.studies.leaderboard import listing
+
+    panels = {each.title: each for each in listing.board_of([Path(folder)]).panels}
+    if panel and panel not in panels:
+        raise RequestError(f"no panel {panel!r}; {nearest(panel, panels)}")
+    return listing.table(panels[panel or next(iter(panels))]).set_index("arm")
+
+
+def transfer(folder: str | Path) -> pd.DataFrame:
+    """Published orderings of large models and what the board predicts of them, as `lab transfer` prints them.
+
+    Args:
+        folder: of results that hold the reference of the board; claims are judged on the folders beside it.
+
+    Returns:
+        A row for each pair of arms.
+
+    Raises:
+        RequestError: as ``leaderboard``.
+    """
+    from lab.studies.leaderboard import listing, transfer
+
+    board = listing.board_of([Path(folder)])
+    return transfer.table(transfer.predict(board, transfer.published(), Path(folder).resolve().parent))
