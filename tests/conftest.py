@@ -43,8 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    spare_the_collector()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last test of a file, too: what is kept from then on is kept for others."""
+    if nextitem is not None and nextitem.path != item.path:
+        spare_the_collector()
+
+
+def spare_the_collector() -> None:
+    """Let the collector walk what lives to the end, such as thousands of collected tests and torch, no more."""
     gc.collect()
-    gc.freeze()  # thousands of collected tests, and torch, live to the end: the collector need not walk them each time
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
