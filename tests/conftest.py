@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import composing
 from lab.core import machine
 from lab.records import store
 from lab.training.fleet import Fleet
@@ -32,13 +33,39 @@ settings.register_profile(
 settings.register_profile("slow", settings.get_profile("quick"), max_examples=500, derandomize=False, database=None)
 
 
+def is_quick(config: pytest.Config) -> bool:
+    """Whether tests that are slow are left out."""
+    return "not slow" in config.option.markexpr
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("quick" if "not slow" in config.option.markexpr else "slow")
+    settings.load_profile("quick" if is_quick(config) else "slow")
 
 
 def pytest_collection_finish() -> None:
+    spare_the_collector()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last test of a file, too: what is kept from then on is kept for others."""
+    if nextitem is not None and nextitem.path != item.path:
+        spare_the_collector()
+
+
+def spare_the_collector() -> None:
+    """Let the collector walk what lives to the end, such as thousands of collected tests and torch, no more."""
     gc.collect()
-    gc.freeze()  # thousands of collected tests, and torch, live to the end: the collector need not walk them each time
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remembered(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Quick tests read and merge the lab's own configs once for each choice of files; Hydra takes most of a request."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_quick(pytestconfig):
+            composing.remember(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

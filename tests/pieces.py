@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 import lab.optim.schedule
@@ -25,10 +26,16 @@ CONF = Path(__file__).parents[1] / "conf"
 CPU = torch.device("cpu")
 
 
+@cache
+def _read(group: str, name: str) -> DictConfig:
+    config = OmegaConf.load(CONF / group / f"{name}.yaml")
+    assert isinstance(config, DictConfig)
+    return config
+
+
 def recipe(group: str, name: str) -> dict[str, Any]:
     """What ``conf/group/name.yaml`` says."""
-    values = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
-    assert isinstance(values, dict)
+    values: Any = OmegaConf.to_container(_read(group, name))
     return {str(key): value for key, value in values.items()}
 
 

@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
 from lab.__main__ import main
+from lab.core import machine
 from lab.records import store
 
 WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "intervention=[],[qk_layernorm]"]
-SIZE = ["data=synthetic", "validation=short", "model.width=16", "steps=60", "hydra.sweeper.max_runs=2"]
+SIZE = ["data=synthetic", "validation=short", "model.width=16", "model.depth=1", "steps=40", "hydra.sweeper.max_runs=2"]
 RUNS = 8  # in four fleets
 needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
 TIMINGS = ["wall_seconds", "model_steps_per_second", "out"]
@@ -26,6 +29,21 @@ TIMINGS = ["wall_seconds", "model_steps_per_second", "out"]
 def begin(folder: Path, launcher: str, *more: str) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "lab", *WORDS, *SIZE, f"hydra/launcher={launcher}", f"out={folder}", *more]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def begin_forked(folder: Path) -> Any:
+    """The same in one process that is forked from one with torch; it draws nothing."""
+    processes: Any = machine.clean_process_context()
+    sweep = processes.Process(target=_finish_silently, args=(folder,))
+    sweep.start()
+    return sweep
+
+
+def _finish_silently(folder: Path) -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    finish(folder, "basic")
 
 
 def finished(folder: Path, *words: str) -> store.Records:
@@ -43,8 +61,8 @@ def finish(folder: Path, launcher: str = "local") -> store.Records:
     return finished(folder, *WORDS, *SIZE, f"hydra/launcher={launcher}")
 
 
-def wait_for_runs(folder: Path, count: int, sweep: subprocess.Popen[bytes]) -> None:
-    while len(list(folder.glob("runs/*/run.json"))) < count and sweep.poll() is None:
+def wait_for_runs(folder: Path, count: int, goes_on: Callable[[], bool]) -> None:
+    while len(list(folder.glob("runs/*/run.json"))) < count and goes_on():
         time.sleep(0.01)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from composing import remember
 from lab.__main__ import main
 from lab.cli import campaign, launch, listing, multirun
 from lab.cli.compose import Request
@@ -110,7 +109,6 @@ def test_a_dry_run_tells_hours_and_what_each_part_decides(
 def test_parts_are_trained_as_their_sweeps_and_resumed(
     described: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remember(monkeypatch)
     describe(described, f"steps {TINY}", f"kappa {TINY} intervention.kappa_transplant.kappa=1,10 model.depth=2")
     assert lab("campaign", "toy", "out=there") == 0
     said = capsys.readouterr().out

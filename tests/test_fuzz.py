@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import pytest
 
-from composing import remember
 from lab.__main__ import main
 from lab.cli import compose, multirun
 from lab.sweeping.planner import points
@@ -101,8 +100,6 @@ def test_a_random_request_is_carried_out_or_refused_in_one_line(
         raise SystemExit(0 if points(composed.trees) else 1)
 
     monkeypatch.setattr(multirun, "plan", understood)
-    if count < 1000:
-        remember(monkeypatch)
     chance, codes = random.Random(count), []
     for _ in range(count):
         start = chance.choice([["train", "-m"]] * 36 + [["train"]] * 3 + [["sweep", "smoke"], ["sweep"]])

@@ -10,11 +10,15 @@ import pytest
 import planted
 import planted_board
 from lab.__main__ import main
-from lab.cli.recipe import read_recipe
+from lab.cli.launch import compose_points
+from lab.cli.recipe import composed_arms, read_recipe
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
-from lab.studies.leaderboard.recipe import FRESH_SEEDS, SURVIVORS, Recipe, lines
+from lab.studies.leaderboard.arms import arm_cards
+from lab.studies.leaderboard.recipe import FRESH_SEEDS, SURVIVORS, ArmChoice, Recipe, lines
+
+pytestmark = pytest.mark.xdist_group("recipe")  # one process composes every arm
 
 OWN = ("qk_layernorm", "z_loss")  # of the default recipe
 SWEEP = """\
@@ -39,6 +43,13 @@ def sweep_file(folder: Path, more: str = "", lrs: str = GRID) -> Path:
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return read_recipe(sweep_file(tmp_path_factory.mktemp("recipe")))
+
+
+@pytest.fixture(scope="module")
+def short(recipe: Recipe) -> Recipe:
+    """The recipe with a few more arms than survive."""
+    first = [arm.name for arm in recipe.arms[: SURVIVORS + 5]]
+    return recipe._replace(arms=[arm for arm in recipe.arms if arm.name in {*first, "relu", "peri_ln"}])
 
 
 def with_own(name: str) -> tuple[str, ...]:
@@ -70,34 +81,49 @@ def test_the_first_stage_is_a_command_that_the_lab_takes(recipe: Recipe, tmp_pat
     assert f"{(len(recipe.arms) + 1) * 21:,} runs" in shown[0]
 
 
-def test_an_arm_that_does_nothing_in_this_recipe_is_refused(tmp_path: Path) -> None:
+def test_an_arm_that_does_nothing_in_this_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {name: arm_cards()[name] for name in ("ln_scaling", "relu")}
+    monkeypatch.setattr("lab.cli.recipe.arm_cards", lambda: cards)
     shallow = read_recipe(sweep_file(tmp_path, "model: {depth: 1}\n"))
-    assert shallow.refused["ln_scaling"] == "it does nothing under a model of one block"
+    assert shallow.refused == {"ln_scaling": "it does nothing under a model of one block"}
+    assert [arm.name for arm in shallow.arms] == ["relu"]
 
 
-def test_the_second_stage_takes_the_best_arms_on_fresh_seeds(recipe: Recipe, tmp_path: Path) -> None:
-    names = [arm.name for arm in recipe.arms]
+def test_the_config_of_an_arm_is_what_its_word_composes(tmp_path: Path) -> None:
+    words = ("intervention=[qk_layernorm,score_softcap,z_loss]", "intervention=[peri_ln,qk_layernorm,z_loss]")
+    choices = [ArmChoice(name, word) for name, word in zip(("score_softcap", "peri_ln"), words, strict=True)]
+    choices.append(ArmChoice("lion", "optimizer=lion"))
+    shared = ("out=runs/mine", "seed=0", "optimizer.lr=3e-4")
+    (own,) = compose_points([*shared, "data=stdlib"])
+    found = composed_arms(sweep_file(tmp_path), choices, own)
+    for choice in choices:
+        (wanted,) = compose_points([choice.word, *shared, "data=stdlib"])
+        assert dict(found[choice.name]) == dict(wanted)
+
+
+def test_the_second_stage_takes_the_best_arms_on_fresh_seeds(short: Recipe, tmp_path: Path) -> None:
+    names = [arm.name for arm in short.arms]
     best = names[3 : 3 + SURVIVORS + 2]
     effects = {name: -0.2 + 0.01 * place for place, name in enumerate(best)}
     plant(tmp_path / "stage_1", names, effects, (0, 1, 2))
-    shown = list(lines(recipe, tmp_path))
+    shown = list(lines(short, tmp_path))
     assert shown[0].startswith(f"Stage 1 chose {SURVIVORS} of {len(names)} arms")
     assert [line.split(":")[0].strip() for line in shown[1 : 1 + SURVIVORS]][:3] == best[:3]
     assert f"seed=3,4,5,6,7,8 out={tmp_path}/stage_2" in shown[-1]
 
 
-def test_an_unfinished_stage_is_gone_on_with(recipe: Recipe, tmp_path: Path) -> None:
-    names = [arm.name for arm in recipe.arms]
+def test_an_unfinished_stage_is_gone_on_with(short: Recipe, tmp_path: Path) -> None:
+    names = [arm.name for arm in short.arms]
     plant(tmp_path / "stage_1", names[:-1], {}, (0, 1, 2))
-    shown = list(lines(recipe, tmp_path))
+    shown = list(lines(short, tmp_path))
     assert shown[0].startswith(f"The first stage lacks seeds of {names[-1]};")
 
 
-def test_the_answer_is_what_helps_on_fresh_seeds_its_price_and_the_correction(recipe: Recipe, tmp_path: Path) -> None:
-    names = [arm.name for arm in recipe.arms]
+def test_the_answer_is_what_helps_on_fresh_seeds_its_price_and_the_correction(short: Recipe, tmp_path: Path) -> None:
+    names = [arm.name for arm in short.arms]
     plant(tmp_path / "stage_1", names, {"relu": -0.15, "peri_ln": -0.15}, (0, 1, 2))
     plant(tmp_path / "stage_2", ["relu", "peri_ln"], {"relu": -0.15, "peri_ln": 0.0}, FRESH)
-    answer = list(lines(recipe, tmp_path))[-1]
+    answer = list(lines(short, tmp_path))[-1]
     assert answer.startswith("Add relu (-0.1")
     assert "+64 parameters" in answer
     assert f"Chosen among {len(names)} arms on other seeds, judged on 6 fresh seeds alone" in answer
@@ -106,12 +132,12 @@ def test_the_answer_is_what_helps_on_fresh_seeds_its_price_and_the_correction(re
 
 
 @pytest.mark.parametrize("effects", [{}, {"relu": -0.15}])
-def test_nothing_is_added_where_nothing_helps(recipe: Recipe, tmp_path: Path, effects: dict[str, float]) -> None:
+def test_nothing_is_added_where_nothing_helps(short: Recipe, tmp_path: Path, effects: dict[str, float]) -> None:
     """No arm is better in the first stage, or it is not on fresh seeds."""
-    plant(tmp_path / "stage_1", [arm.name for arm in recipe.arms], effects, (0, 1, 2))
+    plant(tmp_path / "stage_1", [arm.name for arm in short.arms], effects, (0, 1, 2))
     if effects:
         plant(tmp_path / "stage_2", ["relu"], {"relu": 0.0}, FRESH)
-    assert list(lines(recipe, tmp_path))[-1].startswith("Add none of them:")
+    assert list(lines(short, tmp_path))[-1].startswith("Add none of them:")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import on_ranks
-from lab.core import distributed, files
+from lab.core import distributed, files, machine
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.training.building import check_ranks
@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
 
-pytestmark = pytest.mark.xdist_group("ranks")  # one process trains what the others compare with
-
+# One process trains what the others compare with, and has processes to fork from.
+pytestmark = pytest.mark.xdist_group("sweeping")
 
 ROUNDING = 2**-24  # of float32
 
@@ -72,11 +72,44 @@ def alone(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return {1: on_ranks.trained(folder, 1), 3: on_ranks.trained(folder, 3, halfway="one process")}
 
 
-def by_two(folder: Path, *options: str) -> Any:
-    """What two ranks found."""
-    words = [*TORCHRUN, str(HERE / "on_ranks.py"), str(folder), *options]
+def by_two(folder: Path) -> Any:
+    """What two ranks of torchrun found of all fleets."""
+    words = [*TORCHRUN, str(HERE / "on_ranks.py"), str(folder)]
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return json.loads((folder / "found.json").read_text())
+
+
+def unused_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def meeting_at(port: int) -> dict[str, str]:
+    """Environment of two ranks."""
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**where, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+def as_rank_of_two(rank: int, port: int, folder: Path) -> None:
+    """Be one of two ranks, in a process of its own."""
+    os.environ |= {**meeting_at(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    on_ranks.main(folder, "--one-run")
+    os._exit(0)  # as lab does
+
+
+def by_two_forks(folder: Path) -> Any:
+    """What two ranks found of one run, without the time that torchrun and its processes take to load torch."""
+    processes: Any = machine.clean_process_context()
+    port = unused_port()
+    pair = [processes.Process(target=as_rank_of_two, args=(rank, port, folder)) for rank in (0, 1)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join()
+    assert [process.exitcode for process in pair] == [0, 0]
     return json.loads((folder / "found.json").read_text())
 
 
@@ -86,7 +119,7 @@ def found(folder: Path, alone: dict[int, list[dict[str, Any]]]) -> Any:
 
 
 def test_a_run_of_two_processes_is_that_of_one(tmp_path: Path) -> None:
-    found, alone = by_two(tmp_path, "--one-run"), on_ranks.trained(tmp_path, 1)
+    found, alone = by_two_forks(tmp_path), on_ranks.trained(tmp_path, 1)
     assert [differing(found[f"{how} 1"], alone) for how in ("ddp", "fsdp")] == [[], []]
     assert len(alone[0]) > 300
 
@@ -208,16 +241,7 @@ TRAIN = [
 
 def two(folder: Path, *words: str) -> list[subprocess.Popen[str]]:
     """The command line as two ranks, without torchrun, so that each has an exit code of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    meeting = {
-        **ENVIRONMENT,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
+    meeting = {**ENVIRONMENT, **meeting_at(unused_port())}
     command = [sys.executable, "-m", "lab", *TRAIN, f"out={folder}", *words]
     return [
         subprocess.Popen(

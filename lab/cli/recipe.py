@@ -34,8 +34,10 @@ def read_recipe(file: Path) -> Recipe:
     own, names = trees[0], frozenset(map(str, trees[0]["intervention"]))
     optimizer = str(own["optimizer"]["name"])
     choices = [choice for card in arm_cards().values() if (choice := _choice(card, names, optimizer))]
-    composed = _composed(file, choices, own)
-    reasons = {choice.name: _reason(arm_cards()[choice.name], own, composed[choice.name]) for choice in choices}
+    reasons = {choice.name: _reason_of_card(arm_cards()[choice.name], own) for choice in choices}
+    left = [choice for choice in choices if not reasons[choice.name]]
+    composed = composed_arms(file, left, own)
+    reasons |= {choice.name: _reason_of_config(choice.name, composed[choice.name]) for choice in left}
     arms = [choice for choice in choices if not reasons[choice.name]]
     refused = {name: reason for name, reason in reasons.items() if reason}
     return Recipe(file, names, optimizer, len(lrs), tuple(map(int, seeds)), arms, refused)
@@ -63,32 +65,41 @@ def _choice(card: ArmCard, names: frozenset[str], optimizer: str) -> ArmChoice |
     return ArmChoice(card.name, f"intervention=[{','.join(sorted({*names, card.name}))}]")
 
 
-def _composed(file: Path, choices: Sequence[ArmChoice], own: Tree) -> dict[str, Tree]:
-    """A point of each arm."""
+def composed_arms(file: Path, choices: Sequence[ArmChoice], own: Tree) -> dict[str, Tree]:
+    """A point of each arm; those of interventions are cut out of one that has all of them, each below its own key."""
     first = [f"{key}={tree_value(own, key)!r}" for key in SWEPT]
     trees: dict[str, Tree] = {}
-    for group in ("intervention", "optimizer"):
-        mine = [choice for choice in choices if choice.word.startswith(group)]
-        if mine:
-            words = ",".join(choice.word.partition("=")[2] for choice in mine)
-            points = _trees(file, [f"{group}={words}", *first])
-            trees |= {choice.name: tree for choice, tree in zip(mine, points, strict=True)}
+    if added := [choice.name for choice in choices if choice.word.startswith("intervention")]:
+        (all_of_them,) = _trees(file, [f"intervention=[{','.join(sorted({*own['intervention'], *added}))}]", *first])
+        every = all_of_them["intervention"]
+        for name in added:
+            kept = {key: value for key, value in every.items() if key == name or key in own["intervention"]}
+            trees[name] = {**all_of_them, "intervention": kept}
+    if optimizers := [choice for choice in choices if choice.word.startswith("optimizer")]:
+        words = ",".join(choice.name for choice in optimizers)
+        points = _trees(file, [f"optimizer={words}", *first])
+        trees |= {choice.name: tree for choice, tree in zip(optimizers, points, strict=True)}
     return trees
 
 
-def _reason(card: ArmCard, own: Tree, tree: Tree) -> str:
-    """Why an arm cannot stand beside the recipe; empty where it can."""
-    from lab.sweeping.cautions import find_cautions
-    from lab.training.config import run_config
-
+def _reason_of_card(card: ArmCard, own: Tree) -> str:
+    """Why an arm cannot stand beside the recipe, by what its card says; empty where nothing on it speaks against it."""
     if card.lr != SAME:
         return "its learning rate means something else, so it takes a sweep of its own"
     for key, value in card.nothing_where.items():
         found = tree_value(own, key)
         if found == value or (value == "on" and found is not None):
             return f"it does nothing under {card.nothing_under}"
+    return ""
+
+
+def _reason_of_config(name: str, tree: Tree) -> str:
+    """Why the config of an arm cannot be trained, or does nothing; empty where it can."""
+    from lab.sweeping.cautions import find_cautions
+    from lab.training.config import run_config
+
     try:
         config = run_config(tree)
     except RequestError as refusal:
         return str(refusal)
-    return next((line for line in find_cautions([config]) if line.startswith(card.name)), "")
+    return next((line for line in find_cautions([config]) if line.startswith(name)), "")

@@ -31,6 +31,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -328,7 +329,7 @@ def _in_parts(folder: Path) -> list[Records]:
         raise ValueError(f"cards with {len(settings):,} keys")
     metric_files = [run_folders[name] / "metrics.parquet" for name in cards]
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
-    runs = declared(pd.DataFrame([*cards.values()]))
+    runs = declared(pd.DataFrame([*cards.values()])) if cards else _no_runs()
     metrics = files.read_tables(metric_files) if cards else NO_METRICS
     events = files.read_tables(event_files) if event_files else NO_EVENTS
     return [*gathered, Records(runs, metrics, events)]
@@ -345,20 +346,33 @@ def joined(*in_parts: Records) -> Records:
     return Records(declared(runs), metrics.astype(METRIC_COLUMNS), events.astype(EVENT_COLUMNS))
 
 
+@cache
+def _no_runs() -> pd.DataFrame:
+    return declared(pd.DataFrame())
+
+
 def declared(runs: pd.DataFrame) -> pd.DataFrame:
     """Order and type the columns: the fixed ones as declared, then every config column; rows sorted by id."""
-    for column, (least, most) in BOUNDS.items():
-        values = runs[column] if column in runs else pd.Series(dtype=float)
-        numbers = pd.to_numeric(values.dropna() if column in RUN_COLUMNS else values)
-        if not numbers.between(least, most).all() or any(isinstance(value, bool | np.bool_) for value in values):
-            raise ValueError(f"{column} is not a number from {least:g} to {most:g}")
-    for column, kind in RUN_COLUMNS.items():
-        runs[column] = (runs[column] if column in runs else pd.Series([None] * len(runs), runs.index)).astype(kind)  # type: ignore[call-overload]
+    for column, bounds in BOUNDS.items():
+        if column in runs:
+            _refuse_out_of_bounds(runs[column], *bounds)
+    runs = runs.assign(**dict.fromkeys(RUN_COLUMNS.keys() - runs.columns)).astype(RUN_COLUMNS)
     if strange := set(runs["status"].dropna()) - set(STATUSES) or runs["status"].isna().any():
         raise ValueError(f"a run has the status {strange}")
     runs[list(SPIKE_LAB)] = runs[list(SPIKE_LAB)].fillna("none")
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
     return runs[[*RUN_COLUMNS, *config]].sort_values("id", ignore_index=True)
+
+
+def _refuse_out_of_bounds(column: pd.Series[Any], least: float, most: float) -> None:
+    """Refuse what is no number within bounds; null is none in columns of settings."""
+    values = column.dropna() if column.name in RUN_COLUMNS else column
+    numbers = pd.to_numeric(values).to_numpy(dtype=float)
+    are_plain = isinstance(values.dtype, np.dtype) and values.dtype.kind in "iuf"
+    if not ((numbers >= least) & (numbers <= most)).all() or (
+        not are_plain and any(isinstance(value, bool | np.bool_) for value in values)
+    ):
+        raise ValueError(f"{column.name} is not a number from {least:g} to {most:g}")
 
 
 def statuses(folder: Path) -> dict[str, str]:
