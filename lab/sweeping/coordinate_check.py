@@ -29,11 +29,11 @@ from lab.training.fleet import Fleet
 KINDS = ("query", "key", "scores", "block_output", "logits")
 ROWS = 8  # held-out windows on which changes are measured, the same for every width, seed and step
 VARIES = ("model.width", "seed", "data.seed")
-# Overrides of a check, before the user's.  No qk-layernorm: it would hide the growth of queries and keys from the
-# scores.  The learning rate is the best of the base width, without warm-up: ten updates can move a row of the embedding
-# by more than its initial norm, at every width.  After fewer updates, normalization makes the first block change with
-# the square root of the width under every parametrization of the paper, since none rescales the embedding; at higher
-# learning rates five seeds lie too far apart to decide.
+# Overrides of a check; the user's come after them.  Without qk-layernorm, which would hide the growth of queries and
+# keys from the scores.  The learning rate is the best one of the base width, without warm-up.  Ten updates: they can
+# move a row of the embedding by more than its initial norm, at every width.  After fewer, normalization makes the first
+# block change with the square root of the width under every parametrization of the paper, since none rescales the
+# embedding.  At higher learning rates five seeds lie too far apart to decide.
 DEFAULTS = [
     *("data=synthetic", "intervention=[]", "schedule=constant", "schedule.warmup=0", "optimizer.lr=3e-2", "steps=10"),
     *("model.width=32,64,128,256", "seed=0,1,2,3,4", "probes=none", "out=runs/coordcheck"),
@@ -42,9 +42,9 @@ DEFAULTS = [
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What a few updates changed at several widths, judged by ``lab.sweeping.coordinate_growth.slopes``.
+    """Changes after a few updates at several widths, judged by ``lab.sweeping.coordinate_growth.slopes``.
 
-    ``changes`` holds the rows of ``changes``; ``parametrization`` names the one checked.
+    ``changes`` holds the rows of the function ``changes``; ``parametrization`` is the name of the one checked.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class CoordinateCheck:
 
     @cached_property
     def slopes(self) -> pd.DataFrame:
-        """The slope of each coordinate with its interval, and whether it holds."""
+        """The slope of each coordinate with its interval, and whether it stays within the bound."""
         return coordinate_growth.slopes(self.changes)
 
     @property
@@ -62,7 +62,7 @@ class CoordinateCheck:
         return bool(self.slopes["holds"].all())
 
     def lines(self) -> Iterator[str]:
-        """Table and verdict."""
+        """Yield the lines of a table, and the verdict."""
         yield from coordinate_growth.lines(self.changes)
         grown = " ".join(self.slopes.loc[~self.slopes["holds"], "coordinate"])
         verdict = "passes" if self.passed else f"fails by {grown}"
@@ -77,10 +77,10 @@ class CoordinateCheck:
 
 
 def check_coordinates(trees: Sequence[Mapping[str, Any]]) -> CoordinateCheck:
-    """Train a few steps at every width and measure what they change.
+    """Train a few steps at every width and measure the changes.
 
     Raises:
-        RequestError: points differ in more than width and seed, or in too little for a slope with an interval.
+        RequestError: points differ in more than width and seed, or are too few for a slope with an interval.
     """
     configs = sorted((point.config for point in _check_points(trees)), key=lambda config: config.model.width)
     folder = results_folder(trees)
@@ -92,7 +92,7 @@ def check_coordinates(trees: Sequence[Mapping[str, Any]]) -> CoordinateCheck:
 
 def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
     if distributed.world_size() > 1:
-        raise RequestError("coordcheck trains in one process; leave torchrun away")
+        raise RequestError("coordcheck trains in one process; run it without torchrun")
     requested = points(trees)
     if requested[0].config.guest:
         raise RequestError("coordcheck compares parametrizations, and none applies to a custom model")
@@ -128,7 +128,7 @@ def changes(configs: Sequence[RunConfig]) -> Iterator[dict[str, Any]]:
 
 @torch.no_grad()
 def _observe(fleet: Fleet, tokens_rbt: Tensor) -> dict[str, Tensor]:
-    """The tensors at the hook points, by names such as ``block0.query``; of scores, those of earlier tokens."""
+    """The tensors at the hook points, by names such as ``block0.query``; of scores, the causal part only."""
     tensors: dict[str, Tensor] = {}
 
     def record(kind: str, where: str, *values: Tensor) -> None:

@@ -13,7 +13,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import number
 
-# Half the smallest power of the width that a forgotten factor causes: see ``slopes``.
+# Half the smallest power of the width that a forgotten factor of the parametrization causes; see ``slopes``.
 BOUND = 0.25
 BOUND_NAME = f"slope {BOUND:g}"
 
@@ -23,12 +23,13 @@ def slopes(changes: pd.DataFrame) -> pd.DataFrame:
 
     A coordinate is the tensor at one hook point; its change is the RMS of its difference between initialization and
     the last update. Its slope, one per seed, is that of log change against log width by least squares. Under muP and
-    at large width no change depends on the width: slope 0. A forgotten factor adds a power of the width: 1 for a
-    learning rate (updates of one sign add up over the fan-in), 1/2 for the standard deviation of the head (its initial
-    weights meet a change aligned with them). The bound lies halfway between 0 and 1/2. A coordinate ``holds`` if the
-    whole 95 % interval of its slope over seeds lies at or below the bound; a wide interval is no proof, so it does not
-    hold. A change of zero or NaN has no slope and does not hold. Falling coordinates hold: they slow wide models down
-    but do not destabilize them.
+    at large width no change depends on the width: the slope is 0. A forgotten factor adds a power of the width. That of
+    a learning rate adds 1, since updates of one sign add up over the fan-in. That of the standard deviation of the head
+    adds 1/2, since its initial weights multiply a change aligned with them. The bound lies halfway between 0 and 1/2.
+
+    A coordinate ``holds`` if the whole 95 % interval of its slope over seeds lies at or below the bound; a wide
+    interval proves nothing, so it does not hold. A change of zero or NaN has no slope and does not hold. Coordinates
+    that shrink with width hold: they slow wide models down but do not destabilize them.
 
     Args:
         changes: columns ``width``, ``seed``, ``step`` (updates made), ``coordinate``, ``change``.
@@ -57,7 +58,7 @@ def _holds(slope: Interval, seeds: int) -> bool:
 
 
 def means(changes: pd.DataFrame) -> pd.DataFrame:
-    """Change after the last update as geometric mean over seeds: a row per coordinate, a column per width."""
+    """The change after the last update, a geometric mean over seeds: a row per coordinate, a column per width."""
     last = changes[changes["step"] == changes["step"].max()]
     with np.errstate(divide="ignore"):  # log 0 is -inf, and exp of that 0 again
         logs = last.assign(change=np.log(last["change"]))
@@ -66,7 +67,7 @@ def means(changes: pd.DataFrame) -> pd.DataFrame:
 
 
 def lines(changes: pd.DataFrame) -> Iterator[str]:
-    """Lines of a table for a terminal: change at every width, slope, and a verdict where the bound does not hold."""
+    """Yield the lines of a table: change at every width, slope, and a verdict if the slope may exceed the bound."""
     table, judged = means(changes), slopes(changes)
     longest = max(map(len, judged["coordinate"]))
     yield f"{'change of':{longest}}" + "".join(f"{width:>10}" for width in table) + "  slope in width"
