@@ -182,7 +182,7 @@ def test_who_is_told_to_stop_stops_and_says_how_to_resume(
         (["mine.yaml"], "no campaign file mine.yaml"),
         (["toy", "hydra.sweeper.max_runs=3"], "lab campaign has no option 'hydra.sweeper.max_runs'; "),
         (["toy", "--dryrun"], "lab campaign has no option '--dryrun'; nearest: --dry-run"),
-        (["toy"], "must hold parts: a list of what follows `lab sweep`"),
+        (["toy"], "must hold parts: a list of sweeps, each written as after `lab sweep`"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(

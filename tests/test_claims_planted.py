@@ -356,7 +356,7 @@ def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict()
     without = records._replace(metrics=records.metrics[records.metrics["probe"] != DESCENT])
     verdict = judge_claim(claim, [Evidence(claim.sweep, without)])
     assert (verdict.verdict, verdict.seeds) == ("not run", 0)
-    assert "no run tells its lag" in verdict.reason
+    assert "no run recorded its lag" in verdict.reason
 
 
 @pytest.mark.parametrize("name", A_FEW)

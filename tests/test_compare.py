@@ -79,7 +79,7 @@ def test_arms_are_compared_where_both_have_runs_and_the_rest_is_said(two: tuple[
     for note in (
         f"no curve is {WITH} at 24.7k parameters in",
         f"{WITHOUT} at 24.7k parameters: compared at the learning rates that both folders have, 0.01, 0.03 and 0.1",
-        "the data differ, so losses are not of one text: fingerprint a1b2c3d4e5f60718 in A, other in B",
+        "the data differ, so losses are on different text: fingerprint a1b2c3d4e5f60718 in A, other in B",
         "steps: 400 in A, 800 in B",
         f"not in A: {WITHOUT} at 98.6k parameters",
     ):

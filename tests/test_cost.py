@@ -141,7 +141,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
 
 def test_a_run_that_no_memory_holds_is_refused_after_its_trial() -> None:
     asked = points([tree("model.width=1048576", "model.head_width=1024")])
-    with pytest.raises(RequestError, match="too large for the memory there is: width 1048576 depth 2"):
+    with pytest.raises(RequestError, match="too large for the free memory: width 1048576 depth 2"):
         next(dry_run.estimate([asked], 0, Host()))
 
 
@@ -150,11 +150,11 @@ def test_a_fleet_that_no_memory_holds_is_no_part_of_the_sum(monkeypatch: pytest.
     trials = {2: None, 1: Trial(60.0, 2 * GIGABYTE, GIGABYTE, (2, 1))}
     monkeypatch.setattr(dry_run, "run_trials", lambda fleets, slots: [trials[len(fleet)] for fleet in fleets])
     told = list(dry_run.estimate([two_and_one[:2], two_and_one[2:]], 0, Host()))
-    assert [line.split(":")[0] for line in told if "too large for the memory there is, so its halves" in line] == [
+    assert [line.split(":")[0] for line in told if "too large for the free memory, so its halves" in line] == [
         "1 fleet of 2 runs"
     ]
     assert "about 1.0 min one fleet after another" in told[-1]
-    assert told[-1].endswith("without the 1 fleets to be halved")
+    assert told[-1].endswith("not counting the 1 fleets to be halved")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_seed_counts_once_and_as_it_is_now(tmp_path: Path) -> None:
     judged = judge_claim(CLAIMS[NAMES[0]], [Evidence("made", records, earlier_seeds=earlier_seeds.read(tmp_path))])
     assert judged.seeds == 6
     keep(tmp_path, cards(range(3, 5)), "def5678")
-    with pytest.raises(RequestError, match="seed 3 stands in two tables of earlier seeds"):
+    with pytest.raises(RequestError, match="seed 3 is in two tables of earlier seeds"):
         earlier_seeds.read(tmp_path)
 
 

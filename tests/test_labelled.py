@@ -150,7 +150,7 @@ def test_the_figure_can_be_read_and_says_what_was_scored(sweep: Records, page: s
     assert "gradient spike\nfound 12 of 12 bursts\n95 % interval 0.74 to 1.00" in texts
     assert "gradient spike\nmedian lead 10 steps\nquartiles 8 to 12\n12 bursts with both alarms" in texts
     assert "gradient spike\n1 false alarms in 5,280 steps\n95 % interval 0.0048 to 1.06" in texts
-    assert "12 runs have a burst; 5,280 steps are before one or without." in figure.caption
+    assert "12 runs have a burst; 5,280 steps lie outside." in figure.caption
 
 
 def test_a_long_warning_of_one_burst_does_not_stand_for_those_without_any() -> None:

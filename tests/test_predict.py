@@ -132,7 +132,7 @@ def test_two_points_make_a_line_without_an_interval():
 
 
 def test_a_single_size_is_refused():
-    with pytest.raises(RequestError, match=r"1 size \(10k parameters\); needs at least two sizes to fit"):
+    with pytest.raises(RequestError, match=r"1 size \(10k parameters\); a fit needs at least two sizes"):
         fit([1e4, 1e4, 1e4], [1, 2, 3])
     with pytest.raises(RequestError, match="no size with a usable value"):
         fit([1e4, 1e5], [math.nan, -1])
@@ -316,7 +316,7 @@ def test_diverged_runs_are_left_out_and_said_so():
     (gradients,) = make_forecasts(gathered(*changed(runs, early, **lost, diverged_at=300)), GRADIENT)
     assert gradients.runs["value"].isna().sum() == 3
     text = " ".join(say(gathered(*diverged)))
-    assert "Left out of the fits, as diverged by then or with a value that has no logarithm: 3 of 36 runs" in text
+    assert "Left out of the fits, as already diverged or without a positive value: 3 of 36 runs" in text
     assert "(3 at 0.1 and 100k parameters)" in text
 
 
@@ -342,7 +342,7 @@ def test_logits_that_tell_nothing_are_said_to():
     upside_down = changed(runs_of(lrs=[1e-2, 1e-1]), lambda run: run["optimizer.lr"] < 0.1, status="diverged")
     upside_down = changed(upside_down, lambda run: run["optimizer.lr"] == 0.1, final_val_loss=2.0)
     text = " ".join(say(gathered(*upside_down)))
-    assert "No threshold can be calibrated: logits do not tell unstable runs from stable ones." in text
+    assert "No threshold can be calibrated: logits do not separate unstable runs from stable ones." in text
 
 
 def test_values_that_are_no_number_change_nothing():
@@ -370,7 +370,7 @@ def test_saturation_is_said():
 
     text = " ".join(say(gathered(*runs_of(logit=saturating))))
     assert (
-        "growth bends downward (saturation) at learning rate 0.1; beyond the largest size its line says too much"
+        "growth bends downward (saturation) at learning rate 0.1; beyond the largest size its line predicts too much"
         in text
     )
     assert "bends" not in " ".join(say(gathered(*runs_of(noise=0.001))))
@@ -403,7 +403,7 @@ def test_without_both_classes_there_is_no_threshold(always, reason):
 def test_one_size_is_refused_in_a_line(tmp_path, capsys):
     assert main(["predict", str(written(tmp_path, *runs_of(widths=[32])))]) == 2
     message = capsys.readouterr().err
-    assert "1 size (30k parameters); needs at least two sizes to fit" in message
+    assert "1 size (30k parameters); a fit needs at least two sizes" in message
     assert message.count("\n") == 1
     assert not (tmp_path / "figures").exists()
 
@@ -459,7 +459,7 @@ def test_learning_rates_that_were_not_held_out_are_not_quoted():
 
 def test_one_seed_and_two_sizes_have_no_interval():
     text = " ".join(say(gathered(*runs_of(widths=[32, 64], seeds=[0]))))
-    assert "No interval where there are only two runs to a line." in text
+    assert "A line through only two runs has no interval." in text
     assert "nan" not in text
 
 
@@ -491,7 +491,7 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     folder = written(tmp_path, *runs_of())
     assert main(["predict", str(folder)]) == 0
     output = capsys.readouterr().out
-    assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the class foretold" in " ".join(output.split())
+    assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the predicted class" in " ".join(output.split())
     assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
     again = layout.svg(logit_forecast(store.read(folder)), "logit_forecast")
     assert (folder / "figures" / "logit_forecast.svg").read_text() == again

@@ -117,4 +117,4 @@ def test_one_seed_has_an_interval_over_sizes_alone() -> None:
 def test_a_window_is_for_runs_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     quickstart = Path(__file__).parents[1] / "results" / "quickstart"
     assert main(["predict", str(quickstart), "--window", "1e-4", "1e-2"]) == 2
-    assert "--window goes with runs of a table" in capsys.readouterr().err
+    assert "--window goes with runs imported from a table" in capsys.readouterr().err

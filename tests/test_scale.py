@@ -171,9 +171,9 @@ def test_the_first_interrupt_asks_to_stop_and_the_second_stops() -> None:
     stopped = []
 
     def interrupt_twice() -> None:
-        with machine.catching_sigterm(interrupts=True) as told_to_stop:
+        with machine.catching_sigterm(interrupts=True) as stop_requested:
             signal.raise_signal(signal.SIGINT)
-            stopped.append(told_to_stop())
+            stopped.append(stop_requested())
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
 

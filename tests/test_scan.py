@@ -76,7 +76,7 @@ def test_noise_at_a_checkpoint_is_unbiased() -> None:
 
 
 def test_a_gradient_lost_in_noise_has_no_best_step() -> None:
-    with pytest.raises(RequestError, match="cannot be told from its noise"):
+    with pytest.raises(RequestError, match="is too small against its noise"):
         scan.scan_steps(ExactQuadratic(np.zeros(6)), curved=12)
 
 
@@ -133,7 +133,7 @@ def test_a_plan_whose_config_does_not_make_the_id_of_its_run_is_not_used(
     other = {"tree": {**tree, "data": {"name": "text", "path": "/etc/passwd"}}, "data_fingerprint": "another"}
     monkeypatch.setattr(Text, "open", lambda source: pytest.fail(f"{source.path} is read"))
     plans.freeze(tmp_path, [[{**point, forged: other[forged]}]])
-    with pytest.raises(RequestError, match="is not of this run"):
+    with pytest.raises(RequestError, match="holds the config of another run"):
         scan._configs(tmp_path, [name])
 
 

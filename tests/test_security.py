@@ -63,9 +63,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 # What a file says, and what is said of it.
 FILES = {
-    f"hydra: {{callbacks: {{x: {TRAP}}}}}": "hydra.callbacks is not for a file to set",
+    f"hydra: {{callbacks: {{x: {TRAP}}}}}": "hydra.callbacks: a file may not set it",
     "hydra: {callbacks: {x: '${oc.create:{_target_: test_security.spring}}'}}": "hydra.callbacks is not",
-    "hydra: {launcher: {_target_: test_security.spring}}": "hydra.launcher._target_ is not for a file to set",
+    "hydra: {launcher: {_target_: test_security.spring}}": "hydra.launcher._target_: a file may not set it",
     f"hydra: {{launcher: {{processes: {TRAP}}}}}": "",
     "hydra: {launcher: {processes: 2}}": "Key 'processes' not in 'BasicLauncherConf'",
     "hydra: {launcher: 3}": "",
@@ -75,13 +75,13 @@ FILES = {
     f"hydra: {{sweeper: {{params: {{seed: {TRAP}}}}}}}": "",
     "hydra: {sweeper: {params: {seed: '${oc.create:{_target_: test_security.spring}}'}}}": "",
     "hydra: {sweeper: {params: {hydra.launcher.processes: 1}}}": "holds hydra.launcher.processes, which is not",
-    "hydra: {sweeper: {params: {fleet: ../../x/0}}}": "holds fleet, which is not of a run",
-    "hydra: {hydra_logging: {handlers: {x: {(): test_security.spring}}}}": "hydra.hydra_logging is not for a file",
-    "hydra: {job_logging: {handlers: {x: {(): test_security.spring}}}}": "hydra.job_logging is not for a file",
-    "hydra: {job: {env_set: {PYTHONSTARTUP: trap.py}}}": "hydra.job is not for a file to set",
+    "hydra: {sweeper: {params: {fleet: ../../x/0}}}": "holds fleet, which is no key of a run",
+    "hydra: {hydra_logging: {handlers: {x: {(): test_security.spring}}}}": "hydra.hydra_logging: a file",
+    "hydra: {job_logging: {handlers: {x: {(): test_security.spring}}}}": "hydra.job_logging: a file",
+    "hydra: {job: {env_set: {PYTHONSTARTUP: trap.py}}}": "hydra.job: a file may not set it",
     "hydra: {searchpath: [pkg://test_security]}": "hydra.searchpath is",
-    "hydra: {sweep: {dir: ../elsewhere}}": "hydra.sweep is not for a file to set",
-    "hydra: {output_subdir: ../elsewhere}": "hydra.output_subdir is not for a file to set",
+    "hydra: {sweep: {dir: ../elsewhere}}": "hydra.sweep: a file may not set it",
+    "hydra: {output_subdir: ../elsewhere}": "hydra.output_subdir: a file may not set it",
     f"data: {TRAP}": "unknown key 'data._target_'",
     f"optimizer: {TRAP}": "unknown key 'optimizer._target_'",
     f"intervention: {{z_loss: {TRAP}}}": "unknown key 'intervention.z_loss._target_'",
@@ -179,31 +179,31 @@ SPRINGS = "{(): test_security.spring}"
 IMPORTS = "{version: 1, handlers: {x: {class: trap.Handler}}, root: {handlers: [x]}}"
 # What a file may not sweep, and what is said of it.
 SWEPT = {
-    "+hydra.hydra_logging": (TRUNCATES, "which is not of a run; known: arm, batch, batch_size, "),
-    "++hydra.hydra_logging": (TRUNCATES, "holds ++hydra.hydra_logging, which is not of a run"),
-    "++hydra.job_logging": (IMPORTS, "holds ++hydra.job_logging, which is not"),
-    "++hydra": (f"{{hydra_logging: {IMPORTS}}}", "holds ++hydra, which is not"),
-    "+hydra.callbacks.x._target_": ("test_security.spring", "which is not of a run"),
-    "++hydra.searchpath": ("[pkg://trap]", "which is not of a run"),
-    "++hydra.mode": ("RUN", "which is not of a run"),
-    "+hydra/job_logging": ("default", "which is not of a run"),
-    "~hydra.hydra_logging": (None, "holds ~hydra.hydra_logging, which is not"),
-    "~optimizer.clip": (None, "holds ~optimizer.clip, which is not"),
-    "~model": (None, "holds ~model, which is not"),
-    "+fleet": ("../../x/0", "holds +fleet, which is not"),
-    "++fleet": ("../../x/0", "holds ++fleet, which is not"),
-    "sweeps": ("requested", "holds sweeps, which is not"),
-    "+mine.key": (1, "holds +mine.key, which is not"),
-    "++optmizer.lr": (1, "holds ++optmizer.lr, which is not of a run; nearest: optimizer"),
-    "seed=0,++hydra.hydra_logging": (TRUNCATES, "which is not of a run"),
-    "seed=0\n++hydra.hydra_logging": (TRUNCATES, "which is not of a run"),
-    "seed ++hydra.hydra_logging": (TRUNCATES, "which is not of a run"),
-    "+model@hydra.hydra_logging": ("d32", "which is not of a run"),
-    "model@hydra.hydra_logging": ("d32", "which is not of a run"),
-    "+model@_global_": ("evil", "which is not of a run"),
-    "--config-dir": ("conf", "which is not of a run"),
-    "-cd": ("conf", "which is not of a run"),
-    "": (1, "which is not of a run"),
+    "+hydra.hydra_logging": (TRUNCATES, "which is no key of a run; known: arm, batch, batch_size, "),
+    "++hydra.hydra_logging": (TRUNCATES, "holds ++hydra.hydra_logging, which is no key of a run"),
+    "++hydra.job_logging": (IMPORTS, "holds ++hydra.job_logging, which is no key"),
+    "++hydra": (f"{{hydra_logging: {IMPORTS}}}", "holds ++hydra, which is no key"),
+    "+hydra.callbacks.x._target_": ("test_security.spring", "which is no key of a run"),
+    "++hydra.searchpath": ("[pkg://trap]", "which is no key of a run"),
+    "++hydra.mode": ("RUN", "which is no key of a run"),
+    "+hydra/job_logging": ("default", "which is no key of a run"),
+    "~hydra.hydra_logging": (None, "holds ~hydra.hydra_logging, which is no key"),
+    "~optimizer.clip": (None, "holds ~optimizer.clip, which is no key"),
+    "~model": (None, "holds ~model, which is no key"),
+    "+fleet": ("../../x/0", "holds +fleet, which is no key"),
+    "++fleet": ("../../x/0", "holds ++fleet, which is no key"),
+    "sweeps": ("requested", "holds sweeps, which is no key"),
+    "+mine.key": (1, "holds +mine.key, which is no key"),
+    "++optmizer.lr": (1, "holds ++optmizer.lr, which is no key of a run; nearest: optimizer"),
+    "seed=0,++hydra.hydra_logging": (TRUNCATES, "which is no key of a run"),
+    "seed=0\n++hydra.hydra_logging": (TRUNCATES, "which is no key of a run"),
+    "seed ++hydra.hydra_logging": (TRUNCATES, "which is no key of a run"),
+    "+model@hydra.hydra_logging": ("d32", "which is no key of a run"),
+    "model@hydra.hydra_logging": ("d32", "which is no key of a run"),
+    "+model@_global_": ("evil", "which is no key of a run"),
+    "--config-dir": ("conf", "which is no key of a run"),
+    "-cd": ("conf", "which is no key of a run"),
+    "": (1, "which is no key of a run"),
     "model": ("d32@hydra.hydra_logging", "params.model must choose files by their names"),
     "+arm": ("../../evil", "params.+arm must choose files by their names"),
     "data": ("\\${oc.env:HOME}", "params.data must choose files by their names"),
@@ -261,7 +261,9 @@ def test_a_file_leads_to_no_settings(flags: str, capsys: pytest.CaptureFixture[s
         sweep = sweeping({}, defaults=[dict([entry.split(": ")])])
         assert "by their names" in refused(capsys, "sweep", sweep, *words)
     sweep = sweeping({"model": "evil,d32"})
-    assert "hydra.hydra_logging is not for" in refused(capsys, "sweep", sweep, *words, "--config-dir", "conf")
+    assert "hydra.hydra_logging: a file may not set it" in refused(
+        capsys, "sweep", sweep, *words, "--config-dir", "conf"
+    )
 
 
 @pytest.mark.usefixtures("_victims")
@@ -269,7 +271,7 @@ def test_a_file_leads_to_no_settings(flags: str, capsys: pytest.CaptureFixture[s
 def test_neither_does_the_command_line_sweep_more(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     word = f"+hydra.sweeper.params={{++hydra.hydra_logging: {TRUNCATES}}}"
     answer = refused(capsys, "train", "-m", *SMALL, word, *FLAGS[flags])
-    assert "holds ++hydra.hydra_logging, which is not of a run" in answer
+    assert "holds ++hydra.hydra_logging, which is no key of a run" in answer
 
 
 @pytest.mark.usefixtures("_victims")
@@ -470,7 +472,7 @@ def test_nobody_is_called() -> None:
 @pytest.mark.parametrize(
     ("word", "line"),
     [
-        ("hydra/launcher=../x", "hydra/launcher is not for a request to set; hydra/launcher=NAME can be"),
+        ("hydra/launcher=../x", "hydra/launcher: a request may not set it; hydra/launcher=NAME can be set"),
         ("hydra.launcher.processes=${seed}", "hydra.launcher.processes takes plain values, not ${seed}"),
     ],
 )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.report.notebook import transfer as transfer
     from lab.report.scoreboard import verdicts as verdicts
 
-# Imported when first asked for, since matplotlib and scipy take longer to load than most of what is asked.
+# Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
     "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),

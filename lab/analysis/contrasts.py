@@ -1,4 +1,4 @@
-"""Contrasts: a quantity of every arm, and its difference from that of a reference, paired by seed."""
+"""Contrasts: a quantity of every arm, and its difference from that of a reference arm, paired by seed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Measure(NamedTuple):
     """A quantity in which arms are compared.
 
     Attributes:
-        name: as a sentence begins with it.
-        unit: empty for a pure number.
-        points: of a study the points, under the names of the arms that are compared; none where nothing is.
-        reduce: of such points, in a window of learning rates if it is a sensitivity, a number per arm and seed (rows)
-            and per column, whose name says where; NaN is none.
-        better: ``lower`` or ``higher``; empty where neither is.
+        name: the name of the quantity, which can begin a sentence.
+        unit: its unit; empty for a pure number.
+        points: makes the points of a study, under the names of the arms to be compared; no rows if nothing can be.
+        reduce: makes of these points, and of the window of learning rates for a sensitivity, a table of numbers: a row
+            per arm and seed, and a column per place of measurement, named after it. NaN is no number.
+        better: ``lower`` or ``higher``, whichever is better; empty if neither is.
         is_log: whether numbers are log10 of those shown, so that means are geometric and differences are factors.
-        reference: the arm that the others are compared with, or ``NO_REFERENCE``; empty is that of the default recipe.
+        reference: the arm with which the others are compared, or ``NO_REFERENCE``; empty for the default recipe's.
         asked_by: sweeps whose question is about this quantity; ``ANY_SWEEP`` for all that ask about no other.
-        affirmed_by: ``lower`` or ``different``, if the question is whether some arm is that beside the reference.
-        pairs: what runs of two arms must share to be compared.
+        affirmed_by: ``lower`` or ``different``, if the question is whether some arm is so compared with the reference.
+        pairs: the columns in which runs of two arms must agree to be compared.
     """
 
     name: str
@@ -74,7 +74,7 @@ def _shown(interval: Interval, show: Callable[[float], str] | None = None, plus:
 
 
 def _digits(value: float, digits: int) -> str:
-    """A positive number to so many digits; powers of ten only below 0.001 and from a million on."""
+    """A positive number to so many significant digits; with a power of ten only below 0.001 and from a million on."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if 10 ** (digits - 1) <= rounded < 1e6 else spell(rounded)
 
@@ -83,9 +83,10 @@ class Contrast(NamedTuple):
     """A measure of every arm.
 
     Attributes:
-        reference: the arm with which the others are compared; empty without one.
-        levels: by arm and column.
-        differences: of each other arm from the reference, over the seeds and learning rates that both ran.
+        reference: the arm with which the others are compared; empty if there is none.
+        levels: the interval of the quantity, by arm and column.
+        differences: that of the difference of each other arm from the reference, over the seeds and learning rates that
+            both ran; by arm and column.
     """
 
     measure: Measure
@@ -95,7 +96,7 @@ class Contrast(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """Where the quantity was measured, the last of them the largest model or the latest step."""
+        """Places where the quantity was measured; the last is the largest model or the latest step."""
         return list(next(iter(self.levels.values())))
 
     def title(self, column: str = "") -> str:
@@ -115,8 +116,8 @@ def contrast(
     """Measure every arm of these points and compare it with the reference.
 
     Args:
-        points: as the ``points`` of the measure makes them; columns of one arm only are left out beside others.
-        level: of the intervals of differences; those of values are at 95 %.
+        points: made by the ``points`` of the measure. With several arms, columns that only one arm has are left out.
+        level: the confidence level of the intervals of differences; those of values are at 95 %.
     """
     table = measure.reduce(points, window)
     arms = list(dict.fromkeys(map(str, points["arm"])))
@@ -136,7 +137,7 @@ def contrast(
 
 
 def _seeds(table: pd.DataFrame, arm: str, column: str) -> pd.Series:
-    """The values of an arm by seed; those that are not finite are none."""
+    """The finite values of an arm, by seed."""
     if column not in table or arm not in table.index.get_level_values("arm"):
         return pd.Series(dtype=float)
     values: pd.Series = table.xs(arm, level="arm")[column].astype(float)
@@ -144,15 +145,15 @@ def _seeds(table: pd.DataFrame, arm: str, column: str) -> pd.Series:
 
 
 def _shared(points: pd.DataFrame, pairs: Sequence[str], arms: tuple[str, str]) -> pd.DataFrame:
-    """The points of two arms at what both have: sizes, seeds, learning rates and columns."""
+    """The points of two arms at the sizes, seeds, learning rates and columns that both have."""
     both = points[points["arm"].isin(arms)]
     return both[both.groupby([name for name in pairs if name in points])["arm"].transform("nunique") == 2]
 
 
 def table(contrasts: Sequence[Contrast]) -> pd.DataFrame:
-    """A row for each arm: its difference in each column from the reference, whose own values stand in their place.
+    """A table with a row for each arm: its differences from the reference by column, and the reference's own values.
 
-    Of one column, values and differences.
+    If there is one column only, the table shows both values and differences.
     """
     first = contrasts[0]
     cells = {"arm": [f"{arm} (reference)" if arm == first.reference else arm for arm in first.arms]}
@@ -187,8 +188,13 @@ def own_points(study: Study) -> pd.DataFrame:
     return study.points
 
 
+def final_losses(study: Study) -> pd.DataFrame:
+    """The points of a study, with the final loss, at most that at initialization, as ``value`` (nats/token)."""
+    return study.points.assign(value=study.points["capped"])
+
+
 def valued(study: Study, values: pd.Series, **columns: pd.Series) -> pd.DataFrame:
-    """The points of runs that have a value; more ``columns``, also by run id, may rename the arm or add ``column``."""
+    """The points of runs that have a value, by run id; ``columns`` by run id may rename ``arm`` or add ``column``."""
     points = study.points.assign(value=study.points["id"].map(values).astype(float))
     points = points.assign(**{name: points["id"].map(each) for name, each in columns.items()})
     return points[points["value"].notna()]
@@ -222,7 +228,7 @@ def of_curves(quantity: str) -> Reduce:
         if quantity in PARTS:
             inside = per_seed(points, *window).set_index(["curve", "seed"])[quantity]
             worse = (points["capped"] > points["loss_bigram"]).groupby([points["curve"], points["seed"]]).all()
-            values = inside.mask(worse).to_dict()  # where nothing was learned, no learning rate did harm
+            values = inside.mask(worse).to_dict()  # if nothing was learned, no learning rate made it worse
         else:
             values = {(one.curve, one.seed): one.values[quantity] for one in curve_summaries(points)}
         keys = zip(points["curve"], points["seed"], strict=True)
@@ -244,7 +250,7 @@ def change_over_size(quantity: str) -> Reduce:
 
 
 def slope_over_size(quantity: str) -> Reduce:
-    """The slope of a number of ``CurveSummary.values`` over log10 size, where arms may have other sizes."""
+    """The slope of a number of ``CurveSummary.values`` over log10 size; arms may differ in their sizes."""
 
     def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
         slopes: list[pd.Series] = []

@@ -1,4 +1,4 @@
-"""Load records, group runs into curves (which differ in learning rate and seed only), and curves into arms."""
+"""Load records, group runs into curves (runs that differ in learning rate and seed only), and curves into arms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.records.store import Records
 
-# Keys of a model's shape. They name an arm only where shape does not simply grow with size.
+# Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
 SHAPE = ("model.head_width", "model.depth", "model.width")
 
 POSITIONS = "intervention.learned_positions.positions"
@@ -30,13 +30,13 @@ Curve = Mapping[str, Hashable]
 
 
 class Arm(NamedTuple):
-    """An arm.
+    """An arm: curves that differ in the size of the model only.
 
     Attributes:
-        position: its place in the order of arms, from 0.
-        label: what sets it apart from the others, such as ``mup_full without qk-layernorm``.
-        factors: the same by dotted key; an intervention that only some arms have is a key of its own, with the value
-            ``on`` or None.
+        position: its position in the order of arms, from 0.
+        label: the settings that distinguish it from other arms, such as ``mup_full without qk-layernorm``.
+        factors: these settings by dotted key; an intervention that only some arms have is a key of its own, with the
+            value ``on`` or None.
     """
 
     position: int
@@ -83,7 +83,10 @@ def differing(curves: Sequence[Curve]) -> list[str]:
 
 
 def arm_keys(curves: Sequence[Curve], sizes: Sequence[int]) -> list[str]:
-    """Keys that set arms apart: all differing ones, but of the shape as few as leave each arm growing with size."""
+    """Keys that distinguish arms: all in which curves differ, but only as many of the shape as make each arm one line.
+
+    An arm is one line if its shape grows with size.
+    """
     fixed = [key for key in differing(curves) if key not in SHAPE]
     shape = [key for key in SHAPE if key in differing(curves)]
     choices = [list(keys) for count in range(len(shape) + 1) for keys in combinations(shape, count)]
@@ -95,7 +98,7 @@ def arm_keys(curves: Sequence[Curve], sizes: Sequence[int]) -> list[str]:
 
 
 def _grows(curves: Sequence[Curve], sizes: Sequence[int], keys: list[str], shape_keys: list[str]) -> bool:
-    """Whether in every arm (equal in ``keys``) each size occurs once, and no ``shape_keys`` shrink as it grows."""
+    """Whether in every arm (curves equal in ``keys``) each size occurs once, and no ``shape_keys`` shrink with size."""
     arms: dict[tuple[Hashable, ...], list[tuple[int, tuple[float, ...]]]] = {}
     for curve, size in zip(curves, sizes, strict=True):
         shape = tuple(float(str(curve[key])) for key in shape_keys)
@@ -105,7 +108,7 @@ def _grows(curves: Sequence[Curve], sizes: Sequence[int], keys: list[str], shape
 
 
 def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
-    """Whether others of ``keys`` determine it: the name of its group (``optimizer.name``), or what it follows from."""
+    """Whether others of ``keys`` determine this key, such as the name of its group (``optimizer.name``)."""
     group = key.split(".")[0]
     data = [k for k in keys if k.startswith("data.")]
     names = {
@@ -124,7 +127,7 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
 
 
 def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
-    """Order of arms: absent before numbers before words, the default recipe's word first; few interventions first."""
+    """Key of the order of arms: absent values, then numbers, then words, the default first; few interventions first."""
     value = curve[key]
     if key == "intervention":
         return (0, len(_interventions(curve)), str(value))
@@ -134,7 +137,7 @@ def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
 
 
 def _label(curve: Curve, keys: Sequence[str], switches: Sequence[str], *, in_full: bool = False) -> str:
-    """What sets a curve apart: settings, then the ``switches`` it has; all its interventions if there is nothing."""
+    """The label of a curve: its settings, then the ``switches`` it has; all its interventions if these are empty."""
     settings = [key for key in keys if key != "intervention"]
     names = {key: setting_name(key, curve) for key in settings}
     values = {key: curve[key] if in_full else _four_digits(curve[key]) for key in settings}
@@ -150,9 +153,9 @@ def _four_digits(value: Hashable) -> Hashable:
 
 
 def switches_text(present: Sequence[str], switches: Sequence[str]) -> str:
-    """``with qk-layernorm and z-loss``, or ``without qk-layernorm or z-loss`` where none of ``switches`` is present.
+    """``with qk-layernorm and z-loss``, or ``without qk-layernorm or z-loss`` if none of ``switches`` is present.
 
-    Of more than three switches none of which is present: ``with none of them``.
+    If none of more than three switches is present: ``with none of them``.
     """
     if present:
         return f"with {listed(map(hyphenated, present))}"
@@ -162,27 +165,27 @@ def switches_text(present: Sequence[str], switches: Sequence[str]) -> str:
 
 
 def hyphenated(name: str) -> str:
-    """The name of an intervention as readers know it: ``qk_layernorm -> qk-layernorm``."""
+    """The name of an intervention as papers write it: ``qk_layernorm -> qk-layernorm``."""
     return name.replace("_", "-")
 
 
-# Names of settings that readers know by another one.
+# Names of settings for readers, by their names in configs.
 SETTING_NAMES = {"eps": "epsilon", "warmup": "warm-up"}
 
 
 def setting_name(key: str, keys: Iterable[str]) -> str:
-    """The end of a dotted key as readers know it; with as many parts as it takes to be no other of ``keys``."""
+    """The name of a setting for readers: the end of its dotted key, long enough to differ from all other ``keys``."""
     end = _short_name(key, keys)
     return end if "." in end else SETTING_NAMES.get(end, end.replace("_", " "))
 
 
 def setting_text(name: str, value: Hashable) -> str:
-    """``epsilon 1e-08``; the choice of a file needs no more than its own name, such as ``cosine``."""
+    """``epsilon 1e-08``; of a chosen config file its name alone, such as ``cosine``."""
     return spell(value) if name in CHOICES else f"{name} {spell(value)}"
 
 
 def _short_name(key: str, others: Iterable[str]) -> str:
-    """The end of a dotted key, as much of it as no other key has; of a name the group: ``optimizer``."""
+    """The shortest end of a dotted key that no other key has; of a name its group: ``optimizer.name -> optimizer``."""
     path = key.removesuffix(".name").split(".")
     paths = [other.removesuffix(".name").split(".") for other in others if other != key]
     ends = (path[-length:] for length in range(1, len(path)))
@@ -193,15 +196,15 @@ def _short_name(key: str, others: Iterable[str]) -> str:
 CHOICES = ("data", "optimizer", "parametrization", "schedule")
 LR, EPSILON, ENTRIES = "optimizer.lr", "optimizer.eps", "ledger.entries"
 NUMBER = r"\d[\d.]*(?:e[-+]\d+)?"
-# Keys that do not set curves apart: those that vary along a curve, those that change no result, and what follows from
-# others.
+# Keys that do not distinguish curves: those that vary along a curve, those that change no result, and those that follow
+# from others.
 FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device", "tokens"}
 # Parameter counts within this ratio are one size: an intervention may add a few gains.
 GAINS_TOLERANCE = 1.05
 
 
 def load(*folders: str | Path) -> Records:
-    """Read the records of one or more results folders as one; of runs with equal ids one stays, failed ones last.
+    """Read the records of one or more results folders as one; of runs with equal ids, keep one that did not fail.
 
     Raises:
         RequestError: a folder is absent, empty, or of another record version.
@@ -218,16 +221,16 @@ def load(*folders: str | Path) -> Records:
 def points(runs: pd.DataFrame) -> pd.DataFrame:
     """Points of curves: one row per run that did not fail.
 
-    Of runs that repeat a point (on another device, say) the one with the first id stays.
+    Of runs that repeat a point, such as on another device, the one with the first id is kept.
 
     Args:
         runs: table of run cards, as ``load`` reads them.
 
     Returns:
-        Columns ``id``, ``curve`` (a number), ``arm`` (a label), ``size`` (``parameters``, rounded down where only
-        gains differ), ``parameters`` (without embeddings), ``lr`` (peak), ``seed`` (text; a data seed that differs
-        follows after a slash), ``loss`` (final, held-out), ``loss_at_init``, ``loss_bigram`` (nats per token),
-        ``status``, ``diverged_at`` (step). Sorted by arm, size, learning rate, seed.
+        Columns ``id``, ``curve`` (a number), ``arm`` (a label), ``size`` (``parameters``, but those of the smallest
+        model for models that differ by a few gains), ``parameters`` (without embeddings), ``lr`` (peak), ``seed``
+        (text; another data seed follows after a slash), ``loss`` (final, held-out), ``loss_at_init``, ``loss_bigram``
+        (nats per token), ``status``, ``diverged_at`` (step). Sorted by arm, size, learning rate, seed.
     """
     ended = runs[runs["status"] != "failed"].sort_values("id")
     keys, curves, arms, sizes = _group(ended)
@@ -252,26 +255,26 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def parameters(runs: pd.DataFrame) -> pd.Series[Any]:
-    """Parameters of each run without embeddings, of tokens or positions, and head (Wortsman et al. 2023); may be null.
+    """Parameters of each run without head and embeddings of tokens or positions (Wortsman et al. 2023); may be null.
 
-    Records count the table of ``learned_positions``, a row of the model's width for each position; here it is left out.
+    Records count the table of ``learned_positions``, a row of the model's width for each position; it is subtracted.
     """
     counted = runs["parameters_without_embeddings"]
     return counted - runs[POSITIONS].fillna(0).astype(int) * runs["model.width"] if POSITIONS in runs else counted
 
 
 def epsilons(runs: pd.DataFrame) -> pd.Series:
-    """Adam's epsilon of each run, by its id; NaN of a run without Adam."""
+    """Adam's epsilon of each run, by run id; NaN for a run without Adam."""
     return runs.reindex(columns=["id", EPSILON]).set_index("id")[EPSILON].astype(float)
 
 
 def depths(runs: pd.DataFrame) -> pd.Series:
-    """Blocks of each run's model, by its id; NaN where a table from elsewhere does not say."""
+    """Number of blocks of each run's model, by run id; NaN where an imported table does not have it."""
     return runs.reindex(columns=["id", "model.depth"]).set_index("id")["model.depth"].astype(float)
 
 
 def arm_factors(runs: pd.DataFrame) -> dict[str, Mapping[str, Hashable]]:
-    """What sets each arm of ``points(runs)`` apart, by its label and in the order of arms; see ``Arm.factors``."""
+    """``Arm.factors`` of each arm of ``points(runs)``, by its label and in the order of arms."""
     _, _, arms, _ = _group(runs[runs["status"] != "failed"].sort_values("id"))
     return {arm.label: arm.factors for arm in sorted(arms.values(), key=lambda arm: arm.position)}
 
@@ -279,13 +282,13 @@ def arm_factors(runs: pd.DataFrame) -> dict[str, Mapping[str, Hashable]]:
 def _group(
     ended: pd.DataFrame,
 ) -> tuple[list[Hashable], dict[Hashable, Curve], dict[Hashable, Arm], dict[int, int]]:
-    """Key of each run's curve; by that key its config and its arm; and the size of each parameter count."""
+    """Key of each run's curve; config and arm of each curve by that key; and the size of each parameter count."""
     if ended["parameters_without_embeddings"].isna().any():
         raise RequestError("a run does not say how many parameters_without_embeddings it has")
     settings, config_of = configs(ended)
     counts = [int(count) for count in parameters(ended)]
     sizes = same_sizes(counts)
-    # a table from elsewhere may hold sizes of which no setting tells
+    # an imported table may hold several sizes without a setting in which they differ
     keys: list[Hashable] = [(key, sizes[count]) for key, count in zip(settings, counts, strict=True)]
     size_of = {key: sizes[count] for key, count in zip(keys, counts, strict=True)}
     curves = {key: config_of[setting] for key, setting in zip(keys, settings, strict=True)}
@@ -294,7 +297,7 @@ def _group(
 
 
 def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
-    """Key of each run's curve, and by that key each curve's config: plain values by dotted key."""
+    """Key of each run's curve, and the config of each curve by that key: plain values by dotted key."""
     config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - FREE if key.split(".")[0] != "probes")
     planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
     columns = ["intervention", *planted, *config, "data_fingerprint"]
@@ -306,8 +309,8 @@ def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
 
 
 def _plain_values(column: pd.Series[Any]) -> list[Hashable]:
-    """``plain`` of each value, taken once of those that are equal."""
-    if column.dtype == object:  # where True equals 1, and lists equal nothing
+    """``plain`` of each value, computed once for equal ones."""
+    if column.dtype == object:  # objects cannot be compared: True equals 1, and lists cannot be hashed
         return list(map(plain, column))
     code_of_run, distinct = pd.factorize(column, use_na_sentinel=False)
     values = list(map(plain, distinct))
@@ -315,7 +318,7 @@ def _plain_values(column: pd.Series[Any]) -> list[Hashable]:
 
 
 def _relative(entries: Any, lr: float) -> Any:
-    """What a ledger declares, with learning rates as multiples of the run's first: on a curve these are alike."""
+    """The entries of a restart log, with learning rates as multiples of the run's first, equal along a curve."""
     if not isinstance(entries, str):
         return entries
     return re.sub(rf"{LR}=({NUMBER})", lambda rate: f"{LR}={float(rate[1]) / lr:.3g} times", entries)
@@ -336,7 +339,7 @@ def significant(values: Iterable[float]) -> np.ndarray[Any, np.dtype[np.float64]
 
 
 def same_sizes(counts: Sequence[int]) -> dict[int, int]:
-    """Map each parameter count to its size: the smallest count that is within ``GAINS_TOLERANCE`` of it."""
+    """Map each parameter count to its size: the smallest count within a factor of ``GAINS_TOLERANCE`` of it."""
     sizes: dict[int, int] = {}
     size = -1
     for count in sorted(set(counts)):

@@ -1,4 +1,4 @@
-"""Group runs otherwise than by arm: along a numeric setting, by the way their models grow, into facets of a figure."""
+"""Group runs other than by arm: along a numeric setting, by the way their models grow, into facets of a figure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.analysis.text import count
 MIN_VALUES = 3
 # With more arms than this along a setting, each value is a line in the panel of its size instead of a panel.
 MOST_ARM_FACETS = 4
-# Of settings that change together, the first of these is the one that was swept.
+# Among settings that change together, the first one of these counts as the one that was swept.
 CAUSES = ("batch_size", "steps")
 
 
@@ -22,7 +22,7 @@ class SweptSetting(NamedTuple):
 
     Attributes:
         key: its dotted key.
-        name: what readers know it by, and with it the settings that change together with it.
+        name: its name for readers, with the settings that change together with it.
         runs: runs with the columns ``setting`` (its value) and ``rest`` (label of the arm without the setting).
     """
 
@@ -32,9 +32,9 @@ class SweptSetting(NamedTuple):
 
 
 def swept_setting(cards: pd.DataFrame, runs: pd.DataFrame) -> SweptSetting | None:
-    """The numeric setting that runs (``judge(points)`` of the ``cards``) vary; None if there is none, or several.
+    """The numeric setting in which runs (``judge(points)`` of the ``cards``) differ; None if there is none, or several.
 
-    It has three values or more in some arm, with all else equal.
+    It has three values or more in some arm, with all other settings equal.
     """
     ended = cards[cards["id"].isin(runs["id"])]
     curve_of_run, curves = configs(ended)
@@ -63,7 +63,7 @@ def _one_to_one(values: list[Hashable], other_values: list[Hashable]) -> bool:
 
 
 def arm_labels(cards: pd.DataFrame, without: Collection[str]) -> dict[str, str]:
-    """Label of each run's arm, by id, when neither the shape nor the keys ``without`` set arms apart."""
+    """Label of each run's arm, by run id, if neither the shape nor the keys ``without`` distinguish arms."""
     ended = cards[cards["status"] != "failed"]
     curve_of_run, curves = configs(ended)
     reduced = {
@@ -112,9 +112,9 @@ class Facets(NamedTuple):
 
     Attributes:
         panels: title and runs of each panel.
-        line: the column whose values are the lines of a panel.
-        name: its name in the key.
-        spell: how the key shows its values.
+        line: the column with one line of a panel per value.
+        name: the name of this column in the key.
+        spell: writes a value of it as text for the key.
     """
 
     panels: list[tuple[str, pd.DataFrame]]

@@ -1,4 +1,4 @@
-"""The law of rounded logits: what a number format costs a model whose output logits drift."""
+"""The law of rounded logits: the loss that a number format adds to a model whose output logits drift."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BF16 = MANTISSA_BITS["bf16"]
 FEWEST_BITS, MOST_BITS = 2, 23
 # Nats per token that rounding may cost.
 COSTLY = 0.01
-# Quantiles of a normal distribution over tokens; the mean over them stands for its integral.
+# Quantiles of a normal distribution over tokens; the mean over them approximates the integral.
 QUANTILES = 1999
 PUBLISHED = Path(__file__).with_name("published_output_logits.csv")
 
 
 def spacing(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
-    """Distance between neighbouring numbers of a format with so many stored mantissa bits at a level.
+    """Distance between neighbouring numbers, near a level, of a format with this many stored mantissa bits.
 
     ``s = 2 ** (floor(log2 |level|) - mantissa_bits)``; a level of 0 has spacing 0.
     """
@@ -41,14 +41,14 @@ def spacing(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
 def rounding_cost(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
     """Loss that rounding adds to a token whose logits lie near a level, nats.
 
-    A logit that is rounded to a multiple of ``s`` is off by a number that is uniform between ``-s/2`` and ``s/2``.  The
-    mean over vocabulary of the exponential of these, ``sinh(s/2) / (s/2)``, raises the softmax normalizer, and its log
-    the loss: ``s**2 / 24`` for small ``s``.  There is no free parameter.  Only where one token takes nearly all of the
-    probability is it less, since there the normalizer's own error cancels that of the target.
+    A logit that is rounded to a multiple of ``s`` has an error that is uniform between ``-s/2`` and ``s/2``. The mean
+    over the vocabulary of the exponentials of these errors is ``sinh(s/2) / (s/2)``. It multiplies the softmax
+    normalizer, and its log is added to the loss: ``s**2 / 24`` for small ``s``. There is no free parameter. The cost is
+    smaller only if one token takes nearly all of the probability: the normalizer's error then cancels the target's.
     """
     half = spacing(level, mantissa_bits) / 2
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # log sinh(x) without overflow; the series where the difference would cancel
+        # log sinh(x) without overflow; its series for small x, where the difference would cancel
         large = half - np.log(2 * half) + np.log1p(-np.exp(-2 * half))
     return np.where(half < 1e-2, half**2 / 6, large)
 
@@ -61,17 +61,17 @@ def mean_rounding_cost(mean: ArrayLike, std: ArrayLike, mantissa_bits: ArrayLike
 
 
 def level_at_cost(cost: float, mantissa_bits: int) -> float:
-    """The smallest power of two at which logits in this format cost at least so many nats per token."""
+    """The smallest power of two at which rounding logits to this format costs at least ``cost`` nats per token."""
     size = scipy.optimize.brentq(lambda log2: float(rounding_cost(2.0**log2, 0)) - cost, -20, 20)
     return float(2.0 ** (round(size) + mantissa_bits))  # the cost jumps at powers of two, so the root is a whole number
 
 
 def rounded_runs(records: Records) -> pd.DataFrame:
-    """Runs whose products are rounded and which have a twin in fp32, alike in everything else; indexed by run id.
+    """Runs whose products are rounded and that have a twin in fp32, equal in everything else; indexed by run id.
 
-    Columns: ``mantissa_bits``; ``harm``, the final held-out loss less the twin's, also where it ends above the loss at
-    initialization; ``law``, the ``mean_rounding_cost`` of the final mean and spread over tokens of log Z; both in nats
-    per token.  Empty where runs did not record ``val_loss``, ``log_z`` and ``log_z_std``.
+    Columns: ``mantissa_bits``; ``harm``, the final held-out loss minus the twin's, not capped at initialization;
+    ``law``, the ``mean_rounding_cost`` of the final mean and spread over tokens of log Z. Harm and law are in nats per
+    token. The table is empty if runs did not record ``val_loss``, ``log_z`` and ``log_z_std``.
     """
     runs = records.runs.set_index("id")
     bits = runs["precision"].map(MANTISSA_BITS)
@@ -93,7 +93,7 @@ def rounded_runs(records: Records) -> pd.DataFrame:
 
 
 def format_name(mantissa_bits: float) -> str:
-    """What a format with so many stored mantissa bits is called."""
+    """The name of the format with this many stored mantissa bits."""
     return FORMATS.get(int(mantissa_bits)) or f"a format of {mantissa_bits:g} mantissa bits"
 
 
@@ -101,7 +101,7 @@ def mantissa_bits_of(text: str) -> int:
     """Stored mantissa bits from the text of an option.
 
     Raises:
-        RequestError: it is no whole number from 2 to 23.
+        RequestError: the text is no whole number from 2 to 23.
     """
     if not re.fullmatch("[0-9]{1,2}", text) or not FEWEST_BITS <= int(text) <= MOST_BITS:
         known = ", ".join(f"{bits} {name}" for bits, name in FORMATS.items())
@@ -112,7 +112,7 @@ def mantissa_bits_of(text: str) -> int:
 
 
 def mantissa_bits_by_run(runs: pd.DataFrame) -> pd.Series[float]:
-    """Stored mantissa bits of the logits of each run, by its id; those of bf16 where the records do not tell."""
+    """Stored mantissa bits of the logits of each run, by run id; those of bf16 if the records do not have them."""
     by_id = runs.set_index("id").reindex(columns=["precision", "mantissa_bits"])
     chosen = pd.to_numeric(by_id["mantissa_bits"], errors="coerce").where(by_id["precision"] == "mantissa")
     return by_id["precision"].map(MANTISSA_BITS).astype(float).fillna(chosen).fillna(BF16)
@@ -120,10 +120,11 @@ def mantissa_bits_by_run(runs: pd.DataFrame) -> pd.Series[float]:
 
 @cache
 def published() -> pd.DataFrame:
-    """Runs of 16 to 221 million parameters in bf16 that others published, a row each.
+    """Published runs of 16 to 221 million parameters in bf16, a row each.
 
-    Columns: ``size`` and ``lr``; ``mean_logit`` and its ``mean_logit_std_over_tokens``; ``loss_minus_mu_centering``:
-    their final loss less that of the run with a centred head, in which logits stay small, nats per token.
+    Columns: ``size`` (parameters) and ``lr``; ``mean_logit`` and its ``mean_logit_std_over_tokens``;
+    ``loss_minus_mu_centering``: the final loss minus that of the run with a centred head, in which logits stay small,
+    nats per token.
 
     References:
         arXiv:2601.02031, repository flxst/output-embedding-centering, ``loss_overview_all.csv``: baseline without

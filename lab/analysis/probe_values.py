@@ -1,4 +1,4 @@
-"""Probe records as one number per run."""
+"""Functions that reduce the records of a probe to one number per run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import pandas as pd
 
 from lab.records.store import Records
 
-# A probe of distances, and where it measures that of learned positions.
+# The probe of the distance from initialization, and the part of the model where it measures that of learned positions.
 DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
-FEW = 20  # measurements of which ``rise`` takes the mean
+FEW = 20  # measurements over which ``rise`` takes means
 
 
 def updates(runs: pd.DataFrame) -> pd.Series:
-    """Updates that each run made, by its id: its steps, or fewer where it chose its own batches; 1 where unknown."""
+    """Updates that each run made, by run id: its steps, or fewer if it chose its own batches; 1 if unknown."""
     by_id = runs.set_index("id")
     return by_id["updates"].fillna(by_id.get("steps", 1)).astype(int).rename("updates")
 
 
 def near(records: Records, probe: str, where: str, part: float) -> pd.Series:
-    """Value at the recorded step nearest to a part of the run (0 its start, 1 its end); indexed by run id."""
+    """Value at the recorded step nearest to a share of the run (0 its start, 1 its end); indexed by run id."""
     values = _recorded(records, probe, where)
     values["distance"] = (values["step"] - part * (values["updates"] - 1)).abs()
     return values.sort_values(["id", "distance", "step"]).drop_duplicates("id").set_index("id")["value"]
 
 
 def late(records: Records, probe: str, where: str, part: float = 0.1) -> pd.Series:
-    """Mean over the recorded steps in the last part of the run, NaN where one of them is; indexed by run id.
+    """Mean over the recorded steps in the last ``part`` of the run, NaN if one of them is; indexed by run id.
 
     The paper averages the last 500 of 1e5 steps (Wortsman et al. 2023, sec. 3.4). Runs here are short and record few
-    steps, so the part is larger.
+    steps, so the share is larger.
     """
     values = _recorded(records, probe, where)
     values = values[values["step"] >= (1 - part) * (values["updates"] - 1)]
@@ -40,12 +40,12 @@ def late(records: Records, probe: str, where: str, part: float = 0.1) -> pd.Seri
 
 
 def peak(records: Records, probe: str, where: str) -> pd.Series:
-    """Largest value over the recorded steps, NaN left out; indexed by run id."""
+    """Largest value over the recorded steps, without NaN; indexed by run id."""
     return _recorded(records, probe, where).groupby("id")["value"].max()
 
 
 def rise(records: Records, probe: str, where: str, part: float) -> pd.Series:
-    """Mean of the last 20 values before a part of the run minus the lowest mean of 20 in a row before; by run id."""
+    """Mean of the last 20 values up to a share of the run, minus the lowest mean of 20 consecutive ones; by run id."""
     values = _recorded(records, probe, where).sort_values(["id", "step"], kind="stable")
     values = values[values["step"] < part * values["updates"]]
     return values.groupby("id")["value"].agg(_rise)
@@ -57,16 +57,16 @@ def _rise(values: pd.Series) -> float:
 
 
 def late_excess(records: Records, probe: str, where: str, part: float) -> pd.Series:
-    """Largest value after a part of the run minus the median there; indexed by run id."""
+    """Largest value after a share of the run minus the median after it; indexed by run id."""
     values = _recorded(records, probe, where)
     late_values = values[values["step"] >= part * values["updates"]].groupby("id")["value"]
     return late_values.max() - late_values.median()
 
 
 def recovery(records: Records, probe: str, where: str, part: float) -> pd.Series:
-    """Updates from a part of the run until a value is no higher than the last one before; by run id.
+    """Updates from a share of the run until a value is no higher than the last one before it; by run id.
 
-    The rest of the run where it never is.
+    If none is, the number of all updates that are left.
     """
     values = _recorded(records, probe, where).sort_values(["id", "step"], kind="stable")
     start = part * values["updates"]
@@ -82,19 +82,19 @@ def recovery(records: Records, probe: str, where: str, part: float) -> pd.Series
 def growth(records: Records, probe: str) -> pd.Series:
     """Log10 of the largest value anywhere in a run over that at its first recorded step; indexed by run id.
 
-    NaN and values not above zero are left out; infinity counts as the largest number of 32 bits.
+    NaN and values that are not positive are left out; infinity counts as the largest number of fp32.
     """
     largest = _positive(records, probe).groupby(["id", "step"])["value"].max().groupby("id")
     return pd.Series(np.log10(largest.max() / largest.first()))
 
 
 def log_largest(records: Records, probe: str) -> pd.Series:
-    """Log10 of the largest value anywhere in a run; indexed by run id, values left out as in ``growth``."""
+    """Log10 of the largest value anywhere in a run, with values left out as in ``growth``; indexed by run id."""
     return pd.Series(np.log10(_positive(records, probe).groupby("id")["value"].max()))
 
 
 def log_last(records: Records, probe: str) -> pd.Series:
-    """Log10 of the last recorded value, the mean over parts of the model; indexed by run id, as in ``growth``."""
+    """Log10 of the last recorded value, a mean over parts of the model, as in ``growth``; indexed by run id."""
     last = _positive(records, probe).sort_values("step").drop_duplicates(["id", "where"], keep="last")
     return pd.Series(np.log10(last.set_index("id")["value"]).groupby("id").mean())
 
@@ -102,7 +102,7 @@ def log_last(records: Records, probe: str) -> pd.Series:
 def embedding_share(records: Records) -> pd.DataFrame:
     """Norm of the embedding's gradient over that of all other weights together; columns ``id``, ``step``, ``value``.
 
-    Of a tied embedding it is the gradient of both its uses. NaN where either norm is, or there is no other gradient.
+    The gradient of a tied embedding is that of both its uses. NaN if either norm is, or if no other weight has one.
     """
     runs = records.runs.set_index("id")
     tables = 2 - runs["intervention"].str.contains("tied_head", regex=False).astype(int)

@@ -1,4 +1,4 @@
-"""Learning-rate sensitivity: per seed and in two parts, the optimum, differences between arms, all of it at once."""
+"""Learning-rate sensitivity per seed and in two parts; optima; differences between arms; all tables of a study."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Window(NamedTuple):
         return f"{spell(float(self.low))} to {spell(float(self.high))}"
 
 
-# That of Wortsman et al. 2023, sec. 2.2, for AdamW.
+# The window of Wortsman et al. 2023, sec. 2.2, for AdamW.
 WINDOW = Window(3e-4, 3e-1)
 LOW, HIGH = WINDOW
-FEWEST_LRS = 3  # inside another window
+FEWEST_LRS = 3  # learning rates that another window must hold
 PARTS = ("total", "below", "above")
-# On fewer learning rates inside the window, sensitivity says little, and arms are compared by their best losses.
+# With fewer learning rates inside the window, sensitivity says little, and arms are compared by their best losses.
 FEWEST_TO_COMPARE = 4
 # Parametrizations in which every tensor has the peak learning rate.
 UNSCALED = ("standard", "inverse_head_width")
@@ -54,10 +54,10 @@ class Sensitivity(NamedTuple):
 
 
 def window_of(ends: Sequence[float | str]) -> Window:
-    """A window of its two ends, numbers or as typed.
+    """Make a window from its two ends, numbers or text.
 
     Raises:
-        RequestError: an end is no number above 0, or the first is not below the second.
+        RequestError: an end is not a number above 0, or the first is not below the second.
     """
     try:
         low, high = map(float, ends)
@@ -69,10 +69,10 @@ def window_of(ends: Sequence[float | str]) -> Window:
 
 
 def check_window(points: pd.DataFrame, window: Window) -> None:
-    """Refuse a window, other than that of the paper, in which no curve of ``points`` has three learning rates.
+    """Check that some curve of ``points`` has three learning rates in a window other than the paper's.
 
     Raises:
-        RequestError: it is one.
+        RequestError: none has.
     """
     inside = points[points["lr"].between(*significant(window))]
     most = inside.groupby("curve")["lr"].nunique().max() if len(inside) else 0
@@ -124,9 +124,9 @@ def capped(runs: pd.DataFrame) -> np.ndarray:
 def judge(points: pd.DataFrame) -> pd.DataFrame:
     """Add to ``points`` the columns ``capped`` (loss), ``best_lr`` (of the seed's curve) and ``outcome``.
 
-    Where all runs of a seed's curve diverged, none is best and ``best_lr`` is NaN.
-    The outcome is ``diverged``, ``unstable`` or empty. A run is unstable when its learning rate is above the best one
-    of its seed's curve and it ended worse than a bigram model of the text: small models seldom reach NaN, they plateau.
+    If all runs of a seed's curve diverged, ``best_lr`` is NaN. The outcome is ``diverged``, ``unstable`` or empty. A
+    run is unstable if its learning rate is above the best one of its seed's curve and it ended worse than a bigram
+    model of the text. Small models seldom reach NaN: their loss stays high instead.
     """
     frame = points.assign(capped=capped(points))
     diverged = (frame["status"] == "diverged").to_numpy(dtype=bool) | ~np.isfinite(frame["loss"])
@@ -160,7 +160,7 @@ def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.D
 
 
 def by_curve(seeds: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm and size of ``per_seed``: an ``Interval`` per part; ``best_lr`` and ``eta_div`` as lists."""
+    """A row per arm and size, from ``per_seed``: an ``Interval`` per part; ``best_lr`` and ``eta_div`` as lists."""
     rows = []
     for _, curve in seeds.groupby("curve", sort=False):
         row = {column: curve[column].iloc[0] for column in ("arm", "size", "parameters")}
@@ -177,8 +177,8 @@ def has_sensitivity(curves: pd.DataFrame) -> bool:
 def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
     """Sensitivity of arm ``first`` minus that of arm ``second``, one row per size that both have.
 
-    Differences are taken per seed (same data order, same initial values of the weights both arms have), over the
-    learning rates that both arms ran.
+    Differences are taken per seed, over the learning rates that both arms ran. Equal seeds have the same order of data,
+    and the same initial values of the weights that both arms have.
 
     Returns:
         Columns ``first``, ``second``, ``size``, and an ``Interval`` over seeds for ``total``, ``below``, ``above``.
@@ -192,7 +192,7 @@ def all_pairs(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.
 
 
 def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: float, high: float) -> pd.DataFrame:
-    """Rows of ``paired`` for these pairs; an arm is measured once for all pairs that share the same runs of it."""
+    """Rows of ``paired`` for these pairs; an arm is measured once for all pairs that use the same runs of it."""
     runs_of = dict(iter(points.groupby("arm", sort=False)))
     keys_of = {arm: list(zip(runs["size"], runs["seed"], runs["lr"], strict=True)) for arm, runs in runs_of.items()}
     sets_of = {arm: frozenset(keys) for arm, keys in keys_of.items()}
@@ -222,7 +222,7 @@ def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: fl
 def best_lr_fine(curve: pd.DataFrame) -> float:
     """Best learning rate between grid points: vertex of the parabola through the best and its neighbours, in log LR.
 
-    At the edge of the grid it is the best learning rate itself, and NaN where all runs diverged; ``curve`` as in
+    At the edge of the grid it is the best learning rate itself; it is NaN if all runs diverged. For ``curve`` see
     ``lr_sensitivity``.
     """
     return _best_fine(significant(curve["lr"]), capped(curve), _ended_below_init(curve))
@@ -230,7 +230,7 @@ def best_lr_fine(curve: pd.DataFrame) -> float:
 
 def _ended_below_init(runs: pd.DataFrame) -> np.ndarray:
     loss, at_init = runs["loss"].to_numpy(dtype=float), runs["loss_at_init"].to_numpy(dtype=float)
-    below: np.ndarray = np.isfinite(loss) & ~(loss >= at_init)  # NaN: not known
+    below: np.ndarray = np.isfinite(loss) & ~(loss >= at_init)  # true if the initial loss is NaN, which means unknown
     return below
 
 
@@ -266,8 +266,8 @@ def optima(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     """Optimum and shifted sensitivity, one row per curve and seed.
 
     Returns:
-        Columns ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``; ``window_low`` and ``window_high``,
-        ``window`` as ``shifted`` to the optimum; ``sensitivity`` in that window, over its learning rates that ran.
+        Columns ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``; ``window_low`` and ``window_high``, the
+        ends of the window ``shifted`` to the optimum; ``sensitivity`` over the learning rates that ran in that window.
     """
     lr, loss, ended_below_init = significant(points["lr"]), capped(points), _ended_below_init(points)
     names = {column: points[column].to_numpy() for column in ("arm", "parameters", "seed")}
@@ -282,7 +282,7 @@ def optima(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
 
 
 def _rows_of(table: pd.DataFrame, *keys: str) -> list[np.ndarray]:
-    """The positions of the rows of each group, groups in the order in which they come."""
+    """The positions of the rows of each group, in the order in which groups first occur."""
     group = table.groupby(list(keys), sort=False).ngroup().to_numpy()
     order = np.argsort(group, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
@@ -309,7 +309,7 @@ class Study(NamedTuple):
 
     @property
     def failed(self) -> pd.DataFrame:
-        """Cards of runs that failed, and so have no result."""
+        """Cards of runs that failed and have no result."""
         return self.records.runs[self.records.runs["status"] == "failed"]
 
 
@@ -321,7 +321,7 @@ def study(folders: str | Path | Sequence[str | Path], window: Sequence[float] = 
         window: the lowest and the highest learning rate over which sensitivity is a mean.
 
     Raises:
-        RequestError: a folder cannot be read, all runs failed, or the window makes no sense.
+        RequestError: a folder cannot be read, all runs failed, or the window is invalid.
     """
     return study_of(load(*([folders] if isinstance(folders, str | Path) else folders)), window)
 
@@ -338,21 +338,23 @@ def from_frame(
     steps: str | float | None = None,
     window: Sequence[float] = WINDOW,
 ) -> Study:
-    """As ``study``, of a table with a row per run, from any trainer.
+    """Compute all tables, as ``study`` does, from a table with a row per run of any trainer.
+
+    Columns that are not named are found by their usual names.
 
     Args:
         table: one row per run.
-        lr: column of peak learning rates; as all others, found by a usual name where it is not given.
+        lr: column of peak learning rates.
         loss: column of final losses; an empty or non-finite one is a diverged run, which counts at its initial loss.
-        size: column of numbers of parameters, or the number of all runs.
-        seed: column of seeds; without one all runs are of one seed.
-        arm: columns that set arms apart; unless given, those of which each value occurs with three learning rates.
-        initial_loss: column of losses at initialization, or the one of all runs.
-        steps: column of numbers of training steps, or the number of all runs.
+        size: column of numbers of parameters, or the number for all runs.
+        seed: column of seeds; without one all runs have the same seed.
+        arm: columns that distinguish arms; by default those of which each value occurs with three learning rates.
+        initial_loss: column of losses at initialization, or the loss for all runs.
+        steps: column of numbers of training steps, or the number for all runs.
         window: as for ``study``.
 
     Raises:
-        RequestError: a column is absent, or a row or the window makes no sense.
+        RequestError: a column is absent, or a row or the window is invalid.
     """
     size, initial_loss, steps = (None if one is None else str(one) for one in (size, initial_loss, steps))
     arms = [arm] if isinstance(arm, str) else arm
@@ -361,10 +363,10 @@ def from_frame(
 
 
 def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
-    """As ``study``, of records that were read.
+    """Compute all tables, as ``study`` does, from records that were read.
 
     Raises:
-        RequestError: all runs failed, or the window makes no sense.
+        RequestError: all runs failed, or the window is invalid.
     """
     window = window_of(window)
     ended = points(records.runs)
@@ -376,7 +378,7 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
 
 
 def with_scaled_steps(study: Study) -> pd.MultiIndex:
-    """Arms and sizes whose steps are scaled by tensor, beside arms whose steps are not (Wortsman et al., app. B)."""
+    """Arms and sizes whose steps are scaled by tensor, if other arms have unscaled ones (Wortsman et al., app. B)."""
     cards = study.records.runs.set_index("id").loc[study.points["id"]]
     scaled = ~cards["parametrization.name"].isin(UNSCALED) | (cards["optimizer.name"] == "adamw_rms_scaled")
     unlike_others = study.points[scaled.to_numpy(dtype=bool)] if not scaled.all() else study.points.iloc[:0]
@@ -384,7 +386,7 @@ def with_scaled_steps(study: Study) -> pd.MultiIndex:
 
 
 def compares_sensitivity(study: Study) -> bool:
-    """Whether sensitivity compares arms: on enough learning rates, which mean the same in all of them."""
+    """Whether arms can be compared by sensitivity: with enough learning rates, which mean the same in all arms."""
     inside = study.points[study.points["lr"].between(*significant(study.window))]
     lrs = inside.groupby("curve")["lr"].nunique()
     return len(lrs) > 0 and lrs.max() >= FEWEST_TO_COMPARE and with_scaled_steps(study).empty

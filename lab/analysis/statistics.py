@@ -12,14 +12,14 @@ import scipy  # its parts are loaded when they are used
 
 # Fewer seeds get no interval.
 FEWEST_SEEDS = 3
-# Of the intervals of a difference; an equivalence test at 5 % goes with it.
+# Confidence level of intervals of a difference; it corresponds to an equivalence test at 5 %.
 DIFFERENCE_LEVEL = 0.90
-# A change is certain when its p, adjusted for all that is compared, lies below this.
+# A change is significant if its p, adjusted for everything that is compared, lies below this.
 CHANGE_LEVEL = 0.05
 
 
 def thousandths(value: float, scale: float | None = None) -> str:
-    """A number to three decimals; to two significant digits where the ``scale`` of its sort is too small for them."""
+    """A number to three decimals, or to two significant digits if its ``scale`` is too small for that."""
     scale = abs(value) if scale is None else scale
     return f"{value:.2g}" if 0 < scale < 0.001 else f"{round(value, 3) + 0.0:.3f}"  # + 0.0, since -0.000 is 0.000
 
@@ -28,8 +28,8 @@ class Interval(NamedTuple):
     """Mean over ``n`` seeds with its Student-t interval; ``low`` and ``high`` are NaN below three seeds.
 
     Attributes:
-        values: one per seed.
-        error: standard error of the mean; NaN where the interval is none of Student's.
+        values: one value per seed.
+        error: standard error of the mean; NaN if the interval is not Student's.
     """
 
     mean: float
@@ -57,15 +57,15 @@ class Interval(NamedTuple):
         return self.mean / spread if spread else math.nan
 
     def p_outside(self, low: float, high: float) -> float:
-        """Two-sided p that the mean lies outside the open range: below it, the interval of 1 - p lies wholly inside."""
+        """Two-sided p that the mean lies outside the open range; an interval at level 1 - p just lies inside it."""
         return min(1.0, 2 * max(self._tail(low - self.mean), self._tail(self.mean - high)))
 
     def p_inside(self, low: float, high: float) -> float:
-        """Two-sided p that the mean lies inside the range: below it, the interval of 1 - p lies wholly outside."""
+        """Two-sided p that the mean lies inside the range; an interval at level 1 - p just lies outside it."""
         return min(1.0, 2 * min(self._tail(self.mean - low), self._tail(high - self.mean)))
 
     def _tail(self, excess: float) -> float:
-        """The probability of a mean that lies so far beyond what it should be."""
+        """The one-sided probability of a mean that exceeds a bound by this much."""
         if not self.error:
             return 0.0 if excess < 0 else 1.0
         return float(scipy.special.stdtr(self.n - 1, excess / self.error))
@@ -78,7 +78,7 @@ class Interval(NamedTuple):
 
 
 def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 0.0) -> Interval:
-    """Interval of the mean of ``values``, one per seed; NaN is no value.
+    """Interval of the mean of ``values``, one per seed; NaN are left out.
 
     Args:
         resolution: step to which the values are known, in their unit. The variance of that rounding is added, so that
@@ -96,7 +96,7 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
 
 
 def share_interval(hits: int, trials: int, level: float = 0.95) -> Interval:
-    """Exact interval of a share of independent trials; all NaN without a trial.
+    """Exact interval of the share of hits in independent trials; all NaN without a trial.
 
     References:
         Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
@@ -188,7 +188,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
-    """The q of several tests: of those with a q below a level, at most that share is expected to be false.
+    """The q values of several tests: of those below a level, at most that share is expected to be false rejections.
 
     NaN is no test: it stays NaN, and the others are adjusted as if it were not there.
 
@@ -204,7 +204,7 @@ def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
 
 
 def _by_p(ps: Sequence[float]) -> list[int]:
-    """The places of the tests by rising p; NaN is no test."""
+    """The positions of the tests in the order of rising p, without NaN."""
     return sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
 
 
@@ -230,5 +230,5 @@ def difference(old: pd.Series, new: pd.Series, resolution: float = 0.0) -> Diffe
 
 
 def _effect_size(mean: float, deviation: float) -> float:
-    """Cohen's d; NaN where values spread by rounding only."""
+    """Cohen's d; NaN if values spread by rounding only."""
     return mean / deviation if deviation > 1e-9 * abs(mean) else math.nan

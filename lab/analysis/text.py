@@ -31,7 +31,7 @@ def count(parameters: float) -> str:
 
 
 def span(values: Sequence[float]) -> str:
-    """Range of the seeds' learning rates, with the number of seeds that have one if not all do (NaN is none)."""
+    """Range of the seeds' learning rates, with the number of seeds that have one (not NaN) if not all do."""
     present = sorted(value for value in values if not math.isnan(value))
     if not present:
         return "none"
@@ -54,13 +54,14 @@ def plain_text(table: pd.DataFrame) -> list[str]:
 
 def json_rows(rows: Iterable[NamedTuple]) -> list[dict[str, Any]]:
     """Rows as JSON objects; a number that is not finite is null."""
-    return [{key: _finite(value) for key, value in row._asdict().items()} for row in rows]
+    return [{key: finite(value) for key, value in row._asdict().items()} for row in rows]
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value itself, or None, which JSON writes as null, for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def of_arm(label: str) -> str:
-    """An arm as sentences name it: ``with qk-layernorm``, ``for cosine``."""
+    """An arm in the form that sentences use: ``with qk-layernorm``, ``for cosine``."""
     return label if label.startswith(("with ", "without ")) else f"for {label}"

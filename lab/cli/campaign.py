@@ -1,4 +1,4 @@
-"""Campaigns: several sweeps, trained one after another in the order in which an hour of a core decides most claims."""
+"""Campaigns: several sweeps, trained one after another, first those that decide most claims per core-hour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOUR = 3600.0  # seconds
 
 
 class PlannedSweep(NamedTuple):
-    """One sweep of a campaign: the words after ``lab sweep``, and what they leave to do."""
+    """One sweep of a campaign: the words after ``lab sweep``, and the plan of what is left to train."""
 
     words: Sequence[str]
     plan: SweepPlan
@@ -46,7 +46,7 @@ class PlannedSweep(NamedTuple):
 
     @property
     def claims_per_core_hour(self) -> float:
-        """Claims that an hour of a core decides, finished runs included, so that the order stays when it is resumed."""
+        """Claims per core-hour of the whole sweep; finished runs count, so a resumed campaign keeps its order."""
         return len(self.claims) * HOUR / core_seconds(self.plan.mine)
 
     @property
@@ -61,13 +61,13 @@ class PlannedSweep(NamedTuple):
 
 
 class Campaign(NamedTuple):
-    """What follows ``lab campaign``.
+    """The arguments of ``lab campaign``.
 
     Attributes:
-        name: of the campaign.
-        file: which lists its parts.
-        out: the folder of the folders of its parts.
-        settings: how its jobs are launched, for every part.
+        name: the name of the campaign.
+        file: the file that lists its parts.
+        out: the folder that holds a results folder for each part.
+        settings: overrides that choose and set the launcher of every part.
         dry_run: whether to estimate only.
     """
 
@@ -79,10 +79,10 @@ class Campaign(NamedTuple):
 
 
 def read_arguments(arguments: Sequence[str]) -> Campaign:
-    """Read what follows ``lab campaign``: a name or a file, and options.
+    """Read the arguments of ``lab campaign``: a name or a file, and options.
 
     Raises:
-        RequestError: there is no such campaign, or an argument is none of its options.
+        RequestError: there is no such campaign, or an option is unknown.
     """
     word, *options = arguments
     known = shipped.campaigns()
@@ -113,20 +113,20 @@ def plan(campaign: Campaign) -> list[PlannedSweep]:
     """Plan the parts of a campaign; finished parts first, then those that decide most claims per core-hour.
 
     Raises:
-        RequestError: the file of the campaign makes no sense, or a part cannot be planned.
+        RequestError: the campaign file is invalid, or a part cannot be planned.
     """
     if distributed.world_size() > 1:
-        raise RequestError("lab campaign plans its parts in one process; leave torchrun away")
+        raise RequestError("lab campaign plans its parts in one process; run it without torchrun")
     parts = [PlannedSweep(words, _plan(words)) for words in _read(campaign)]
     return sorted(parts, key=lambda part: (not part.is_done, -part.claims_per_core_hour))
 
 
 def _read(campaign: Campaign) -> Iterator[list[str]]:
-    """What follows ``lab sweep`` for each part, with the folder of its records and the settings of all parts."""
+    """The words after ``lab sweep`` for each part, with its results folder and the launcher of the campaign."""
     path = campaign.file
     lines = launch.read_sweep(path).get("parts")
     if not isinstance(lines, ListConfig) or not lines or not all(isinstance(line, str) and line for line in lines):
-        raise RequestError(f"{path} must hold parts: a list of what follows `lab sweep`")
+        raise RequestError(f"{path} must hold parts: a list of sweeps, each written as after `lab sweep`")
     for line in lines:
         words = line.split()
         folder = str(campaign.out / _stem(words[0]))
@@ -151,7 +151,7 @@ def table(parts: Sequence[PlannedSweep]) -> Iterator[str]:
     rate = len(decided) * HOUR / sum(core_seconds(part.plan.mine) for part in parts)
     yield from plain_text(pd.DataFrame([*rows, _row("in all", parts, rate)]))
     slots = len(parts[0].plan.host.slots)
-    yield f"hours with {slots} at once, if each core is as fast as those of benchmarks/RESULTS.md; nothing was timed"
+    yield f"hours with {slots} at once, on cores as fast as those of benchmarks/RESULTS.md; nothing was timed here"
 
 
 def _row(name: str, parts: Sequence[PlannedSweep], claims_per_core_hour: float) -> dict[str, str | int]:
@@ -172,7 +172,7 @@ def train(campaign: Campaign, parts: Sequence[PlannedSweep]) -> None:
     """Train what is missing, part after part; a part that fails does not stop the others.
 
     Raises:
-        SystemExit: with status 1 when a part failed; or told to stop.
+        SystemExit: with status 1 when a part failed; or a signal asked it to stop.
     """
     started, failed = time.monotonic(), []
     seconds = [part.seconds_left for part in parts]
@@ -196,7 +196,7 @@ def _train_part(part: PlannedSweep, position: CampaignPart) -> bool:
     """Train a part; returns whether none of its runs failed."""
     try:
         multirun.carry_out(_request(part.words), position)  # planned anew: others may have trained some of it meanwhile
-    except RequestError as refusal:  # a full disk; it made sense when it was planned
+    except RequestError as refusal:  # such as a full disk; the request itself was valid when it was planned
         say(f"lab: {part.sweep}: {refusal}", error=True)
         return False
     except SystemExit as end:

@@ -26,7 +26,7 @@ from lab.cli import hydra_app
 from lab.core.errors import RequestError, nearest, similar_names
 
 CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
-GIVEN = "requested"  # names, in its config group, a file that a user gave by its path and may have called anything
+GIVEN = "requested"  # the name, in its config group, of a file that the user gave by its path
 # Launchers from other packages, and the extra of this one that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 DEFAULT_STEPS = "${scale.steps}"  # as conf/config.yaml says
@@ -35,13 +35,13 @@ MAX_POINTS = 100_000  # of a sweep; more is a typing mistake, and would take hou
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for.
+    """A request: everything that a command line asks for.
 
     Attributes:
         overrides: all that Hydra composes: keys of runs, and settings of the sweeper and the launcher.
-        config_dir: the folder of --config-dir, in which configs are looked for, too; None without one.
+        config_dir: the folder of --config-dir, which is searched for configs, too; None without one.
         files: the contents of files that were given by their paths, by config group.
-        flags: Hydra's flags that show something and their values; empty for what is to be trained.
+        flags: Hydra's flags that only show something, and their values; empty if runs are to be trained.
         command: the command line as the user can type it again.
         question: the question that the sweep file asks in its first comment; empty without one.
     """
@@ -58,13 +58,13 @@ class Request:
 def reading_request(config_dir: Path | None = None) -> Iterator[None]:
     """Refuse the request for whatever Hydra or OmegaConf raises within the block.
 
-    Put it around calls that parse or compose what the user wrote, and around nothing else.
+    Wrap only calls that parse or compose what the user wrote.
 
     Args:
         config_dir: the folder of --config-dir, whose keys a refusal may suggest.
 
     Raises:
-        RequestError: Hydra or OmegaConf raised, whatever the type.
+        RequestError: Hydra or OmegaConf raised an error of any type.
     """
     try:
         yield
@@ -110,10 +110,10 @@ def take_config_dir(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """The plain tree of a run's config; ``tokens`` replace the default number of steps, though not one that is given.
+    """The plain tree of a run's config; ``tokens`` replaces the default number of steps, but not a given one.
 
     Raises:
-        OmegaConfBaseException: a key refers to none, or has no value.
+        OmegaConfBaseException: a key refers to a key that does not exist, or has no value.
     """
     tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     if tree.get("tokens") is not None:
@@ -135,7 +135,7 @@ def compose_config(request: Request, overrides: Sequence[str], **options: Any) -
 
 @contextmanager
 def config_loader(request: Request) -> Iterator[Any]:
-    """Within the block, Hydra's loader of the lab's configs and of those that a request adds."""
+    """Yield Hydra's loader of the lab's configs and of those that a request adds."""
     store_files(request)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(hydra_app.data_folder("conf")), version_base="1.3", job_name="lab"):
@@ -182,8 +182,8 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
     """Expand swept values into the overrides of every point; a key given twice keeps its last values.
 
     Raises:
-        RequestError: an interval or nothing is swept, values cannot be read, or there are more than ``MAX_POINTS``
-            points.
+        RequestError: a key is swept over an interval or an empty list, values cannot be read, or there are more than
+            ``MAX_POINTS`` points.
     """
     values: dict[str, list[str]] = {}
     for override in overrides:
@@ -219,7 +219,7 @@ def one_line(error: BaseException, config_dir: Path | None = None) -> str:
     if "Config group override must be a string or a list" in text:
         return "a group cannot be null; choose a file of it by name, or none of them, as in intervention=[]"
     if match := re.search(r"already at '([^']*)'", text):
-        return f"key '{match[1]}' is there already; give it without the +"
+        return f"key '{match[1]}' exists already; give it without the +"
     if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
         return _unknown_choice(match[1], match[2], text)
     if match := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
@@ -241,8 +241,8 @@ def _unknown_choice(group: str, name: str, text: str) -> str:
 def _unknown_key(key: str, config_dir: Path | None) -> str:
     known, group = known_keys(config_dir), key.split(".")[0]
     if key in known:
-        return f"key '{key}' is not there in every choice of groups asked for"
-    if group in ("guest", "intervention"):  # which hold only what is switched on
+        return f"key '{key}' does not exist in every config asked for"
+    if group in ("guest", "intervention"):  # groups that hold only what is switched on
         alike = nearest(key, [name for name in known if name.startswith(group)])
         return f"unknown key '{key}'; {alike}; one of your own is added by +{key}=VALUE"
     alike = nearest(key, known) if similar_names(key, known) else "lab train --help lists the keys"

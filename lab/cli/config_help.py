@@ -1,4 +1,4 @@
-"""The help of a request: the config groups, and its config with the comments of the files that it comes from."""
+"""The help of a request: the config groups, and its config with the comments of the files from which it is composed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _comments(text: str, group: str) -> dict[str, str]:
 
 
 def _keyed(text: str) -> Iterator[tuple[str, str]]:
-    """The lines of YAML in block style with the dotted key of each; it is empty for an entry of a list."""
+    """Yield each line of YAML in block style after its dotted key, which is empty for an entry of a list."""
     parents: list[tuple[int, str]] = []
     for line in text.splitlines():
         match = KEY.match(line)

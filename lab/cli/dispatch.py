@@ -33,9 +33,9 @@ def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     code = _coded(distributed.join)
     if distributed.is_joined():
         code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else pipeline.follow_first_rank)
-        if distributed.is_first_rank() and code in (DONE, REFUSED):  # the others wait for the next fleet
+        if distributed.is_first_rank() and code in (DONE, REFUSED):  # the other ranks still wait for the next fleet
             distributed.send_to_all(None)
-        if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # otherwise they cannot be reached
+        if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # after any other end the other ranks cannot be reached
             distributed.leave()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -54,7 +54,7 @@ def _coded(work: Callable[[], None]) -> int:
         return interrupt.INTERRUPTED
     except SystemExit as end:
         if end.code == machine.EXIT_PREEMPTED and distributed.is_first_rank():
-            say("lab: preempted; the same command goes on from the checkpoint", error=True)
+            say("lab: preempted; the same command resumes from the checkpoint", error=True)
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
     except BrokenPipeError:
         return FAILED
@@ -88,5 +88,5 @@ def _dispatch(arguments: Sequence[str]) -> None:
         say(usage.command_help(word))
         if word != "train":
             return
-        say("")  # its help goes on with all keys
+        say("")  # the help of a request continues with all keys
     commands.COMMANDS[word](rest)

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from lab.core import machine
 from lab.core.shipped import data_folder as data_folder
 
-# For numbers of a config that follow from others: ``${divide:${scale.steps},2}``, an integer where it can be one, and
-# ``${whole_quotient:${steps},40}``, at least 1.
+# Numbers of a config that follow from others: ``${divide:${scale.steps},2}``, an integer if the quotient is one, and
+# ``${whole_quotient:${steps},40}``, the quotient rounded down, but at least 1.
 OmegaConf.register_new_resolver("divide", lambda a, b: int(a / b) if (a / b).is_integer() else a / b, replace=True)
 OmegaConf.register_new_resolver("whole_quotient", lambda a, b: max(1, a // b), replace=True)
 
@@ -24,9 +24,9 @@ def hydra_task(config: DictConfig) -> None:
     from lab.sweeping.pipeline import train_planned_fleet  # here, since tab completion needs none of it
 
     machine.configure_process()
-    if HydraConfig.initialized():  # a launcher of Hydra
+    if HydraConfig.initialized():  # true under a launcher of Hydra
         with suppress(FileNotFoundError):
-            os.chdir(HydraConfig.get().runtime.cwd)  # workers of a cluster start anywhere; paths are relative to here
+            os.chdir(HydraConfig.get().runtime.cwd)  # cluster workers start anywhere; paths are relative to it
     plan, index, request = str(config.fleet).split("/")
     train_planned_fleet(Path(config.out), plan, int(index), request=request)
 

@@ -1,4 +1,4 @@
-"""Sweeps and runs from Python, such as in a notebook: the words of a command in, a study out."""
+"""Sweeps and runs from Python, such as in a notebook: they take the words of a command and return a ``Study``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lab.core.files import quoted
 
 
 def sweep(name: str | Path, *overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW) -> Study:
-    """Train what is missing of a sweep, as ``lab sweep`` does, with its report and its lines of progress.
+    """Train the missing runs of a sweep, as ``lab sweep`` does, with its report and its lines of progress.
 
-    Jobs are processes of their own, so a script calls this under ``if __name__ == "__main__":``. With the override
-    ``hydra/launcher=basic`` this process trains.
+    Jobs are processes of their own, so a script must call this under ``if __name__ == "__main__":``. With the
+    override ``hydra/launcher=basic`` the runs train in this process.
 
     Args:
         name: a name that ``lab list sweeps`` gives, or a file.
@@ -29,17 +29,20 @@ def sweep(name: str | Path, *overrides: str, out: str | Path | None = None, wind
         window: as for ``lab.analysis.study``.
 
     Returns:
-        The study of the folder. Of runs that failed, ``Study.failed`` has the cards.
+        The study of the folder; ``Study.failed`` holds the cards of runs that failed.
 
     Raises:
-        RequestError: the request cannot be carried out, all runs failed, or the window makes no sense.
+        RequestError: the request cannot be carried out, all runs failed, or the window is invalid.
     """
     file = launch.find_sweep(str(name))
     return _study(["sweep", str(name)], overrides, out, window, name=file.stem, sweep=file, one=False)
 
 
 def train(*overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW) -> Study:
-    """As ``sweep``, without a file: one run, or as many as the lists in ``overrides`` make; into ``runs/train``."""
+    """Train without a sweep file, as ``lab train`` does: one run, or one for each combination of the listed values.
+
+    Arguments, result and errors are those of ``sweep``; the default folder is ``runs/train``.
+    """
     one = not any(override.is_sweep_override() for override in parse(list(filter(is_override, overrides))))
     return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
 
@@ -66,6 +69,6 @@ def _study(
     try:
         multirun.train(composed, request, jobs_only=True)
     except SystemExit as end:
-        if end.code != 1:  # 1: runs failed, and were said to
+        if end.code != 1:  # 1: some runs failed, which has been printed
             raise
     return study(composed.trees[0]["out"], window)

@@ -14,10 +14,10 @@ INTERRUPTED = 130
 
 
 def handle() -> None:
-    """From now on end this process at once when an interrupt comes during an import, else raise ``KeyboardInterrupt``.
+    """From now on an interrupt during an import ends this process at once; any other raises ``KeyboardInterrupt``.
 
-    Libraries turn an interrupt of their import into errors of other types, or print a traceback and go on.  So does
-    Python where an exception cannot be raised, such as in a finalizer.  A process that ignores interrupts still does.
+    Libraries turn an interrupt of their import into errors of other types, or print a traceback and go on. Python does
+    the same where it cannot raise an exception, such as in a finalizer. A process that ignores interrupts still does.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
@@ -53,7 +53,7 @@ def report() -> None:
 
 
 def handle_at_exit(code: int) -> None:
-    """From now on end with this exit code when an interrupt comes: all is done and said."""
+    """From now on an interrupt ends the process with this exit code, since all work is done and printed."""
     if signal.getsignal(signal.SIGINT) is _end_import:
         sys.stdout.flush()
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))

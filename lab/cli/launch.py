@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser  # private: its own errors would be usages, not lines
+from hydra._internal.utils import get_args_parser  # private: the public way prints its usage on an error
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -33,7 +33,7 @@ from lab.core.files import quoted
 from lab.core.printing import say
 from lab.core.shipped import question, sweeps
 
-# Hydra's flags that show something and run nothing, and those that say how to show it.
+# Hydra's flags that show something and run nothing, and the flags that say how to show it.
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
 SHOW_OPTIONS = ("--package", "-p", "--resolve")
 DRY_RUNS = {"--dry-run": "summary", "--dry-run=full": "full"}
@@ -60,11 +60,11 @@ def read_sweep(path: Path) -> DictConfig:
     """A sweep file as Hydra will compose it.
 
     Raises:
-        RequestError: it is not a YAML mapping, or empty.
+        RequestError: the file is not YAML, holds no mapping, or is empty.
     """
     try:
         content = OmegaConf.load(path)
-    except Exception as error:  # whatever the YAML reader raises
+    except Exception as error:  # the YAML reader raises errors of many types
         raise RequestError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, DictConfig) or not content:
         raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
@@ -81,7 +81,7 @@ def read_request(
         command: the command line as the user can type it again.
         name: names the default results folder, ``runs/NAME``.
         sweep: the sweep file, if any.
-        one: refuse several points.
+        one: whether to refuse more than one point.
 
     Raises:
         RequestError: the request cannot be carried out.
@@ -141,10 +141,10 @@ def carry_out(request: Request) -> None:
 
 
 def _read_ledger(path: Path) -> DictConfig:
-    """A ledger file.
+    """Read a restart log, the file of ``ledger=FILE.yaml``: at which steps a run is restarted with other settings.
 
     Raises:
-        RequestError: it does not exist, or holds anything but restarts.
+        RequestError: the file does not exist, or has an unknown key.
     """
     if not path.is_file():
         raise RequestError(f"no ledger file {path}")
@@ -159,7 +159,7 @@ def _read_ledger(path: Path) -> DictConfig:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """These words after the name of this program: ``lab``, or a user's own script that ends in ``lab.main()``."""
+    """The command line of these words; the program is ``lab``, or a user's script that ends in ``lab.main()``."""
     path = sys.argv[0]
     is_script = path.endswith(".py") and Path(path).name != "__main__.py"
     return shlex.join([*(["python", path] if is_script else ["lab"]), *words])
@@ -181,7 +181,7 @@ def call_hydra(arguments: Sequence[str], config_dir: Path | None = None) -> None
         RequestError: Hydra refuses the arguments.
     """
     before = sys.argv
-    sys.argv = ["lab", *arguments]  # Hydra's main takes its arguments from here alone, and its help the program's name
+    sys.argv = ["lab", *arguments]  # Hydra reads its arguments, and the program's name in its help, from here alone
     try:
         with reading_request(config_dir):
             hydra_app.hydra_main()
@@ -190,7 +190,7 @@ def call_hydra(arguments: Sequence[str], config_dir: Path | None = None) -> None
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
-    """Refuse what Hydra's own parser would answer with its usage."""
+    """Refuse, in one line, arguments for which Hydra's own parser would print its usage."""
 
     def refuse(message: str) -> NoReturn:
         raise RequestError(message)
@@ -201,7 +201,7 @@ def _check_flags(arguments: Sequence[str]) -> None:
 
 
 def compose_points(words: Sequence[str]) -> list[Tree]:
-    """Compose one resolved config tree for every point of these overrides, to train in this process.
+    """Compose a resolved config tree for every point of these overrides.
 
     Raises:
         RequestError: a word is no override, or Hydra cannot compose them.
@@ -209,7 +209,7 @@ def compose_points(words: Sequence[str]) -> list[Tree]:
     config_dir, overrides = take_config_dir(words)
     for word in overrides:
         if not is_override(word):
-            raise RequestError(f"unknown option {word!r}; all that can be given here is key=value, and --config-dir")
+            raise RequestError(f"unknown option {word!r}; this command takes key=value and --config-dir only")
     override_rules.check_overrides(overrides)
     with config_loader(Request(overrides, config_dir)) as loader:
         with reading_request(config_dir):

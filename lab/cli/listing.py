@@ -26,7 +26,7 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _choices(group: str) -> Callable[[], Iterator[tuple[str, str]]]:
-    """Lines of a config group."""
+    """A function that yields the files of a config group, each with its first comment."""
     return lambda: _files(sorted(shipped.data_folder("conf").glob(f"{group}/*.yaml")))
 
 
@@ -38,9 +38,9 @@ def _models() -> Iterator[tuple[str, str]]:
 
 @cache
 def _own_entries() -> dict[str, dict[str, str]]:
-    """The lab's own entries by the name of what registers them, with the first lines of their docstrings.
+    """The lab's own entries by the name of their registry, each with the first line of its docstring.
 
-    They are read from the sources: importing them loads torch, pandas and matplotlib, which takes seconds.
+    They are read from the source files, since importing them would load torch, pandas and matplotlib for seconds.
     """
     entries: dict[str, dict[str, str]] = defaultdict(dict)
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
@@ -64,7 +64,10 @@ def _own_entries() -> dict[str, dict[str, str]]:
 def _entries(
     registry: str, home: str = "lab.core.registry", filled_by: str = "lab.training.config"
 ) -> Callable[[], Iterator[tuple[str, str]]]:
-    """Lines of a registry of the module ``home``; installed packages and scripts may add to those of the lab."""
+    """A function that yields the entries of a registry of the module ``home``, each with its first line of docstring.
+
+    Installed packages and scripts may have added entries; then ``filled_by`` is imported to find them.
+    """
 
     def lines() -> Iterator[tuple[str, str]]:
         if filled_by not in sys.modules and not others_add(registry.lower()):
@@ -111,10 +114,10 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 
 
 def lines(names: Sequence[str]) -> Iterator[str]:
-    """The entries of the lists named, or of all lists.
+    """Yield the entries of the named lists, or of all lists if none is named.
 
     Raises:
-        RequestError: there is no such list.
+        RequestError: a list is unknown.
     """
     for name in names:
         if name not in LISTS:
@@ -129,7 +132,7 @@ def lines(names: Sequence[str]) -> Iterator[str]:
 
 
 def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[str]:
-    """The words that may come next; Hydra itself prints completions of keys, and the script of ``install=bash``.
+    """The words that may come next; completions of keys, and the script of ``install=bash``, Hydra prints itself.
 
     Raises:
         RequestError: Hydra refuses the arguments.

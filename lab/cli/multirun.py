@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydra._internal.callbacks import Callbacks  # private: launchers of Hydra want them
+from hydra._internal.callbacks import Callbacks  # private: launchers of Hydra require them
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Composed(NamedTuple):
-    """What Hydra makes of a request.
+    """The points and the launcher that Hydra composed from a request.
 
     Attributes:
         trees: the resolved config tree of every point.
@@ -53,7 +53,7 @@ def compose(request: Request) -> Composed:
     """Compose every point of a request, and make the launcher that it chooses.
 
     Raises:
-        RequestError: Hydra cannot compose it.
+        RequestError: Hydra cannot compose the request.
     """
     with config_loader(request) as loader:
         overrides = parse(request.overrides, loader)
@@ -83,10 +83,10 @@ def _lines(overrides: Sequence[Override]) -> list[str]:
 
 
 def plan(composed: Composed) -> SweepPlan:
-    """Plan the sweep, and print what the user should know of it; nothing is written.
+    """Plan the sweep and print its cautions; nothing is written.
 
     Raises:
-        RequestError: a point makes no sense, or the folder cannot take records.
+        RequestError: a point is invalid, or the folder cannot take records.
     """
     from lab.sweeping import planner  # slow to load
 
@@ -104,11 +104,11 @@ def carry_out(request: Request, part: CampaignPart | None = None) -> None:
     """Train the points of a request, or with --dry-run estimate what that would cost.
 
     Args:
-        request: what is asked for.
-        part: the part that it is of a campaign, if any.
+        request: the request.
+        part: the part of a campaign that this sweep is, if any.
 
     Raises:
-        RequestError: a point cannot be composed, or makes no sense; nothing is written then.
+        RequestError: a point cannot be composed, or is invalid; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
     composed = compose(request)
@@ -122,10 +122,10 @@ def train(composed: Composed, request: Request, part: CampaignPart | None = None
     """Train the points of a request that Hydra composed.
 
     Args:
-        composed: what Hydra made of the request.
-        request: what is asked for.
-        part: the part that it is of a campaign, if any.
-        jobs_only: a single fleet is a job, too: this process has more to do, with torch as its user configured it.
+        composed: the composed request.
+        request: the request itself.
+        part: the part of a campaign that this sweep is, if any.
+        jobs_only: whether even a single fleet trains in a process of its own; this one keeps its settings of torch.
 
     Raises:
         RequestError, SystemExit: see ``carry_out``.
@@ -148,7 +148,7 @@ def _estimate(composed: Composed) -> None:
     if kind not in ("summary", "full"):
         raise RequestError(f"hydra.sweeper.dry_run must be summary or full, not {kind!r}")
     if distributed.world_size() > 1:
-        raise RequestError("--dry-run tries fleets in one process; leave torchrun away")
+        raise RequestError("--dry-run tries fleets in one process; run it without torchrun")
     pipeline.print_estimate(plan(composed), full=kind == "full")
 
 
@@ -156,9 +156,9 @@ def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
     """Launch jobs; returns a line for each that died, whose runs are missing and so count as failed."""
     try:
         ends = launcher.launch(jobs, initial_job_idx=0)
-    except Exception as error:  # how submitit and Ray report that a job was killed
+    except Exception as error:  # submitit and Ray raise when a job was killed
         return [f"{type(launcher).__name__} gave up: {type(error).__name__}: {shorten(str(error), 300)}"]
-    # private: what is public prints the overrides of a job that failed
+    # private: the public attribute prints the overrides of a job that failed
     return [f"a job died: {end._return_value}" for end in ends if end.status is not JobStatus.COMPLETED]
 
 
@@ -169,17 +169,17 @@ class LocalJobs:
         """Take the config key ``device`` and the options of ``LocalLauncherConf``.
 
         Raises:
-            RequestError: the timeout makes no sense.
+            RequestError: the timeout is invalid.
         """
         self.task, self.device, self.options = task, device, options
         self.timeout = check_timeout(options["timeout_minutes"])
 
     @cached_property
     def slots(self) -> list[Slot]:
-        """Where jobs run at once; not chosen before something is to be trained, since counting GPUs loads torch.
+        """The slots on which jobs run at once; chosen only when there is work, since counting GPUs loads torch.
 
         Raises:
-            RequestError: an option of the launcher makes no sense.
+            RequestError: an option of the launcher is invalid.
         """
         return choose_slots(self.options["processes"], self.options["devices"], self.device)
 
@@ -189,16 +189,16 @@ class LocalJobs:
         return math.isinf(self.timeout) and self.slots[0] in (None, *machine.visible_gpus()[:1])
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
-        """Run the task for each list of overrides, which are all that its config holds; numbered from ``first``.
+        """Run the task with each list of overrides as its whole config; jobs are numbered from ``first``.
 
         Raises:
-            SystemExit: told to stop before all jobs were done.
+            SystemExit: a signal asked to stop before all jobs were done.
         """
         values = ({one.key_or_group: one.value() for one in parse(overrides)} for overrides in job_overrides)
         arguments = ((self.task, each) for each in values)
-        with machine.catching_sigterm() as told_to_stop:
-            ends = run_jobs(_run_job, arguments, self.slots, timeout=self.timeout, told_to_stop=told_to_stop)
-            if told_to_stop() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
+        with machine.catching_sigterm() as stop_requested:
+            ends = run_jobs(_run_job, arguments, self.slots, timeout=self.timeout, stop_requested=stop_requested)
+            if stop_requested() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
                 raise SystemExit(machine.EXIT_PREEMPTED)
         return [self._returned(first + index, end) for index, end in enumerate(ends)]
 
@@ -218,7 +218,7 @@ class LocalJobs:
 def _run_job(task: TaskFunction, values: dict[str, Any]) -> None:
     try:
         task(OmegaConf.create(values))
-    except RequestError as refusal:  # a full disk, a damaged plan
+    except RequestError as refusal:  # such as a full disk or a damaged plan
         say(f"lab: {refusal}", error=True)
         sys.exit(1)
     except Exception:

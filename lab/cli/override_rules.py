@@ -1,4 +1,4 @@
-"""What a request may set of Hydra's own settings: how jobs are carried out, and nothing that could name code to run."""
+"""The settings of Hydra that a request may change: how jobs are carried out, and nothing that can name code to run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 from lab.cli.compose import Request, compose_config, expand, groups, known_keys, parse, reading_request
 from lab.core.errors import RequestError, nearest
 
-# Hydra's other settings make objects, import packages, set the environment, write elsewhere, or serve no sweep.
+# The other settings build objects, import packages, set the environment, write elsewhere, or do nothing for a sweep.
 COMMAND_LINE_SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir")
 SWEEP_FILE_SETTINGS = ("params", "max_runs")  # of hydra.sweeper
 # Settings that Hydra fills in itself, from the words of the request.
 SET_BY_HYDRA = {"overrides", "runtime", "mode"}
-# What may lead a choice of files out of the folders of configs, or put a file of ours into another package.
+# Characters by which a choice of files could leave the config folders, or put a file of the lab into another package.
 ESCAPE = re.compile(r"\.\.|[@\\]|\$\{")
-# The same in an override, where a slash in the key names a group in a group.
+# The same for an override, where a slash in the key names a group inside a group.
 OVERRIDE_ESCAPE = re.compile(rf"{ESCAPE.pattern}|^[^=]*/")
 # A swept key: names joined by dots, or by slashes where a group lies in a group.
 SWEPT_KEY = re.compile(r"\+{0,2}(\w[\w-]*)([./]\w[\w-]*)*")
@@ -30,18 +30,18 @@ def check_overrides(words: Sequence[str]) -> None:
     """Refuse overrides of Hydra's settings, except plain values that say how a sweep is carried out.
 
     Raises:
-        RequestError: an override sets something else, or to something other than a plain value, or deletes a setting.
+        RequestError: an override deletes a setting of Hydra, sets another one, or gives it anything but a plain value.
     """
     for word, override in zip(words, parse(words), strict=True):
         key = override.key_or_group
         if override.is_delete() and re.match(r"hydra\b", key):
-            raise RequestError(f"~{key} is not for a request to delete; hydra.launcher.KEY=VALUE can be set")
+            raise RequestError(f"~{key}: a request may not delete it; hydra.launcher.KEY=VALUE can be set")
         if key.startswith("hydra/") and not (key == "hydra/launcher" and re.fullmatch(r"[\w-]+", _value(override))):
-            raise RequestError(f"{key} is not for a request to set; hydra/launcher=NAME can be")
+            raise RequestError(f"{key}: a request may not set it; hydra/launcher=NAME can be set")
         if key.split(".")[0] != "hydra":
             continue
         if not COMMAND_LINE_SETTINGS.fullmatch(key):
-            raise RequestError(f"{key} is not for a request to set; hydra.launcher.KEY and hydra.sweeper.KEY can be")
+            raise RequestError(f"{key}: a request may not set it; hydra.launcher.KEY and hydra.sweeper.KEY can be set")
         if "${" in word or re.search(r"_(target|args|recursive|convert|partial)_", word):
             raise RequestError(f"{key} takes plain values, not {word.partition('=')[2] or word}")
 
@@ -52,10 +52,10 @@ def _value(override: Override) -> str:
 
 
 def check_defaults(sweep: DictConfig) -> None:
-    """Refuse a sweep file whose defaults list leaves the folders of configs, or moves a file to another package.
+    """Check that the defaults list of a sweep file stays in the config folders and moves no file to another package.
 
     Raises:
-        RequestError: it does.
+        RequestError: it does not.
     """
     with reading_request():
         unresolved: Any = OmegaConf.to_container(sweep)
@@ -65,17 +65,17 @@ def check_defaults(sweep: DictConfig) -> None:
 
 
 def chooses_own_files_only(request: Request) -> bool:
-    """Whether a request's overrides choose only files of the lab, and add nothing to what a sweep of the lab sweeps."""
+    """Whether the overrides choose only files of the lab, and sweep no key that the sweep file does not sweep."""
     words = request.overrides
     escapes = any(OVERRIDE_ESCAPE.search(word.removeprefix("hydra/launcher=")) for word in words)
     return not escapes and not request.config_dir and not any("hydra.sweeper.params" in word for word in words)
 
 
 def first_point(request: Request, *, one: bool) -> list[str]:
-    """The overrides of the point that a request would train first; ``one`` leaves out what a sweep file sweeps.
+    """The overrides of the point that a request would train first; with ``one``, without the keys a sweep file sweeps.
 
     Raises:
-        RequestError: a file, or a value swept by a file, changes settings on which Hydra would act.
+        RequestError: a file, or a value that it sweeps, changes settings of Hydra other than those allowed.
     """
     parsed = parse(request.overrides)
     settings = _settings(request, request.overrides)
@@ -101,12 +101,12 @@ def _refuse_differences(settings: Mapping[str, Any], without_files: Mapping[str,
     """Refuse settings that differ from those composed without any file."""
     for key in sorted(settings.keys() | without_files.keys()):
         if settings.get(key) != without_files.get(key):
-            choices = f"of hydra.sweeper these can be: {', '.join(SWEEP_FILE_SETTINGS)}"
-            raise RequestError(f"hydra.{key} is not for a file to set; {choices}")
+            choices = f"only {' and '.join(SWEEP_FILE_SETTINGS)} of hydra.sweeper can be set"
+            raise RequestError(f"hydra.{key}: a file may not set it; {choices}")
 
 
 def _params(hydra: DictConfig, config_dir: Path | None) -> dict[str, Any]:
-    """What a sweep file sweeps: keys of a run, and files chosen by their names."""
+    """The values that a sweep file sweeps, by key of a run or by config group."""
     with reading_request():
         params: dict[str, Any] = {str(key): value for key, value in hydra.sweeper.params.items()}
     own_groups = groups(config_dir)
@@ -115,14 +115,14 @@ def _params(hydra: DictConfig, config_dir: Path | None) -> dict[str, Any]:
         match = SWEPT_KEY.fullmatch(key)
         if not match or match[1] not in known:
             alike = nearest(key.lstrip("+~").split(".")[0], known)
-            raise RequestError(f"hydra.sweeper.params holds {key}, which is not of a run; {alike}")
+            raise RequestError(f"hydra.sweeper.params holds {key}, which is no key of a run; {alike}")
         if match[1] in own_groups and "." not in key and ESCAPE.search(str(value)):
             raise RequestError(f"hydra.sweeper.params.{key} must choose files by their names, not {value}")
     return params
 
 
 def _guarded(hydra: DictConfig) -> Mapping[str, Any]:
-    """The settings that a file must leave alone, unresolved; those of launcher and sweeper one by one."""
+    """The unresolved settings that a file must not change; those of launcher and sweeper have a key each."""
     with reading_request():
         tree: Any = OmegaConf.to_container(hydra)
     settings = {key: value for key, value in tree.items() if key not in SET_BY_HYDRA}

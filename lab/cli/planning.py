@@ -1,4 +1,4 @@
-"""What a user sees while a sweep is planned: a line at once, and a bar if it takes longer."""
+"""Display of a sweep that is being planned: a line at once, and a bar if it takes longer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BAR_WIDTH = 24  # characters
 
 
 def show_planning(trees: Iterable[Tree], count: int, file: TextIO | None = None) -> Generator[Tree, None, None]:
-    """Yield ``trees``; meanwhile say on stderr that ``count`` points are planned.
+    """Yield ``trees``, and meanwhile show on stderr that ``count`` points are planned.
 
-    A terminal shows it at once, from two seconds on with a bar, and nothing at the end.  A log gets one line, after ten
-    seconds.
+    A terminal shows the line at once, adds a bar after two seconds, and is clear at the end. A log gets one line, after
+    ten seconds.
     """
     file = file or sys.stderr
     shows, text = file.isatty(), f"planning {count:,} point{'s' * (count > 1)}"

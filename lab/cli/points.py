@@ -1,4 +1,4 @@
-"""Config trees of many points: Hydra composes one of each kind; the others differ from it in plain values alone."""
+"""Config trees of many points: Hydra composes one tree per kind of point; the others differ from it in plain values."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from lab.cli.compose import reading_request, resolved
 
 Path = tuple[str, ...]
 Tree = Mapping[str, Any]
-# The places of a tree that hold the values of keys: ``{"seed": "seed", "data": {"seed": "seed"}}``.
+# From each place of a tree to the key whose value it holds, nested: ``{"seed": "seed", "data": {"seed": "seed"}}``.
 Places = dict[str, Any]
 
 KEY = re.compile(r"\w+(\.\w+)*")
 REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 DIVISION = re.compile(r"\$\{(?:divide|whole_quotient):[^${}]*\}")
-# ``${scale.steps_of.#}``, where # was an expression: the key is one of those below ``scale.steps_of``.
+# ``${scale.steps_of.#}``, where # stands for an expression: it refers to one of the keys below ``scale.steps_of``.
 CHOICE = re.compile(r"\$\{(\w+(?:\.\w+)*)\.#(?:\.[\w#]+)*\}")
 
 
 class _Kind(NamedTuple):
-    """Points that give the same keys, and the same words wherever a value is not plain.
+    """A kind of points: they give the same keys, and the same words wherever a value is not plain.
 
     Attributes:
-        places: where values are substituted.
-        others: the keys with plain values for which that is not enough, since an expression refers to them.
-        trees: by the words of ``others``, a tree that Hydra composed.
+        places: the places at which plain values are substituted.
+        others: the keys with plain values that cannot be substituted, since an expression refers to them.
+        trees: the tree that Hydra composed, by the words that give the keys in ``others``.
     """
 
     places: Places
@@ -46,7 +46,7 @@ class TreeComposer:
     def __init__(
         self, config_loader: Any, config: DictConfig, files: Sequence[str] = (), config_dir: FilePath | None = None
     ) -> None:
-        """Take what Hydra composed of its own settings and of the words that choose these ``files`` for all points."""
+        """Take the config that Hydra composed from its own settings and from the overrides that choose ``files``."""
         self._loader, self._config, self._config_dir = config_loader, config, config_dir
         self._parser = OverridesParser.create(config_loader=config_loader)
         self._overrides: dict[str, Override] = {}
@@ -80,7 +80,7 @@ class TreeComposer:
         return self._overrides[word]
 
     def _is_plain(self, word: str) -> bool:
-        """Whether a word sets a key to a value that OmegaConf keeps as it is."""
+        """Whether a word sets a key to a value that OmegaConf keeps unchanged."""
         override, value = self._overrides[word], self._overrides[word].value()
         is_text = isinstance(value, str) and "${" not in value and value != "???"
         is_key = override.type is OverrideType.CHANGE and KEY.fullmatch(override.key_or_group) is not None
@@ -124,9 +124,9 @@ class TreeComposer:
 
 
 def with_values(config: DictConfig, overrides: Sequence[Override], config_loader: Any) -> DictConfig:
-    """A copy of a config in which these overrides, which choose no files, set values as in Hydra's own composition."""
+    """A copy of a config with the values of these overrides set as Hydra sets them; they must choose no files."""
     copy = deepcopy(config)
-    # private: Hydra has no other way to set values without reading and merging all files once more
+    # private: any public way reads and merges all files once more
     config_loader._apply_overrides_to_config(list(overrides), copy)
     return copy
 
@@ -137,7 +137,7 @@ def chooses_file(override: Override, config_loader: Any) -> bool:
 
 
 def _substituted(tree: Tree, places: Places, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the tree with values at their places; it shares the parts that have none."""
+    """A copy of the tree with values at their places; it shares all other parts."""
     changed = {
         name: values[place] if isinstance(place, str) else _substituted(tree[name], place, values)
         for name, place in places.items()
@@ -151,7 +151,7 @@ def _overlap(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _copies(config: DictConfig, users: Mapping[Path, Sequence[tuple[Path, bool]]], path: Path) -> list[Path] | None:
-    """The leaves that hold the value of this one and nothing else; None if another expression refers to it."""
+    """The leaves that only copy the value of this one, and itself; None if any other expression refers to it."""
     copies = [path]
     for copy in copies:  # the list grows meanwhile
         if not _is_plain_leaf(config, copy):
@@ -173,16 +173,16 @@ def _is_plain_leaf(config: DictConfig, path: Path) -> bool:
         if not isinstance(node, DictConfig) or name not in node or OmegaConf.is_interpolation(node, name):
             return False
         node = node[name]
-    # private: nothing else says whether a value that is set here would be converted
+    # private: no public function says whether a value that is set here would be converted
     return isinstance(node, DictConfig) and leaf in node and type(node._get_node(leaf)) is AnyNode
 
 
 def _users(config: DictConfig) -> dict[Path, list[tuple[Path, bool]]] | None:
-    """By path of what is referred to: paths of the leaves that refer to it, and whether each only copies it.
+    """The leaves that refer to other nodes, by the path of the node; each with whether it only copies its value.
 
     Returns:
-        None if an expression holds anything but absolute keys, choices among the keys below one, and divisions, since
-        it may depend on any key.
+        None if an expression holds anything but absolute keys, choices among the keys below one, and divisions: it
+        could then depend on any key.
     """
     users: dict[Path, list[tuple[Path, bool]]] = {}
     for path, text in _expressions(OmegaConf.to_container(config), ()):
@@ -199,7 +199,7 @@ def _users(config: DictConfig) -> dict[Path, list[tuple[Path, bool]]] | None:
 
 
 def _expressions(node: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Paths and texts of all interpolations."""
+    """Yield path and text of every interpolation."""
     if isinstance(node, str) and "${" in node:
         yield path, node
     elif isinstance(node, (dict, list)):

@@ -1,4 +1,4 @@
-"""From a user's recipe, a sweep of learning rates, to the arms of the board that can stand beside it."""
+"""From a user's recipe, a sweep of learning rates, to the arms of the leaderboard that can be compared with it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def read_recipe(file: Path) -> Recipe:
     """Compose a recipe and try every arm on it, without training.
 
     Raises:
-        RequestError: the file is no sweep, sweeps no learning rate, or anything but learning rate and seed.
+        RequestError: the file is no sweep, has too few learning rates, or sweeps anything but learning rate and seed.
     """
     trees = _trees(file, [])
     lrs, seeds = (sorted({tree_value(tree, key) for tree in trees}) for key in SWEPT)
     if len(lrs) < FEWEST_LRS:
         raise RequestError(
-            f"{file} sweeps {len(lrs)} learning rates, and sensitivity takes {FEWEST_LRS} or more; "
-            "say hydra.sweeper.params.optimizer.lr: 3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1"
+            f"{file} sweeps {len(lrs)} learning rates, and sensitivity takes {FEWEST_LRS} or more, "
+            "as in hydra.sweeper.params.optimizer.lr: 3e-4,1e-3,3e-3,1e-2,3e-2,1e-1,3e-1"
         )
     if len(trees) > len(lrs) * len(seeds):
         raise RequestError(f"{file} sweeps more than {' and '.join(SWEPT)}; a recipe is one arm")
@@ -57,7 +57,7 @@ def tree_value(tree: Mapping[str, Any], key: str) -> Any:
 
 
 def _choice(card: ArmCard, names: frozenset[str], optimizer: str) -> ArmChoice | None:
-    """How the arm is made; None for what the recipe has already."""
+    """The override that makes the arm; None if the recipe has its change already."""
     if card.name in {*names, optimizer}:
         return None
     if card.is_optimizer:

@@ -1,4 +1,4 @@
-"""The table of commands: what each takes, from which the usage, the help and the parser of options are made."""
+"""The table of commands, from which the usage, the help and the option parsers are made."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ COLUMN = 52  # where meanings begin in the usage
 
 
 class Command(NamedTuple):
-    """What a command takes.
+    """One command.
 
     Attributes:
-        takes: what must or may follow the name of the command.
-        does: in half a sentence.
-        example: what follows the name of the command in an example.
-        options: by how each is typed, such as ``--margin 5%``, what it means; one with a value says how that looks.
+        takes: the arguments that must or may follow the name of the command.
+        does: the purpose of the command, in half a sentence.
+        example: the arguments of an example.
+        options: the meaning of each option, by its form, such as ``--margin PERCENT``; the form shows its values.
     """
 
     takes: str
@@ -29,9 +29,9 @@ class Command(NamedTuple):
 
     @property
     def parsed_options(self) -> dict[str, list[str]]:
-        """By name the values that an option takes, of which one that may come again ends in three dots.
+        """The values that each option takes, by its name; three dots end the value of an option that may be repeated.
 
-        The grammar of overrides is Hydra's, so they are no options.
+        Overrides such as ``out=DIR`` are left out, since Hydra parses them.
         """
         words = (form.split() for form in self.options if form.startswith("--"))
         return {option: values for option, *values in words}
@@ -58,10 +58,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "campaign": Command(
         "[NAME|FILE.yaml]",
-        "train several sweeps, those first that decide most claims an hour",
+        "train several sweeps, first those that decide most claims per core-hour",
         "day --dry-run",
         {
-            "out=DIR": "the folder of the folders of its sweeps (default: runs/NAME)",
+            "out=DIR": "the folder that holds a results folder for each sweep (default: runs/NAME)",
             "hydra/launcher=NAME": "how jobs are run, for every sweep; likewise hydra.launcher.KEY=VALUE",
             "--dry-run": "print runs, hours and claims of each sweep, and train nothing",
         },
@@ -74,7 +74,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "import": Command(
         "TABLE out=DIR",
-        "a table with a row per run, from any trainer (CSV, JSON lines, Parquet)",
+        "import a table of runs of any trainer, a row each (CSV, JSON lines, Parquet)",
         "docs/tables/my_trainer.csv out=runs/theirs --initial-loss eval/loss_at_step_0",
         {
             "out=DIR": "the results folder to make",
@@ -83,7 +83,7 @@ COMMANDS: dict[str, Command] = {
             "--size COLUMN|NUMBER": "the parameters of the model",
             "--seed COLUMN": "the seed",
             "--steps COLUMN|NUMBER": "the steps of training",
-            "--arm COLUMN,COLUMN": "what sets arms apart",
+            "--arm COLUMN,COLUMN": "the columns whose values distinguish arms",
             "--initial-loss COLUMN|NUMBER": "the loss before training, at which a diverged run counts",
             "--tensorboard DIR": "instead of a table, a run per folder of event files; --loss is then a tag",
             "--replace": "replace what was imported from another table",
@@ -91,136 +91,136 @@ COMMANDS: dict[str, Command] = {
     ),
     "report": Command(
         "DIR [DIR ...]",
-        "draw figures and report.html again; several folders overlaid, in the first",
+        "draw figures and report.html again; several folders are overlaid in the first",
         "runs/decay --format pdf --width 3.25",
         {
             "--open": "open the page in the browser",
             "--format pdf|png": "instead, write the figures for a paper",
-            "--width INCHES": "of such a figure (default: 3.25)",
+            "--width INCHES": "the width of such a figure (default: 3.25)",
             **_WINDOW,
         },
     ),
     "coordcheck": Command(
         "[KEY=VALUE ...]",
-        "do updates keep their scale as the model gets wider, or deeper",
+        "check whether updates keep their scale as the model gets wider, or deeper",
         "parametrization=mup_full",
         {key: _REQUEST[key] for key in ("KEY=VALUE", "GROUP=NAME", "out=DIR", "--config-dir DIR")},
     ),
     "predict": Command(
         "DIR",
-        "say at which larger size or learning rate runs will be unstable",
+        "forecast at which larger size or learning rate runs will be unstable",
         "results/logit_growth",
         _WINDOW,
     ),
     "batch": Command(
         "DIR",
-        "the gradient noise scale, and which batch and learning rate follow",
+        "estimate the gradient noise scale, and the batch and learning rate that follow",
         "runs/noise",
         _JSON,
     ),
     "scan": Command(
         "DIR",
-        "from a checkpoint, the best single step at each batch size",
+        "measure the best single step from a checkpoint at each batch size",
         "runs/frozen",
-        {"--run ID": "of this run (default: the only one)", **_JSON},
+        {"--run ID": "the run whose checkpoint is scanned (default: the only one)", **_JSON},
     ),
     "watch": Command(
         "DIR|LOG",
-        "spikes and their warnings, also in logs of other programs",
+        "find loss spikes and other alarms, also in logs of other trainers",
         "log.csv --replay again.csv",
         {
-            "--columns step=COLUMN,loss=COLUMN": "where no usual name is found",
-            "--replay DIR|LOG...": "the same steps trained again, or several twins: what made the loss rise",
+            "--columns step=COLUMN,loss=COLUMN": "the columns, where no usual name is found",
+            "--replay DIR|LOG...": "logs of the same steps trained again, to find what made the loss rise",
             "--follow": "read on while the log grows, and raise each alarm once",
-            "--on-alarm COMMAND": "with --follow: what gets each alarm, as JSON on its standard input",
-            "--mantissa-bits N": "of the format that rounds output logits (default: 7, as bf16 has)",
+            "--on-alarm COMMAND": "with --follow: a command that gets each alarm as JSON on its standard input",
+            "--mantissa-bits N": "mantissa bits of the format that rounds output logits (default: 7, as bf16 has)",
             **_JSON,
         },
     ),
     "claims": Command(
         "[DIR ...]",
-        "which claims of papers the records bear out (default: results)",
+        "list which claims of papers the records reproduce (default: results)",
         "--source PaLM-540B",
         {
             "--source NAME": "the claims of one source, such as PaLM-540B, and the figures that show them",
             "--figure NAME": "the claims of one figure of the paper, or of a section of another source, such as E.7",
-            "--verdict WORD": "the claims of one verdict; 'not run' shows those without runs, which are left out else",
-            "--html FILE": "a page whose table sorts and filters",
-            "--markdown": "as Markdown",
+            "--verdict WORD": "the claims of one verdict; claims without runs are shown by 'not run' only",
+            "--html FILE": "write a page whose table can be sorted and filtered",
+            "--markdown": "print Markdown",
             **_JSON,
         },
     ),
     "leaderboard": Command(
         "[DIR ...]",
-        "which change of a recipe lowers its LR sensitivity (default: results)",
+        "rank changes of a recipe by how they lower LR sensitivity (default: results)",
         "runs/leaderboard",
         {
             "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
-            "--html FILE": "a page whose tables sort and filter",
-            "--csv": "a line for each comparison",
+            "--html FILE": "write a page whose tables can be sorted and filtered",
+            "--csv": "print a line of CSV for each comparison",
             **_JSON,
         },
     ),
     "transfer": Command(
         "[TABLE.csv]",
-        "does the board predict outcomes: published ones, or those of a table",
+        "test whether the leaderboard predicts published outcomes, or those of a table",
         "--board runs/leaderboard",
-        {"--board DIR": "the records of the board (default: the committed ones)"},
+        {"--board DIR": "the records of the leaderboard (default: the committed ones)"},
     ),
     "power": Command(
         "DIR CLAIM",
-        "how many seeds a claim takes, from the spread of the pilot seeds there",
+        "estimate how many seeds a claim takes, from the pilot seeds in DIR",
         "results/quickstart qk_layernorm_lowers_sensitivity",
         {
-            "--effect NUMBER": "the size to be found (default: the mean of the pilot seeds)",
-            "--reading N": "how often the claim has been judged by then (default: 1)",
+            "--effect NUMBER": "the effect size to detect (default: the mean of the pilot seeds)",
+            "--reading N": "which judgement of the claim it will be, counted from 1 (default: 1)",
         },
     ),
     "check": Command(
         "DIR --baseline FILE|DIR",
-        "are curves still what they were: exit code 0 yes, 1 no, 2 cannot tell",
+        "compare curves with a baseline: exit code 0 unchanged, 1 worse, 2 undecided",
         "runs/smoke --baseline results/baselines/smoke.json",
         {
-            "--baseline FILE|DIR": "what to compare with: the file of lab baseline save, or a results folder",
-            "--margin PERCENT": "by which a curve may worsen (default: 5%)",
-            "--strict": "fail on smaller changes, too, if they are certain",
-            "--html FILE": "where the page goes (default: DIR/check.html)",
-            "--junit FILE": "the outcome for a CI system",
-            "--markdown FILE": "the outcome as Markdown",
+            "--baseline FILE|DIR": "the baseline: a file of lab baseline save, or a results folder",
+            "--margin PERCENT": "how much a curve may worsen (default: 5%)",
+            "--strict": "fail on smaller changes, too, if they are significant",
+            "--html FILE": "where the page is written (default: DIR/check.html)",
+            "--junit FILE": "write the outcome for a CI system",
+            "--markdown FILE": "write the outcome as Markdown",
             **_WINDOW,
             **_JSON,
         },
     ),
     "compare": Command(
         "A B",
-        "two results folders, arm by arm: best loss, sensitivity, eta_div",
+        "compare two results folders arm by arm: best loss, sensitivity, eta_div",
         "results/quickstart results/logit_growth",
         {**_WINDOW, **_JSON},
     ),
     "status": Command(
         "DIR",
-        "which runs are there, missing, failed and running, and for how long",
+        "list the runs that are done, missing, failed and running, and their times",
         "runs/decay",
         _JSON,
     ),
     "baseline": Command(
         "save DIR FILE | show FILE | diff OLD NEW",
-        "curves to check against, in a small file to commit",
+        "keep the curves to check against in a small file to commit",
         "save runs/smoke results/baselines/smoke.json",
         {"--window LOW HIGH": "after save: sensitivity over these learning rates (default: 3e-4 to 3e-1)"},
     ),
     "export": Command(
         "DIR --to csv|tensorboard|wandb|trackio",
-        "hand records on",
+        "export records to another format or tracker",
         "runs/decay --to csv",
         {
-            "--to csv|tensorboard|wandb|trackio": "the form; all but csv take an extra",
-            "--out FOLDER": "where the files go",
+            "--to csv|tensorboard|wandb|trackio": "the format; all but csv need an extra of the same name",
+            "--out FOLDER": "where the files are written",
         },
     ),
     "list": Command(
         "[sweeps|models|interventions|optimizers|data|probes|...]",
-        "the names that can be given, with a line about each",
+        "list the names that can be given, with a line about each",
         "sweeps",
     ),
 }
@@ -231,12 +231,12 @@ NOTE = (
 
 
 def overview() -> str:
-    """A line for each command, or two."""
+    """One or two lines for each command, and the notes."""
     return "\n".join([*_rows({f"lab {word} {one.takes}": one.does for word, one in COMMANDS.items()}), "", *NOTE])
 
 
 def command_help(word: str) -> str:
-    """What a command takes, what it does, its options and an example."""
+    """The help of a command: its arguments, its purpose, its options and an example."""
     command = COMMANDS[word]
     lines = [f"lab {word} {command.takes}{' [OPTION ...]' * bool(command.options)}", "", f"  {command.does}", ""]
     options = [f"  {row}" for row in _rows(command.options)]
@@ -252,7 +252,7 @@ def _rows(meanings: Mapping[str, str]) -> Iterator[str]:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Reads the folders and options of a command; its errors are refusals in one line instead of a usage."""
+    """Parser of the folders and options of a command; its errors are one line each, instead of a usage."""
 
     def __init__(self, word: str) -> None:
         super().__init__(add_help=False, allow_abbrev=False)

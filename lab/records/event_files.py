@@ -1,9 +1,9 @@
-"""Event files of TensorBoard, from any trainer: a table with a row per run."""
+"""Event files of TensorBoard, from any trainer: their scalars, and a table with a row per run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ def read_event_folders(folder: Path, loss: str | None = None) -> EventTable:
     trackers.require(trackers.TensorBoard())
     if not folder.is_dir():
         raise RequestError(f"no folder {folder}")
-    found = {path: _read(path) for path in sorted({file.parent for file in folder.rglob(EVENTS)})}
+    found = {path: _read(path, paths) for path, paths in by_folder(folder).items()}
     rows: dict[str, dict[str, Any]] = {}
     measured = {"step"}
     for path, (scalars, config) in found.items():
@@ -82,24 +82,55 @@ def read_event_folders(folder: Path, loss: str | None = None) -> EventTable:
     return EventTable(table, frozenset(measured))
 
 
-def _read(folder: Path) -> EventFolder:
+def by_folder(folder: Path) -> dict[Path, list[Path]]:
+    """All event files below a folder, sorted, by the folder that holds them."""
+    found: dict[Path, list[Path]] = {}
+    for path in sorted(folder.rglob(EVENTS)):
+        found.setdefault(path.parent, []).append(path)
+    return found
+
+
+def open_events(path: Path) -> Any:
+    """The reader of an event file; each call of its ``Load`` yields the events that were added since the last one.
+
+    Raises:
+        RequestError: the extra ``tensorboard`` is not installed, or the file cannot be read.
+    """
+    trackers.require(trackers.TensorBoard())
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    try:
+        files.open_file(path).close()  # refuses pipes and devices
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+    return EventFileLoader(str(path))
+
+
+def scalars_of(event: Any) -> Iterator[tuple[str, int, float]]:
+    """Yield tag, step and value of the scalars in an event, which the reader has converted to tensors."""
     from tensorboard.util import tensor_util
 
+    for value in event.summary.value:
+        if value.HasField("tensor") and not value.tensor.tensor_shape.dim:
+            number = tensor_util.make_ndarray(value.tensor)
+            if number.dtype.kind in "fiu":
+                yield value.tag, int(event.step), float(number)
+
+
+def _read(folder: Path, paths: Sequence[Path]) -> EventFolder:
     values: dict[str, dict[int, float]] = {}
     config: dict[str, Any] = {}
-    for file in sorted(folder.glob(EVENTS)):
+    for file in paths:
         if not file.is_file() or file.stat().st_size > files.LARGEST_FILE:
             raise RequestError(f"{file} is no file of at most {files.LARGEST_FILE // files.MIB} MiB")
+        reader = open_events(file)
         try:
-            for event in EventFileLoader(str(file)).Load():
+            for event in reader.Load():
                 for value in event.summary.value:
                     if value.metadata.plugin_data.plugin_name == "hparams":
                         config |= _hyper_parameters(value.metadata.plugin_data.content)
-                    elif value.HasField("tensor") and not value.tensor.tensor_shape.dim:
-                        number = tensor_util.make_ndarray(value.tensor)
-                        if number.dtype.kind in "fiu":
-                            values.setdefault(value.tag, {})[event.step] = float(number)
+                for tag, step, number in scalars_of(event):
+                    values.setdefault(tag, {})[step] = number
         except Exception as fault:  # damaged records raise errors of several packages
             raise RequestError(f"{file} cannot be read: {' '.join(str(fault).split())}") from None
     scalars = {tag: pd.Series(steps).sort_index() for tag, steps in values.items()}

@@ -1,4 +1,4 @@
-"""Studies: a room each, with its claims, measures, figures and answer.  A study is found by being here."""
+"""Studies: a package each, with its claims, measures, figures and answer. Every package in this folder is a study."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOME = Path(__file__).parent
 
 
 def rooms() -> list[ModuleType]:
-    """The packages of all studies, by name."""
+    """The packages of all studies, in the order of their names."""
     return [import_module(f"{__name__}.{path.parent.name}") for path in sorted(HOME.glob("*/__init__.py"))]
 
 

@@ -12,7 +12,7 @@ CLAIMS: dict[str, Claim] = {claim.name: claim for claims in _BY_STUDY.values() f
 
 
 def study_of(sweep: str) -> str:
-    """The study that makes most claims about a sweep, or whose claims answer its question; empty without one."""
+    """The study with most claims about a sweep, or else the one whose claims answer its question; or empty."""
     counts = {
         study: sum(sweep in (claim.sweep, *claim.affirms, *claim.denies) for claim in claims)
         for study, claims in _BY_STUDY.items()

@@ -1,4 +1,4 @@
-"""Memory: how much a run takes, from its shape alone, whether it fits, and how many runs share a fleet."""
+"""Memory: how much a run takes, computed from its shape alone, whether it fits, and how many runs share a fleet."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ ENOUGH_ON_CPU = 8  # runs; more in a fleet gain nothing on a CPU
 
 
 class Host(NamedTuple):
-    """Where fleets train: the kind of device, a slot for each that trains at once, and free memory.
+    """The machine on which fleets train: its kind of device, a slot per fleet that trains at once, and free memory.
 
     Attributes:
-        memory: bytes that each of them may take when all slots are busy.
-        alone: bytes that one may take when the others are idle.
+        memory: bytes that each fleet may take when all slots are busy.
+        alone: bytes that one fleet may take when the other slots are idle.
     """
 
     kind: str = "cpu"
@@ -56,7 +56,7 @@ def measure_host(device: str, slots: Sequence[Slot]) -> Host:
         free = machine.free_memory()
         return Host(kind, slots, free / len(slots), free)
     gpus = machine.visible_gpus()
-    # a job without a GPU of its own takes the first; ranks take one each
+    # a job without a GPU of its own takes the first one; each rank takes one
     jobs = Counter(gpus[index % len(gpus)] if slot is None else slot for index, slot in enumerate(slots))
     free_of_gpu = {gpu: machine.free_memory(kind, gpus.index(gpu)) for gpu in jobs}
     return Host(kind, slots, min(free_of_gpu[gpu] / jobs[gpu] for gpu in jobs), max(free_of_gpu.values()))
@@ -65,11 +65,12 @@ def measure_host(device: str, slots: Sequence[Slot]) -> Host:
 def bytes_asked(config: RunConfig) -> float:
     """Bytes of tensors that one more run adds to a fleet at its peak.
 
-    These are the schedule, weights, gradients, what links keep, such as Adam's two moments, and the largest of three
-    temporary parts: activations kept for the backward pass, with attention scores in full; a held-out pass; two more
-    tensors per weight in the optimizer. Counted tensor by tensor, as if all gradients existed at once. A step of
-    micro-batches keeps the activations of one of them, the sum of the gradients, and the tokens of all. A run with a
-    response keeps weights and moments again in each snapshot; one that is watched, also the state in which it ended.
+    Permanent are the schedule, weights, gradients, and the state of the optimizer, such as Adam's two moments. To these
+    comes the largest of three temporary parts: activations kept for the backward pass, with attention scores in full;
+    a held-out pass; two more tensors per weight in the optimizer. Tensors are counted one by one, as if all gradients
+    existed at once. A step of micro-batches keeps the activations of one of them, the sum of the gradients, and the
+    tokens of all. A run with a response to spikes keeps weights and moments again in each snapshot; one that
+    ``is_controlled`` keeps also the state in which it ended.
     """
     vocabulary: int = config.data.entry.open().vocabulary
     depth, width, length = config.model.depth, config.model.width, config.seq_len
@@ -95,14 +96,17 @@ def _kept_per_weight(link: Link) -> int:
 
 
 def bytes_per_run(config: RunConfig) -> float:
-    """Main memory that ``bytes_asked`` takes in the end; fragmentation varies and can add up to half as much again."""
+    """Bytes of memory that a run takes once the allocator's overhead is added to ``bytes_asked``.
+
+    Fragmentation varies, and can add up to half as much again.
+    """
     return HOLES + SPLIT * bytes_asked(config)
 
 
 def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int:
-    """How many runs of this shape share a fleet: as many as fit, on a CPU at most eight, and at least one.
+    """How many runs of this shape share a fleet: as many as fit into memory, on a CPU at most eight, and at least one.
 
-    ``max_runs`` replaces the limit of eight, or sets one on other devices; memory still limits the fleet.
+    ``max_runs`` replaces the limit of eight, and sets a limit on other devices; memory still limits the fleet.
     A run that chooses its own batches trains alone, as does one that may fall behind the others at a restart.
     """
     if config.adaptive or not keeps_pace(config):
@@ -112,12 +116,12 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
 
 
 def check_fits(config: RunConfig, host: Host) -> None:
-    """Refuse a run that is too large for the host, even alone and counted low.
+    """Check that a run fits into the memory of the host, by a low estimate of the memory it takes alone.
 
-    The tensors of a custom model cannot be counted from its config, so it passes.
+    A custom model passes unchecked, since its tensors cannot be counted from its config.
 
     Raises:
-        RequestError: it does not fit.
+        RequestError: the run does not fit.
     """
     ranks = distributed.world_size()
     free = host.alone if ranks == 1 else host.memory
@@ -135,7 +139,7 @@ def check_fits(config: RunConfig, host: Host) -> None:
 
 
 def _smaller(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
-    """The first key that makes the run fit when it alone is halved until it does."""
+    """Advice: the first key that makes the run fit if it alone is halved often enough."""
     for key, value in ((_rows_key(config), config.rows), ("steps", config.steps), ("seq_len", config.seq_len)):
         while value := value // 2:
             if fits(_changed(config, key, value)):

@@ -1,4 +1,4 @@
-"""Cautions: settings of a request that will not do what their names say, told before anything runs."""
+"""Cautions: settings of a request that will not do what their names say, printed before anything runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ OUTSIDE_BLOCKS = {"embedding", "readout", "logits"}  # kinds of hook points that
 
 
 def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """One line per setting that does nothing, or less than its name says, in some of these runs."""
+    """Yield a line for each setting that does nothing, or less than its name says, in some of these runs."""
     yield from _long_warmups(configs)
     yield from _unattached_interventions(configs)
 
 
 def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Warm-ups that last to the end of their run."""
+    """Yield a line about warm-ups that last to the end of their run."""
     lengths: Counter[tuple[float, int, int, str]] = Counter()
     for config in configs:
         warmup, over = getattr(config.schedule.entry, "warmup", 0.0), config.schedule.over
@@ -35,7 +35,7 @@ def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
 
 
 def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Interventions at hook points that a model without blocks lacks."""
+    """Yield a line for each intervention at hook points that a model without blocks lacks."""
     names = Counter(
         name
         for config in configs

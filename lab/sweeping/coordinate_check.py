@@ -53,7 +53,7 @@ class CoordinateCheck:
 
     @cached_property
     def slopes(self) -> pd.DataFrame:
-        """The slope of each coordinate with its interval, and whether it holds."""
+        """The slope of each coordinate with its interval, and whether it stays within the bound."""
         return coordinate_growth.slopes(self.changes)
 
     @property
@@ -62,7 +62,7 @@ class CoordinateCheck:
         return bool(self.slopes["holds"].all())
 
     def lines(self) -> Iterator[str]:
-        """Table and verdict."""
+        """Yield the lines of a table, and the verdict."""
         yield from coordinate_growth.lines(self.changes)
         grown = " ".join(self.slopes.loc[~self.slopes["holds"], "coordinate"])
         verdict = "passes" if self.passed else f"fails by {grown}"
@@ -105,7 +105,7 @@ def _of_first_and_last_block(changes: pd.DataFrame) -> pd.DataFrame:
 
 def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
     if distributed.world_size() > 1:
-        raise RequestError("coordcheck trains in one process; leave torchrun away")
+        raise RequestError("coordcheck trains in one process; run it without torchrun")
     requested = points(trees)
     if requested[0].config.guest:
         raise RequestError("coordcheck compares parametrizations, and none applies to a custom model")
@@ -156,7 +156,7 @@ def changes(configs: Sequence[RunConfig]) -> Iterator[dict[str, Any]]:
 
 @torch.no_grad()
 def _observe(fleet: Fleet, tokens_rbt: Tensor) -> dict[str, Tensor]:
-    """The tensors at the hook points, by names such as ``block0.query``; of scores, those of earlier tokens."""
+    """The tensors at the hook points, by names such as ``block0.query``; of scores, the causal part only."""
     tensors: dict[str, Tensor] = {}
 
     def record(kind: str, where: str, *values: Tensor) -> None:

@@ -13,7 +13,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import number
 
-# Half the smallest power of the width that a forgotten factor causes: see ``slopes``.
+# Half the smallest power of the width that a forgotten factor of the parametrization causes; see ``slopes``.
 BOUND = 0.25
 BOUND_NAME = f"slope {BOUND:g}"
 
@@ -28,14 +28,15 @@ def slopes(changes: pd.DataFrame) -> pd.DataFrame:
 
     A coordinate is the tensor at one hook point; its change is the RMS of its difference between initialization and
     the last update. Its slope, one per seed, is that of log change against log size by least squares. Under muP and
-    at large width no change depends on the width: slope 0. A forgotten factor adds a power of the width: 1 for a
-    learning rate (updates of one sign add up over the fan-in), 1/2 for the standard deviation of the head (its initial
-    weights meet a change aligned with them). So does depth: without CompleteP's factor the branches, whose changes are
-    aligned, add up to a power of 1 (Dey et al. 2025, arXiv:2505.01618, fig. 6).
-    The bound lies halfway between 0 and 1/2. A coordinate ``holds`` if the
-    whole 95 % interval of its slope over seeds lies at or below the bound; a wide interval is no proof, so it does not
-    hold. A change of zero or NaN has no slope and does not hold. Falling coordinates hold: they slow wide models down
-    but do not destabilize them.
+    at large width no change depends on the width: the slope is 0. A forgotten factor adds a power of the width. That of
+    a learning rate adds 1, since updates of one sign add up over the fan-in. That of the standard deviation of the head
+    adds 1/2, since its initial weights multiply a change aligned with them. In depth, branches without CompleteP's
+    factor add up to a power of 1, since their changes are aligned (Dey et al. 2025, arXiv:2505.01618, table 1). The
+    bound lies halfway between 0 and 1/2.
+
+    A coordinate ``holds`` if the whole 95 % interval of its slope over seeds lies at or below the bound; a wide
+    interval proves nothing, so it does not hold. A change of zero or NaN has no slope and does not hold. Coordinates
+    that shrink hold: they slow large models down but do not destabilize them.
 
     Args:
         changes: columns ``width``, ``depth``, ``seed``, ``step`` (updates made), ``coordinate``, ``change``.

@@ -1,4 +1,4 @@
-"""Dry runs: estimate what a sweep would cost from a few throwaway steps of each shape."""
+"""Dry runs: estimate the cost of a sweep from a few throwaway steps of each shape."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from lab.training.identity import columns, differs_in_fleet, run_id, static_key
 from lab.training.loop import StepResult
 from lab.training.recorder import Recorder, fleet_label, run_card
 
-# Seconds after which one kind of work has been timed long enough: without its first call, and with it.
+# Seconds after which one kind of work has been timed long enough: without its first call, and including it.
 ENOUGH, TOO_LONG = 0.25, 1.0
 # Measured: seconds to compile a shape for the first time, and how many times faster its steps are then.
 COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8, "fp16_emulated": 1.8}
-# FLOPs per second of one core at a large width, and the width at which it has half of that, by precision and engine.
+# By precision and engine: FLOPs per second of one core at a large width, and the width at which it reaches half of it.
 # Fitted to the idle cores of benchmarks/RESULTS.md, widths 32 to 256, within 6 %.
 CORE_SPEED = {
     ("bf16", "compiled"): (182e9, 64),
@@ -53,10 +53,13 @@ FEW_VALUES = 12  # of a key, in a summary
 
 
 class Trial(NamedTuple):
-    """What a fleet would take.
+    """The estimated cost of a fleet.
 
-    ``seconds`` of its process, ``peak`` bytes, the part of them that no other process shares (``own``), and the
-    ``parameters`` of one run: all, and without input embedding and output head.
+    Attributes:
+        seconds: wall time of its process.
+        peak: bytes of memory at its peak.
+        own: the part of them that no other process shares.
+        parameters: of one run: all, and without input embedding and output head.
     """
 
     seconds: float
@@ -66,10 +69,10 @@ class Trial(NamedTuple):
 
 
 def core_seconds(points: Sequence[Point]) -> float:
-    """Seconds that these runs take one core of the benchmarked machine; nothing is tried.
+    """Seconds that these runs take on one core of the benchmarked machine; nothing is run.
 
-    Counted are the steps, two evaluations of each run on all held-out tokens, and compiling each shape once.  Probes,
-    and starting and ending processes, are not.
+    This counts the steps, two evaluations of each run on all held-out tokens, and compiling each shape once. It leaves
+    out probes, and starting and ending processes.
     """
     compiled = {static_key(point.config) for point in points if point.config.engine == "compiled"}
     return sum(_run_seconds(point.config) for point in points) + COMPILING * len(compiled)
@@ -84,9 +87,9 @@ def _run_seconds(config: RunConfig) -> float:
 
 
 def run_trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:
-    """Try every fleet in a fresh process, as a launcher trains it, one at a time on each slot.
+    """Try every fleet in a fresh process, as a launcher would train it, one at a time on each slot.
 
-    A trial is None if it ran out of memory.
+    The trial of a fleet that ran out of memory is None.
 
     Raises:
         RequestError: a fleet cannot be tried on this machine.
@@ -97,11 +100,11 @@ def run_trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> 
 def _trial(end: JobEnd) -> Trial | None:
     if isinstance(end.answer, str):
         raise RequestError(f"cannot be tried here: {end.answer}")
-    if end.answer is None:  # out of memory, or killed by the system for want of it
+    if end.answer is None:  # it ran out of memory, or the system killed it for that
         return None
     trial: Trial
     trial, timed = end.answer
-    # the untimed rest is spent once: the process starts, the data are read, the records are written
+    # a real fleet also spends the untimed rest once: it starts its process, reads data and writes records
     return trial._replace(seconds=trial.seconds + end.seconds - timed)
 
 
@@ -123,7 +126,7 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     config, recorder, listener = fleet.config, Recorder(fleet), Listener(fleet.config.probes.names)
     probe_steps = [step for step in range(config.steps) if config.probes.fires(step, config.steps)]
     last, passes_s = config.steps - 1, config.micro_batches
-    # late steps, since they see the whole batch where it grows; a step takes as long as it has micro-batches
+    # late steps, since a batch that grows is whole only then; the time of a step is proportional to its micro-batches
     plain_step = next((step for step in range(last, -1, -1) if step not in probe_steps), last)
     probed = clock.seconds(lambda: listener.probe_values.update(fleet.step(last))) / passes_s[last]
     plain = clock.seconds(lambda: fleet.step(plain_step)) / passes_s[plain_step]
@@ -134,10 +137,10 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
             card = run_card(run_id(of_run, fleet.corpus.fingerprint), of_run, run.outcome)
             store.write_run(Path(folder), card, run.metrics)
     seconds = plain * passes_s.sum() + max(0.0, probed - plain) * passes_s[probe_steps].sum()
-    if configs[0].engine == "compiled":  # compiling for the trial would take longer than a trial may
+    if configs[0].engine == "compiled":  # compiling would take longer than the trial
         seconds = plain * passes_s.sum() / COMPILED_SPEED[config.precision]
     slices = len({*probe_steps} - {0, config.steps - 1}) * listener.measures("val_loss")
-    # all held-out tokens at the end, and once per seed at the start; a slice of them whenever probes fire in between
+    # all held-out tokens are evaluated at the end, and once per seed at the start; in between, probes evaluate a slice
     whole = max(1.0, len(fleet.evaluation.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
     seconds += evaluation * (whole * (1 + fleet.evaluation.models_at_init() / fleet.runs) + slices)
     peak = machine.peak_memory(kind)
@@ -145,13 +148,13 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
 
 
 class _Clock:
-    """Times work and adds up what all of it took."""
+    """A timer of work, which adds up the seconds of all calls."""
 
     def __init__(self) -> None:
         self.spent = 0.0
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Mean wall time of ``work`` over a moment; the first call, which is slower, counts only if it is alone."""
+        """Mean wall time of ``work`` over a few calls; the first, which is slower, counts only if there is no other."""
         times: list[float] = []
         while sum(times[1:]) < ENOUGH and sum(times) < TOO_LONG:
             machine.synchronize()
@@ -172,25 +175,25 @@ def makespan(seconds: Iterable[float], processes: int) -> float:
 
 
 def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host, *, full: bool = False) -> Iterator[str]:
-    """Lines that say what training these fleets would take; ``done`` runs are trained already.
+    """Yield lines about the cost of training these fleets; ``done`` runs are trained already.
 
-    A line per shape of fleet, or if ``full`` per fleet and per run.
+    There is a line per shape of fleet, or if ``full`` a line per fleet and per run.
 
     Raises:
-        RequestError: a run does not fit into memory even as a fleet of one, or cannot be tried here.
+        RequestError: a run does not fit into memory even alone in a fleet, or cannot be tried here.
     """
     points, at_once = [point for fleet in fleets for point in fleet], min(len(host.slots), len(fleets))
     trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once]) if fleets else []
     for fleet, trial in zip(fleets, trials, strict=True):
         if trial is None and len(fleet) == 1:
             label = fleet_label([point.config for point in fleet])
-            raise RequestError(f"too large for the memory there is: {label}; give a smaller model or batch_size")
+            raise RequestError(f"too large for the free memory: {label}; give a smaller model or batch_size")
     yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
     yield from (_each_run if full else _each_shape)(fleets, trials, swept_values(points))
     flops, halved = sum(training_flops(point.config) for point in points), trials.count(None)
-    left_out = f"; without the {halved} fleets to be halved" if halved else ""
+    left_out = f"; not counting the {halved} fleets to be halved" if halved else ""
     yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}{left_out}"
 
 
@@ -222,13 +225,13 @@ def _each_shape(fleets: Fleets, trials: Sequence[Trial | None], swept: SweptValu
 
 
 def _listed(values: Sequence[Any]) -> str:
-    """All of a few values, else the first and the last."""
+    """All values if they are few, else the first two and the last."""
     few = len(values) <= FEW_VALUES
     return ", ".join(map(str, values)) if few else f"{values[0]}, {values[1]}, .. {values[-1]} ({len(values)} values)"
 
 
 def _trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:
-    """What each fleet would take; one trial serves all fleets of one shape and size.
+    """The trial of each fleet; one trial serves all fleets of one shape and size.
 
     As many trials run at once as fleets will train at once, since processes slow one another down.
     """
@@ -262,7 +265,7 @@ def _median(trials: Sequence[Trial | None]) -> Trial | None:
 def _fleet_line(config: RunConfig, trial: Trial | None) -> str:
     flops = f"{training_flops(config):.2g} FLOPs each"
     if trial is None:
-        return f"{flops}, too large for the memory there is, so its halves would train one after the other"
+        return f"{flops}, too large for the free memory, so its halves would train one after the other"
     total, bare = trial.parameters
     size = f"{total:,} parameters each ({bare:,} without embeddings), {flops}"
     return f"{size}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"
@@ -279,7 +282,7 @@ def _total_line(trials: Sequence[Trial], at_once: int, host: Host) -> str:
 
 
 def swept_values(points: Sequence[Point]) -> dict[str, list[Any]]:
-    """The config columns in which points differ, and their values in the order of the points; None where absent."""
+    """The config columns in which points differ, each with its values in the order of the points; None if absent."""
     values: dict[str, dict[str, Any]] = {}
     rows: Counter[str] = Counter()
     for point in points:

@@ -1,4 +1,4 @@
-"""The report of a sweep that still trains: drawn when the first seed is complete, and again after each further one."""
+"""The report of a sweep that is still training: drawn when the first seed is complete, and again after each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.sweeping.local_jobs import run_jobs
 if TYPE_CHECKING:
     from lab.sweeping.planner import Point
 
-# Seconds that a sweep must still have to train; a report takes about as long to draw.
+# Seconds of training that must be left for a growing report to be drawn; drawing one takes about as long.
 WORTH_DRAWING = 15.0
 
 
@@ -24,7 +24,7 @@ class GrowingReport:
     Args:
         folder: the results folder.
         requested: all points of the sweep.
-        fleets: those that are to be trained, packed.
+        fleets: the points that are to be trained, packed into fleets.
     """
 
     def __init__(self, folder: Path, requested: Sequence[Point], fleets: Sequence[Sequence[Point]]) -> None:
@@ -39,11 +39,11 @@ class GrowingReport:
         self.line = ""
 
     def complete(self, ended: set[int]) -> set[Any]:
-        """Seeds of which all runs are there when these fleets have ended."""
+        """Seeds all of whose runs are recorded once these fleets have ended."""
         return {seed for seed, fleets in self.fleets_of.items() if fleets <= ended}
 
     def update(self, ended: set[int], seconds_left: float | None) -> str:
-        """Begin to draw if more seeds are complete and training goes on for a while; returns a line once drawn."""
+        """Begin to draw if more seeds are complete and enough training is left; returns a line once it is drawn."""
         if self.drawing and not self.drawing.is_alive():
             self.drawing, line = None, self.line
             return line
@@ -65,12 +65,12 @@ class GrowingReport:
 
     def _draw(self, ids: frozenset[str], seeds: int) -> None:
         growth = f"{seeds} of {len(self.fleets_of)} seeds"
-        ends = run_jobs(draw, [(self.folder, ids, growth)], [None], told_to_stop=self.over.is_set)
+        ends = run_jobs(draw, [(self.folder, ids, growth)], [None], stop_requested=self.over.is_set)
         self.line = f"report of {growth}: {self.folder / 'report.html'}" if ends and ends[0].answer else ""
 
 
 def draw(folder: Path, ids: frozenset[str], growth: str) -> bool:
-    """Write the report of these runs of a folder, which says that it grows; returns whether there was one to write."""
+    """Write a report of these runs that says it is not final; returns whether any of them can be reported."""
     from lab.report import build
 
     with suppress(RequestError):  # all of them failed

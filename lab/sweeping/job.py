@@ -34,19 +34,19 @@ def train_halving(
 ) -> Iterator[Run]:
     """Train runs as one fleet, and retry in halves, down to single runs, whenever memory runs out.
 
-    A run has the same bits in any fleet, so only its notes tell that its fleet was halved.
+    A run has the same bits in any fleet, so only its notes say that its fleet was halved.
 
     Args:
-        configs: one per run, in whatever form ``attempt`` takes.
+        configs: one per run, in the form that ``attempt`` takes.
         attempt: trains a fleet.
         note: shows a line to the user.
         too_large: sizes of the fleets that ran out of memory so far.
 
     Yields:
-        The outcome of each run, in order, as soon as it is known; a single run that runs out of memory has failed.
+        The outcome of each run, in order, as soon as it is known. A single run that runs out of memory has failed.
     """
     runs, out_of_memory = _attempt(configs, attempt)
-    # only now: until it is handled, the error holds the frames of the attempt, and with them the tensors
+    # not before: until the error is handled, it holds the frames of the attempt, and with them the tensors
     machine.release_memory()
     if out_of_memory and len(configs) > 1:
         note(f"out of memory with {len(configs)} runs in a fleet; its halves are trained one after the other")
@@ -61,7 +61,7 @@ def train_halving(
 
 
 def _attempt(configs: Sequence[Config], attempt: Attempt[Config]) -> tuple[Sequence[Run], bool]:
-    """Outcomes, and whether memory ran out."""
+    """Train a fleet once; returns the outcomes, and whether memory ran out."""
     try:
         return attempt(configs), False
     except Exception as error:
@@ -75,11 +75,11 @@ def train_resumably(
     checkpointer: Checkpointer,
     on_result: Callable[[StepResult], None],
     note: Note,
-    told_to_stop: Callable[[], bool],
+    stop_requested: Callable[[], bool],
 ) -> bool:
-    """Train the recorder's fleet from its newest checkpoint; returns False if told to stop before the end.
+    """Train the recorder's fleet from its newest checkpoint; returns False if a stop is requested before the end.
 
-    ``on_result`` gets every result, ``note`` a line for each checkpoint that cannot be read or written.
+    ``on_result`` gets every result; ``note`` gets a line for each checkpoint that cannot be read or written.
     """
     fleet = recorder.fleet
     state = checkpointer.restore(fleet.tensors(), note)
@@ -91,7 +91,7 @@ def train_resumably(
         if result.is_last:
             break
         # all ranks stop, and save, after the same step
-        stop = distributed.highest_on_any_rank(told_to_stop())
+        stop = distributed.highest_on_any_rank(stop_requested())
         save = distributed.highest_on_any_rank(checkpointer.due(result.done))
         if result.done and (stop or save):
             _save_checkpoint(recorder, checkpointer, result.done, note)
@@ -108,7 +108,7 @@ def _save_checkpoint(recorder: Recorder, checkpointer: Checkpointer, done: int, 
 
 
 class Preempted(Exception):  # noqa: N818  (no error)
-    """Told to stop, with a checkpoint left."""
+    """A stop was requested, and a checkpoint is saved."""
 
 
 class ChangedDataError(Exception):
@@ -129,32 +129,32 @@ def train_fleet(
 ) -> bool:
     """Train one fleet of a plan and write its records; returns whether no run failed.
 
-    An error while training is recorded, not raised.  Runs that are recorded, or that another request trains, are left
-    out: a run has the same bits in any fleet.
+    An error while training is recorded, not raised. Runs that are recorded already, or that another request trains, are
+    left out, which changes no bit of the other runs.
 
     Args:
         folder: the results folder.
         plan: the name of the plan.
         index: which of its fleets.
         request: the request that the job belongs to, see ``Sharing``.
-        configs: what the plan says of the fleet, for the process that planned it; any other reads the plan.
-        interrupts: take Ctrl-C for a request to stop after a checkpoint.
+        configs: the configs of the fleet's runs by id; None reads them from the plan.
+        interrupts: whether Ctrl-C, too, saves a checkpoint before it stops the fleet.
 
     Raises:
         Preempted: stopped by a signal; the same plan resumes from a checkpoint.
         KeyboardInterrupt: stopped by Ctrl-C, with ``interrupts`` only after a checkpoint.
     """
-    with machine.catching_sigterm(interrupts=interrupts) as told_to_stop:
+    with machine.catching_sigterm(interrupts=interrupts) as stop_requested:
         if configs is None:
             configs = {point["id"]: run_config(point["tree"]) for point in plans.thaw(folder, plan, index)}
         with _held(folder, request, list(configs)) as runs:
             mine = {run: configs[run] for run in runs}
-            return not mine or _train_fleet(folder, plan, index, mine, told_to_stop)
+            return not mine or _train_fleet(folder, plan, index, mine, stop_requested)
 
 
 @contextmanager
 def _held(folder: Path, request: str, runs: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Hold a lease on runs; yields those, the same on all ranks, that it holds."""
+    """Hold a lease on runs within the block; yields the runs that it holds, the same on all ranks."""
     if not distributed.is_first_rank():
         yield distributed.receive_from_first()
         return
@@ -164,7 +164,7 @@ def _held(folder: Path, request: str, runs: Sequence[str]) -> Iterator[Sequence[
         yield lease.runs
 
 
-def _train_fleet(folder: Path, plan: str, index: int, configs: Configs, told_to_stop: Callable[[], bool]) -> bool:
+def _train_fleet(folder: Path, plan: str, index: int, configs: Configs, stop_requested: Callable[[], bool]) -> bool:
     machine.configure_torch()
     config = next(iter(configs.values()))
     progress = ProgressWriter(folder, plan, index, config.steps, len(configs))
@@ -175,7 +175,7 @@ def _train_fleet(folder: Path, plan: str, index: int, configs: Configs, told_to_
     tracker = config.tracker.entry if distributed.is_first_rank() else NoTracker()
     rows = {name: columns(config) for name, config in configs.items()}
     with FleetTracker(tracker, folder, rows, progress.note) as tracking:
-        job = _Job(folder, configs, progress, tracking, told_to_stop)
+        job = _Job(folder, configs, progress, tracking, stop_requested)
         runs = job.train()
     return job.finish(runs)
 
@@ -188,7 +188,7 @@ class _Job:
     configs: Configs
     progress: ProgressWriter
     tracking: FleetTracker
-    told_to_stop: Callable[[], bool]
+    stop_requested: Callable[[], bool]
 
     def train(self) -> list[Run]:
         """Train the runs, and write a record of each as soon as its outcome is known."""
@@ -201,7 +201,7 @@ class _Job:
                     store.write_run(self.folder, row, run.metrics, run.events)
                 self.tracking.end(row)
                 runs.append(run)
-        except ChangedDataError as change:  # no record: it would bear an id of other data
+        except ChangedDataError as change:  # no record is written, since its id would be that of other data
             runs += [failure(str(change))] * (len(names) - len(runs))
         return runs
 
@@ -209,7 +209,7 @@ class _Job:
         """Report the end and drop checkpoints that are no longer needed; returns whether no run failed.
 
         Raises:
-            Preempted: told to stop meanwhile.
+            Preempted: a stop was requested meanwhile.
         """
         outcomes = [run.outcome for run in runs]
         ended = [name for name, outcome in zip(self.configs, outcomes, strict=True) if outcome["status"] != "failed"]
@@ -217,7 +217,7 @@ class _Job:
         self.progress.end(fleet_summary(runs), losses)
         if distributed.is_first_rank():
             plans.remove_checkpoints(self.folder, ended)
-        if distributed.highest_on_any_rank(self.told_to_stop()):
+        if distributed.highest_on_any_rank(self.stop_requested()):
             raise Preempted
         return len(ended) == len(self.configs)
 
@@ -225,9 +225,9 @@ class _Job:
         """Train runs as one fleet.
 
         Raises:
-            Preempted: told to stop.
+            Preempted: a stop was requested.
             ChangedDataError: see ``check_data``.
-            Exception: memory ran out, in a process of its own; or the error is that of a later rank.
+            Exception: memory ran out in a fleet of one process; or the error arose on a rank other than the first.
         """
         configs = [self.configs[name] for name in names]
         try:
@@ -236,7 +236,7 @@ class _Job:
             checkpointer = Checkpointer(self.folder, names, configs[0].checkpoint)
             report = self._reporter(recorder, names)
             self.progress.begin(len(names) / recorder.fleet.evaluation.models_at_init())
-            if train_resumably(recorder, checkpointer, report, self.progress.note, self.told_to_stop):
+            if train_resumably(recorder, checkpointer, report, self.progress.note, self.stop_requested):
                 self.check_data(names)
                 return recorder.runs()
         except ChangedDataError:
@@ -250,7 +250,7 @@ class _Job:
         raise Preempted
 
     def _reporter(self, recorder: Recorder, names: Sequence[str]) -> Callable[[StepResult], None]:
-        """What passes each result on to the progress file, to the user if a probe failed, and to the tracker."""
+        """A function that passes each result to the progress file and the tracker, and reports probes that failed."""
         first, noted = list(self.configs).index(names[0]), set[str]()
 
         def report(result: StepResult) -> None:

@@ -23,7 +23,7 @@ Slot = str | None  # a GPU, as CUDA_VISIBLE_DEVICES names it, or a core (None)
 
 
 def choose_slots(processes: int, devices: Sequence[Any] | None, device: str) -> list[Slot]:
-    """Slots for as many jobs at once as ``processes``, spread over GPUs if there are any; 0 means one per GPU or core.
+    """Choose ``processes`` slots, spread over the GPUs if there are any; 0 means one per GPU, or else one per core.
 
     Args:
         processes: how many jobs run at once.
@@ -68,9 +68,9 @@ def _refusal(line: str) -> RequestError:
 
 
 class JobEnd(NamedTuple):
-    """How a job ended: its exit code, whether it was killed for taking too long, its wall time, and what it returned.
+    """How a job ended: its exit code, whether it was killed at the timeout, its wall time in seconds, and its result.
 
-    ``answer`` is None for a job that died.
+    ``answer`` is the result of ``work``; None for a job that died.
     """
 
     exit_code: int
@@ -105,11 +105,11 @@ def run_jobs(
     *,
     imports: Sequence[str] = machine.TRAINING_MODULES,
     timeout: float = math.inf,
-    told_to_stop: Callable[[], bool] = lambda: False,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> list[JobEnd]:
     """Call ``work`` with each tuple of arguments in a fresh process, in order, as soon as a slot is free.
 
-    A job that dies costs only itself.  Once ``told_to_stop``, no job is started, and the running ones get SIGTERM.
+    A job that dies stops no other. Once ``stop_requested`` is true, no job is started, and running jobs get SIGTERM.
 
     Args:
         work: a function that can be imported; it returns a few bytes.
@@ -117,10 +117,10 @@ def run_jobs(
         slots: where jobs run at once.
         imports: modules that every job needs.
         timeout: seconds after which a job is killed.
-        told_to_stop: asked ten times a second.
+        stop_requested: called ten times a second.
 
     Returns:
-        How each job ended, in order; jobs that were not started are missing at the end.
+        The end of each job, in order; jobs that were not started are missing at the end of the list.
     """
     processes: Any = machine.clean_process_context(imports)
     free, running = list(slots), list[_RunningJob]()
@@ -128,11 +128,11 @@ def run_jobs(
     waiting = enumerate(arguments)
     try:
         while True:
-            while free and not told_to_stop() and (following := next(waiting, None)):
+            while free and not stop_requested() and (following := next(waiting, None)):
                 running.append(_start(processes, work, *following, free.pop(0)))
             if not running:
                 return [ends[index] for index in sorted(ends)]
-            for job in _wait(running, timeout, stop=told_to_stop()):
+            for job in _wait(running, timeout, stop=stop_requested()):
                 running.remove(job)
                 free.append(job.slot)
                 ends[job.index] = job.end()
@@ -143,7 +143,7 @@ def run_jobs(
 
 
 def _wait(running: Sequence[_RunningJob], timeout: float, *, stop: bool) -> list[_RunningJob]:
-    """Wait a moment; returns the jobs that have ended, some of them killed because their time was over."""
+    """Wait a tenth of a second; returns the jobs that have ended, including those killed at the timeout."""
     for job in running:
         if time.perf_counter() - job.started >= timeout:
             job.timed_out = job.process.exitcode is None
@@ -166,9 +166,9 @@ def _start(processes: Any, work: Callable[..., Any], index: int, arguments: tupl
 
 def _run_in_child(work: Callable[..., Any], arguments: tuple[Any, ...], slot: Slot, answer: Connection) -> None:
     if slot is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = slot  # torch is loaded, but has not yet looked for devices
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, and ends its jobs
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # ignored by the process that forked this one
+        os.environ["CUDA_VISIBLE_DEVICES"] = slot  # in time: torch is loaded, but has not yet looked for devices
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets the interrupt, and ends its jobs
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the process that forked this one ignores it
     threading.Thread(target=_die_with_parent, daemon=True).start()
     answer.send(work(*arguments))
 

@@ -1,4 +1,4 @@
-"""A sweep from its plan to its report: train one fleet per job, gather, report; or estimate what that would cost."""
+"""A sweep from its plan to its report: train one fleet per job, gather the records and report; or estimate the cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
 
 def print_cautions(plan: SweepPlan) -> None:
-    """Print what the user should know of the missing runs before they are trained."""
+    """Print cautions about the missing runs before they are trained."""
     from lab.sweeping.cautions import find_cautions
 
     for line in find_cautions([point.config for point in plan.missing]):
@@ -37,7 +37,7 @@ def print_cautions(plan: SweepPlan) -> None:
 
 
 def print_estimate(plan: SweepPlan, *, full: bool) -> None:
-    """Print what training the plan's fleets would take, after a few throwaway steps of each shape."""
+    """Print the estimated cost of the plan's fleets, after a few throwaway steps of each shape."""
     from lab.sweeping.dry_run import estimate
 
     for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
@@ -61,9 +61,9 @@ def train(
         launch: runs the jobs.
         command: the command line, for the folder to note.
         question: the question of the sweep file, for the folder to note.
-        one: the plan is of a single run, whose end is to be said.
-        trains_here: train a single fleet in this process; another one would load torch again.
-        part: the part that this sweep is of a campaign, if any.
+        one: whether the plan is a single run, whose outcome is printed.
+        trains_here: whether to train a single fleet in this process, which saves loading torch again.
+        part: the part of a campaign that this sweep is, if any.
 
     Returns:
         The ids of the points of this shard.
@@ -80,7 +80,7 @@ def train(
             _train_fleets(plan._replace(fleets=fleets), launch, sharing, trains_here=trains_here, part=part)
             fleets = _left_by_others(fleets, sharing)
         elsewhere = len(sharing.elsewhere)
-    # again: a shard that began at the same time may have lost it
+    # noted again, since a shard that began at the same time may have overwritten it
     store.note_command(folder, command, question)
     ids = [point.id for point in mine]
     _gather_and_report(folder, [point.id for point in requested], ids, len(missing), elsewhere, one=one)
@@ -90,7 +90,7 @@ def train(
 def _train_fleets(
     plan: SweepPlan, launch: Launch, sharing: Sharing, *, trains_here: bool, part: CampaignPart | None
 ) -> None:
-    """Freeze a plan, and train its fleets but for the runs that others train meanwhile."""
+    """Freeze a plan, and train its fleets, without the runs that other commands train meanwhile."""
     folder, fleets, request = plan.folder, plan.fleets, sharing.request
     name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
     jobs = [[f"fleet={name}/{index}/{request}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
@@ -105,33 +105,33 @@ def _train_fleets(
 
 
 def _left_by_others(fleets: Sequence[Sequence[Point]], sharing: Sharing) -> list[list[Point]]:
-    """Wait for the runs that others train; returns the fleets of those that they left, as when killed.
+    """Wait for the runs that other commands train; returns fleets of the runs that they left untrained.
 
     Raises:
-        SystemExit: told to stop meanwhile.
+        SystemExit: a stop was requested meanwhile.
     """
     if awaited := sharing.awaited:
         _warn(f"waiting for another command, which trains {len(awaited)} of these runs")
-    with machine.catching_sigterm() as told_to_stop:
-        left = sharing.await_others(told_to_stop)
-        if told_to_stop():
+    with machine.catching_sigterm() as stop_requested:
+        left = sharing.await_others(stop_requested)
+        if stop_requested():
             raise SystemExit(machine.EXIT_PREEMPTED)
     shrunk = ([point for point in fleet if point.id in left] for fleet in fleets)
     return [fleet for fleet in shrunk if fleet]
 
 
 def _planned(point: Point) -> dict[str, Any]:
-    """What a plan says of a point: its config, the data it was planned on, and its id, which follows from both."""
+    """The entry of a point in a plan: its config, the data it was planned on, and its id, which follows from both."""
     return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
 def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None, sharing: Sharing) -> ProgressMonitor:
-    """A monitor of the plan that was frozen by this name: it prints lines, and in a terminal draws a live display."""
+    """A monitor of the plan frozen under this name; it prints lines, and draws a live display in a terminal."""
     from lab.sweeping.planner import training_flops
     from lab.training.recorder import fleet_label
 
     folder, _, requested, mine, missing, fleets, _ = plan
-    # a shard does not know which seeds the others have completed
+    # a shard does not know which seeds the other shards have completed
     growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
@@ -160,8 +160,8 @@ def train_planned_fleet(
 
     Raises:
         KeyboardInterrupt: see ``train_fleet``.
-        SystemExit: it was told to stop and left a checkpoint; or a run failed on one of several ranks, for which the
-            others would wait forever.
+        SystemExit: a stop was requested, and a checkpoint is saved; or a run failed on one of several ranks, for which
+            the others would wait forever.
     """
     from lab.sweeping import job
 
@@ -174,7 +174,7 @@ def train_planned_fleet(
 
 
 def _train_here(folder: Path, plan: str, fleet: Sequence[Point], request: str) -> list[str]:
-    """Train the only fleet of a plan, as a job would; returns a line if it died."""
+    """Train the only fleet of a plan in this process; returns a line if it died, as a job would."""
     import torch
 
     try:
@@ -186,7 +186,7 @@ def _train_here(folder: Path, plan: str, fleet: Sequence[Point], request: str) -
         say(traceback.format_exc().rstrip(), error=True)
         return [f"a job died: {type(error).__name__}: {error}"]
     finally:
-        torch.set_flush_denormal(False)  # the report is no part of training
+        torch.set_flush_denormal(False)  # a setting for training, not for the report
     return []
 
 
@@ -201,7 +201,7 @@ def follow_first_rank() -> None:
     """Train, on a rank that is not the first, every fleet that the first rank sends.
 
     Raises:
-        SystemExit: the first rank has ended; it said why.
+        SystemExit: the first rank has ended, and has printed why.
     """
     try:
         while (message := distributed.receive_from_first()) is not None:
@@ -216,7 +216,7 @@ def _warn(text: str) -> None:
 
 
 def report_finished(folder: Path, ids: Sequence[str], *, command: str, question: str, one: bool) -> None:
-    """Note the command of a request whose points are all there, given by id, and report."""
+    """Note the command of a request all of whose points, given by id, are recorded already, and report."""
     store.note_command(folder, command, question)
     _gather_and_report(folder, ids, ids, 0, 0, one=one)
 
@@ -226,7 +226,7 @@ def _gather_and_report(
 ) -> None:
     statuses = store.statuses(folder)
     plans.remove_checkpoints(folder, [name for name, status in statuses.items() if status != "failed"])
-    mine_statuses = [statuses.get(name, "failed") for name in mine]  # a run whose job died left no card
+    mine_statuses = [statuses.get(name, "failed") for name in mine]  # a run whose job died has no card
     others = len({*requested} - {*mine} - set(statuses))
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
@@ -246,7 +246,7 @@ def _gather_and_report(
 
 
 def _report(folder: Path) -> str:
-    """Gather the records and draw the report, unless it is of these very records; returns its summary."""
+    """Gather the records and draw the report, unless the present one is of the same records; returns its summary."""
     from lab.report import stamp
 
     if (summary := stamp.current_summary(folder)) is not None:
@@ -259,7 +259,7 @@ def _report(folder: Path) -> str:
 
 
 def outcome_line(card: Mapping[Any, Any]) -> str:
-    """The end of a run in a sentence, from its card: the final held-out loss, and whether the run diverged."""
+    """The outcome of a run in a sentence, from its card: the final held-out loss, and whether the run diverged."""
     ending = "did not diverge"
     if card["status"] == "diverged":
         step = "" if pd.isna(card["diverged_at"]) else f" at step {card['diverged_at']}"

@@ -23,9 +23,9 @@ from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
 from lab.training.identity import identify, static_key
 
-# FLOPs per shape, on average, above which compiling pays: five minutes on one core, of which it saves two.
+# FLOPs per shape, on average, above which compiling pays: about five minutes on one core, of which it saves two.
 WORTH_COMPILING = 4e13
-# Runs of one shape that go to a shard together: as many as gain from sharing a fleet on a CPU.
+# Runs of one shape that go to a shard together: more in a fleet gain nothing on a CPU.
 SHARD_GRAIN = 8
 
 
@@ -43,12 +43,12 @@ class Point:
 
 
 def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Check every config tree and give it its id; of trees with equal ids, which are one run, the first is kept.
+    """Check every config tree and give it its id; of trees with equal ids, which are the same run, keep the first.
 
-    Points are sorted by seed, so that an interrupted sweep still holds whole seeds.
+    Points are sorted by seed, so that an interrupted sweep has complete seeds.
 
     Raises:
-        RequestError: a config or its data make no sense.
+        RequestError: a config is invalid, or its data cannot be read.
     """
     look_again()
     points: dict[str, Point] = {}
@@ -65,7 +65,7 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
 def training_flops(config: RunConfig) -> float:
     """Floating-point operations of one run: six per matrix weight and token, twelve per score, layer and channel.
 
-    The head is counted, attention scores are counted in full, as they are computed, and held-out evaluation is not.
+    The output head is counted. Attention scores are counted in full, as they are computed. Evaluation is not counted.
 
     References:
         Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1.
@@ -76,13 +76,13 @@ def training_flops(config: RunConfig) -> float:
 
 
 def engine_for(points: Sequence[Point]) -> str:
-    """``compiled`` if the points, finished or not, hold work enough to repay it for all shapes, else ``eager``."""
+    """``compiled`` if training the points, finished or not, takes long enough to repay compiling, else ``eager``."""
     flops, shapes = sum(training_flops(point.config) for point in points), {point.shape for point in points}
     return "compiled" if flops >= WORTH_COMPILING * len(shapes) else "eager"
 
 
 def with_engine(points: Sequence[Point], engine: str) -> list[Point]:
-    """Set the engine of points that name none; their ids stay, since an engine is no part of them."""
+    """Set the engine of points that name none; their ids do not change, since an engine is no part of an id."""
     shapes: dict[str, str] = {}
 
     def with_it(point: Point) -> Point:
@@ -97,9 +97,9 @@ def with_engine(points: Sequence[Point], engine: str) -> list[Point]:
 def unfinished_fleets(
     missing: Sequence[Point], checkpointed: Iterable[Sequence[str]], max_runs: int | None
 ) -> list[list[Point]]:
-    """Fleets to resume: of those that left a checkpoint, given by run ids, the ones whose runs are all missing.
+    """Fleets to resume: those with a checkpoint, given by their run ids, all of whose runs are missing.
 
-    Packing the missing runs anew could make other fleets, which no checkpoint fits.
+    Packing the missing runs anew could make other fleets, which could not be resumed from any checkpoint.
     """
     point_of = {point.id: point for point in missing}
     fleets = []
@@ -110,12 +110,12 @@ def unfinished_fleets(
 
 
 def pack(missing: Sequence[Point], most: Callable[[RunConfig], int], at_once: int = 1) -> list[list[Point]]:
-    """Pack points into fleets of one shape, even in size, in the order of their first points.
+    """Pack points into fleets of one shape and about equal size, in the order of their first points.
 
     Args:
         missing: the points to train.
         most: how many runs of a shape a fleet may hold.
-        at_once: how many fleets train at once; they are made smaller until there are so many.
+        at_once: how many fleets train at once; fleets are made smaller until there are that many.
     """
     groups: dict[str, list[Point]] = {}
     for point in missing:
@@ -135,7 +135,7 @@ def pack(missing: Sequence[Point], most: Callable[[RunConfig], int], at_once: in
 def shard_points(points: Sequence[Point], grain: int, shard: str) -> list[Point]:
     """The points of the shard ``i/n``, in their order; points of one shape are dealt out ``grain`` at a time.
 
-    The answer depends on the points requested alone, not on finished runs or this machine, so shards never overlap.
+    The shard depends on the requested points alone, not on finished runs or this machine, so shards never overlap.
 
     Raises:
         RequestError: ``shard`` is not i/n with i from 1 to n.
@@ -143,22 +143,22 @@ def shard_points(points: Sequence[Point], grain: int, shard: str) -> list[Point]
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", shard)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise RequestError(f"shard must be i/n with i from 1 to n, as in shard=1/4, not {shard!r}")
-    # sorted by shape, so that no shard gets all the large ones
+    # sorted by shape, so that no shard gets all the large runs
     fleets = sorted(pack(points, lambda config: grain), key=lambda fleet: fleet[0].shape)
     mine = {point.id for fleet in fleets[int(match[1]) - 1 :: int(match[2])] for point in fleet}
     return [point for point in points if point.id in mine]
 
 
 class SweepPlan(NamedTuple):
-    """What a request leaves to do.
+    """The plan of a sweep: the points of a request, and the fleets of those that are left to train.
 
-    Args:
+    Attributes:
         folder: the results folder.
         engine: ``eager`` or ``compiled``, for points that name no engine.
         requested: all points.
         mine: the points of this shard.
-        missing: those of them that have not finished or diverged yet.
-        fleets: the missing points, packed.
+        missing: those of this shard that have neither finished nor diverged.
+        fleets: the missing points, packed into fleets.
         host: this machine, if it is the one that trains.
     """
 
@@ -185,13 +185,13 @@ def plan_sweep(
     Args:
         trees: one resolved config tree per point.
         max_runs: the most runs in a fleet.
-        one: refuse more than one point.
+        one: whether to refuse more than one point.
         shard: ``i/n`` plans the i-th of n parts.
-        is_local: jobs run on this machine, so its devices and memory limit them.
-        slots: where jobs run at once.
+        is_local: whether jobs run on this machine, so that its devices and memory limit them.
+        slots: the slots on which jobs run at once.
 
     Raises:
-        RequestError: a point makes no sense, or the folder cannot take records.
+        RequestError: a point is invalid, or the folder cannot take records.
     """
     if max_runs is not None and max_runs < 1:
         raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
@@ -231,7 +231,7 @@ def results_folder(trees: Sequence[Mapping[str, Any]]) -> Path:
     """The results folder of all these points.
 
     Raises:
-        RequestError: they name none or several, or what they name is no folder.
+        RequestError: they name none or several, or something that cannot be a folder.
     """
     outs = sorted({str(tree["out"]) for tree in trees})
     if len(outs) > 1 or not outs[0]:
@@ -255,7 +255,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _engine(folder: Path, requested: Sequence[Point], *, is_local: bool) -> str:
-    """The engine of points that name none: the one noted in the folder, else the one that their work repays."""
+    """The engine of points that name none: the one noted in the folder, else that of ``engine_for``."""
     compiles = can_compile() and distributed.world_size() == 1
     engine = store.check_version(folder) or (engine_for(requested) if compiles else "eager")
     engines = {engine if point.config.engine == "auto" else point.config.engine for point in requested}

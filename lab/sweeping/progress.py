@@ -1,4 +1,4 @@
-"""Progress of a sweep: fleets write it into the results folder, wherever they run, and one monitor shows it."""
+"""Progress of a sweep: every fleet writes its own into the results folder, and one monitor shows that of all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
 LOG_EVERY = 60.0  # seconds, and at least a tenth of the time elapsed
-TRUSTED = 600.0  # seconds; estimates of a campaign count as much as so long a time observed
+TRUSTED = 600.0  # seconds of training observed that weigh as much as the estimate made before a campaign
 
 
 class ProgressWriter:
@@ -42,12 +42,12 @@ class ProgressWriter:
         self.notes: list[str] = []
 
     def begin(self, evaluations: float) -> None:
-        """Note that training begins: an evaluation comes first, and the last takes ``evaluations`` times as long."""
+        """Note that training begins, with an evaluation; the last evaluation takes ``evaluations`` times as long."""
         self.begun, self.evaluations = time.monotonic(), evaluations
 
     def update(self, result: StepResult, first: int = 0) -> None:
-        """Take in a step of the runs from the ``first`` on; losses leave the device only when they are written."""
-        if result.step < self.step:  # half of the fleet starts over
+        """Note a step of the runs from number ``first`` on; losses leave the device only when they are written."""
+        if result.step < self.step:  # the fleet was halved, and a half starts over
             self.timed_from = None
         self.first = first
         probed = [result.probe_values.get((probe, "")) for probe in ("val_loss", "train_loss")]
@@ -61,12 +61,12 @@ class ProgressWriter:
             self.write()
 
     def note(self, text: str) -> None:
-        """Show a line to the user, on whatever machine this is; a line that several fleets note is shown once."""
+        """Show a line to the user, who may watch on another machine; a line that several fleets note is shown once."""
         self.notes.append(text)
         self.write()
 
     def end(self, verdict: str, losses: Sequence[float | None]) -> None:
-        """Write the end of the fleet; a run that failed has no loss, and one that diverged an infinite one."""
+        """Write the end of the fleet; the loss of a failed run is None, that of a diverged run infinite."""
         self.step, self.loss_r, self.losses = self.steps, None, list(losses)
         self.write(verdict)
 
@@ -89,7 +89,7 @@ class ProgressWriter:
 
 
 class FleetProgress(NamedTuple):
-    """How far one fleet is; a rate of 0 is not known yet, and only a fleet that has ended has a verdict."""
+    """Progress of one fleet; a rate of 0 means not known yet, and only a fleet that has ended has a verdict."""
 
     step: int
     steps: int
@@ -105,7 +105,7 @@ class FleetProgress(NamedTuple):
         """Progress from JSON that a fleet wrote.
 
         Raises:
-            ValueError: a key is missing, or its value makes no sense.
+            ValueError: a key is missing, or its value is invalid.
         """
         try:
             losses = [None if loss is None else float(loss) for loss in record["losses"]]
@@ -130,7 +130,7 @@ class FleetProgress(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The part of its time that has passed; of its steps while its rate is not known."""
+        """The share of its time that has passed, or of its steps while its rate is not known."""
         if self.left is None or self.verdict:
             return self.step / self.steps
         return self.seconds / (self.seconds + self.left) if self.left else 1.0
@@ -154,7 +154,7 @@ class CampaignPart(NamedTuple):
     after: float
 
     def line(self, done: float, left: float | None) -> str:
-        """The time of the whole campaign when a share of this part is done, with so many seconds left if known."""
+        """The time of the whole campaign, when a share ``done`` of this part is done and ``left`` seconds are left."""
         elapsed = time.monotonic() - self.started
         slowness = (elapsed + TRUSTED) / (self.before + self.seconds * done + TRUSTED)
         rest = (self.seconds * (1 - done) * slowness if left is None else left) + self.after * slowness
@@ -162,7 +162,7 @@ class CampaignPart(NamedTuple):
 
 
 def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, elapsed: float) -> str:
-    """How far a sweep of so many fleets is; ``done`` is a share of the work, ``elapsed`` in seconds."""
+    """Progress of a sweep in a line; ``fleets`` is their number, ``done`` a share of the work, ``elapsed`` seconds."""
     ended = sum(bool(fleet.verdict) for fleet in progress.values())
     diverged = sum(fleet.diverged for fleet in progress.values())
     left = seconds_left(done, elapsed)
@@ -171,7 +171,7 @@ def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, ela
 
 
 def seconds_left(done: float, elapsed: float) -> float | None:
-    """Seconds that the rest takes if a share of the work took ``elapsed``; None if the share is too small to tell."""
+    """Estimated seconds left when a share ``done`` took ``elapsed`` seconds; None if the share is too small."""
     return elapsed / done * (1 - done) if done > 0.01 else None
 
 
@@ -186,13 +186,13 @@ class Screen(Protocol):
 
 
 class ProgressLog:
-    """What takes the place of a screen where there is no terminal: a line now and then, ever more rarely."""
+    """Progress where there is no terminal: a line at intervals that grow with the time elapsed."""
 
     def __init__(self, fleets: int, say: Callable[[str], None], part: CampaignPart | None = None) -> None:
         self.fleets, self.say, self.part, self.due = fleets, say, part, LOG_EVERY
 
     def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
-        """Say how far the sweep is if the last line is long ago."""
+        """Print the progress of the sweep if the last line is old enough."""
         if elapsed < self.due:
             return
         self.due = elapsed + max(LOG_EVERY, elapsed / 10)
@@ -205,7 +205,7 @@ class ProgressLog:
 
 
 class ProgressMonitor(threading.Thread):
-    """Reads the folder twice a second while the block runs; shows a line per finished fleet, and the screen.
+    """Monitor of a sweep within a block: twice a second it prints a line per finished fleet, and redraws the screen.
 
     Args:
         folder: the results folder.
@@ -215,8 +215,8 @@ class ProgressMonitor(threading.Thread):
         say: prints a line.
         warn: prints a note of a fleet.
         screen: redrawn at each reading.
-        growing: the report of what is complete, told of each reading.
-        sharing: what other commands train of the same runs.
+        growing: the report of complete seeds, updated at each reading.
+        sharing: the runs that this command shares with others.
     """
 
     def __init__(
@@ -255,12 +255,12 @@ class ProgressMonitor(threading.Thread):
         self.forget()
 
     def forget(self) -> None:
-        """Delete the progress of the plan, unless it is that of another command, too."""
+        """Delete the progress of the plan, unless another command shares the plan."""
         if not self.sharing or self.sharing.is_alone:
             plans.forget_progress(self.folder, self.plan)
 
     def run(self) -> None:
-        """Report until the block is left."""
+        """Report repeatedly until the block is left."""
         while not self.over.wait(READ_EVERY):
             self.report()
 
@@ -276,7 +276,7 @@ class ProgressMonitor(threading.Thread):
                     self.warn(note)
             if fleet.verdict and index not in self.ended:
                 self.ended.add(index)
-                with suppress(BrokenPipeError):  # nobody reads the output any more, but training goes on
+                with suppress(BrokenPipeError):  # the output is closed, but training goes on
                     self.say(self.last_line(index, fleet))
         done = sum(self.sizes[index] * fleet.share for index, fleet in fleets.items()) / sum(self.sizes)
         elapsed = time.monotonic() - self.started
@@ -287,7 +287,7 @@ class ProgressMonitor(threading.Thread):
             self.screen.show(fleets, done, elapsed)
 
     def read(self) -> dict[int, FleetProgress]:
-        """Progress of each fleet that has started, by index; records that make no sense are ignored."""
+        """Progress of each fleet that has started, by index; invalid records are ignored."""
         fleets = {}
         for index, record in plans.read_progress(self.folder, self.plan).items():
             with suppress(ValueError):

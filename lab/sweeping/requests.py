@@ -1,4 +1,4 @@
-"""Requests that finished before: such a one is recognized, without planning it and so without loading torch."""
+"""Requests that finished before: they are recognized without planning, and so without loading torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from lab.report import stamp
 
 @dataclass(frozen=True)
 class FinishedRequest:
-    """All that the plan of a request depends on besides the records.
+    """A request, by everything on which its plan depends besides the records.
 
     Attributes:
         folder: the results folder.
-        name: digest of the points, the options, the code of the lab and what adds to it, Python, torch and the machine.
+        name: digest of the points, the options, the code of the lab and of packages that add to it, the versions of
+            Python and torch, and the machine.
         data: the configs of its data sources, as JSON.
     """
 
@@ -34,11 +35,11 @@ class FinishedRequest:
     data: tuple[str, ...]
 
     def note(self, ids: Sequence[str]) -> None:
-        """Keep the ids of the points, all of which finished or diverged."""
+        """Note in the folder that the request finished, with the ids of its points."""
         plans.note_request(self.folder, self.name, {"ids": list(ids), "fingerprints": self._fingerprints()})
 
     def finished_ids(self) -> list[str] | None:
-        """The ids of the points if the request finished before, on the same data, and its records are intact.
+        """The ids of the points if the request finished before on the same data, and its records are intact; else None.
 
         Raises:
             RequestError: records of another version, damaged tables, or data that cannot be read.
@@ -57,11 +58,11 @@ class FinishedRequest:
 
 
 def recognizable(trees: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> FinishedRequest | None:
-    """A request for these points, given by their config trees, with these options of sweeper and launcher.
+    """The request for these points, given by their config trees, with these options of sweeper and launcher.
 
     Returns:
-        None for a shard, on several ranks, for several folders, or where other code has added to the lab: its digest
-        would leave something out.
+        The request; None for a shard, on several ranks, for several folders, or if a script has added entries to the
+        lab, since the digest would then be incomplete.
     """
     folders = {str(tree["out"]) for tree in trees}
     if options["shard"] != "1/1" or distributed.world_size() > 1 or len(folders) > 1 or "" in folders or _is_extended():

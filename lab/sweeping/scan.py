@@ -1,4 +1,4 @@
-"""Scan a frozen checkpoint: the best single step at each batch size, and the noise scales that should foretell it."""
+"""Scan a checkpoint: the best single step at each batch size, and the noise scales that should predict it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from lab.analysis.text import finite
 from lab.core import machine
 from lab.core.errors import RequestError, nearest
 from lab.model.loss import losses
@@ -25,12 +26,12 @@ from lab.training.fleet import Fleet
 from lab.training.identity import run_id
 
 BATCHES = (2, 8, 32, 128)
-SEQUENCES = 256  # in all batches of one size, and those that measure the noise
-CURVED = 32  # of these, the sequences whose deviations meet the Hessian
-HELD_OUT = 64  # windows that judge a step
-# Steps that are tried, in multiples of the best one that the noise foretells.
+SEQUENCES = 256  # in all batches of one size together, and in the measurement of the noise
+CURVED = 32  # of the latter, the sequences whose deviations from the mean gradient are multiplied by the Hessian
+HELD_OUT = 64  # windows on which the loss after a step is measured
+# Sizes of the steps that are tried, in multiples of the best one that the noise predicts.
 MULTIPLES = (0.4, 0.8, 1.2)
-# Length of a finite difference over that of the weights: its square and the rounding of float64 are both below 1e-8.
+# Length of a finite difference over that of the weights; its truncation and rounding errors in float64 are below 1e-8.
 DIFFERENCE = 1e-5
 FIRST_UNSEEN = 10**6  # index of a batch that no run reaches
 
@@ -39,19 +40,19 @@ class Landscape(Protocol):
     """A loss around frozen weights, as flat vectors ``[d]``."""
 
     def example_gradients(self) -> Iterator[Tensor]:
-        """Gradient of one example after another."""
+        """Yield the gradient ``[d]`` of one example after another."""
         ...
 
     def hessian_product(self, vector: Tensor) -> Tensor:
-        """The Hessian times a vector."""
+        """The Hessian times a vector ``[d]``."""
         ...
 
     def gradients(self, batch_size: int) -> Iterator[Tensor]:
-        """Gradients of batches of this size."""
+        """Yield the gradients ``[d]`` of batches of this size."""
         ...
 
     def loss_after(self, step: Tensor) -> float:
-        """Held-out loss of the weights plus a step."""
+        """Held-out loss of the weights plus a step ``[d]``."""
         ...
 
 
@@ -60,8 +61,8 @@ class FrozenNoise:
     """The gradient and its noise at a checkpoint, of one example each, unbiased.
 
     Attributes:
-        squared_norm: of the true gradient G.
-        trace: of the covariance Σ of an example's gradient.
+        squared_norm: |G|² of the true gradient G.
+        trace: tr Σ of the covariance Σ of an example's gradient.
         curvature: GᵀHG.
         curved_trace: tr(HΣ).
     """
@@ -82,14 +83,14 @@ class FrozenNoise:
         return self.curved_trace / self.curvature if self.curvature > 0 else math.inf
 
     def best_step(self, batch_size: float) -> float:
-        """Step at which the loss falls most (McCandlish et al. 2018, sec. 2.2); NaN where the loss bends downwards."""
+        """Step size at which the loss falls most (McCandlish et al. 2018, sec. 2.2); NaN if GᵀHG is not positive."""
         bend = self.curvature + self.curved_trace / batch_size
         return self.squared_norm / bend if bend > 0 and self.squared_norm > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What a scan measured; batch sizes and noise scales in sequences, gains in nats per token."""
+    """Results of a scan; batch sizes and noise scales in sequences, gains in nats per token."""
 
     noise: FrozenNoise
     steps: dict[int, BestStep]
@@ -98,7 +99,7 @@ class Scan:
 
 
 def measure_noise(landscape: Landscape, curved: int = CURVED) -> FrozenNoise:
-    """Measure the gradient and its noise; the Hessian meets the deviations of the first ``curved`` examples."""
+    """Measure the gradient and its noise; ``curved_trace`` from the deviations of the first ``curved`` examples."""
     total, squares, n, first = torch.tensor(0.0), 0.0, 0, list[Tensor]()
     for gradient in landscape.example_gradients():
         total, squares, n = total + gradient, squares + float(gradient.square().sum()), n + 1
@@ -114,17 +115,17 @@ def measure_noise(landscape: Landscape, curved: int = CURVED) -> FrozenNoise:
 
 
 def scan_steps(landscape: Landscape, batches: Sequence[int] = BATCHES, curved: int = CURVED) -> Scan:
-    """Find the best step at each batch size by the held-out loss after steps around the foretold one.
+    """Find the best step at each batch size by the held-out loss after steps around the predicted one.
 
     Raises:
-        RequestError: the gradient is lost in its noise, or fewer than three batch sizes have a best step.
+        RequestError: the gradient is too small against its noise, or fewer than three batch sizes have a best step.
     """
     noise = measure_noise(landscape, curved)
     steps = {}
     for batch in batches:
         middle = noise.best_step(batch)
         if not math.isfinite(middle):
-            raise RequestError("the gradient cannot be told from its noise at this checkpoint; train on, or scan later")
+            raise RequestError("the gradient is too small against its noise at this checkpoint; scan a later one")
         sizes = [multiple * middle for multiple in MULTIPLES]
         after = [[landscape.loss_after(-size * gradient) for size in sizes] for gradient in landscape.gradients(batch)]
         means = [sum(column) / len(after) for column in zip(*after, strict=True)]
@@ -137,10 +138,10 @@ def scan_steps(landscape: Landscape, batches: Sequence[int] = BATCHES, curved: i
 
 
 class RunLandscape:
-    """The loss around the weights of a run, in float64 and without rounded products."""
+    """The loss around the weights of a run, in float64, whatever the precision of the run."""
 
     def __init__(self, config: RunConfig, weights: dict[str, Tensor]) -> None:
-        """``weights`` are those of the run, with a leading axis of one."""
+        """Take the weights of the run, with a leading axis of size one."""
         exact = replace(config, precision="fp32", engine="eager", device="cpu")
         self.fleet, self.config = Fleet([exact], dtype=torch.float64), config
         self.weights = {name: weights[name].detach().double() for name in self.fleet.state.weights}
@@ -149,7 +150,7 @@ class RunLandscape:
         self.length = math.sqrt(sum(float(weight.square().sum()) for weight in self.weights.values()))
 
     def _batches(self, size: int) -> Iterator[Tensor]:
-        """Unseen training windows ``[1 b t+1]``, ``SEQUENCES`` of them in all."""
+        """Yield batches of unseen training windows ``[1 b t+1]``, ``SEQUENCES`` windows in all."""
         fleet, config = self.fleet, self.config
         seeds = fleet.config.data.entry.seed
         loader = BatchLoader(fleet.corpus, seeds, size, config.seq_len, fleet.device, resident=False)
@@ -167,15 +168,15 @@ class RunLandscape:
         return torch.cat([gradients[name].flatten() for name in self.weights])
 
     def example_gradients(self) -> Iterator[Tensor]:
-        """Gradient of one sequence after another."""
+        """Yield the gradient ``[d]`` of one sequence after another."""
         return self.gradients(1)
 
     def gradients(self, batch_size: int) -> Iterator[Tensor]:
-        """Gradients of batches of unseen training text."""
+        """Yield the gradients ``[d]`` of batches of unseen training text."""
         return (self._gradient(self.weights, windows_rbt) for windows_rbt in self._batches(batch_size))
 
     def hessian_product(self, vector: Tensor) -> Tensor:
-        """By a central difference of gradients on unseen training text."""
+        """The Hessian times a vector, by a central difference of gradients on unseen training text."""
         windows_rbt = next(self._batches(HELD_OUT))
         size = DIFFERENCE * self.length / float(vector.norm())
         above, below = (self._gradient(self._moved(sign * size * vector), windows_rbt) for sign in (1, -1))
@@ -192,17 +193,17 @@ class RunLandscape:
 
 
 def open_checkpoint(folder: Path, run: str | None = None) -> tuple[str, RunLandscape]:
-    """Open the newest checkpoint of a run, the first one that has any unless named.
+    """Open the newest checkpoint of a run, by default of the first run that has one.
 
     Raises:
-        RequestError: no such folder, no checkpoint in it, none of this run, or no plan that says its config.
+        RequestError: the folder, a checkpoint of the run, or a plan with its config is missing.
     """
     if not folder.is_dir():
         raise RequestError(f"no results folder {folder}")
     fleets = plans.checkpointed_fleets(folder)
     if not fleets:
         raise RequestError(
-            f"no checkpoint in {folder}; stop a sweep with checkpoint.steps=N before its end, and scan what it left"
+            f"no checkpoint in {folder}; stop a sweep with checkpoint.steps=N before its end, and scan its folder"
         )
     name = run or fleets[0][0]
     ids = next((ids for ids in fleets if name in ids), None)
@@ -219,10 +220,10 @@ def open_checkpoint(folder: Path, run: str | None = None) -> tuple[str, RunLands
 
 
 def _configs(folder: Path, ids: Sequence[str]) -> list[RunConfig]:
-    """The configs of these runs, by plans that say them; nothing of a config is used unless it makes the run's id.
+    """The configs of these runs, from the plans of the folder; each must reproduce the id of its run.
 
     Raises:
-        RequestError: no plan says one, or it is not the config of that run, or the data have changed.
+        RequestError: no plan has a config, or it is not that of the run, or the data have changed.
     """
     planned: dict[str, Mapping[str, Any]] = {}
     for plan, fleets in plans.fleets_of_plans(folder).items():
@@ -231,7 +232,7 @@ def _configs(folder: Path, ids: Sequence[str]) -> list[RunConfig]:
                 points = plans.thaw(folder, plan, index)
                 planned |= {point["id"]: point for point in points if {"tree", "data_fingerprint"} <= point.keys()}
     if missing := set(ids) - set(planned):
-        raise RequestError(f"no plan in {folder} says the config of run {min(missing)}")
+        raise RequestError(f"no plan in {folder} has the config of run {min(missing)}")
     return [_config(folder, name, planned[name]) for name in ids]
 
 
@@ -241,14 +242,14 @@ def _config(folder: Path, name: str, point: Mapping[str, Any]) -> RunConfig:
     except (TypeError, AttributeError) as fault:
         raise RequestError(f"the plan of run {name} in {folder} holds no config: {fault}") from None
     if run_id(config, str(point["data_fingerprint"])) != name:
-        raise RequestError(f"the plan in {folder} that names run {name} is not of this run")
+        raise RequestError(f"the plan in {folder} that names run {name} holds the config of another run")
     if config.data.entry.open().fingerprint != point["data_fingerprint"]:
         raise RequestError(f"the data of run {name} are not those it was planned on")
     return config
 
 
 def scan_lines(folder: Path, run: str | None = None, *, as_json: bool = False) -> Iterator[str]:
-    """Yield what ``lab scan`` prints."""
+    """Yield the lines that ``lab scan`` prints."""
     machine.configure_torch()
     name, landscape = open_checkpoint(folder, run)
     result = scan_steps(landscape)
@@ -278,4 +279,4 @@ def _plain(name: str, result: Scan) -> dict[str, Any]:
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {key: value if math.isfinite(value) else None for key, value in values.items()}
+    return {key: finite(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Commands that train in one folder at the same time share the runs: each awaits those that another one holds."""
+"""Commands that train in one folder at the same time share the runs: each waits for those that another one holds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LOOK_EVERY = 0.5  # seconds
 
 
 class Sharing:
-    """What other commands train of the runs that this one is to train, while the block runs.
+    """The sharing of this command's runs with other commands, within the block.
 
     Attributes:
-        request: a name for this command, by which its jobs know each other.
+        request: a random name of this command, which its jobs have in common.
     """
 
     def __init__(self, folder: Path, runs: Sequence[str]) -> None:
@@ -33,17 +33,17 @@ class Sharing:
         leases.forget(self.folder, self.request)
 
     def look(self) -> list[str]:
-        """Look who else is at work just now; returns a line for each command that is new and shares runs."""
+        """Look for other commands in the folder; returns a line for each new one that shares runs with this one."""
         lines = []
         for other in leases.living(self.folder, self.request):
             if other.request not in self.known and not {*self.runs}.isdisjoint(other.wanted):
                 self.known.add(other.request)
-                lines.append(f"another command, on {other.place}, trains some of these runs, too; the two share them")
+                lines.append(f"another command, on {other.place}, also trains some of these runs; each trains once")
         return lines
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other command trains in the folder just now."""
+        """Whether no other command trains in the folder now."""
         return not leases.living(self.folder, self.request)
 
     @property
@@ -53,16 +53,16 @@ class Sharing:
 
     @property
     def awaited(self) -> set[str]:
-        """Those of them that nobody has recorded."""
+        """The runs left to others that are not recorded yet."""
         return {run for run in self.elsewhere if not store.is_recorded(self.folder, run)}
 
-    def await_others(self, told_to_stop: Callable[[], bool]) -> set[str]:
-        """Wait until others have recorded what was left to them, or told to stop.
+    def await_others(self, stop_requested: Callable[[], bool]) -> set[str]:
+        """Wait until other commands have recorded the runs left to them, or until a stop is requested.
 
         Returns:
-            What they left in turn, as when they were killed.
+            The runs that no command holds any more, such as those of a command that was killed.
         """
-        while (left := self.awaited) and not told_to_stop():
+        while (left := self.awaited) and not stop_requested():
             held = {run for other in leases.living(self.folder, self.request) for run in other.held}
             if left - held and (free := self.awaited - held):  # a run is recorded before it is released
                 return free

@@ -1,4 +1,4 @@
-"""The live display of a sweep: progress of its fleets, and loss against learning rate as text."""
+"""The live display of a sweep: progress of its fleets, and a sketch of loss against learning rate in text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Cell = tuple[str, float]  # a curve, by size and arm, and a learning rate
 
 
 def cells(configs: Sequence[RunConfig]) -> list[Cell]:
-    """The cell of each run in the sketch; arms have the names they will have in the report."""
+    """The cell of each run in the sketch; arms are named as in the report."""
     rows = [columns(config) for config in configs]
     keys = sorted({key for row in rows for key in row if key not in FREE and not key.startswith("probes.")})
     curves = [{key: plain(row.get(key)) for key in keys} for row in rows]
@@ -42,9 +42,9 @@ def cells(configs: Sequence[RunConfig]) -> list[Cell]:
 
 
 def sketch(losses: Mapping[Cell, Sequence[float]], width: int) -> list[str]:
-    """Draw losses as lines of at most ``width`` characters: a block per learning rate, and a number if there is room.
+    """Draw losses in lines of at most ``width`` characters: a block per learning rate, and a number if there is room.
 
-    Numbers are means over seeds with finite loss.  An x marks a cell where a seed diverged.
+    Numbers are means over seeds with finite loss. An x marks a cell where a seed diverged.
     """
     curves, rates = list(dict.fromkeys(curve for curve, _ in losses)), sorted({rate for _, rate in losses})
     means = {cell: fmean(finite) for cell, values in losses.items() if (finite := list(filter(math.isfinite, values)))}
@@ -86,7 +86,7 @@ def _short(rate: float) -> str:
 
 
 def _number(loss: float) -> str:
-    """Four characters at most."""
+    """A loss in at most four characters."""
     return f"{loss:.2f}"[:4].rstrip(".") if loss < 1000 else _short(float(f"{loss:.0e}"))
 
 
@@ -94,9 +94,9 @@ NARROWEST_BAR, WIDEST_BAR = 8, 24
 
 
 class Scene(NamedTuple):
-    """What does not change while a sweep trains: each fleet's label and cells, and losses of runs trained before.
+    """The fixed part of the display: label and cells of each fleet, and losses of runs trained before.
 
-    ``part`` is the part of a campaign that the sweep is, if it is one.
+    ``part`` is the part of a campaign that the sweep is, if any.
     """
 
     fleets: Sequence[tuple[str, Sequence[Cell]]]

@@ -1,4 +1,4 @@
-"""The registry of figures, and what all of them do: judge the runs, and mark a figure of incomplete sweeps."""
+"""The registry of figures; every registered figure judges the runs first, and is marked if the sweep is incomplete."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ FIGURES: Registry[DrawFigure] = Registry("figure", "figures")
 
 
 class NothingToDrawError(RequestError):
-    """Raised where records hold nothing that a figure shows; a report leaves the figure out."""
+    """Raised if the records hold nothing that the figure shows; a report leaves the figure out."""
 
 
 def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., Sheet]], DrawFigure]:
     """Decorator: register a function that draws records as the figure ``name``; its docstring begins the caption.
 
-    The function gets the records and their runs, ``judge(points)`` regrouped by ``ways_to_grow``, and returns a sheet.
-    With ``over_window`` it gets the window of learning rates of the sensitivity that it draws, too. The registered
-    function returns the finished figure. It takes the runs as an optional second argument, so that a caller of many
-    figures judges them once, and the window as an optional third one. If runs are missing, it says so above the panels.
-    The docstring says what is always in the figure. What is there for some records only has its sentence where it is
-    drawn: ``Sheet.explain``.
+    The decorated function takes the records and their runs (``judge(points)``, regrouped by ``ways_to_grow``), and
+    returns a sheet. With ``over_window`` it also takes the window of learning rates of the sensitivity that it draws.
+
+    The registered function returns the finished figure. Its optional second argument is the table of runs, so that a
+    caller of many figures judges the runs once; the optional third one is the window. If runs are missing, a line above
+    the panels says so. The docstring describes what is always in the figure; ``Sheet.explain`` adds sentences on parts
+    that only some records have.
 
     Raises:
         NothingToDrawError: no run ended, or the function finds nothing to draw.
@@ -58,10 +59,7 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
 
 
 def run_counts(cards: pd.DataFrame, runs: pd.DataFrame) -> tuple[int, int]:
-    """How many runs ended, and how many would have, had none failed and every curve the full grid of its arm.
-
-    The full grid is every learning rate of the arm, for every seed.
-    """
+    """How many runs ended, and how many would have ended on the full grid: every learning rate and seed of each arm."""
     lrs = runs.groupby("arm")["lr"].nunique()
     curves = runs.groupby("arm")["curve"].nunique()
     full_grid = int((lrs * curves).sum()) * runs["seed"].nunique()

@@ -1,4 +1,4 @@
-"""Panels of probe values over the steps of training, from which studies make their figures."""
+"""Panels of probe values over the steps of training, from which the figures of studies are made."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import count
 from lab.records.store import Records
 
-FEWEST_STEPS, MOST_STEPS = 20, 150  # drawn per line
-MOST_POINTS = 2600  # in all lines of a figure, so that pages load fast
-MOST_PANELS = 8  # of a row; of more arms and sizes only the largest size of each arm is shown
+FEWEST_STEPS, MOST_STEPS = 20, 150  # steps drawn per line
+MOST_POINTS = 2600  # points in all lines of a figure, so that pages load fast
+MOST_PANELS = 8  # panels in a row; with more arms and sizes, only the largest size of each arm is shown
 ROW_HEIGHT = 8.5  # in multiples of the size of text
 
 
@@ -28,10 +28,10 @@ class ProbeSeries(NamedTuple):
     """A probe as a row of panels.
 
     Attributes:
-        probe: its name.
-        where: where it listens; None takes the largest value over the whole model.
-        label: its name for readers.
-        scale: of its axis: ``log``, ``asinh``, ``linear`` or ``loss``.
+        probe: the name of the probe.
+        where: the part of the model where it is measured; None takes the largest value over the whole model.
+        label: the name of the probe for readers.
+        scale: the scale of the axis: ``log``, ``asinh``, ``linear`` or ``loss``.
     """
 
     probe: str
@@ -41,7 +41,7 @@ class ProbeSeries(NamedTuple):
 
     @property
     def quantity(self) -> Quantity:
-        """What a mark at the end of a line tells."""
+        """The quantity in the hover text of a mark at the end of a line."""
         unit = "nats/token" if self.scale == "loss" else ""
         return Quantity(self.label.partition("\n(")[0].replace("\n", " "), unit, self.scale == "log")
 
@@ -55,9 +55,9 @@ def over_steps(
 
     Args:
         records: run cards and probe records.
-        runs: may have the columns ``panel`` and ``line``, by which panels and lines are told apart instead.
-        rows: of panels.
-        line_name: what distinguishes the lines.
+        runs: the runs to draw; columns ``panel`` and ``line``, if present, replace arm and learning rate.
+        rows: the rows of panels.
+        line_name: the name of the setting in which lines differ, for the key.
 
     Raises:
         NothingToDrawError: no run recorded the first row.
@@ -95,7 +95,7 @@ def over_steps(
 
 
 def _titled(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with the columns ``panel``, ``line``, and ``title``: the panel, and its size where there are several."""
+    """Runs with the columns ``panel``, ``line``, and ``title``: the panel, and the size if there are several."""
     if runs.groupby(["arm", "size"]).ngroups > MOST_PANELS:
         runs = runs[runs["size"] == runs.groupby("arm")["size"].transform("max")]
     runs = pd.DataFrame({"panel": runs["arm"], "line": runs["lr"]} | dict(runs))
@@ -106,7 +106,7 @@ def _titled(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _grid(runs: pd.DataFrame, columns: int) -> list[str | None]:
-    """Titles by row: panels side by side, the sizes of each below one another; None where a panel has fewer sizes."""
+    """Titles of the cells, row by row: panels side by side, sizes below one another; None for an empty cell."""
     by_panel = [list(group.sort_values("size")["title"].unique()) for _, group in runs.groupby("panel", sort=False)]
     if len(by_panel) == 1:
         return list(by_panel[0])
@@ -131,7 +131,7 @@ def _draw_line(
 
 
 def _values(records: Records, runs: pd.DataFrame, row: ProbeSeries) -> pd.DataFrame:
-    """The values of a row that can be drawn, with their runs; others are NaN, but losses at initialization."""
+    """The values of a row, with their runs; NaN where they cannot be drawn, and losses capped at the initial one."""
     metrics = records.metrics[records.metrics["probe"] == row.probe]
     if row.where is not None:
         metrics = metrics[metrics["where"] == row.where]
@@ -166,7 +166,7 @@ def _lines(values: pd.DataFrame, runs: pd.DataFrame, log: bool, rows: int) -> pd
 
 
 def _evenly(steps: pd.Series, most: int) -> Any:
-    """At most so many of the steps, evenly spaced from first to last."""
+    """At most ``most`` of the steps, evenly spaced from first to last."""
     recorded = np.unique(steps)
     return recorded[np.unique(np.linspace(0, len(recorded) - 1, min(len(recorded), most)).round().astype(int))]
 

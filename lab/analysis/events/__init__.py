@@ -1,4 +1,4 @@
-"""Spikes: alarms on the losses and norms of a run, whoever trained it."""
+"""Alarms: loss spikes and other events in the records or logs of runs, whichever program trained them."""
 
 from lab.analysis.events.detectors import Event as Event
 from lab.analysis.events.detectors import Log as Log

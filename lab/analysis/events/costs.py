@@ -1,4 +1,7 @@
-"""What a planted loss spike cost each run, and what its response did about it: one row of numbers per run."""
+"""Costs of a planted loss spike, and of the response to it: one row of numbers per run.
+
+A burst is a stretch of bad batches that a config injects into the data of a run.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,34 @@ from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 
 NONE, REPEATS = "none", "burst.repeats"
-ONSETS = ("burst", "rewind_weights")  # events with which a burst begins, or would, if its batches were ordinary
-HELD_OUT, BEFORE = "val_loss", 4  # the probe that is read, and how many of its values before a burst are the usual loss
+ONSETS = ("burst", "rewind_weights")  # events at the first step of a burst, also of one with ordinary batches instead
+HELD_OUT, BEFORE = "val_loss", 4  # the probe, and how many of its values before a burst make the usual loss
 Arrays = tuple[Any, ...]
 NOTHING: Arrays = (np.empty(0), np.empty(0, dtype=object))
 COSTS = ("peak", "recovery", "final", "rewound", "skipped", "spikes", "false_alarms", "clean_steps")
 
 
 def spike_costs(records: Records) -> pd.DataFrame:
-    """Costs of each run that was watched, indexed by its id.
+    """Costs of each run whose spikes were counted in training, indexed by its id.
 
-    Held-out losses are those of the updates that count, so a spike that a run went back from is not in them; what going
-    back cost is in ``rewound`` and ``skipped``.
+    Held-out losses are those of the updates that were kept. So a spike from which a run went back is not in them; the
+    columns ``rewound`` and ``skipped`` hold what going back cost.
+
+    The usual loss is the median of the last four held-out losses before the burst. A burst that comes several times has
+    the largest ``peak`` and the sum of each ``recovery``, read from one burst to the next; its usual loss never rises.
 
     Returns:
-        Columns ``peak``, the largest held-out loss from the burst on minus the usual one before it, nats/token, or
-        infinity if one is not finite; ``recovery``, updates from there until the loss is back within 0.1 nats of the
-        usual one, the rest of the run if it never is, 0 if it never left; ``final`` held-out loss; ``rewound`` updates
-        and ``skipped`` batches; ``spikes`` since the burst began; ``false_alarms``, spikes before it, or at all in a
-        run without a burst; and ``clean_steps``, in which these could occur.  Of a burst that comes several times,
-        ``peak`` is the largest and ``recovery`` the sum, each read until it comes again, and the usual loss is never
-        above the one before.
+        A row per run with the columns
+
+        - ``peak``: the largest held-out loss from the burst on minus the usual one, nats/token; infinite if some loss
+          is not finite.
+        - ``recovery``: updates from the burst until the loss is back within 0.1 nats of the usual one for good; the
+          rest of the run if it never is, and 0 if it never rose further.
+        - ``final``: the final held-out loss, nats/token.
+        - ``rewound`` updates and ``skipped`` batches.
+        - ``spikes`` since the burst began.
+        - ``false_alarms``: spikes before the burst, or all spikes of a run without one.
+        - ``clean_steps``: steps in which a false alarm could occur.
     """
     runs = records.runs
     watched = runs[runs["spikes"].notna()] if "spikes" in runs else runs.head(0)
@@ -51,15 +61,15 @@ def spike_costs(records: Records) -> pd.DataFrame:
 
 
 def repeats_of(card: Mapping[Hashable, Any]) -> int:
-    """How often the burst of a run comes; runs on which it comes once have no such column, or nothing in it."""
+    """How often the burst of a run comes; once if the card has no such column, or an empty one."""
     repeats = float(card.get(REPEATS, 1))
     return 1 if math.isnan(repeats) else int(repeats)
 
 
 def named_costs(records: Records) -> pd.DataFrame:
-    """``spike_costs`` with the columns ``id``, ``burst``, and ``name`` of the response, or else of the ledger.
+    """``spike_costs`` with the columns ``id``, ``burst``, and ``name`` of the response, or else of the restart log.
 
-    Responses of one kind are told apart by the keys in which they differ.
+    The names of responses of one kind include the settings in which they differ.
     """
     costs = spike_costs(records)
     cards = records.runs.set_index("id").loc[costs.index]
@@ -67,7 +77,7 @@ def named_costs(records: Records) -> pd.DataFrame:
 
 
 def _names(cards: pd.DataFrame) -> pd.Series:
-    """The response of each run, or else its ledger; in brackets the keys in which runs of one response differ."""
+    """The response of each run, or else its restart log; in brackets the keys in which runs of one response differ."""
     responses, ledgers = (cards.get(name, pd.Series(NONE, cards.index)).astype(str) for name in ("response", "ledger"))
     names = responses.where(responses != NONE, ledgers)
     labels = names.str.replace("_", " ")
@@ -80,13 +90,13 @@ def _names(cards: pd.DataFrame) -> pd.Series:
 
 
 def first_onsets(records: Records) -> pd.Series:
-    """The step at which the first burst of each run that met one begins, indexed by its id."""
+    """The first step of the first burst of each run that has one, indexed by run id."""
     onsets = records.events[records.events["kind"].isin(ONSETS)]
     return onsets.drop_duplicates("id").set_index("id")["step"]
 
 
 def _by_run(table: pd.DataFrame, *columns: str) -> dict[str, Arrays]:
-    """By run id, these columns in the order of the table."""
+    """These columns of each run, in the order of the table; by run id."""
     arrays = [table[column].to_numpy() for column in columns]
     indices = table.groupby("id").indices
     return {str(run): tuple(array[index] for array in arrays) for run, index in indices.items()}
@@ -97,14 +107,14 @@ def _costs(numbers: Any, losses: Arrays, events: Arrays) -> tuple[float, ...]:
     step_n, kind_n = events
     onsets_n = step_n[np.isin(kind_n, ONSETS)]
     onset = float(onsets_n[0]) if len(onsets_n) else math.inf  # events are in the order in which they happened
-    # a run that goes back meets a burst again, which is no other burst
+    # a run that goes back sees its burst again, which is not another burst
     onsets = sorted({onset, *onsets_n.tolist()}) if repeats > 1 else [onset]
     alarms = int((step_n[kind_n == "spike"] < onset).sum())
     return *_excesses(losses, onsets, steps), final, rewound, skipped, spikes - alarms, alarms, min(onset, steps)
 
 
 def _excesses(losses: Arrays, onsets: Sequence[float], steps: float) -> tuple[float, float]:
-    """The largest peak and the sum of recoveries; NaN without a held-out loss on both sides of an onset."""
+    """The largest peak and the sum of recoveries; NaN if no held-out loss lies on one side of an onset."""
     peaks, recoveries, usual = list[float](), list[float](), math.inf
     for onset, until in pairwise([*onsets, steps]):
         peak, recovery, usual = _excess(losses, onset, until, steps, usual)
@@ -116,7 +126,7 @@ def _excesses(losses: Arrays, onsets: Sequence[float], steps: float) -> tuple[fl
 def _excess(losses: Arrays, onset: float, until: float, steps: float, usual: float) -> tuple[float, float, float]:
     """Peak and recovery before step ``until``, and the usual loss, at most ``usual``."""
     step_n, value_n = losses
-    on_slice_n = (step_n > 0) & (step_n < steps - 1)  # the first and the last are of the whole held-out text
+    on_slice_n = (step_n > 0) & (step_n < steps - 1)  # the first and last are on all held-out text
     before_n = value_n[on_slice_n & (step_n <= onset)][-BEFORE:]
     is_after_n = on_slice_n & (step_n > onset) & (step_n <= until)
     after_n, at_n = value_n[is_after_n], step_n[is_after_n]

@@ -1,4 +1,4 @@
-"""Detectors: what counts as a spike, a gradient spike, a drift, and how a spike ends."""
+"""Detectors of alarms: spikes of the loss and of gradients, drifts of other measurements; and how a spike ends."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from numpy.typing import NDArray
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, WINDOW, Numbers, Span, SpikeWatch, window_statistics
 
-# A gradient spike is so many times the running mean, which forgets at this rate and stands still meanwhile.
+# A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
 GRADIENT_RISE, MEMORY = 5.0, 0.99
-# An update or a logit has grown where it is so many times the median of the measurements before it.
+# An update or a logit has grown if it exceeds the median of the measurements before it by this factor.
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
-# Above one epsilon exceeds the gradient, and the curvature along the update the limit of stability.
+# Above one, epsilon exceeds the gradient, or the curvature along the update exceeds the limit of stability.
 LIMIT = 1.0
-# A loss scale at its floor is no larger than this; above, trainers raise it again after a while.
+# A loss scale at its floor is no larger than this; trainers raise a larger one again after a while.
 HIGHEST_FLOOR = 1.0
-# Rounding of output logits raises an alarm where it is costly in so many measurements in a row.
+# Rounding of output logits raises an alarm if it is costly in this many measurements in a row.
 HELD = 5
-# How far back an alarm counts as a warning of a loss spike, in measurements.
+# An alarm counts as a warning of a loss spike if it begins at most this many measurements before it.
 LEAD = 100
 
 
 class Log(NamedTuple):
-    """What a run left behind, one row per step, in the order of the steps.
+    """The measurements of a run, one row per step, in the order of the steps.
 
     Attributes:
         name: the id of a run, or the name of a file.
         step_n: training steps.
-        columns: measurements ``[n]`` by name: ``loss``, and where there are any ``grad_norm``, ``lr``, ``loss_scale``,
-            ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``; NaN where one is missing. From
-            what was measured of output logits follow their level, ``output_logit``, and what its rounding costs,
-            ``logit_rounding``, nats per token.
-        note: how the rows differ from those that were written; empty if they do not.
+        columns: measurements ``[n]`` by name, NaN where one is missing: ``loss``, and if logged ``grad_norm``, ``lr``,
+            ``loss_scale``, ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``. Two follow
+            from measurements of output logits: their level ``output_logit``, and ``logit_rounding``, the loss that
+            rounding them adds, nats per token.
+        note: how the rows differ from those in the file; empty if they do not.
         mantissa_bits: stored mantissa bits of the format that rounds output logits.
     """
 
@@ -57,11 +57,11 @@ class Event(NamedTuple):
         step: training step at which it begins.
         kind: ``spike``, ``gradient_spike``, ``logit_growth``, ``update_rms``, ``epsilon_ratio``, ``loss_scale``,
             ``curvature`` or ``logit_rounding``.
-        ending: ``recovered``, ``stuck``, ``diverged``, ``stalled``, or ``none`` where there was none yet.
+        ending: ``recovered``, ``stuck``, ``diverged``, ``stalled``, or ``none`` while there is none.
         end: the step of the ending; None without one.
         value: the largest value during the event.
-        usual: what the value was before it.
-        lead: of a loss spike, steps since the earliest other alarm that led to it; None without one.
+        usual: the usual value before it.
+        lead: of a loss spike, the steps since the earliest other alarm that warned of it; None without one.
     """
 
     run: str
@@ -75,11 +75,11 @@ class Event(NamedTuple):
 
 
 def detect(log: Log, spikes: Callable[[Log], Iterator[Span]] | None = None) -> list[Event]:
-    """All alarms of a log, in the order of their steps; a loss spike says how long before it others had warned.
+    """All alarms of a log, in the order of their steps; that of a loss spike has the lead of other alarms.
 
     Args:
-        log: what the run left behind.
-        spikes: what finds loss spikes, by default the detector on which training acts, ``loss_spikes``.
+        log: the measurements of the run.
+        spikes: finds loss spikes; by default ``loss_spikes``, the detector to which responses in training react.
     """
     spans = {kind: list(find(log.columns[column])) for kind, (column, find) in KINDS.items() if column in log.columns}
     if spikes:
@@ -104,15 +104,16 @@ def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
 
 
 def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
-    """Median and scaled median absolute deviation ``[n]`` of the ``WINDOW`` measurements before each; NaN where fewer
-    than ``FEWEST`` are finite.
+    """Median and scaled median absolute deviation ``[n]`` of the ``WINDOW`` measurements before each.
+
+    NaN where fewer than ``FEWEST`` of these are finite.
     """
     padded = np.concatenate([np.full(WINDOW, math.nan), value_n])[:-1]
     return window_statistics(sliding_window_view(padded, WINDOW))
 
 
 def loss_spikes(loss_n: Numbers) -> Iterator[Span]:
-    """Spikes of the loss and how each ends; a loss that is not finite, or stays above that at the start, diverged."""
+    """Spikes of the loss, with their endings; a loss that is not finite, or stays above the first one, diverged."""
     median_n, deviation_n = before(loss_n)
     watch = SpikeWatch()
     for loss, median, deviation in zip(loss_n.tolist(), median_n.tolist(), deviation_n.tolist(), strict=True):
@@ -137,7 +138,7 @@ def _after(flagged_n: NDArray[np.bool_], last: int) -> int:
 
 
 def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
-    """Gradient norms above ``GRADIENT_RISE`` times their running mean, which stands still during an event."""
+    """Gradient norms above ``GRADIENT_RISE`` times their running mean, which is frozen during an event."""
     mean, seen, first, last = math.nan, 0, -1, -1
     for row, norm in enumerate(norm_n):
         high = seen >= FEWEST and not norm <= GRADIENT_RISE * mean
@@ -175,13 +176,13 @@ def _runs(flagged_n: NDArray[np.bool_], usual: Callable[[int], float]) -> Iterat
 
 
 def above_limit(ratio_n: Numbers) -> Iterator[Span]:
-    """Adam's epsilon larger than a gradient's RMS, or the curvature along its update larger than it is stable."""
+    """Ratios above 1: Adam's epsilon over a gradient's RMS, or the curvature along its update over the stable limit."""
     with np.errstate(invalid="ignore"):
         yield from _runs(ratio_n > LIMIT, lambda _: LIMIT)
 
 
 def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
-    """A loss scale that fell to its least value, 1 or less, and stays there: gradients overflow whatever it is."""
+    """A loss scale that fell to its least value, 1 or less, and stays there: gradients overflow at any scale."""
     least = np.nanmin(scale_n) if np.isfinite(scale_n).any() else math.nan
     at_least_n = scale_n == least
     if at_least_n.all() or least > HIGHEST_FLOOR:

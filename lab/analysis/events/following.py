@@ -1,4 +1,4 @@
-"""Following a log that grows: each alarm is raised once, also by a follower that was killed and started again."""
+"""Follow a log that grows: each alarm is raised once, even if the follower is killed and started again."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lab.core import files
 from lab.core.detectors import Numbers, Span
 from lab.core.errors import RequestError
 
-# Rows that are kept of each column: alarms other than loss spikes are found in them.
+# Rows that are kept of each column, in which alarms other than loss spikes are found.
 TAIL = 512
-# An alarm may be known only so many rows after it began; it is new unless it was raised before.
+# An alarm may be found up to this many rows after it began; it is new unless it was raised before.
 LATE = 110
 SPIKE = "spike"
 CURSOR = "cursor.json"
@@ -37,18 +37,18 @@ class Alarm(NamedTuple):
 
 
 class _Run:
-    """What is kept of a run."""
+    """The state of a run that is followed."""
 
     def __init__(self) -> None:
         self.watch = TrendWatch()
         self.columns: dict[str, Column] = defaultdict(Column)
         self.first = -1  # the first step
-        self.rows = 0  # losses that were read
-        self.last = -1  # step of the last of them
+        self.rows = 0  # number of losses read
+        self.last = -1  # step of the last one
         self.open = -1  # step of the spike that was raised and has not ended
         self.warnings = list[int]()  # steps of the last alarms of other kinds
         self.again: int | None = None  # the first step that was written again
-        self.is_renewed = False  # whether the rows to come are in another file
+        self.is_renewed = False  # whether the next rows are in another file
 
     def add(self, rows: Iterable[Row]) -> Iterator[tuple[NDArray[np.int64], Numbers]]:
         """Keep measurements; yields the losses among them in pieces of increasing steps, for the trend."""
@@ -98,15 +98,15 @@ class _Run:
 
 
 class Follower:
-    """Follows the runs of a log; what it keeps does not grow with the log.
+    """Follows the runs of a log, in memory that does not grow with the log.
 
     Args:
         path: the log, or a folder of TensorBoard's event files.
         columns: names of unusual columns; see ``read_logs``.
-        mantissa_bits: of the format that rounds output logits.
+        mantissa_bits: stored mantissa bits of the format that rounds output logits; bf16's by default.
 
     Raises:
-        RequestError: there is no such log, or the cursor beside it cannot be read.
+        RequestError: there is no such log, or the file with the state of an earlier follower cannot be read.
     """
 
     def __init__(self, path: Path, columns: Mapping[str, str] | None = None, mantissa_bits: int | None = None) -> None:
@@ -120,9 +120,9 @@ class Follower:
         self._resume()
 
     def poll(self) -> Iterator[Alarm | str]:
-        """What is new since the last time: alarms, and remarks.
+        """Yield the alarms and remarks that are new since the last call.
 
-        An alarm stands in the cursor before it is yielded, so that it is raised once whenever this process is killed.
+        An alarm is saved before it is yielded, so that it is raised once even if this process is killed.
 
         Raises:
             RequestError: the log cannot be read, or lacks a column of steps or of losses.
@@ -141,18 +141,18 @@ class Follower:
         self.log.close()
 
     def is_judged(self) -> bool:
-        """Whether a run had enough rows to be judged, or an alarm all the same."""
+        """Whether some run had an alarm, or enough rows for one."""
         return bool(self.raised) or any(run.rows >= FEWEST_ROWS for run in self.runs.values())
 
     def fault(self) -> str:
-        """Why nothing was judged."""
+        """The reason why nothing was judged."""
         if not self.runs:
             return f"{self.path} {self.log.fault()}"
         rows = max(run.rows for run in self.runs.values())
         return f"{self.path} has too few rows to judge: {rows} of {FEWEST_ROWS}"
 
     def _add(self, rows: Iterable[Row]) -> Iterator[Alarm | str]:
-        """Read rows of any runs."""
+        """Read rows, of one run or several."""
         of_run: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
             of_run[row.run].append(row)

@@ -1,4 +1,4 @@
-"""Logs that grow: what was added since the last look, wherever in the file, or in another of its name, that is."""
+"""Logs that grow: the rows added since the last reading, even if the file was replaced or truncated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from lab.analysis.events import event_files
+from lab.analysis.events import event_logs
 from lab.analysis.events.log_formats import (
     LONGEST_LINE,
     LONGEST_PREAMBLE,
@@ -32,31 +32,31 @@ Given = Mapping[str, str]
 class GrowingLog(Protocol):
     """A log to be read again and again."""
 
-    is_new: bool  # whether another file took the place of the log since the rows before
+    is_new: bool  # whether another file has replaced the log since the last rows
 
     def read(self) -> Iterator[list[Row]]:
-        """The rows since the last time, in pieces of limited size."""
+        """Yield the rows since the last call, in pieces of limited size."""
 
     def position(self) -> dict[str, Any]:
-        """How far it is read, as JSON holds it."""
+        """The position up to which the log is read, as values for JSON."""
 
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from a position."""
 
     def fault(self) -> str:
-        """Why there is no row yet."""
+        """The reason why there is no row yet."""
 
     def close(self) -> None:
-        """Read it no more."""
+        """Close the files of the log."""
 
 
 def open_log(path: Path, given: Given) -> GrowingLog:
-    """The log at a path.
+    """Open the log at a path.
 
     Raises:
-        RequestError: there is none, or it cannot grow.
+        RequestError: the path is neither a file nor a folder of event files.
     """
-    if path.is_dir() and event_files.runs_of(path):
+    if path.is_dir() and event_logs.runs_of(path):
         return GrowingEvents(path, given)
     if path.is_dir() or not path.exists():
         raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files; {path} is neither")
@@ -71,13 +71,13 @@ class GrowingLines:
         self.reader = LogReader(given)
         self.file: BinaryIO | None = None
         self.offset, self.head, self.is_new = 0, b"", False
-        self.at_start = True  # of a file: its first line may say anew in which format it is
+        self.at_start = True  # whether the next line is the first of a file, which may have another format
 
     def read(self) -> Iterator[list[Row]]:
         """See ``GrowingLog``.
 
         Raises:
-            RequestError: it is no log, or cannot be read.
+            RequestError: the file is no log, or cannot be read.
         """
         try:
             while (file := self._current()) is not None:
@@ -92,7 +92,7 @@ class GrowingLines:
                     self._check_format()
                 elif len(piece) > LONGEST_LINE:
                     raise RequestError(f"{self.path} has a line of more than {LONGEST_LINE // 1024} KiB, as no log has")
-                elif self._is_replaced():  # what it ends with was never finished
+                elif self._is_replaced():  # the unfinished last line of the old file is dropped
                     self.file = None
                     file.close()
                 else:
@@ -101,7 +101,7 @@ class GrowingLines:
             raise RequestError(f"{self.path} cannot be read: {error.strerror}") from None
 
     def _current(self) -> BinaryIO | None:
-        """The file of the log, to be read from ``offset`` on; None while there is none."""
+        """The open file of the log, at ``offset``; None while there is no file."""
         if self.file is None:
             try:
                 self.file = files.open_file(self.path)
@@ -127,7 +127,7 @@ class GrowingLines:
         self.offset += len(piece)
 
     def _check_format(self) -> None:
-        """Refuse a file of which more lines would change nothing."""
+        """Refuse a file whose format cannot become known by further lines."""
         if self.reader.lines is None and (self.reader.table or self.offset > LONGEST_PREAMBLE):
             raise RequestError(f"{self.path} {self.reader.fault()}")
 
@@ -163,7 +163,7 @@ class GrowingLines:
 
 
 class GrowingState:
-    """A ``trainer_state.json``, which is written again as a whole."""
+    """A ``trainer_state.json``, which is rewritten as a whole each time."""
 
     def __init__(self, path: Path, given: Given) -> None:
         self.path, self.given = path, given
@@ -207,12 +207,12 @@ class GrowingEvents:
 
     def __init__(self, path: Path, given: Given) -> None:
         self.path, self.given, self.is_new = path, given, False
-        self.readers = dict[str, event_files.RunReader]()
+        self.readers = dict[str, event_logs.RunReader]()
         self.last = dict[str, int]()  # of each run, before this process read on
 
     def read(self) -> Iterator[list[Row]]:
-        for run, paths in event_files.runs_of(self.path).items():
-            reader = self.readers.setdefault(run, event_files.RunReader(run, self.given))
+        for run, paths in event_logs.runs_of(self.path).items():
+            reader = self.readers.setdefault(run, event_logs.RunReader(run, self.given))
             for rows in reader.read(paths, EVENTS):
                 yield [row for row in rows if row.step > self.last.get(row.run, -1)]
 

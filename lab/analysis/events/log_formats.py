@@ -1,4 +1,4 @@
-"""Formats of logs that other programs write: each recognizes its own lines and reads them one by one."""
+"""Formats of logs that other programs write: each format recognizes its own lines and reads them one by one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lab.core import files
 from lab.core.errors import RequestError, nearest
 
 STEP, LOSS = "step", "loss"
-LARGEST_STEP = 2**53  # beyond which floats skip integers
-# Columns by what other programs call them, in lower words joined by "_"; the first that is there counts.
+LARGEST_STEP = 2**53  # floats beyond it skip integers
+# Names that other programs give to each column, in lower-case words joined by "_"; the first one present counts.
 NAMES = {
     STEP: (
         "step",
@@ -46,11 +46,11 @@ NAMES = {
 RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"
-# What W&B adds to the columns of an exported chart: extremes of the runs of a group.
+# Suffixes that W&B adds to columns of an exported chart which hold extremes over a group of runs.
 EXTREMES = ("__MIN", "__MAX")
-# A line longer than this belongs to no log of losses.
+# A file with a line of more bytes is no log of losses.
 LONGEST_LINE = 2**20
-# The first line that says how to read a log stands in so many of its first bytes.
+# The first line in a known format must lie within this many bytes.
 LONGEST_PREAMBLE = 8 * files.MIB
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
@@ -58,7 +58,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Row(NamedTuple):
-    """Measurements of a step of a run; NaN is a value, what is absent is not among them."""
+    """Measurements of a step of a run, by column; those that were not logged are absent, and NaN is a logged value."""
 
     run: str
     step: int
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def number(text: object) -> float | None:
-    """The number that a text or a JSON value is; None if it is none."""
+    """The number that a text or a JSON value holds; None if it holds none."""
     if isinstance(text, (bool, type(None), list, dict)):
         return None
     try:
@@ -76,13 +76,13 @@ def number(text: object) -> float | None:
 
 
 def step_of(text: object) -> int | None:
-    """The step that a text or a JSON value is; None if it is none."""
+    """The step that a text or a JSON value holds; None if it holds none."""
     value = number(text)
     return int(value) if value is not None and 0 <= value <= LARGEST_STEP else None
 
 
 def usual_columns(names: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Which of the names holds what, found by the usual names where none is ``given``."""
+    """The name of each column that is present: as ``given``, or else by its usual names."""
     words = {re.sub(r"[^0-9a-z_]+", "_", name.strip().lower()).strip("_ "): name for name in reversed(names)}
     words |= {re.sub(r"[^0-9a-z_]+", "_", name.strip().lower()): name for name in reversed(names)}
     found = {
@@ -97,7 +97,7 @@ def given_columns(text: str) -> dict[str, str]:
     """``step=COLUMN,loss=COLUMN`` as a dictionary.
 
     Raises:
-        RequestError: a part is no pair, or names no quantity that a log may hold.
+        RequestError: a part is no pair, or its key is no column of a log.
     """
     given = dict[str, str]()
     for pair in text.split(","):
@@ -105,13 +105,13 @@ def given_columns(text: str) -> dict[str, str]:
         if not separator or not column:
             raise RequestError(f"--columns wants step=COLUMN,loss=COLUMN, not {pair!r}")
         if key not in NAMES:
-            raise RequestError(f"--columns knows no {key!r}; {nearest(key, NAMES)}")
+            raise RequestError(f"--columns has no key {key!r}; {nearest(key, NAMES)}")
         given[key] = column
     return given
 
 
 def missing_column(column: str, names: Iterable[object], given: Mapping[str, str]) -> str:
-    """What to say of a log that lacks a column of steps or losses."""
+    """The message about a log that lacks a column of steps or losses."""
     known = [str(name) for name in names if str(name)]
     if column in given:
         return f"has no column {given[column]!r}; {nearest(given[column], known)}"
@@ -121,7 +121,7 @@ def missing_column(column: str, names: Iterable[object], given: Mapping[str, str
 
 @dataclass
 class TextLines:
-    """Lines that a program prints, of which one in a format holds a step, a loss, and what else there is."""
+    """Lines that a program prints; those in a known format hold a step, a loss, and perhaps other measurements."""
 
     kind: ClassVar[str] = "text"
     name: str
@@ -137,12 +137,12 @@ class TextLines:
             yield Row("", step, {column: float(text) for column, text in fields.items()})
 
     def lacks(self) -> str:
-        """Why no row was found; empty if nothing is amiss."""
+        """The reason why no row was found; empty if nothing is wrong."""
         return ""
 
 
 class TextFormat(NamedTuple):
-    """The lines of a program: what it is called, an example, and patterns of the numbers."""
+    """The format of lines that a program prints: its name with an example, and the patterns of its numbers."""
 
     title: str
     first: re.Pattern[str]
@@ -174,7 +174,7 @@ TEXTS = {
 
 @dataclass
 class JsonLines:
-    """Lines that hold a JSON object, whatever stands before it."""
+    """Lines that end in a JSON object."""
 
     kind: ClassVar[str] = "json"
     given: dict[str, str]
@@ -199,7 +199,7 @@ class JsonLines:
             yield Row(run, step, values)
 
     def learn(self, fields: Mapping[str, Any]) -> None:
-        """Find columns among names that were not there before; one that is found stays."""
+        """Find columns among new names; a column that was found before is kept."""
         if len(self.seen) < MOST_NAMES and (new := [name for name in fields if name not in self.seen]):
             self.seen += new
             self.columns = usual_columns(self.seen, self.given) | self.columns
@@ -209,11 +209,11 @@ class JsonLines:
         return missing_column(lacking, self.seen, self.given) if lacking else ""
 
 
-MOST_NAMES = 10_000  # of different keys; a program that makes up more logs no measurements
+MOST_NAMES = 10_000  # different keys; a log with more holds no measurements
 
 
 def json_object(line: str) -> dict[str, Any] | None:
-    """The object at the end of a line, inner ones flattened: ``{"train": {"loss": 2}}`` has a key ``train/loss``."""
+    """The JSON object at the end of a line, flattened: ``{"train": {"loss": 2}}`` has the key ``train/loss``."""
     start = line.find("{")
     if start < 0 or not line.rstrip().endswith("}"):
         return None
@@ -233,7 +233,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 @dataclass
 class TableLines:
-    """CSV: a line of names, then rows; of a chart exported from W&B each column ``RUN - METRIC`` is a run's."""
+    """CSV: a line of names, then rows. In a chart exported from W&B, a column ``RUN - METRIC`` belongs to a run."""
 
     kind: ClassVar[str] = "table"
     separator: str
@@ -296,7 +296,7 @@ Lines = TextLines | JsonLines | TableLines
 
 
 def table_of(line: str, given: Mapping[str, str]) -> TableLines | None:
-    """The table whose names a line holds, if it holds names; the separator is its most frequent one."""
+    """The table that begins with this line of names; None if it holds no names. The separator is the most frequent."""
     separator = max(",;\t|", key=line.count)
     names = [name.strip() for name in next(csv.reader([line.strip("\ufeff\r\n")], delimiter=separator), [])]
     is_known = any(name in {*NAMES[STEP], *NAMES[LOSS]} for name in (each.lower() for each in names))
@@ -307,17 +307,17 @@ def table_of(line: str, given: Mapping[str, str]) -> TableLines | None:
 
 
 class LogReader:
-    """Reads the lines of a log one by one, and finds out from the first ones in which format they are."""
+    """Reads the lines of a log one by one, and recognizes their format by the first ones."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self.given = dict(given)
         self.lines: Lines | None = None
         self.first = ""  # the first line that is not empty
-        self.table: TableLines | None = None  # that the first line begins, of which a column is missing
+        self.table: TableLines | None = None  # a table that the first line begins, but that lacks a column
         self.json = JsonLines(self.given)
 
     def read(self, line: str) -> Iterable[Row]:
-        """The rows of a line; none where it is in another format, as what a program says before it trains is."""
+        """The rows of a line; none if it is in another format, as is what a program prints before it trains."""
         if self.lines is None:
             self.lines = self._recognize(line)
         return self.lines.read(line) if self.lines else ()
@@ -340,7 +340,7 @@ class LogReader:
         return None
 
     def fault(self) -> str:
-        """Why the lines held no row."""
+        """The reason why the lines held no row."""
         if self.lines:
             return self.lines.lacks() or "has no row with a step and a loss"
         if self.table:
@@ -354,13 +354,13 @@ STATE = "trainer_state.json of Transformers"
 
 
 def known_formats() -> str:
-    """The formats, for whoever gave another."""
+    """The known formats, for a message about a file in another one."""
     texts = [each.title for each in TEXTS.values()]
     return ", ".join(["CSV with a step and a loss", "JSON lines with a step and a loss", *texts, STATE, "TensorBoard"])
 
 
 def unknown_format(line: str) -> str:
-    """What to say of a log in an unknown format, of which this is the first line."""
+    """The message about a log in an unknown format with this first line."""
     shown = line.strip()
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     known = f"{known_formats()}; --columns step=COLUMN,loss=COLUMN names other columns"
@@ -368,10 +368,10 @@ def unknown_format(line: str) -> str:
 
 
 def trainer_state(path: Path, given: Mapping[str, str]) -> Iterator[Row] | None:
-    """The rows of a ``trainer_state.json``; None if the file is none.
+    """The rows of a ``trainer_state.json``; None if the file is not one.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         history = files.read_json(path, dict).get("log_history")

@@ -1,4 +1,4 @@
-"""Logs: the lab's own records and the logs of other programs, as detectors read them."""
+"""Logs for the detectors, made from the lab's own records and from the logs of other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lab.analysis.events import event_files
+from lab.analysis.events import event_logs
 from lab.analysis.events.detectors import Log
 from lab.analysis.events.log_formats import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, LogReader, Row, trainer_state
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run, rounding_cost
@@ -20,9 +20,9 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 
-# Columns that tell the level of output logits: log Z, the mean of its square, the mean logit.
+# Columns from which the level of output logits follows: log Z, the mean of its square, the mean logit.
 OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]
-# Probes of the lab by the column they fill; of several places the largest value counts.
+# Probes of the lab by the column that they fill with their largest value over the model.
 PROBES = {
     "train_loss": "loss",
     **{name: name for name in ("grad_norm", "attention_logit_max", "update_rms", "eps_ratio", "update_curvature")},
@@ -47,8 +47,9 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
 
     Args:
         path: the folder or the log.
-        mantissa_bits: of the format that rounds output logits; None for what the records tell, and else bf16.
-        columns: names of columns that hold a ``step``, a ``loss`` and so on, where these are no usual ones.
+        mantissa_bits: stored mantissa bits of the format that rounds output logits; None takes those of the records, or
+            of bf16 for other logs.
+        columns: the names of the columns ``step``, ``loss`` and so on, if they are unusual.
 
     Raises:
         RequestError: there is no such file or folder, it holds no runs, is in no known format, or lacks a column of
@@ -57,8 +58,8 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
     given, bits = columns or {}, BF16 if mantissa_bits is None else mantissa_bits
     if is_results_folder(path):
         return Logs(list(logs_of(store.read(path), mantissa_bits)), [])
-    if path.is_dir() and event_files.runs_of(path):
-        return _logs(path, event_files.read_rows(path, given), bits)
+    if path.is_dir() and event_logs.runs_of(path):
+        return _logs(path, event_logs.read_rows(path, given), bits)
     if path.is_dir():
         return _folder(path, given, bits)
     if not path.is_file():
@@ -92,7 +93,7 @@ def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
 
 
 def read_rows(path: Path, given: Mapping[str, str]) -> Iterator[Row]:
-    """The rows of a log file, in the order in which they were written.
+    """Yield the rows of a log file, in the order in which they were written.
 
     Raises:
         RequestError: see ``read_logs``.
@@ -122,7 +123,7 @@ def short_lines(file: BinaryIO, path: Path) -> Iterator[str]:
     """The lines of a file.
 
     Raises:
-        RequestError: one is too long for a log.
+        RequestError: a line is too long for a log.
     """
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
@@ -135,7 +136,7 @@ def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterato
     bits = mantissa_bits_by_run(records.runs)
     wanted = records.metrics[records.metrics["probe"].isin(PROBES)]
     table = wanted.assign(column=wanted["probe"].map(PROBES)).sort_values("value", kind="stable", na_position="last")
-    # the largest value, NaN where one is: a part of the model that broke is not hidden by another
+    # the largest value, but NaN if any part of the model has NaN, so that no other part hides it
     largest = table.drop_duplicates(["id", "step", "column"], keep="last")
     for name, rows in largest.groupby("id"):
         values = rows.pivot(index="step", columns="column", values="value").sort_index()
@@ -144,7 +145,7 @@ def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterato
 
 
 def _made_log(name: str, values: pd.DataFrame, mantissa_bits: float, note: str = "") -> Log:
-    """A log of measurements, indexed by step; of output logits it has the level and what rounding it costs."""
+    """The log of measurements indexed by step, with the level of output logits and the cost of rounding them."""
     columns = {str(column): values[column].to_numpy(dtype=float) for column in values if column not in OUTPUT_LOGITS}
     level_n = _output_logits(values)
     if not np.isnan(level_n).all():
@@ -153,7 +154,7 @@ def _made_log(name: str, values: pd.DataFrame, mantissa_bits: float, note: str =
 
 
 def _output_logits(values: pd.DataFrame) -> NDArray[np.float64]:
-    """Level ``[n]``: that of log Z, or of the mean logit where no log Z is known; NaN without either."""
+    """Level ``[n]`` of output logits: that of log Z, or else of the mean logit; NaN without either."""
     log_z_n, square_n, mean_n = values.reindex(columns=OUTPUT_LOGITS).to_numpy(dtype=float).T
     with np.errstate(invalid="ignore"):
         level_n = np.fmax(np.abs(log_z_n), np.sqrt(square_n))
@@ -173,7 +174,7 @@ def _logs(path: Path, rows: Iterable[Row], bits: int) -> Logs:
 
 
 class Column:
-    """Values of a measurement in the order in which they were written, with their steps."""
+    """Values of one measurement in the order in which they were written, with their steps."""
 
     def __init__(self) -> None:
         self.steps, self.values = array("q"), array("d")
@@ -183,7 +184,7 @@ class Column:
         self.values.append(value)
 
     def rewind(self, step: int) -> None:
-        """Forget the last values back to a step."""
+        """Drop the last values back to a step."""
         while self.steps and self.steps[-1] >= step:
             self.steps.pop()
             self.values.pop()
@@ -199,7 +200,7 @@ class Column:
 
 
 def log_of(name: str, columns: Mapping[str, Column], bits: int) -> Log:
-    """The log of a run: a row where there is a loss, in the order of the steps."""
+    """The log of a run: a row for each step with a loss, in the order of the steps."""
     losses = columns[LOSS].latest()
     step_n = np.array(columns[LOSS].steps)
     is_as_written = bool((np.diff(step_n) > 0).all())

@@ -1,4 +1,4 @@
-"""Scores of alarms on labelled runs: their bursts say in which steps an alarm is right."""
+"""Scores of alarms on labelled runs: an alarm is right if it begins in the steps of an injected burst of bad data."""
 
 from __future__ import annotations
 
@@ -21,29 +21,33 @@ from lab.records.store import Records
 NONE, SPIKE = "none", "spike"
 COLUMNS = ("id", "kind", "burst", "hit", "delay", "lead", "false_alarms", "clean_steps")
 Card = Mapping[Hashable, Any]
-PER_STEPS = 1000  # rates of false alarms are in so many steps
+PER_STEPS = 1000  # steps to which rates of false alarms refer
 QUARTILES = (0.25, 0.5, 0.75)
 
 
 def score_runs(records: Records, spikes: Callable[[Log], Iterator[Span]] | None = None) -> pd.DataFrame:
-    """Score each alarm on each labelled run: one that no response and no ledger changes, with or without a burst.
+    """Score each alarm on each labelled run: one with or without bursts, and without response and restart log.
 
-    The label is the config. An alarm that begins between the first step of a burst and 20 measurements after its last,
-    or the next burst, is a hit. One that begins before the first burst, or anywhere in a run without one, is false.
-    Later ones count as neither, for the burst may still be behind them.
+    The label is the config. An alarm is a hit if it begins between the first step of a burst and 20 measurements after
+    its last step, or the next burst if that comes first. It is false if it begins before the first burst, or in a run
+    without one. Any other alarm counts as neither, since the burst may still have caused it.
 
     Args:
-        records: of labelled runs.
-        spikes: what finds loss spikes; see ``detect``.
+        records: records of labelled runs.
+        spikes: finds loss spikes; see ``detect``.
 
     Returns:
-        A row per run, burst and kind of alarm that its measurements allow: ``id``, ``kind``; ``burst``, its name, or
-        ``none`` where the run has none or diverged before the first; ``hit``; ``delay`` of the hit after the first step
-        of the burst; ``lead``, steps from the hit to the loss spike of the burst, below 0 after it, NaN unless there
-        are both; ``false_alarms``; and ``clean_steps``, in which these could occur, both 0 from the second burst on.
-        No rows without runs of both sorts.
+        A row per run, burst and kind of alarm whose measurements were recorded; no rows unless there are runs with and
+        without bursts. The columns are
+
+        - ``id`` of the run and ``kind`` of the alarm.
+        - ``burst``: its name; ``none`` if the run has none, or diverged before the first.
+        - ``hit``: whether the alarm found the burst.
+        - ``delay``: steps from the first step of the burst to the hit.
+        - ``lead``: steps from the hit to the loss spike of the burst, negative after it; NaN unless there are both.
+        - ``false_alarms``, and ``clean_steps`` in which these could occur; both 0 from the second burst on.
     """
-    if "burst" not in records.runs or (records.runs["burst"].fillna(NONE) == NONE).all():  # by far the most folders
+    if "burst" not in records.runs or (records.runs["burst"].fillna(NONE) == NONE).all():  # most folders
         return pd.DataFrame(columns=list(COLUMNS))
     cards = {
         card["id"]: card
@@ -107,15 +111,15 @@ def _hits(log: Log, events: list[Event], label: range, before: float) -> dict[st
 
 
 class AlarmScore(NamedTuple):
-    """How well one kind of alarm does on labelled runs.
+    """The score of one kind of alarm on labelled runs.
 
     Attributes:
-        kind: of the alarm.
+        kind: the kind of alarm.
         found: share of the bursts that it found.
-        lead: quartiles of its lead, steps; NaN for the loss itself, and where no burst has both alarms.
-        leads: bursts that have both alarms.
-        false_alarms: per 1000 clean steps, with the exact interval of independent alarms; ``n`` is their number.
-        clean_steps: of all runs.
+        lead: quartiles of its lead over the loss spike, steps; NaN for the loss itself, or if no burst has both alarms.
+        leads: number of bursts that have both alarms.
+        false_alarms: false alarms per 1000 clean steps, with the exact interval of independent ones; ``n`` counts them.
+        clean_steps: steps of all runs in which a false alarm could occur.
     """
 
     kind: str

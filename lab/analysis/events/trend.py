@@ -1,4 +1,4 @@
-"""Loss spikes of any program's log: rises above the trend of the recent past, of one row or of several together.
+"""Loss spikes in the log of any program: rises of one row, or of the mean of several, above the recent trend.
 
 The loss of a language model falls steeply at first and slowly later, and its noise differs from log to log. So the
 usual loss is not a level but a line through the calm rows before, drawn over the logarithm of the step, in which power
@@ -21,27 +21,29 @@ from numpy.typing import NDArray
 from lab.analysis.events.detectors import Log
 from lab.core.detectors import Numbers, Span, window_statistics
 
-# Rows before a row is judged, and rows whose misses make the tolerance.
+# Rows before the first row that is judged; and rows whose misses (loss minus the line) make the tolerance, by scale.
 FEWEST, PASTS = 20, (128, 128, 128, 160, 256, 256, 256)
-FEWEST_ROWS = FEWEST // 2 + FEWEST + 1  # a line takes half as many, then misses are counted, then a row is judged
+FEWEST_ROWS = FEWEST // 2 + FEWEST + 1  # rows for a first line, rows for misses, and a row to judge
 OFFSET = 100.0  # steps; without it the logarithm would stretch the first ones
-# The line is drawn through the rows of so many steps, at least and at most so many rows; it is moved up to the last
-# ones where these lie above it.
+# The line is drawn through the rows of the last ``LINE_STEPS`` steps, but at least ``LEAST_ROWS`` and at most
+# ``MOST_ROWS`` rows. It is moved up to the last ``RECENT`` rows if these lie above it.
 LINE_STEPS, LEAST_ROWS, MOST_ROWS, RECENT = 400, 48, 96, 16
-# Means of so many rows are judged, of no more than so many steps, the first ones in any log.
+# Means over this many rows are judged, if they span no more than ``LONGEST`` steps; the first ``ALWAYS`` in any case.
 SCALES, LONGEST, ALWAYS = (1, 2, 4, 8, 16, 32, 64), 256, 2
-# A rise is as large as so many scaled median absolute deviations of earlier misses, for the mean of as many rows; while
-# these are few, by this share more for one of them. It is no smaller than so many nats.
+# A rise exceeds this many scaled median absolute deviations of earlier misses, by scale. The number grows by the share
+# ``UNCERTAINTY`` over the number of misses. A rise is at least ``LEAST_RISE`` nats.
 DEVIATIONS, UNCERTAINTY, LEAST_RISE = (8.0, 6.5, 6.0, 5.5, 5.5, 5.5, 5.5), 3.0, 0.05
-# Early in a log the loss bends: line and tolerance are made of these shares of the rows so far at most.
+# Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
 YOUNG, YOUNG_PAST = 0.5, 0.5
-# Over steps without rows a line may lead too far down, by this share.
+# Over a gap without rows the line may fall too far; this share of its fall is added to the tolerance.
 GAP = 0.5
-# The spacing of steps is the median of so many before.
+# The spacing of steps is the median of this many before.
 SPACINGS = 16
-# A spike is over when the mean of as many rows is back within so many deviations, for so many steps, or rows at least.
+# A spike is over when the mean over the rows of its scale is back within ``BACK`` deviations for ``MERGE_STEPS`` steps,
+# and at least ``MERGE_ROWS`` rows.
 BACK, MERGE_STEPS, MERGE_ROWS = 2.0, 20, 5
-# It is stuck after so many steps, and diverged after so many above the loss at the start; so many rows at least.
+# It is stuck after ``PATIENCE_STEPS`` steps, and diverged after ``LOST_STEPS`` above the first loss; but each after as
+# many rows at least.
 PATIENCE_STEPS, PATIENCE_ROWS, LOST_STEPS, LOST_ROWS = 300, 30, 100, 20
 # Rows that are judged at once.
 BLOCK = 256
@@ -54,9 +56,9 @@ class Rise(NamedTuple):
     """A loss spike.
 
     Attributes:
-        first, last: its rows, of all that were read.
+        first, last: numbers of its rows, counted from the start of the log.
         step: training step at which it begins.
-        usual: the loss that the trend leads one to expect there, nats/token.
+        usual: the loss of the trend there, nats/token.
         peak: the largest loss during it.
         ending: ``recovered``, ``stuck``, ``diverged``, or ``none`` while it is under way.
         end: row of the ending; None without one.
@@ -79,17 +81,17 @@ class Rise(NamedTuple):
 
 @dataclass
 class _Event:
-    """A rise under way, or over for so short a time that what follows belongs to it."""
+    """A rise under way, or one that ended so recently that a further rise would still belong to it."""
 
     rise: Rise
     scale: int  # rows of the mean that is judged
-    calm: float  # the spike is over where that mean is no larger
-    above: int = 0  # rows in a row above the loss at the start
+    calm: float  # the spike is over when that mean is no larger
+    above: int = 0  # consecutive rows above the first loss
     rows: list[tuple[int, float]] = field(default_factory=list)  # the last ones, steps and losses
 
 
 class TrendWatch:
-    """Follows the loss of one log, in pieces of any length, and finds its spikes; what it keeps has a fixed size."""
+    """Follows the loss of one log, in pieces of any length, and finds its spikes, in memory of fixed size."""
 
     def __init__(self) -> None:
         self.history = np.empty((0, WIDTH))
@@ -98,7 +100,7 @@ class TrendWatch:
         self.event: _Event | None = None
 
     def add(self, step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
-        """Read rows, of steps that increase; yields each spike where it begins, and again where it has ended."""
+        """Read rows with increasing steps; yields each spike when it begins, and again when it has ended."""
         at = 0
         while at < len(step_n):
             if (self.event and self.event.rise.ending == "none") or not math.isfinite(loss_n[at]):
@@ -111,7 +113,7 @@ class TrendWatch:
                 yield from begun
 
     def rewind(self, step: int) -> None:
-        """Forget the rows from a step on, which are about to be written again."""
+        """Drop the rows from a step on, which are about to be written again."""
         event = self.event
         if event and event.rise.step >= step:
             self.row -= len(event.rows)
@@ -128,13 +130,13 @@ class TrendWatch:
         self.history = self.history[kept_n]
 
     def state(self) -> dict[str, Any]:
-        """What is kept, as JSON holds it."""
+        """The state, as values for JSON."""
         event = asdict(self.event) | {"rise": self.event.rise._asdict()} if self.event else None
         return {"history": self.history.tolist(), "row": self.row, "at_start": self.at_start, "event": event}
 
     @classmethod
     def resume(cls, state: dict[str, Any]) -> TrendWatch:
-        """The one that had this state."""
+        """Make the one that had this state."""
         watch = cls()
         watch.history = np.array(state["history"], dtype=float).reshape(-1, WIDTH)
         watch.row, watch.at_start = int(state["row"]), float(state["at_start"])
@@ -156,7 +158,7 @@ class TrendWatch:
         return max(least, round(steps / self._spacing()))
 
     def _rows_until_closed(self, loss_n: Numbers) -> int:
-        """How many rows are judged together: finite ones, no further than where an event that is over is closed."""
+        """How many rows are judged together: finite ones, up to the row at which an ended event is closed."""
         odd = np.flatnonzero(~np.isfinite(loss_n))
         finite = int(odd[0]) if len(odd) else len(loss_n)
         if self.event is None:
@@ -172,7 +174,7 @@ class TrendWatch:
         both = measured(self.history, step_n, loss_n, self._rows_of_line(), scales)
         rise_nk, allowed_nk, back_nk = judged(both, len(self.history), scales, self._spacing())
         high_nk = rise_nk > allowed_nk
-        if self.event:  # what is no higher than where it was over does not belong to it
+        if self.event:  # rows no higher than the calm level do not belong to the event
             high_nk &= (loss_n > self.event.calm)[:, None]
         rows = np.flatnonzero(high_nk.any(1))
         calm = int(rows[0]) if len(rows) else piece
@@ -188,7 +190,7 @@ class TrendWatch:
         return calm + 1, begun
 
     def _begin(self, both: Numbers, scale: int, rise: float, back: float) -> list[Rise]:
-        """A spike begins in one of the last ``scale`` rows; those from there on are no part of the trend."""
+        """Begin a spike in one of the last ``scale`` rows; rows from there on are no part of the trend."""
         line = both[-scale - 1]
         usual_s = line[LEVEL] + line[SHIFT] + line[SLOPE] * axis(both[-scale:, STEP])
         loss_s = both[-scale:, LOSS]
@@ -198,7 +200,7 @@ class TrendWatch:
         rows = [(int(row[STEP]), float(row[LOSS])) for row in members]
         usual = float(usual_s[first])
         peak = float(members[:, LOSS].max())
-        if self.event:  # it belongs to the one that had just ended
+        if self.event:  # the rise belongs to the spike that had just ended
             old = self.event.rise
             again = old._replace(last=self.row, peak=max(peak, old.peak), ending="none", end=None, end_step=None)
             self.event = _Event(again, max(scale, self.event.scale), self.event.calm, 0, rows)
@@ -227,7 +229,7 @@ class TrendWatch:
             yield self._settle("stuck", step)
 
     def _diverge(self, step: int, loss: float) -> Iterator[Rise]:
-        """Read a loss that is not finite: a spike of its own, or the end of the one that it follows."""
+        """Read a loss that is not finite: it makes a spike of its own, or ends the one under way."""
         if self.event is None:
             usual = float(self.history[-1, LOSS]) if len(self.history) else math.nan
             self.event = _Event(Rise(self.row, self.row, step, usual, loss, "diverged", self.row, step), 1, usual)
@@ -238,7 +240,7 @@ class TrendWatch:
         self.event.rise = rise if is_known else rise._replace(ending="diverged", end=self.row, end_step=step)
 
     def _settle(self, ending: str, step: int) -> Rise:
-        """End a spike whose loss stays where it is: the trend begins anew there."""
+        """End a spike whose loss stays high; the trend begins anew there."""
         assert self.event is not None
         ended = self.event.rise._replace(ending=ending, end=self.row, end_step=step)
         step_n, loss_n = (np.array(column) for column in zip(*self.event.rows, strict=True))
@@ -248,7 +250,7 @@ class TrendWatch:
         return ended
 
     def _closed(self) -> list[Rise]:
-        """The spike that was over, once so many calm rows followed that no later one belongs to it."""
+        """The spike that was over, once enough calm rows followed that no later rise belongs to it."""
         if self.event and self.row - self.event.rise.last >= self._rows(MERGE_STEPS, MERGE_ROWS):
             ended, self.event = self.event.rise, None
             return [ended]
@@ -273,12 +275,12 @@ class TrendWatch:
 
 
 def axis(step_n: Numbers) -> Numbers:
-    """The axis ``[n]`` on which a trend is a line."""
+    """The axis ``[n]`` over which the trend is a line: the logarithm of the step plus ``OFFSET``."""
     return np.log(step_n + OFFSET)
 
 
 def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows: int, scales: int) -> Numbers:
-    """The history and rows after it ``[n, WIDTH]``: of each row its line, and the misses of earlier lines."""
+    """The history and the rows after it ``[n, WIDTH]``: of each row its line, and by how much means missed the line."""
     new = np.full((len(step_n), WIDTH), math.nan)
     new[:, STEP], new[:, LOSS] = step_n, loss_n
     both = np.concatenate([history, new])
@@ -303,10 +305,10 @@ def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows:
 
 
 def lines(axis_nw: Numbers, loss_nw: Numbers) -> Numbers:
-    """Level at 0, slope and shift ``[n, 3]`` of the line through each window; it never rises.
+    """Level at 0, slope and shift ``[n, 3]`` of the line through each window; its slope is never positive.
 
-    The shift moves the line up to the last rows, where these lie above it: after a sudden fall the line would otherwise
-    lead far below.
+    The shift moves the line up to the last rows if these lie above it; otherwise, after a sudden fall of the loss, the
+    line would lie far too low.
     """
     apart = max(1, loss_nw.shape[1] // 4)
     steps_nw, rises_nw = (values_nw[:, apart:] - values_nw[:, :-apart] for values_nw in (axis_nw, loss_nw))
@@ -318,8 +320,10 @@ def lines(axis_nw: Numbers, loss_nw: Numbers) -> Numbers:
 
 
 def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numbers, Numbers, Numbers]:
-    """Of each row after the ``known``, and each scale ``[n, k]``: how far its mean lies above the line; how far it may;
-    and how far it may where a spike is over. Infinite where too little is known.
+    """Rise, tolerance and calm level ``[n, k]`` of each row after the ``known`` ones, at each scale; above the line.
+
+    The rise is that of the mean over the rows of the scale. It may reach the tolerance, and below the calm level a
+    spike is over. All are infinite where too few rows are known.
     """
     shape = (len(both) - known, scales)
     rise_nk, allowed_nk, back_nk = np.full(shape, -math.inf), np.full(shape, math.inf), np.full(shape, math.inf)
@@ -345,7 +349,7 @@ def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numb
 
 
 def _fall_over_gaps(both: Numbers, known: int, scale: int, spacing: float) -> Numbers:
-    """How far the line leads down ``[n]`` over steps of which it has no rows, as those of a spike before."""
+    """How far the line falls ``[n]`` over steps without rows, such as those of a spike before."""
     before_n = np.arange(known, len(both)) - scale
     line_n = both[np.maximum(before_n, 0)]
     gap_n = both[known:, STEP] - line_n[:, STEP] - scale * spacing

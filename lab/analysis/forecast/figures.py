@@ -28,11 +28,11 @@ EXTRAPOLATED, BENT, INTERVAL, HELD_OUT = "extrapolated", "growth bends away", "9
 THRESHOLD = "threshold"
 SENTENCES = {
     EXTRAPOLATED: "Beyond the sizes they were fitted to, lines are dashed.",
-    BENT: "Dots and dashes: all sizes together bend away from a power law.",
+    BENT: "Lines of dots and dashes: the runs of all sizes together bend away from a power law.",
     INTERVAL: "Shaded areas are 95 % prediction intervals for one new run.",
-    HELD_OUT: "Runs left out of the fit, those of the largest size, stand in hollow dots.",
-    THRESHOLD: "Above the dotted line runs are unstable, as far as the runs of this sweep tell.",
-    marks.EPSILON: "The dotted line is Adam's epsilon: updates shrink where gradients are no larger.",
+    HELD_OUT: "Hollow dots are runs of the largest size, which are left out of the fit.",
+    THRESHOLD: "The dotted line separates unstable from stable runs of this sweep best; unstable ones lie above it.",
+    marks.EPSILON: "The dotted line is Adam's epsilon: where gradients are no larger, updates shrink.",
 }
 
 
@@ -88,7 +88,7 @@ def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity
 
 
 def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, quantity: Quantity) -> None:
-    """A mark per run, within a hollow dot if it was held out."""
+    """Draw a mark per run, within a hollow dot if it was held out."""
     told, values = hover.HoverText(runs), runs["value"].to_numpy()
     texts = [told.point([row], quantity, values[[row]]) for row in range(len(runs))]
     panels.outcome_marks(axes, runs["size"], values, outcome, texts, color=colour)

@@ -19,11 +19,11 @@ class Threshold(NamedTuple):
     """The value that best separates unstable runs from stable ones.
 
     Attributes:
-        value: the threshold.
+        value: the threshold, in the unit of the values.
         low: the nearest value of a run below it.
         high: the nearest value of a run above it.
-        unstable: how many unstable runs lie above it, and how many there are.
-        stable: how many stable runs lie below it, and how many there are.
+        unstable: how many unstable runs lie above it, and how many unstable runs there are.
+        stable: how many stable runs lie below it, and how many stable runs there are.
     """
 
     value: float
@@ -34,7 +34,7 @@ class Threshold(NamedTuple):
 
 
 def calibrate(values: Iterable[float], unstable: Iterable[bool]) -> Threshold | None:
-    """Find the threshold with the best balanced accuracy: the mean share of the two classes on their right side.
+    """Find the threshold with the best balanced accuracy: the mean over both classes of the share on the right side.
 
     Candidates lie half-way in log between neighbouring values; of equally good ones the widest gap wins.
 
@@ -43,7 +43,7 @@ def calibrate(values: Iterable[float], unstable: Iterable[bool]) -> Threshold | 
         unstable: whether each run was unstable.
 
     Returns:
-        None where one class has no runs, or where no threshold does better than chance.
+        None if one class has no runs, or if no threshold does better than chance.
     """
     table = pd.DataFrame({"value": [*values], "unstable": [*unstable]}).dropna()
     ordered = np.unique(table["value"])
@@ -62,12 +62,12 @@ PREDICTION_LEVEL = 0.95
 # Crossings are searched up to this many times the largest size.
 REACH = 1000
 SEARCHED_SIZES = 500
-# Smaller bends are rounding error of points that lie on the line exactly.
+# Smaller bends are rounding errors of points that lie exactly on the line.
 STRAIGHT = 1e-6
 
 
 class Prediction(NamedTuple):
-    """log10 of the value of one new run with its 95 % interval, NaN where no degree of freedom is left."""
+    """log10 of the value of one new run, with its 95 % interval; NaN if no degree of freedom is left."""
 
     middle: np.ndarray
     low: np.ndarray
@@ -81,7 +81,7 @@ class Line(NamedTuple):
         centre: mean of log10 size.
         height: mean of log10 value.
         slope: in decades of value per decade of size.
-        points: how many were fitted.
+        points: number of points fitted.
         spread: sum of squared distances of log10 size from the centre.
         scatter: residual standard deviation in log10, NaN with two points.
     """
@@ -110,9 +110,9 @@ class Line(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """Where a line stays beyond a limit from then on, and where the two ends of its interval do.
+    """The point from which a line stays beyond a limit, and the points from which the ends of its interval do.
 
-    inf where that is not within reach, NaN where there is no interval.
+    A point out of reach is inf; NaN stands for the points of an interval that does not exist.
     """
 
     middle: float
@@ -133,7 +133,7 @@ class Bend(NamedTuple):
 
 
 def fit(sizes: Iterable[float], values: Iterable[float]) -> Line:
-    """Fit a line; points whose value has no logarithm are left out.
+    """Fit a line; points whose value has no finite logarithm are left out.
 
     Args:
         sizes: parameters of each run.
@@ -153,16 +153,16 @@ def fit(sizes: Iterable[float], values: Iterable[float]) -> Line:
 
 
 def check_sizes(sizes: Iterable[float]) -> None:
-    """Refuse fewer than two sizes, since no line can be fitted to them.
+    """Check that there are two sizes or more, since a line cannot be fitted to fewer.
 
     Raises:
-        RequestError: there are fewer than two.
+        RequestError: there are fewer.
     """
     distinct = sorted({f"{size:.6g}" for size in sizes}, key=float)
     if len(distinct) < 2:
         have = f"1 size ({count(float(distinct[0]))} parameters)" if distinct else "no size with a usable value"
         raise RequestError(
-            f"cannot tell how anything grows with size: {have}; needs at least two sizes to fit (three with one seed, "
+            f"no trend over size can be fitted: {have}; a fit needs at least two sizes (three with one seed, "
             "for an interval) and one more to hold out; add them with model=d32,d64,d128"
         )
 
@@ -187,7 +187,7 @@ def bend(sizes: Iterable[float], values: Iterable[float]) -> Bend | None:
 def size_beyond(line: Line, limit: float, sign: int, smallest: float, largest: float) -> Crossing:
     """The size (parameters) from which the line stays beyond ``limit``: above it for ``sign`` 1, below it for -1.
 
-    Searched from the smallest size, which is the answer if all sizes lie beyond, to ``REACH`` times the largest.
+    The search goes from the smallest size, which is the result if all sizes lie beyond, to ``REACH`` times the largest.
     """
     sizes = np.geomspace(smallest, REACH * largest, SEARCHED_SIZES)
     return _beyond(sizes, line.predict(sizes), limit, sign)
@@ -196,7 +196,7 @@ def size_beyond(line: Line, limit: float, sign: int, smallest: float, largest: f
 def lr_beyond(lines: Mapping[float, Line], limit: float, sign: int, size: float) -> Crossing:
     """The learning rate from which, at this size, the lines stay beyond ``limit``; interpolated in log between lines.
 
-    Searched over the learning rates of the lines; the smallest is the answer if all lie beyond.
+    The search covers the learning rates of the lines; the smallest is the result if all lie beyond.
     """
     lrs = np.array(sorted(lines))
     predictions = [lines[lr].predict(size) for lr in lrs]
@@ -211,10 +211,10 @@ def slope_text(line: Line) -> str:
 
 
 def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: float, last: float) -> str:
-    """``1.2M (700k to > 98.6M)``: where a line crosses its limit, and where the ends of its interval do.
+    """``1.2M (700k to > 98.6M)``: the point where a line crosses its limit, and those where its interval does.
 
     Args:
-        crossing: in the unit of ``first`` and ``last``.
+        crossing: the points, in the unit of ``first`` and ``last``.
         spell: writes a value as text.
         first: the smallest value searched.
         last: the largest value searched.
@@ -239,7 +239,7 @@ def _beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> C
 
 
 def _last_crossing(log_x: np.ndarray, excess: np.ndarray) -> float:
-    """Where the excess turns positive for the last time, interpolated between points."""
+    """The point where the excess turns positive for the last time, interpolated between points."""
     if np.isnan(excess).any():
         return math.nan
     negative = np.flatnonzero(excess < 0)

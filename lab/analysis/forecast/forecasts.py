@@ -22,12 +22,12 @@ class ForecastQuantity(NamedTuple):
     """A number per run whose growth with size is fitted.
 
     Attributes:
-        name: for readers.
+        name: the name of the quantity for readers.
         trouble: what happens beyond the limit, for readers.
         probe: the probe that measures it.
-        where: where that probe listens.
-        look: the part of the run after which it is measured, 1 at the end.
-        sign: trouble lies above the limit for 1, below it for -1.
+        where: the part of the model where the probe measures.
+        look: the share of the run after which it is measured, 1 at the end.
+        sign: 1 if trouble lies above the limit, -1 if below it.
         measure: makes one number per run of the records, indexed by run id.
     """
 
@@ -40,7 +40,7 @@ class ForecastQuantity(NamedTuple):
     measure: Callable[[Records], pd.Series]
 
 
-# A tenth into a run: earlier the learning rates do not differ yet, later the logits of unstable runs saturate.
+# A tenth into a run: earlier, learning rates do not differ yet; later, the logits of unstable runs saturate.
 LOOK = 0.1
 LOGIT = ForecastQuantity(
     "Max attention logit of block 0, a tenth into the run",
@@ -63,14 +63,15 @@ GRADIENT = ForecastQuantity(
 
 
 class ForecastScore(NamedTuple):
-    """How well lines fitted without the largest size predict it.
+    """The score of lines fitted without the largest size, on the runs of that size.
 
     Attributes:
-        size: the largest, held out.
-        limit: that of the smaller sizes.
-        lines: fitted to the smaller sizes, by learning rate.
-        table: a row per learning rate: ``error`` (log10, predicted minus the geometric mean over seeds), ``inside`` of
-            ``runs`` in the interval, ``right`` of ``judged`` runs on the predicted side of the limit.
+        size: the largest size (parameters), held out.
+        limit: the limit calibrated on the smaller sizes.
+        lines: the lines fitted to the smaller sizes, by learning rate.
+        table: a row per learning rate. ``error`` is log10 of the prediction minus that of the geometric mean over
+            seeds. ``inside`` of ``runs`` lie in the interval, and ``right`` of ``judged`` runs on the predicted side of
+            the limit.
     """
 
     size: int
@@ -80,17 +81,17 @@ class ForecastScore(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """One arm's growth with size.
+    """The growth of a quantity with size in one arm.
 
     Attributes:
-        arm: its label.
-        runs: as ``observe`` makes them, with ``beyond``: whether a run is in trouble.
-        limit: Adam's epsilon or the threshold; NaN where no threshold could be calibrated.
-        threshold: None for gradients, and where none could be calibrated.
+        arm: the label of the arm.
+        runs: the runs as ``observe`` makes them, with ``beyond``: whether a run lies beyond the limit.
+        limit: Adam's epsilon or the threshold; NaN if no threshold could be calibrated.
+        threshold: None for gradients, or if none could be calibrated.
         borrowed: whether the threshold was calibrated on the runs of all arms.
-        lines: fitted to all sizes, by learning rate.
-        bends: of all sizes, by learning rate.
-        score: None with two sizes.
+        lines: the lines fitted to all sizes, by learning rate.
+        bends: the bends of all sizes, by learning rate.
+        score: the score on the largest size; None with two sizes.
     """
 
     arm: str
@@ -104,12 +105,12 @@ class Forecast(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Sizes (parameters), rising."""
+        """Sizes (parameters), in rising order."""
         return sorted(self.runs["size"].unique())
 
     @property
     def scored(self) -> list[float]:
-        """Learning rates whose line was compared with runs of the largest size; only for these is a forecast quoted."""
+        """Learning rates whose line was compared with runs of the largest size; forecasts are quoted for these only."""
         if self.score is None:
             return []
         table = self.score.table
@@ -124,7 +125,7 @@ class Forecast(NamedTuple):
 def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
     """Measure a quantity: ``judge(points)`` with ``value`` and ``eps``.
 
-    The value is NaN where it is not a positive number, or where the run diverged before it was measured.
+    The value is NaN if it is not a positive number, or if the run diverged before it was measured.
 
     Raises:
         RequestError: no run ended, none recorded the quantity, or none has a value.
@@ -174,8 +175,8 @@ def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: Forec
 def _limit(runs: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> tuple[float, Threshold | None, bool]:
     """The limit, its threshold, and whether that is borrowed from other arms.
 
-    For gradients the limit is Adam's epsilon. For logits it is the threshold of the arm's own runs, or of the runs of
-    all arms where the arm's own give none.
+    For gradients the limit is Adam's epsilon. For logits it is the threshold of the arm's own runs, or else of the runs
+    of all arms.
     """
     own_runs = runs[runs["arm"] == arm]
     if quantity.sign < 0:

@@ -1,4 +1,4 @@
-"""Rounded output logits: the level that they reach, how it grows, and from where on a number format costs loss."""
+"""Rounded output logits: the level that they reach, how it grows, and when their number format costs loss."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lab.analysis.text import count, listed, plain_text, spell
 from lab.records.store import Records
 
 LEVEL, MIDDLE = "level", "level half-way"
-# Fewer sizes, or fewer runs over steps, have no interval worth the name.
+# Fewer sizes, or fewer runs for growth over steps, have no useful interval.
 FEWEST_SIZES, FEWEST_RUNS = 3, 2
 TITLE = "Rounded output logits"
-CAUTION = """Straight lines in logarithms, with the 95 % interval of one new run in brackets; > not up to 1000 times the
-largest. Growth with steps is that from the middle to the end of these runs, whose schedule is part of it."""
+CAUTION = """Lines are straight in logarithms. Brackets hold the 95 % interval of one new run; > means not up to 1000
+times the largest. Growth with steps is that from the middle to the end of these runs, and depends on their schedule."""
 
 
 def say(records: Records, line_length: int) -> list[str]:
-    """The section on rounded output logits; no line where no run recorded ``log_z_square`` or ``log_z``."""
+    """The lines of the section on rounded output logits; none if no run recorded ``log_z_square`` or ``log_z``."""
     runs = observe(records)
     if runs.empty:
         return []
@@ -45,9 +45,9 @@ def say(records: Records, line_length: int) -> list[str]:
 
 
 def observe(records: Records) -> pd.DataFrame:
-    """``judge(points)`` of runs that did not diverge, with ``level`` and ``level half-way``, |log Z|, and ``updates``.
+    """``judge(points)`` of runs that did not diverge, with the columns ``level``, ``level half-way`` and ``updates``.
 
-    A level is the root of the mean of log^2 Z over tokens, or else the absolute mean of log Z; both are positive.
+    A level is |log Z|: the root of the mean of log^2 Z over tokens, or else the absolute mean of log Z.
     """
     probes = set(records.metrics["probe"])
     probe = next((name for name in ("log_z_square", "log_z") if name in probes), None)
@@ -95,7 +95,7 @@ def _top_lrs(runs: pd.DataFrame) -> dict[float, str]:
 def _growth(
     x: np.ndarray, level: np.ndarray, reached: float, missing: str, write: Callable[[float], str]
 ) -> tuple[str, str, str]:
-    """Slope, how many runs at the largest ``x`` the others foretell, and the ``x`` from which bf16 is costly."""
+    """Slope, number of runs at the largest ``x`` that the others predict, and the ``x`` where bf16 becomes costly."""
     limit = level_at_cost(COSTLY, BF16)
     if len(set(x)) < 2:
         return "", "", "already there" if reached >= limit else missing

@@ -28,12 +28,12 @@ from lab.records.store import Records
 
 # Larger sizes for which limits are given, as multiples of the largest one that ran.
 MULTIPLES = (4, 10, 100, 1000)
-# With a smaller share of held-out runs inside, a 95 % interval is called too narrow.
+# A 95 % interval is called too narrow if it holds a smaller share of held-out runs.
 LEAST_COVERAGE = 0.8
-# Columns of a score that make a share: so many of so many.
-SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the class foretold": ("right", "judged")}
+# Pairs of columns of a score that make a share, such as 9 of 12.
+SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the predicted class": ("right", "judged")}
 BENT = " ~"
-INSEPARABLE = "logits do not tell unstable runs from stable ones"
+INSEPARABLE = "logits do not separate unstable runs from stable ones"
 
 
 def sentences(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
@@ -54,13 +54,13 @@ def _limit(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     runs, threshold = forecast.runs, forecast.threshold
     unstable = int((runs["outcome"] != "").sum())
     if quantity.sign < 0:
-        note = "." if forecast.limit else ", which no gradient meets."
+        note = "." if forecast.limit else ", which no gradient reaches."
         yield f"Limit: Adam's epsilon, {spell(forecast.limit)}{note}"
         return
     kind = "unstable" if unstable == len(runs) else "stable" if not unstable else ""
     if threshold is None:
         why = f"all {len(runs)} runs are {kind}" if kind else INSEPARABLE
-        yield f"No threshold can be calibrated: {why}. What logit the larger sizes bear is not said."
+        yield f"No threshold can be calibrated: {why}. So there is no limit for larger sizes."
         return
     why = f"all {len(runs)} of this arm are {kind}" if kind else f"in this arm {INSEPARABLE}"
     whose = f"the runs of all arms, since {why}" if forecast.borrowed else "these runs"
@@ -72,7 +72,7 @@ def _limit(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
 
 
 def unscored_reason(forecast: Forecast) -> str:
-    """Why no forecast is quoted, and what is missing."""
+    """The reason why no forecast is quoted, and what is missing."""
     if forecast.score is None:
         sizes = listed(map(count, forecast.sizes))
         return f"of two sizes ({sizes} parameters) none can be held out to score it; train a third size"
@@ -92,7 +92,7 @@ def _score(score: ForecastScore, sign: int) -> Iterator[str]:
     limit = f" and threshold ({score.limit:.3g})" if sign > 0 and not math.isnan(score.limit) else ""
     yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {listed(parts)}."
     if table["inside"].sum() < LEAST_COVERAGE * table["runs"].sum():
-        yield "The intervals are too narrow here: growth is not quite a power law. Take them for the least uncertainty."
+        yield "The intervals are too narrow here, since growth is not quite a power law: they are lower bounds."
 
 
 def _at_larger_sizes(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
@@ -124,10 +124,10 @@ def _cautions(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
         if bent:
             yield (
                 f"Marked{BENT}: growth bends {direction} at learning rate {listed(bent)}; beyond the largest size its "
-                f"line says too {amount}."
+                f"line predicts too {amount}."
             )
     if any(math.isnan(line.scatter) for line in forecast.lines.values()):
-        yield "No interval where there are only two runs to a line."
+        yield "A line through only two runs has no interval."
 
 
 def _left_out(forecast: Forecast) -> Iterator[str]:
@@ -136,7 +136,7 @@ def _left_out(forecast: Forecast) -> Iterator[str]:
         counts = Counter(zip(without_value["lr"], without_value["size"], strict=True))
         parts = [f"{runs} at {spell(lr)} and {count(size)}" for (lr, size), runs in counts.items()]
         yield (
-            f"Left out of the fits, as diverged by then or with a value that has no logarithm: {len(without_value)} of "
+            f"Left out of the fits, as already diverged or without a positive value: {len(without_value)} of "
             f"{len(forecast.runs)} runs ({listed(parts)} parameters)."
         )
     without_line = sorted(set(forecast.runs["lr"]) - set(forecast.lines))
@@ -146,9 +146,9 @@ def _left_out(forecast: Forecast) -> Iterator[str]:
 
 SCORE_COLUMNS = ("held-out error", "inside", "class right")
 LINE_LENGTH = 120
-LEGEND = """Slopes are in log10 per decade; errors in log10, predicted minus measured (geometric mean over seeds). In
-brackets: where the ends of the 95 % interval for one new run would have it. ≤ already at the smallest run, > not up to
-the largest looked at."""
+LEGEND = """Slopes are in log10 per decade; errors in log10, predicted minus measured (geometric mean over seeds).
+Brackets hold the limits by the ends of the 95 % interval for one new run. ≤ means already at the smallest run; > means
+not up to the largest value searched."""
 
 
 def predict(folder: Path, window: Window | None = None) -> list[str]:
@@ -156,21 +156,22 @@ def predict(folder: Path, window: Window | None = None) -> list[str]:
 
     Args:
         folder: the results folder.
-        window: the learning rates over which sensitivity is a mean, for runs of a table.
+        window: the learning rates over which sensitivity is a mean; only for runs imported from a table.
 
     Returns:
-        The lines of ``say``, those on rounded output logits where they were recorded, and one per figure. Of runs of a
-        table those of ``sizes.say``.
+        The lines of ``say``, those on rounded output logits if they were recorded, and one per figure. For runs
+        imported from a table, the lines of ``sizes.say``.
 
     Raises:
-        RequestError: the folder cannot be read; it has no records of output logits, and recorded neither quantity or
-            has too few sizes to score a forecast; or a window was given for runs that are of no table.
+        RequestError: the folder cannot be read. Or a window was given for runs that were not imported from a table. Or
+            there is nothing to forecast: no output logits were recorded, and neither quantity was recorded at enough
+            sizes.
     """
     records = load(folder)
     if run_table.is_imported(records):
         return sizes.say(records, window or WINDOW, LINE_LENGTH)
     if window:
-        raise RequestError("--window goes with runs of a table: here no sensitivity is foretold")
+        raise RequestError("--window goes with runs imported from a table: here no sensitivity is forecast")
     rounded = output_logits.say(records, LINE_LENGTH)
     try:
         lines = say(records)
@@ -183,7 +184,7 @@ def predict(folder: Path, window: Window | None = None) -> list[str]:
     for draw in (logit_forecast, gradient_forecast):
         try:
             figure = draw(records)
-        except RequestError:  # the lines of `say` contain it
+        except RequestError:  # the lines of `say` contain its message
             continue
         path = folder / "figures" / f"{draw.__name__}.svg"
         files.write_text(path, layout.svg(figure, draw.__name__), within=folder)
@@ -194,14 +195,14 @@ def predict(folder: Path, window: Window | None = None) -> list[str]:
 def _check_scored(records: Records) -> None:
     forecasts: list[Forecast] = []
     for quantity in (LOGIT, GRADIENT):
-        with suppress(RequestError):  # one that was not recorded
+        with suppress(RequestError):  # a quantity that was not recorded
             forecasts += make_forecasts(records, quantity)
     if not any(forecast.scored for forecast in forecasts):
         raise RequestError(f"no forecast: {unscored_reason(forecasts[0])}")
 
 
 def say(records: Records) -> list[str]:
-    """Forecasts of both quantities in every arm, as lines of text; of runs of a table those of ``sizes.say``.
+    """Forecasts of both quantities in every arm, as lines; for runs imported from a table, those of ``sizes.say``.
 
     Raises:
         RequestError: no arm has two sizes, or neither quantity was recorded.

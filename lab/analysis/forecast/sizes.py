@@ -1,6 +1,6 @@
-"""Forecasts from curves alone, for runs of a table: best learning rate, LR sensitivity and eta_div of larger models.
+"""Forecasts for runs imported from a table: best learning rate, LR sensitivity and eta_div of larger models.
 
-A table of runs holds no probes, so what is extrapolated over size is what its curves themselves give.
+Such a table holds no probes, so only quantities of its curves can be extrapolated over size.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from lab.analysis.text import count, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records.store import Records
 
-MULTIPLES = (4, 10, 100)  # of the largest size, for which values are foretold
+MULTIPLES = (4, 10, 100)  # of the largest size, for which values are predicted
 FEWEST_SIZES = 3  # one of them is held out
 LR, SENSITIVITY, ETA_DIV = "Best learning rate", "LR sensitivity (nats/token)", "eta_div"
-LEGEND = """Power laws in size, fitted to all seeds; slopes are in log10 per decade of parameters. Held out is the
-largest size: its error, predicted minus measured in log10, beside that of the value of the next smaller size, and how
-many of its runs lie inside the 95 % interval. In brackets: the 95 % interval for one new run of that size. It covers
-the scatter about the line, and not that the line may bend."""
+LEGEND = """Power laws in size, fitted to all seeds; slopes are in log10 per decade of parameters. The largest size is
+held out: the table shows its error, predicted minus measured in log10, beside the error without growth, which takes the
+value of the next smaller size. It also shows how many of its runs lie inside the 95 % interval. Brackets hold the 95 %
+interval for one new run of that size. It covers the scatter about the line, but not a bend of the line."""
 
 
 class SizeForecast(NamedTuple):
     """The growth with size of one quantity of one arm.
 
     Attributes:
-        runs: columns ``size`` and ``value``, a row per seed; without values that are no positive number.
-        line: fitted to all sizes.
-        error: log10 of what the smaller sizes predict for the largest, minus that of its geometric mean.
-        unchanged: the same of the next smaller size's geometric mean, which is the forecast of no growth.
-        inside: how many runs of the largest size lie in the interval; None without one.
+        runs: columns ``size`` and ``value``, a row per seed; positive values only.
+        line: the line fitted to all sizes.
+        error: log10 of the prediction by the smaller sizes for the largest, minus that of its geometric mean.
+        unchanged: the same error of a forecast without growth, the geometric mean of the next smaller size.
+        inside: how many runs of the largest size lie in the interval; None without an interval.
     """
 
     runs: pd.DataFrame
@@ -49,9 +49,9 @@ class SizeForecast(NamedTuple):
 
 
 def observe(records: Records, window: Window = WINDOW) -> pd.DataFrame:
-    """A row per arm, size and seed, with a column per quantity, NaN where it has no value.
+    """A row per arm, size and seed, with a column per quantity; NaN where a quantity has no value.
 
-    A best learning rate at an end of its grid has none, since the optimum may lie beyond.
+    A best learning rate at an end of its grid is no value, since the optimum may lie beyond.
 
     Raises:
         RequestError: no run ended, or too few learning rates lie in the window.
@@ -72,7 +72,7 @@ def observe(records: Records, window: Window = WINDOW) -> pd.DataFrame:
 
 
 def make_forecast(runs: pd.DataFrame) -> SizeForecast | None:
-    """The forecast of runs with columns ``size`` and ``value``; None with fewer than three sizes that have values."""
+    """The forecast of runs with columns ``size`` and ``value``; None if fewer than three sizes have values."""
     usable = runs[runs["value"] > 0]
     sizes = sorted(usable["size"].unique())
     if len(sizes) < FEWEST_SIZES:
@@ -91,7 +91,7 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
     """Forecasts of all quantities in every arm, as lines of text.
 
     Raises:
-        RequestError: no arm has three sizes with a value, so that nothing can be scored; or see ``observe``.
+        RequestError: no arm has three sizes with a value, so that no forecast can be scored; or see ``observe``.
     """
     observed = observe(records, window)
     lines, scored = [], False
@@ -134,19 +134,19 @@ def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
 def _cautions(quantity: str, arms: dict[str, pd.DataFrame], forecasts: dict[str, SizeForecast]) -> Iterator[str]:
     without = [arm for arm in arms if arm not in forecasts]
     if without:
-        yield f"No forecast, for want of {FEWEST_SIZES} sizes with a value: {listed(without)}."
+        yield f"No forecast, since fewer than {FEWEST_SIZES} sizes have a value: {listed(without)}."
     missing = sum(int(runs["value"].isna().sum()) for runs in arms.values())
     of_all = f"{missing} of {sum(map(len, arms.values()))} curves"
     if missing and quantity == LR:
         yield f"Left out, since the best learning rate is the lowest or highest tried: {of_all}."
     if missing and quantity == ETA_DIV:
-        yield f"Left out, since no run diverged or was unstable: {of_all}. Where it is left out it may be higher."
+        yield f"Left out, since no run diverged or was unstable: {of_all}. There eta_div is higher than any rate tried."
     worse = [arm for arm, made in forecasts.items() if abs(made.error) > abs(made.unchanged)]
     if worse:
-        yield f"At the size held out, no growth at all foretells better than the line: {listed(worse)}."
+        yield f"For the held-out size, a forecast without growth is better than the line: {listed(worse)}."
     narrow = [arm for arm, made in forecasts.items() if made.inside is not None and not made.inside]
     if narrow:
-        yield f"The interval holds no run of the size held out, so take it for the least uncertainty: {listed(narrow)}."
+        yield f"The interval holds no run of the held-out size, so the uncertainty is larger: {listed(narrow)}."
     uncertain = [arm for arm, made in forecasts.items() if abs(made.line.slope) <= made.line.slope_error]
     if uncertain:
-        yield f"No certain growth: {listed(uncertain)}."
+        yield f"No significant growth: {listed(uncertain)}."

@@ -36,12 +36,12 @@ class Baseline(NamedTuple):
     """Curves to compare others with.
 
     Attributes:
-        source: the file or results folder they come from.
-        runs: one row per run, as ``curves.points`` makes them, with a column per key of ``PROBES``, NaN where nothing
-            was recorded. All are log10: ``logit_growth`` of the largest attention logit of the run over that at its
-            first step, ``grad_norm_clipped`` of the largest of the run, the others of the last recorded value (of a
-            weight tensor each, their mean). Numbers have six digits.
-        curves: config of each curve by its number, plain values by dotted key.
+        source: the file or results folder from which they come.
+        runs: one row per run, as ``curves.points`` makes them, with a column per key of ``PROBES``; NaN if it was not
+            recorded. All of these are log10, to six digits. ``logit_growth`` is that of the largest attention logit of
+            the run over the one at its first step; ``grad_norm_clipped`` that of the largest value of the run; the
+            others are those of the last recorded value, a mean over weight tensors if there is one for each.
+        curves: config of each curve by its number: plain values by dotted key.
         made: how the runs were made: ``commands``, ``versions``, ``data``.
         window: the learning rates over which sensitivity is a mean.
     """
@@ -63,7 +63,7 @@ def from_folder(folder: Path, window: Window = WINDOW) -> Baseline:
 
 
 def from_records(records: Records, source: str, commands: Sequence[str] = ()) -> Baseline:
-    """The baseline of records; ``source`` names them in messages.
+    """The baseline of records, which messages call ``source``.
 
     Raises:
         RequestError: none of the runs ended.
@@ -86,7 +86,7 @@ def from_records(records: Records, source: str, commands: Sequence[str] = ()) ->
 
 
 def read(path: Path, window: Window | None = None) -> Baseline:
-    """Read a baseline file, which knows its window, or make the baseline of a results folder over ``window``.
+    """Read a baseline file, which contains its window, or make the baseline of a results folder over ``window``.
 
     Raises:
         RequestError: the file is missing, damaged, of another version, or no baseline.
@@ -131,22 +131,22 @@ def _from_json(path: Path, content: Mapping[str, Any]) -> Baseline:
 
 
 def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
-    """Refuse runs that no sweep writes, such as a line that a merge has doubled.
+    """Refuse runs that no sweep could have written, such as a line that a merge has doubled.
 
     Raises:
-        ValueError, KeyError: a run or a curve makes no sense.
+        ValueError, KeyError: a run or a curve is invalid.
     """
-    # a table from elsewhere may know neither of these losses
+    # an imported table may lack both of these losses
     limits = [name for name in ("loss_at_init", "loss_bigram") if runs[name].notna().any()]
     complete = runs[["lr", "seed", "status", *limits]].notna().all(axis=None)
     if not complete or runs.duplicated(["curve", "lr", "seed"]).any() or len(set(runs["curve"])) < len(curves):
-        raise ValueError("a run is missing, stands twice, or lacks a number")
+        raise ValueError("a run is missing, occurs twice, or lacks a number")
     if not runs[["lr", *limits]].map(math.isfinite).all(axis=None):
         raise ValueError("a number is infinite")
     if (runs["lr"] <= 0).any() or (runs["parameters"] <= 0).any() or not set(runs["status"]) <= set(store.STATUSES):
-        raise ValueError("a number or a word makes no sense")
+        raise ValueError("a number or a word is invalid")
     if any("data_fingerprint" not in curve or "intervention" not in curve for curve in curves.values()):
-        raise ValueError("a curve does not say what it is")
+        raise ValueError("a curve has no config")
 
 
 def _config(values: Mapping[str, Any]) -> Curve:

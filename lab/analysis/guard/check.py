@@ -1,4 +1,4 @@
-"""What `lab check` and `lab baseline` do: compare a results folder with a baseline; save, show, diff baselines."""
+"""The commands `lab check` and `lab baseline`: compare a results folder with a baseline; save, show, diff baselines."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ COLUMN_NAMES = {
 
 
 def margin_of(text: str) -> float:
-    """The fraction that ``5%`` or ``0.05`` stands for.
+    """Read ``5%`` or ``0.05`` as a fraction.
 
     Raises:
-        RequestError: the text is neither.
+        RequestError: the text has neither form.
     """
     try:
         fraction = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -64,9 +64,9 @@ def check_folder(
     Args:
         folder: the results folder to check.
         baseline: a baseline file or another results folder.
-        margin: part of the best loss by which losses may rise.
-        strict: whether a drift fails too.
-        window: the learning rates over which sensitivity is a mean; unless given, those of the baseline.
+        margin: share of the best loss by which losses may rise.
+        strict: whether a drift fails, too.
+        window: the learning rates over which sensitivity is a mean; those of the baseline by default.
 
     Returns:
         The comparison (see ``compare_baselines``). A folder or file that cannot be read is not an error: the verdict
@@ -85,7 +85,7 @@ def check_folder(
 
 
 def save_baseline(folder: Path, path: Path, window: Window = WINDOW) -> Iterator[str]:
-    """Write the baseline of a results folder; yield lines on its content, or on its differences from the old file."""
+    """Write the baseline of a results folder; yields lines about its content, or its differences from the old file."""
     new = baselines.from_folder(folder, window)
     check_window(new.runs, window)
     old = baselines.read(path) if path.exists() else None
@@ -98,7 +98,7 @@ def save_baseline(folder: Path, path: Path, window: Window = WINDOW) -> Iterator
 
 
 def describe_baseline(baseline: Baseline) -> Iterator[str]:
-    """How a baseline was made, and a table with a row per arm and size."""
+    """Yield lines about how a baseline was made, then a table with a row per arm and size."""
     for name, lines in baseline.made.items():
         yield from (f"{name}: {line}" for line in lines)
     if baseline.window != WINDOW:
@@ -118,7 +118,7 @@ def _curve_row(baseline: Baseline, number: int, seeds: pd.DataFrame) -> dict[str
 
 
 def diff_baselines(old: Baseline, new: Baseline) -> Iterator[str]:
-    """How two baselines differ: in how they were made, then in their curves."""
+    """Yield lines about the differences of two baselines: in how they were made, then in their curves."""
     comparison = compare_baselines(old, new, MARGIN)
     for name in ("commands", "versions", "data"):
         if old.made.get(name) != new.made.get(name):

@@ -18,7 +18,7 @@ from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, diff
 from lab.core.errors import RequestError
 
 OK, DRIFT, REGRESSION, CANNOT_JUDGE = "ok", "drift", "regression", "cannot judge"
-# A change this small a part of its margin is none: other processors and libraries round otherwise.
+# A change below this share of its margin does not count, since processors and libraries differ in rounding.
 NEGLIGIBLE = 0.01
 
 
@@ -28,12 +28,12 @@ class Change(NamedTuple):
     Attributes:
         size: parameters without embeddings.
         margin: the largest change allowed, in ``unit``.
-        effect: Cohen's d, for paired seeds d_z; NaN where seeds do not spread.
+        effect: Cohen's d, for paired seeds d_z; NaN if seeds do not spread.
         equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms and
             for an intervention.
-        p: of no change, adjusted for all changes that were compared (Holm 1979).
-        verdict: ``regression``; ``better`` (beyond the margin); ``drift`` (certainly changed); ``same`` (the interval
-            lies within the margin, or the order holds); or ``unclear``.
+        p: p of no change, adjusted for all changes that were compared (Holm 1979).
+        verdict: ``regression``; ``better`` (beyond the margin); ``drift`` (a significant change); ``same`` (the
+            interval lies within the margin, or the order holds); or ``unclear``.
     """
 
     quantity: str
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Whether chance alone would seldom show any such change in a whole comparison."""
+        """Whether the change is significant, adjusted for all changes of the comparison."""
         return self.p < CHANGE_LEVEL
 
 
@@ -61,15 +61,15 @@ class Comparison(NamedTuple):
     """A comparison of a results folder with a baseline.
 
     Attributes:
-        baseline: where the old curves come from.
-        folder: where the new curves come from.
-        margin: part of the best loss by which losses may rise.
-        strict: whether a drift fails too.
-        changes: one per quantity, arm and size, per order of two arms, and per intervention that is missing; none
-            where it cannot be judged.
-        moves: at which learning rates, and in what, the arms moved that have not stayed as they were.
-        reasons: why it cannot be judged; none where it can.
-        remarks: what else differs, without effect on the verdict.
+        baseline: the source of the old curves.
+        folder: the source of the new curves.
+        margin: share of the best loss by which losses may rise.
+        strict: whether a drift fails, too.
+        changes: one per quantity, arm and size, per order of two arms, and per missing intervention; none if the
+            comparison cannot be judged.
+        moves: the learning rates and numbers at which changed arms have moved.
+        reasons: the reasons why it cannot be judged; none if it can.
+        remarks: other differences, which do not affect the verdict.
         window: the learning rates over which sensitivity is a mean.
     """
 
@@ -94,24 +94,28 @@ class Comparison(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """0 if the curves are what they were, 1 if worse (or, if strict, drifted), 2 if they cannot be compared."""
+        """0 if the curves are no worse, 1 if they are worse (or, if strict, drifted), 2 if they cannot be compared."""
         return {OK: 0, DRIFT: int(self.strict), REGRESSION: 1, CANNOT_JUDGE: 2}[self.verdict]
 
 
 def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool = False) -> Comparison:
     """Compare new curves with a baseline, each matched by intervention, size and the keys that vary in the baseline.
 
-    A change is a regression when its whole 90 % interval lies outside the margin, on the worse side. Losses and
-    sensitivities (nats per token) may rise by ``margin`` times the baseline's best loss, what probes measure by a
-    factor of two; the best and the smallest unstable learning rate may move by one step of the grid. Where two arms
-    differ in sensitivity by more than the margin, their order must not reverse, unless it reverses because the more
-    sensitive arm improved. An intervention that is missing is a regression, whatever the curves say.
+    A change is a regression if its whole 90 % interval lies outside the margin, on the worse side. The margins:
 
-    A change is a drift when it is certain and no regression: of all changes together, at most one comparison in
-    twenty in which nothing changed calls any a drift (Holm 1979, https://www.jstor.org/stable/4615733).
+    - losses and sensitivities (nats per token) may rise by ``margin`` times the baseline's best loss;
+    - values of probes may rise by a factor of two;
+    - the best and the smallest unstable learning rate may move by one step of the grid;
+    - if two arms differ in sensitivity by more than the margin, their order must not reverse, unless it reverses
+      because the more sensitive arm improved.
+
+    A missing intervention is a regression, whatever the curves are.
+
+    A change is a drift if it is significant and no regression. Of comparisons in which nothing changed, at most one in
+    twenty calls any change a drift (Holm 1979, https://www.jstor.org/stable/4615733).
 
     Raises:
-        RequestError: the two are of different windows of learning rates, or no seed of one is whole.
+        RequestError: the two have different windows of learning rates, or one has no complete seed.
     """
     if old.window != new.window:
         raise RequestError(
@@ -128,7 +132,7 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
 def _compare_curves(
     old: Baseline, new: Baseline, match: Match, margin: float
 ) -> tuple[list[Change], list[Move], list[str]]:
-    """Changes, moves, and remarks on what was not compared."""
+    """Changes, moves, and remarks about quantities that were not compared."""
     before, measured_new = measured(old), measured(new)
     now = {number: measured_new[other] for number, other in match.pairs.items()}
     arms = {number: where(old, number) for number in match.pairs}
@@ -159,7 +163,7 @@ def compare_tables(
         arms: arm and size by number of the curve.
         before: tables of the baseline, as ``measured`` makes them, by number of the curve.
         now: new tables, by number of the old curve.
-        margin: part of the best loss by which losses may rise.
+        margin: share of the best loss by which losses may rise.
     """
     limits = {number: margins(before[number], margin) for number in arms}
     changes = [
@@ -175,7 +179,7 @@ def _negligible(before: pd.DataFrame, margin: float) -> dict[str, float]:
 
 
 def _with_drifts(changes: Sequence[Change]) -> list[Change]:
-    """The changes with p adjusted for their number, and their verdict ``drift`` where one is certain and no worse."""
+    """The changes with p adjusted for their number; significant ones that are no regression become ``drift``."""
     adjusted = [change._replace(p=p) for change, p in zip(changes, holm([change.p for change in changes]), strict=True)]
     return [
         change._replace(verdict=DRIFT) if change.is_certain and change.verdict in ("same", "unclear") else change
@@ -190,7 +194,7 @@ def _removed(intervention: str, arm_and_size: tuple[str, int]) -> Change:
 
 
 def _missing(old: Baseline, number: int, before: pd.DataFrame, now: pd.DataFrame) -> Iterator[str]:
-    """Quantities of a curve that could not be compared, and why; of probes those that one side has recorded."""
+    """Yield lines about quantities of a curve that were not compared; of probes only if one side recorded them."""
     for column, why in MISSING_BECAUSE.items():
         enough = [table[column].count() >= FEWEST_SEEDS for table in (before, now)]
         if not all(enough) and (any(enough) or column not in PROBES):
@@ -225,7 +229,7 @@ def _orders(
     now: Mapping[int, pd.DataFrame],
     limits: Mapping[int, Mapping[str, float]],
 ) -> Iterator[Change]:
-    """Changes of order: for pairs of arms of one size, the first less sensitive in the baseline by over the margin."""
+    """Changes of order, for pairs of arms of one size of which the first was less sensitive by more than the margin."""
     for first, second in permutations(arms, 2):
         (arm, size), (other_arm, other_size) = arms[first], arms[second]
         old_gap, new_gap = ((table[second]["total"] - table[first]["total"]).dropna() for table in (before, now))

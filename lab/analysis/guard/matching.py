@@ -1,4 +1,4 @@
-"""Match the curves of two baselines, and say why a pair cannot be compared or what else differs."""
+"""Match the curves of two baselines, and find the reasons why a pair cannot be compared, and other differences."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Match(NamedTuple):
     """Curves of a baseline and the new curves to compare them with.
 
     Attributes:
-        pairs: numbers of new curves by number of the old one.
-        removed: interventions that the new curve lacks, by number of the old one; only where some are missing.
-        reasons: for each unmatched curve why: no curve matches, or more than one.
+        pairs: number of the new curve, by number of the old one.
+        removed: interventions that the new curve lacks, by number of the old one; only if some are missing.
+        reasons: the reason for each unmatched curve: no curve matches, or more than one.
     """
 
     pairs: dict[int, int]
@@ -47,7 +47,7 @@ class Match(NamedTuple):
 def match_curves(old: Baseline, new: Baseline) -> Match:
     """Match each curve of the baseline with the one new curve of its arm and size.
 
-    If no curve has its interventions, the one that agrees in all other keys and lacks the fewest of them stands in.
+    If no curve has its interventions, it is matched with the one that agrees in all other keys and lacks the fewest.
     """
     curves, sizes = list(old.curves.values()), [where(old, number)[1] for number in old.curves]
     keys = {"intervention", *arm_keys(curves, sizes)}
@@ -65,9 +65,9 @@ def match_curves(old: Baseline, new: Baseline) -> Match:
 
 
 def named_alike(a: Baseline, b: Baseline) -> tuple[Baseline, Baseline]:
-    """Both baselines with their arms named together, so that an arm has one name in both.
+    """Both baselines with their arms named together, so that an arm has the same name in both.
 
-    Keys in which matched curves differ set no arms apart: there the others of the second have the values of the first.
+    Keys in which matched curves differ must not distinguish arms, so the second baseline takes the values of the first.
     """
     match = match_curves(a, b)
     pairs = {number: other for number, other in match.pairs.items() if number not in match.removed}
@@ -98,7 +98,7 @@ def _of_arm(old: Baseline, new: Baseline, number: int, keys: set[str]) -> list[i
 
 
 def _lacking_interventions(old: Baseline, new: Baseline, number: int, keys: set[str]) -> list[int]:
-    """Numbers of new curves that differ from an arm only in that interventions are missing, as few as possible."""
+    """Numbers of new curves that differ from an arm only by missing interventions, and lack the fewest."""
     present = _interventions(old, number)
     rest = {key for key in keys if not key.startswith("intervention")}
     subsets = [other for other in _of_arm(old, new, number, rest) if _interventions(new, other) < present]
@@ -119,7 +119,7 @@ def _agrees(curve: Mapping[str, Hashable], wanted: Mapping[str, Hashable]) -> bo
 
 
 def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) -> Iterator[str]:
-    """Reasons why two matched curves cannot be compared: other data, another grid, too few seeds or equal ones."""
+    """Yield reasons why two matched curves cannot be compared: other data, another grid, too few or identical seeds."""
     name = title(old, number)
     data = [str(old.curves[number]["data_fingerprint"]), str(new.curves[other]["data_fingerprint"])]
     if data[0] != data[1]:
@@ -134,7 +134,7 @@ def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) 
         if seeds < FEWEST_SEEDS:
             yield f"{name}: too few seeds, {seeds} whole in {baseline.source}, an interval takes {FEWEST_SEEDS}"
         elif runs["loss"].notna().all() and runs.groupby("lr")["loss"].nunique().eq(1).all():
-            yield f"{name}: all seeds of {baseline.source} ended on the same losses, so they tell nothing of chance"
+            yield f"{name}: all seeds of {baseline.source} ended on the same losses, so their spread is unknown"
         unknown = runs["loss_at_init"].isna()
         # a table of finished runs need not have it
         if unknown.any() and not (unknown.all() and runs["loss"].notna().all()):
@@ -144,7 +144,7 @@ def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) 
 def remarks(
     old: Baseline, new: Baseline, pairs: Mapping[int, int], sides: tuple[str, str] = ("in the baseline", "now")
 ) -> Iterator[str]:
-    """Differences that do not count: config keys, seeds left out, and curves that only the new runs have."""
+    """Yield differences that do not affect the verdict: config keys, seeds left out, and curves without a match."""
     curves_by_change: dict[str, list[str]] = {}
     for number, other in pairs.items():
         before, now = old.curves[number], new.curves[other]

@@ -1,4 +1,4 @@
-"""At which learning rates an arm has moved, and in what."""
+"""Moves: changes of single numbers of an arm at single learning rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Move(NamedTuple):
 
     Attributes:
         size: parameters without embeddings.
-        p: of no change, adjusted for the learning rates of this arm and number (Holm).
+        p: p of no change, adjusted for the learning rates of this arm and number (Holm 1979).
     """
 
     arm: str
@@ -35,20 +35,20 @@ class Move(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Whether chance alone would seldom show it at any learning rate."""
+        """Whether the move is significant, adjusted for all learning rates."""
         return self.p < CHANGE_LEVEL
 
 
 def find_moves(
     arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, negligible: Mapping[str, float]
 ) -> Iterator[Move]:
-    """Numbers that certainly changed, by learning rate; if none did, the largest change of final loss.
+    """Yield the significant moves; if there are none, the largest change of final loss.
 
     Args:
-        arm_and_size: what both curves are called.
+        arm_and_size: the label of the arm, and the size (parameters).
         before: the runs of the old curve.
         now: the runs of the new curve, at the same learning rates.
-        negligible: the size of a change, by unit, that is none.
+        negligible: the largest change that does not count, by unit.
     """
     old, new = _numbers(before), _numbers(now)
     every = []

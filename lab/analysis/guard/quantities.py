@@ -13,12 +13,12 @@ from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core.errors import RequestError
 
 GRID_MARGIN = 1.0  # in steps of the learning-rate grid
-PROBE_MARGIN = math.log10(2)  # in decades: what a probe measures may double
+PROBE_MARGIN = math.log10(2)  # in decades: the value of a probe may double
 NATS, STEPS, DECADES = "nats/token", "grid steps", "decades"
 
 
 class GuardedQuantity(NamedTuple):
-    """A quantity that is compared: its name, its unit, and the sign of a change for the worse (0: either sign)."""
+    """A quantity that is compared: its name, its unit, and the sign of a change that is worse (0: either sign)."""
 
     name: str
     unit: str
@@ -39,7 +39,7 @@ QUANTITIES = {
     "param_rms": GuardedQuantity("RMS of the weights", DECADES, 0),
     "log_z_square": GuardedQuantity("mean square of log Z", DECADES, +1),
 }
-# Why a quantity may be missing from a comparison over a ``{window}``.
+# The reasons why a quantity may be missing from a comparison over a ``{window}``.
 MISSING_BECAUSE = {
     "total": "fewer than two learning rates lie from {window}",
     "best_lr_index": f"fewer than {FEWEST_SEEDS} seeds have a run that did not diverge on one of the sides",
@@ -48,15 +48,15 @@ MISSING_BECAUSE = {
 
 
 def margins(before: pd.DataFrame, margin: float) -> dict[str, float]:
-    """The largest change allowed, by unit; ``margin`` is a part of the best loss of the table ``before``."""
+    """The largest change allowed, by unit; ``margin`` is a share of the best loss of the table ``before``."""
     return {NATS: margin * float(before["best"].mean()), STEPS: GRID_MARGIN, DECADES: PROBE_MARGIN}
 
 
 def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
-    """Tables by number of the curve, with a row per whole seed and a column per key of ``QUANTITIES``.
+    """Tables by number of the curve, with a row per complete seed and a column per key of ``QUANTITIES``.
 
     Raises:
-        RequestError: no seed is whole.
+        RequestError: no seed ran at every learning rate of its curve.
     """
     runs = whole_seeds(baseline.runs).assign(capped=capped)
     if runs.empty:

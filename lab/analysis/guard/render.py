@@ -26,17 +26,17 @@ from lab.analysis.text import count, json_rows, plain_text, spell
 from lab.core.printing import printable
 
 MEANING = {
-    OK: "no change is certain",
+    OK: "no significant change",
     DRIFT: "a significant change, no regression beyond its margin",
     REGRESSION: "the 90 % interval of a change lies wholly outside its margin",
-    CANNOT_JUDGE: "the two cannot be compared",
+    CANNOT_JUDGE: "runs and baseline cannot be compared",
 }
-RULE = """A change is that of the mean over seeds, paired by seed where both sides have the same seeds. It counts as a
-regression when its 90 % interval lies wholly outside the margin, on the worse side; as the same when it lies wholly
-inside, which is the equivalence test (two one-sided t-tests, p below 0.05). It is a drift when it is no regression and
-yet certain: the last column, adjusted for the number of changes (Holm), lies below 0.05. d is Cohen's effect size."""
-MOVED = """Certain at a learning rate: adjusted for the learning rates of an arm, p lies below 0.05. Where none is, the
-largest change of final loss is shown and marked as uncertain."""
+RULE = """A change is that of the mean over seeds, paired by seed if both sides have the same seeds. It is a regression
+if its 90 % interval lies wholly outside the margin, on the worse side. It is the same if the interval lies wholly
+inside, which is an equivalence test (two one-sided t-tests, p below 0.05). It is a drift if it is no regression but
+significant: the last column, p adjusted for the number of changes (Holm), lies below 0.05. d is Cohen's effect size."""
+MOVED = """A move is certain if its p, adjusted for the learning rates of the arm, lies below 0.05. If no move of an arm
+is certain, its largest change of final loss is shown and marked as uncertain."""
 SIDES: dict[str, dict[str, Any]] = {"baseline": {"color": "#888888", "linestyle": DASHED}, "now": {"color": "#D55E00"}}
 
 
@@ -50,7 +50,7 @@ def headline(check: Comparison) -> str:
 
 
 def _count_certain(check: Comparison) -> int:
-    """How many changes make the verdict."""
+    """The number of changes that make the verdict."""
     if check.verdict == DRIFT:
         return sum(change.is_certain for change in check.changes)
     return sum(change.verdict == REGRESSION for change in check.changes)
@@ -111,7 +111,7 @@ def text(check: Comparison) -> Iterator[str]:
 
 
 def moved(check: Comparison) -> Iterator[str]:
-    """A line per arm and number that moved: ``z_loss at 12.4k parameters, final loss (nats/token): +0.31 at 0.1``."""
+    """Yield a line per arm and number: ``z_loss at 12.4k parameters, final loss (nats/token): +0.31 at 0.1``."""
     lines: dict[str, list[str]] = {}
     for move in check.moves:
         subject = f"{move.arm} at {count(move.size)} parameters, {move.number} ({move.unit})"
@@ -148,7 +148,7 @@ def _literal(text: str) -> str:
 
 
 def junit(check: Comparison) -> str:
-    """JUnit XML: a test case per change, failed by what makes the exit code 1; one in error per reason not to judge."""
+    """JUnit XML: a test case per change, failed if it makes the exit code 1; and an error per reason not to judge."""
     failing = [change.verdict == REGRESSION or (check.strict and change.is_certain) for change in check.changes]
     counts = {"tests": len(failing) + len(check.reasons), "failures": sum(failing), "errors": len(check.reasons)}
     suite = ElementTree.Element("testsuite", {"name": "lab check", **{key: str(n) for key, n in counts.items()}})
@@ -170,7 +170,7 @@ def junit(check: Comparison) -> str:
 def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> str:
     """The page of a comparison: verdict, curves, table, remarks, and how both sides were made.
 
-    Without ``baselines`` (one could not be read) it has neither curves nor the last part.
+    Without ``baselines``, if one could not be read, it has neither curves nor the last part.
     """
     body = [html.paragraph(headline(check), "lead"), html.paragraph(f"{check.folder} against {check.baseline}")]
     if check.reasons:
@@ -197,8 +197,8 @@ def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> s
 def overlay(old: Baseline, new: Baseline) -> Sheet:
     """Final loss against learning rate, before and now.
 
-    Grey and dashed: the baseline. In colour: now. Lines are means over seeds, and a loss above that at initialization
-    is drawn there.
+    Grey and dashed: the baseline. In colour: now. Lines are means over seeds; losses above that at initialization are
+    drawn at it.
     """
     pairs = match_curves(old, new).pairs
     places = {number: where(old, number) for number in pairs}

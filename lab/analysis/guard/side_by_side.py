@@ -24,11 +24,11 @@ RULE = "Differences are B minus A with their 90 % interval; those of eta_div are
 
 
 class ComparedQuantity(NamedTuple):
-    """One quantity of one arm and size in both folders; means are over the seeds that the difference is taken over.
+    """One quantity of one arm and size in both folders; means are over the same seeds as the difference.
 
     Attributes:
         size: parameters without embeddings.
-        a: its mean in the first folder; of eta_div the learning rates of the seeds as text.
+        a: its mean in the first folder; for eta_div the learning rates of the seeds, as text.
         b: likewise in the second.
         difference: second minus first, in ``unit``.
         low: lower end of its 90 % interval; NaN with fewer than three seeds.
@@ -49,7 +49,7 @@ class ComparedQuantity(NamedTuple):
 
 
 class SideBySide(NamedTuple):
-    """Two results folders, what of their arms compares, and what else differs."""
+    """Two results folders, the quantities that were compared, and notes on other differences."""
 
     a: str
     b: str
@@ -87,9 +87,9 @@ def _shown(value: float | str) -> str:
 
 
 def compare_folders(first: Path, second: Path, window: Window = WINDOW) -> SideBySide:
-    """Compare two results folders over the learning rates that both ran, sensitivity over those in ``window``.
+    """Compare two results folders over the learning rates that both ran; sensitivity over those inside ``window``.
 
-    Seeds are paired where at least three are in both folders.
+    Seeds are paired if at least three are in both folders.
 
     Raises:
         RequestError: a folder cannot be read, no arm of one is in the other, or too few learning rates are in both.
@@ -139,7 +139,7 @@ def _compare(
             first, second, seeds = first[paired], second[paired], f"{len(paired)}, paired"
         shown_a, shown_b = (_lr_span(side, grid) if unit == STEPS else float(side.mean()) for side in (first, second))
         change = _change(first, second, resolution=1.0 if unit == STEPS else 0.0)
-        if shown_a == shown_b == "none":  # both lie beyond the grid, nobody knows how far
+        if shown_a == shown_b == "none":  # both lie beyond the grid, at an unknown distance
             change = (math.nan, math.nan, math.nan)
         yield ComparedQuantity(*arm_and_size, name, unit, shown_a, shown_b, *change, seeds)
 
@@ -153,7 +153,7 @@ def _change(a: pd.Series, b: pd.Series, resolution: float) -> tuple[float, float
 
 
 def _lr_span(indices: pd.Series, grid: list[float]) -> str:
-    """The learning rates at these places of a grid, counted from 1; past its end is none."""
+    """The learning rates at these positions of a grid, counted from 1; ``none`` beyond its end."""
     return span([grid[int(index) - 1] if index <= len(grid) else math.nan for index in indices])
 
 
@@ -173,4 +173,4 @@ def _data_notes(a: Baseline, b: Baseline, pairs: Mapping[int, int]) -> Iterator[
     }
     for of_a, of_b in sorted(differing):
         if of_a != of_b:
-            yield f"the data differ, so losses are not of one text: fingerprint {of_a} in A, {of_b} in B"
+            yield f"the data differ, so losses are on different text: fingerprint {of_a} in A, {of_b} in B"

@@ -1,4 +1,4 @@
-"""Choices of arms that rows of claims name, where arms depend on which values of a key there are."""
+"""Choices of arms for claims whose arms depend on the values that a key has in the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BURST = "burst"
 
 
 def each_value_of(group: ComparisonGroup, key: str, above: float = -math.inf) -> list[ArmTables]:
-    """An arm for each value of a key above a number, values rising."""
+    """An arm for each value of a key above a number, in rising order."""
     values = [value for value in group.values(key) if value > above]
     if len(values) < 2:
         raise MissingRunsError(f"one {key}", arms_exist=False)
@@ -19,16 +19,16 @@ def each_value_of(group: ComparisonGroup, key: str, above: float = -math.inf) ->
 
 
 def ends_of(group: ComparisonGroup, key: str) -> list[ArmTables]:
-    """Arms with the lowest and with the highest value of a key."""
+    """The arms with the lowest and the highest value of a key."""
     arms = each_value_of(group, key)
     return [arms[0], arms[-1]]
 
 
 def bursts_of(group: ComparisonGroup) -> list[str]:
-    """The bursts of bad data that runs met.
+    """The kinds of bursts of bad data that were injected into runs.
 
     Raises:
-        MissingRunsError: none met one.
+        MissingRunsError: no run has a burst.
     """
     bursts = [burst for burst in group.values(BURST) if burst != NONE]
     if not bursts:

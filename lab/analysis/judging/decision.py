@@ -1,4 +1,4 @@
-"""The rule of the board: from the intervals of a claim's parts to a verdict word and the p that goes with it."""
+"""The rule of the scoreboard: from the intervals of a claim's parts to a verdict and its p."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ REPRODUCED, IN_PART, CONTRADICTED, NO_EFFECT = "reproduced", "in part", "contrad
 NOT_TESTABLE, INCONCLUSIVE, NOT_RUN = "not testable here", "inconclusive", "not run"
 VERDICTS = (REPRODUCED, IN_PART, CONTRADICTED, NO_EFFECT, NOT_TESTABLE, INCONCLUSIVE, NOT_RUN)
 DECIDED = VERDICTS[:4]
-# What sentences claim of an effect: the open range in which it lies.
+# The open range in which most claims say that an effect lies.
 ABOVE_ZERO = (0.0, math.inf)
-# The share of false decisions that all readings of a claim may cause together, of which the first may cause this much
-# and each of five later ones an equal part of the rest.
+# The share of false decisions that all readings of a claim may cause together: the share of the first reading, and an
+# equal part of the rest for each of five later ones. A reading judges the claim once on fresh seeds.
 ALPHA, ALPHA_OF_FIRST, READINGS = 0.05, 0.04, 6
 
 
@@ -23,11 +23,11 @@ class Decision(NamedTuple):
     """A verdict on intervals.
 
     Attributes:
-        shown: the interval that speaks loudest against the claim.
-        p: two-sided, of the verdict, or of the one that lies nearest where none is reached; corrected for parts and
-            for earlier readings.
-        inside: numbers of the parts that surely lie on the side claimed.
-        against: numbers of those that surely do not: on the other side, or without an effect that counts.
+        shown: the interval of the part with the strongest evidence against the claim.
+        p: two-sided p of the verdict, or of the nearest one if none is reached; corrected for parts and for earlier
+            readings.
+        inside: numbers of the parts whose interval lies on the side claimed.
+        against: numbers of the parts whose interval does not: it lies on the other side, or within the margin of zero.
     """
 
     verdict: str
@@ -38,18 +38,18 @@ class Decision(NamedTuple):
 
 
 def alpha_of(reading: int) -> float:
-    """The share of false decisions that this reading of a claim may cause, counted from 1.
+    """The share of false decisions that this reading of a claim may cause; readings are counted from 1.
 
-    A claim that is read again each time seeds are added, until an interval decides, is decided falsely more often than
-    one interval errs.  Alpha is spent over the readings, so their sum bounds the share of false decisions, whether or
+    Judging a claim again each time seeds are added, until an interval decides, makes false decisions more often than
+    one interval does. So alpha is spent over the readings. Their sum bounds the share of false decisions, whether or
     not later readings keep the seeds of earlier ones.
 
     Raises:
-        ValueError: the alpha of ``READINGS`` readings is spent.
+        ValueError: there were ``READINGS`` readings before, so that no alpha is left.
 
     References:
         Lan and DeMets 1983, Discrete sequential boundaries for clinical trials,
-        https://doi.org/10.1093/biomet/70.3.659: any way to spend alpha; the bound is Bonferroni's.
+        https://doi.org/10.1093/biomet/70.3.659: alpha may be spent in any way; the bound used here is Bonferroni's.
     """
     if not 1 <= reading <= READINGS:
         raise ValueError(f"reading {reading} of {READINGS}")
@@ -57,17 +57,17 @@ def alpha_of(reading: int) -> float:
 
 
 def decide(intervals: Sequence[Interval], side: tuple[float, float], margin: float = 0.0, reading: int = 1) -> Decision:
-    """The one rule, on the interval of each part of a claim.
+    """Decide on a claim by the interval of each of its parts.
 
     - *reproduced*: every part lies inside ``side``.
-    - *no effect*: of a claim of an effect above zero every part lies within ``margin`` of zero, wherever else its
-      interval reaches (two one-sided tests, Schuirmann 1987).
-    - *in part*: some parts lie inside, others surely not.
-    - *contradicted*: some part surely does not lie inside, and none surely does.
+    - *no effect*: the claim is of an effect above zero, and every part lies within ``margin`` of zero (two one-sided
+      tests, Schuirmann 1987).
+    - *in part*: some parts lie inside, others do not, both with certainty.
+    - *contradicted*: some part certainly does not lie inside, and none certainly does.
     - *inconclusive*: everything else, and fewer than three seeds.
 
-    The first two take every part at once, so each may be tested at the whole alpha of the reading; the others take any
-    one, so each part is tested at its share (Bonferroni).
+    The first two verdicts need every part, so each part is tested at the whole alpha of the reading. The others need
+    any one part, so each is tested at its share of alpha (Bonferroni).
     """
     few = [interval for interval in intervals if interval.n < FEWEST_SEEDS]
     if few:

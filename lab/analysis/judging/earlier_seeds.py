@@ -1,7 +1,7 @@
-"""Effects on seeds whose records were replaced by those of others; the judge pools them with the seeds of the folder.
+"""Effects on earlier seeds, whose records a folder no longer holds; claims are judged on these and its own seeds.
 
-Tables ``earlier_seeds.*.csv`` in a folder of records hold them, one for each set of records that was replaced.  A row
-is a part of a claim, and its columns are ``KEY``, then an effect for each seed.
+Tables ``earlier_seeds.*.csv`` in the folder hold them, one for each set of records that was replaced. A row is a part
+of a claim; its columns are ``KEY``, then an effect for each seed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from lab.analysis.judging.evidence import ArmTables
 from lab.core.errors import RequestError
 
 PATTERN = "earlier_seeds.*.csv"
-# ``config``: a digest of what the runs were trained with, see ``config_of``; ``table``: ``EFFECT``, its control, or
-# another table of the claim.
+# ``config`` is a digest of the config of the runs, see ``config_of``; ``table`` is ``EFFECT``, its control, or another
+# table of the claim.
 KEY = ["claim", "config", "table", "part"]
 EFFECT, INSTABILITY_PART = "effect", "instability part"
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """The effects of all earlier seeds of a folder of records, by ``KEY`` and seed; empty where there are none.
+    """The effects of all earlier seeds of a folder of records, by ``KEY`` and seed; empty if there are none.
 
     Raises:
-        RequestError: a table cannot be read, or a seed stands in two of them.
+        RequestError: a table cannot be read, or a seed is in two of them.
     """
     tables = []
     for path in sorted(folder.glob(PATTERN)):
@@ -39,12 +39,12 @@ def read(folder: Path) -> pd.DataFrame:
             raise RequestError(f"{path} cannot be read as a table with columns {','.join(KEY)} and seeds") from None
     effects = pd.concat(tables or [pd.DataFrame(columns=KEY).set_index(KEY)], axis=1)
     if twice := sorted(effects.columns[effects.columns.duplicated()]):
-        raise RequestError(f"{folder}: seed {twice[0]} stands in two tables of earlier seeds")
+        raise RequestError(f"{folder}: seed {twice[0]} is in two tables of earlier seeds")
     return effects
 
 
 def config_of(arms: list[ArmTables]) -> str:
-    """A digest of all that the runs of the arms were trained with but their seeds, precision and engine with it."""
+    """A digest of the configs of the runs of these arms, including precision and engine, but not seeds."""
     curves = arms[0].evidence.curves
     configs = [[arm.lrs, sorted(sorted(map(str, curves[number].items())) for number in arm.numbers)] for arm in arms]
     return sha256(json.dumps(configs).encode()).hexdigest()[:12]
@@ -67,10 +67,10 @@ def _tables(effects: Qualified, table: str) -> Iterator[tuple[str, pd.DataFrame 
 
 
 def pooled(effects: Qualified, earlier: pd.DataFrame, config: str, table: str = EFFECT) -> Qualified:
-    """Effects of a claim with those of earlier seeds of the same config; a seed that both have counts as it is now.
+    """Effects of a claim with those of earlier seeds of the same config; of a seed that both have, the new one counts.
 
     Args:
-        earlier: rows of ``read`` of one claim.
+        earlier: the rows of ``read`` of this claim.
 
     Raises:
         RequestError: they have other parts than the claim has now.

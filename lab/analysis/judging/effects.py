@@ -1,6 +1,6 @@
-"""Effects: how the tables of arms become a number per seed, and what qualifies it.
+"""Effects: functions that make one number per seed from the tables of arms, with what qualifies it.
 
-Rows of claims name those that take arms first and all else by name.
+``claims.yaml`` can name those that take arms by position and all else by keyword.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
 
 FEWEST_SIZES = 3
-# To which effects are rounded: what is equal but for the arithmetic must not count as a difference.
+# Decimals to which effects are rounded, so that differences of the arithmetic do not count.
 DIGITS = 9
 
 Table = TypeVar("Table", pd.DataFrame, pd.Series)
 
 
 class Qualified(NamedTuple):
-    """Effects that are no more certain than the grid they were read off, or that show something only with a control.
+    """Effects with their qualifications: the resolution of a grid, a control, a presumption.
 
     Attributes:
         table: an effect per seed (row) for each part (column) of a claim.
-        resolution: of each effect, in its own unit; zero where no grid limits it.
-        control: what must lie above zero, or else the claim would hold without what it speaks of.
-        caution: what was left out, for the reader of the verdict.
-        presumed: what must lie above zero, or else the setting has nothing to cure; judging adds it.
+        resolution: of each effect, in its own unit; zero if no grid limits it.
+        control: effects that must lie above zero; otherwise the claim would hold without the cause that it names.
+        caution: a remark for the reader of the verdict, such as about what was left out.
+        presumed: effects that must lie above zero; otherwise the setting does not show the trouble that the claim is
+            about. Judging adds them.
     """
 
     table: pd.DataFrame | pd.Series
@@ -50,21 +51,21 @@ class Qualified(NamedTuple):
 
     @property
     def parts(self) -> list[str]:
-        """What the parts are called: by a name, or the size of a model; by their number where that is not enough."""
+        """Names of the parts: given names or sizes of models; numbers if these are not all different."""
         labels = [self.table.name] if isinstance(self.table, pd.Series) else self.table.columns
         names = [_part_name(label) for label in labels]
         return names if len(set(names)) == len(names) else [f"part {number}" for number in range(1, len(names) + 1)]
 
     def intervals(self) -> list[Interval]:
-        """One for each part, over the seeds at which every part, also of control and presumption, is known."""
+        """The interval of each part, over the seeds at which every part, also of control and presumption, is finite."""
         return _intervals(self, self._known())
 
     def control_intervals(self) -> list[Interval]:
-        """Those of the control, over the same seeds."""
+        """The intervals of the control, over the same seeds."""
         return _intervals(self.control, self._known())
 
     def presumed_intervals(self) -> list[Interval]:
-        """Those of the presumption, over the same seeds."""
+        """The intervals of the presumption, over the same seeds."""
         return _intervals(self.presumed, self._known())
 
     def _known(self) -> pd.Index[str]:
@@ -100,22 +101,22 @@ EffectsOfArms = Callable[..., Effects]
 
 
 def qualified(effects: Effects) -> Qualified:
-    """Effects without a qualification as qualified ones."""
+    """Wrap plain tables of effects as ``Qualified``; return any other unchanged."""
     return effects if isinstance(effects, Qualified) else Qualified(effects)
 
 
 def mean(tables: Sequence[Table]) -> Table:
-    """Cell by cell; NaN where any is."""
+    """Mean of the tables, cell by cell; NaN where any is."""
     return reduce(add, tables) / len(tables)
 
 
 def parts(**tables: pd.DataFrame | pd.Series) -> pd.DataFrame:
-    """Effects of several parts of a claim side by side; each must lie on its side."""
+    """Effects of several parts of a claim, side by side under their names."""
     return pd.concat(tables, axis=1)
 
 
 def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:
-    """Of each row, the slope of a straight line over log10 of the columns.
+    """Slope of the least-squares line over log10 of the columns, by row.
 
     Raises:
         MissingRunsError: there are fewer than ``fewest`` columns.
@@ -126,7 +127,7 @@ def slope(table: pd.DataFrame, fewest: int = FEWEST_SIZES) -> pd.Series:
 
 
 def slope_resolution(resolution: pd.DataFrame) -> pd.Series:
-    """The resolution of ``slope`` for values of this ``resolution`` with independent errors."""
+    """Resolution of ``slope``, for values of this ``resolution`` with independent errors."""
     return pd.Series(np.sqrt(resolution.to_numpy(dtype=float) ** 2 @ _slope_weights(resolution) ** 2), resolution.index)
 
 
@@ -137,31 +138,31 @@ def _slope_weights(table: pd.DataFrame) -> np.ndarray:
 
 
 def at_each_size(tables: Mapping[float, pd.DataFrame]) -> dict[Hashable, pd.DataFrame]:
-    """Tables by the value of a setting, turned: by size, a table with a column per value."""
+    """From a table per value of a setting to a table per size, with a column per value."""
     sizes = next(iter(tables.values())).columns
     return {size: pd.DataFrame({value: table.get(size) for value, table in tables.items()}) for size in sizes}
 
 
 def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
-    """Of each row, the straight line over log10 of the columns, at another size."""
+    """Value at another size of the least-squares line over log10 of the columns, by row."""
     middle = float(np.log10(np.array(table.columns, dtype=float)).mean())
     return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
 
 
 def exceeds(table: pd.DataFrame | pd.Series, bound: float) -> Qualified:
-    """A control that must lie above a bound."""
+    """A table minus a bound, as a control that must lie above the bound."""
     return Qualified(table - bound)
 
 
 def value(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1, plus: float = 0.0) -> Qualified:
-    """A quantity of one arm, by number, or its negative, plus a number."""
+    """A quantity of the arm with this number, times ``sign``, plus a constant."""
     return Qualified(sign * quantity(arms[arm], of) + plus, resolution(arms[arm], of))
 
 
 def difference(
     *arms: ArmTables, of: Quantity | list[Quantity], between: Sequence[int] = (0, 1), absolute: bool = False
 ) -> Qualified:
-    """A quantity of one arm minus that of another; of two quantities the first minus the second."""
+    """A quantity of one arm minus that of another; with two quantities, the first of one arm minus the second."""
     first, second = of if isinstance(of, list) else (of, of)
     one, other = (arms[number] for number in between)
     table = quantity(one, first) - quantity(other, second)
@@ -176,7 +177,7 @@ def ratio(*arms: ArmTables, of: Quantity, between: Sequence[int] = (0, 1)) -> Qu
 
 
 def slope_over_size(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1) -> Qualified:
-    """Slope of a quantity of one arm over log10 size, or its negative."""
+    """Slope of a quantity of one arm over log10 size, times ``sign``."""
     table, step = quantity(arms[arm], of), resolution(arms[arm], of)
     return Qualified(
         sign * slope(pd.DataFrame(table)), slope_resolution(step) if isinstance(step, pd.DataFrame) else step
@@ -184,7 +185,7 @@ def slope_over_size(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1)
 
 
 def difference_of_slopes(first: ArmTables, second: ArmTables, *, of: Quantity) -> Qualified:
-    """Slope of a quantity over log10 size, first arm minus second."""
+    """Slope of a quantity over log10 size in the first arm, minus that in the second."""
     return Qualified(slope(pd.DataFrame(quantity(first, of))) - slope(pd.DataFrame(quantity(second, of))))
 
 
@@ -194,7 +195,7 @@ def slope_of_difference(first: ArmTables, second: ArmTables, *, of: list[Quantit
 
 
 def drift(*arms: ArmTables, arm: int = 0) -> Qualified:
-    """Decades by which eta* (vertex of a parabola over log LR) lies above that of the smallest size, per larger one."""
+    """Decades by which eta* (vertex of a parabola over log LR) of each larger size lies above that of the smallest."""
     one = arms[arm]
     if len(one.sizes) < 2:
         raise MissingRunsError("models of one size only")
@@ -204,9 +205,9 @@ def drift(*arms: ArmTables, arm: int = 0) -> Qualified:
 
 
 def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
-    """Decades by which eta* at the largest size lies further than half a decade from that at the smallest.
+    """Distance of eta* at the largest size from that at the smallest, in decades, minus half a decade.
 
-    The control of a claim that eta* stays: the same rule must fail for the arm that is said to need it.
+    The control of a claim that eta* stays in place: in the arm without the remedy it must not.
     """
     one = arms[arm]
     if len(one.sizes) < 2:
@@ -217,9 +218,9 @@ def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
 
 
 def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
-    """Of the learning rates above the best one, in the paper's window, the largest loss minus the best one + 0.3.
+    """Largest loss at learning rates above the best one, in the paper's window, minus the best loss + 0.3, nats/token.
 
-    Of one arm, at each size; or its negative.
+    Of one arm, at each size, times ``sign``. Above zero some learning rate is unstable.
     """
     one = arms[arm]
     best, lrs = one.table("log_best"), [lr for lr in one.lrs if lr <= HIGH] or [one.top]
@@ -228,10 +229,10 @@ def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
 
 
 def coincide(first: ArmTables, second: ArmTables) -> Qualified:
-    """Loss of the second arm minus that of the first, mean over learning rates up to a tenth of the first's eta_div.
+    """Loss of the second arm minus that of the first, a mean over learning rates up to a tenth of the first's eta_div.
 
-    Per size; eta_div, where the loss crosses the best one + 0.3, is the smallest over seeds. The control: at the top
-    learning rate the first arm's loss is higher by more than 0.02, at every size.
+    There is one at each size, nats/token. The eta_div, where the loss crosses the best one + 0.3, is the smallest over
+    seeds. The control: at the top learning rate the first arm's loss is higher by more than 0.02, at every size.
     """
     means = {}
     for size, lost in first.table("log_lost").min().items():
@@ -246,7 +247,7 @@ def coincide(first: ArmTables, second: ArmTables) -> Qualified:
 
 
 def late_log(arm: ArmTables, probe: str, where: str) -> dict[float, pd.DataFrame]:
-    """Log10 of what a probe recorded at the end of training, by learning rate."""
+    """Log10 of a probe's values at the end of training, by learning rate."""
     return {lr: log10(arm.probe(lr, probe, where, late)) for lr in arm.lrs}
 
 
@@ -256,15 +257,15 @@ def over_rate(tables: Mapping[float, pd.DataFrame]) -> pd.DataFrame:
 
 
 def over_size(tables: Mapping[float, pd.DataFrame]) -> pd.Series:
-    """Slope over log10 size, mean over the learning rates."""
+    """Slope over log10 size, a mean over the learning rates."""
     return mean([slope(table) for table in tables.values()])
 
 
 def late_slope_over_rate(arm: ArmTables, *, probe: str, where: str, sign: int = 1) -> pd.DataFrame:
-    """Slope of the log10 of what a probe recorded late in training over log10 of the learning rate, at each size."""
+    """Slope of log10 of a probe's value late in training over log10 of the learning rate, at each size."""
     return sign * over_rate(late_log(arm, probe, where))
 
 
 def late_slope_over_size(arm: ArmTables, *, probe: str, where: str, sign: int = 1) -> pd.Series:
-    """Slope of the log10 of what a probe recorded late in training over log10 size, mean over the learning rates."""
+    """Slope of log10 of a probe's value late in training over log10 size, a mean over the learning rates."""
     return sign * over_size(late_log(arm, probe, where))

@@ -1,4 +1,4 @@
-"""Evidence: the runs of a folder as a claim reads them, in tables of one number per seed and size."""
+"""Evidence: the runs of a folder, in the form in which claims use them: tables of one number per seed and size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
 COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
 FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
-# A run above the best learning rate is lost where its loss lies further above the best one, nats/token.
+# A run above the best learning rate is unstable if its loss lies further than this above the best one, nats/token.
 LOST = 0.3
 
 Config = Mapping[str, Any]
@@ -35,7 +35,7 @@ Choice = Config | Callable[[Config], bool]
 
 
 class MissingRunsError(Exception):
-    """Runs that a claim needs are missing; ``arms_exist`` where its arms are there but hold too few of them."""
+    """Runs that a claim needs are missing; ``arms_exist`` says whether its arms exist, but with too few of them."""
 
     def __init__(self, message: str, *, arms_exist: bool = True) -> None:
         super().__init__(message)
@@ -43,25 +43,30 @@ class MissingRunsError(Exception):
 
 
 class RunSummary(NamedTuple):
-    """A run: its final loss, at most that at initialization."""
+    """A run: its id, and its final loss, at most that at initialization."""
 
     id: str
     loss: float
 
 
 class CurveSummary(NamedTuple):
-    """One curve and seed.
+    """The runs of one curve and seed, and numbers that summarize them.
 
     Attributes:
-        runs: by learning rate, rising.
-        alive: some final loss is a number.
-        learned: some run beat the bigram model.
-        values: ``best`` loss; ``total``, ``below``, ``above`` as in ``sensitivity.split``; ``coupled``, the smaller S
-            of the two windows that the paper uses for coupled decay (sec. 3.2.2), and ``coupled_above``, its
-            instability part; ``log_best``, log10 of eta* (vertex of a parabola); ``log_lost``, log10 of eta_div, where
-            the loss first crosses the best one + ``LOST`` above the best learning rate (straight between the two
-            learning rates around it), one step above the grid where it does not.  NaN where undefined.
-        resolutions: of values read off the grid of learning rates: the step of the grid there, in decades.
+        runs: the runs by learning rate, in rising order.
+        alive: whether some final loss is a number.
+        learned: whether some run beat the bigram model.
+        values: numbers by name, NaN if undefined:
+
+            - ``best``: the lowest final loss, nats/token.
+            - ``total``, ``below``, ``above``: sensitivity S and its two parts, as in ``sensitivity.split``.
+            - ``coupled``: the smaller S of the two windows that the paper uses for coupled decay (sec. 3.2.2);
+              ``coupled_above``: its instability part.
+            - ``log_best``: log10 of eta*, the vertex of a parabola.
+            - ``log_lost``: log10 of eta_div, the learning rate above the best one at which the loss first crosses the
+              best one + ``LOST``, interpolated straight between its neighbours; one step above the grid if it does not.
+
+        resolutions: the step of the grid of learning rates, in decades, of each value that was read off it.
     """
 
     curve: int
@@ -105,7 +110,7 @@ def _grid_step(lr: np.ndarray) -> float:
 
 
 def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
-    """Log10 of eta_div, and the step of the grid around it."""
+    """Log10 of eta_div, and the step of the grid around it, in decades."""
     lrs, best, level = np.log10(lr), int(loss.argmin()), loss.min() + LOST
     lost = np.flatnonzero(loss[best:] > level)
     if not len(lost):
@@ -118,7 +123,7 @@ def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
 
 
 def _optimum_resolution(lr: np.ndarray, loss: np.ndarray) -> float:
-    """A step where the best learning rate ends the grid; between others the parabola resolves eta*."""
+    """Resolution of eta*: the step of the grid if the best learning rate ends it; else zero, thanks to the parabola."""
     return 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)
 
 
@@ -131,8 +136,8 @@ class Evidence:
         """Group the runs into curves.
 
         Args:
-            commands: those that filled the folder.
-            earlier_seeds: effects on seeds whose records it no longer holds, see ``earlier_seeds.read``.
+            commands: the commands that filled the folder.
+            earlier_seeds: effects on seeds whose records the folder no longer holds, see ``earlier_seeds.read``.
         """
         self.name, self.records = name, records
         self.earlier_seeds = pd.DataFrame() if earlier_seeds is None else earlier_seeds
@@ -147,16 +152,16 @@ class Evidence:
 
     @cached_property
     def summaries(self) -> list[CurveSummary]:
-        """One for each curve and seed."""
+        """The summary of each curve and seed."""
         return curve_summaries(self.runs)
 
     @cached_property
     def alarm_scores(self) -> pd.DataFrame:
-        """Those of ``spikes.scores.score_runs``, indexed by kind of alarm and run id."""
+        """The scores of ``events.scores.score_runs``, indexed by kind of alarm and run id."""
         return score_runs(self.records).set_index(["kind", "id"])
 
     def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
-        """Group the curves that agree in everything but the keys ``frees`` and those below them; made once."""
+        """Groups of curves that agree in everything except the keys ``frees`` and those below them; computed once."""
         key = tuple(frees)
         if key not in self._groups:
             self._groups[key] = self._grouped(key)
@@ -173,7 +178,7 @@ class Evidence:
     def probe_values(
         self, reduce: Callable[..., pd.Series], probe: str, where: str, **options: float
     ) -> dict[str, float]:
-        """A value per run id, reduced once; ``reduce`` is called like one of ``lab.analysis.probe_values``.
+        """A value per run id, computed once; ``reduce`` is called like a function of ``lab.analysis.probe_values``.
 
         Raises:
             MissingRunsError: no run recorded this probe there.
@@ -187,31 +192,31 @@ class Evidence:
         return self._probe_values[key]
 
     def run_table(self, tabulate: Callable[[Records], pd.DataFrame]) -> pd.DataFrame:
-        """What a function such as ``spike_costs`` makes of the records, indexed by run id; made once."""
+        """The table that a function such as ``spike_costs`` makes of the records, indexed by run id; computed once."""
         if tabulate not in self._run_tables:
             self._run_tables[tabulate] = tabulate(self.records)
         return self._run_tables[tabulate]
 
 
 class ComparisonGroup:
-    """Curves that differ only in what a claim frees."""
+    """Curves that differ only in the keys that a claim frees."""
 
     def __init__(self, evidence: Evidence, curves: dict[int, Config]) -> None:
         self.evidence, self.curves = evidence, curves
 
     def holds(self, config: Config) -> bool:
-        """Whether all its curves have these values; ``None`` is absent."""
+        """Whether all its curves have these values; ``None`` means that a key is absent."""
         return all(curve.get(key) == value for key, value in config.items() for curve in self.curves.values())
 
     def values(self, key: str) -> list[Any]:
-        """The values of a freed key in rising order, without absent."""
+        """The values of a freed key in rising order; curves without the key are skipped."""
         return sorted({value for curve in self.curves.values() if (value := curve.get(key)) is not None})
 
     def arms(self, *choices: Choice) -> list[ArmTables]:
         """One arm for each choice, all at the learning rates that any of them has.
 
         Raises:
-            MissingRunsError: a choice has no curve, or two of one size.
+            MissingRunsError: a choice matches no curve, or two of one size.
         """
         arms = [tuple(n for n, curve in self.curves.items() if _chosen(curve, choice)) for choice in choices]
         if not all(arms):
@@ -222,12 +227,12 @@ class ComparisonGroup:
 
 
 class ArmTables:
-    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms that it is compared with.
+    """Curves of one arm, one per size, at the learning rates ``lrs`` of all arms with which it is compared.
 
-    Its tables have a row per seed and a column per size, NaN where a seed lacks a learning rate or every loss is NaN.
+    Its tables have a row per seed and a column per size; NaN where a seed lacks a learning rate or every loss is NaN.
 
     Attributes:
-        reads_sensitivity: some table of it was one of ``SENSITIVITIES``, so that a verdict knows what it rests on.
+        reads_sensitivity: whether some table was one of ``SENSITIVITIES``, on which the verdict then depends.
     """
 
     def __init__(self, evidence: Evidence, numbers: tuple[int, ...], lrs: tuple[float, ...]) -> None:
@@ -242,11 +247,11 @@ class ArmTables:
 
     @property
     def ids(self) -> set[str]:
-        """The runs that count."""
+        """Ids of the runs in its tables."""
         return {run.id for summary in self.complete for run in summary.runs.values()}
 
     def without_undertraining(self) -> ArmTables:
-        """The same arm, with the instability part of each S in the place of S."""
+        """The same arm, with the instability part of each S in place of S."""
         arm = copy(self)
         arm.complete = [one._replace(values=one.values | _instability_parts(one.values)) for one in self.complete]
         return arm
@@ -260,10 +265,10 @@ class ArmTables:
         """A quantity of ``CurveSummary.values``.
 
         Args:
-            largest: at how many of the largest sizes; at all unless given.
+            largest: restricts the table to this many of the largest sizes; 0 keeps all.
 
         Raises:
-            MissingRunsError: the quantity is one of a curve, and there are too few learning rates for one.
+            MissingRunsError: the quantity needs a curve, and there are too few learning rates for one.
         """
         if quantity in CURVE_QUANTITIES and len(self.lrs) < FEWEST_LRS:
             raise MissingRunsError(f"{len(self.lrs)} learning rates, a curve takes {FEWEST_LRS}")
@@ -271,29 +276,29 @@ class ArmTables:
         return self._tabulate(lambda summary: summary.values[quantity])[self.sizes[-largest:]]
 
     def resolution(self, quantity: str) -> pd.DataFrame:
-        """The step of the grid that each value of ``table`` was read off, in decades; zero where it is none."""
+        """The step of the grid off which each value of ``table`` was read, in decades; zero if no grid limits it."""
         return self._tabulate(lambda summary: summary.resolutions.get(quantity, 0.0))
 
     def loss(self, lr: float) -> pd.DataFrame:
-        """Final held-out loss at a learning rate, at most that at initialization."""
+        """Final held-out loss at a learning rate, at most that at initialization, nats/token."""
         return self._tabulate(lambda summary: summary.runs[lr].loss)
 
     def lost_by(self, lr: float) -> pd.DataFrame:
-        """By how much the final loss exceeds the curve's best one + ``LOST``: above zero is lost.
+        """Final loss minus the curve's best one + ``LOST``, nats/token: above zero the run is unstable.
 
-        NaN where no learning rate of the curve beat the bigram model.
+        NaN if no learning rate of the curve beat the bigram model.
         """
         level = {True: LOST, False: math.nan}
         return self._tabulate(lambda one: one.runs[lr].loss - one.values["best"] - level[one.learned])
 
     def lost(self, lr: float) -> pd.DataFrame:
-        """1 where the learning rate lies above eta_div, else 0, NaN where no learning rate beat the bigram model."""
+        """1 if the learning rate lies above eta_div, else 0; NaN if no learning rate beat the bigram model."""
         return (math.log10(lr) > (first := self.table("log_lost"))).where(first.notna()).astype(float)
 
     def probe(
         self, lr: float, probe: str, where: str, reduce: Callable[..., pd.Series], **options: float
     ) -> pd.DataFrame:
-        """What a probe recorded at a learning rate; ``reduce`` as in ``Evidence.probe_values``."""
+        """Values of a probe at a learning rate; ``reduce`` as in ``Evidence.probe_values``."""
         values = self.evidence.probe_values(reduce, probe, where, **options)
         return self._tabulate(lambda summary: values.get(summary.runs[lr].id, math.nan))
 
@@ -305,19 +310,19 @@ class ArmTables:
         """
         table = self.evidence.run_table(tabulate)
         if table.empty:
-            raise MissingRunsError(f"no run tells its {column}")
+            raise MissingRunsError(f"no run recorded its {column}")
         values: dict[Any, Any] = table[column].to_dict()
         return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
 
     def alarm(self, lr: float, kind: str, column: str) -> pd.DataFrame:
-        """What ``spikes.scores.score_runs`` says of an alarm at a learning rate.
+        """A column of ``events.scores.score_runs`` for one kind of alarm, at a learning rate.
 
         Raises:
-            MissingRunsError: no run recorded what the alarm reads.
+            MissingRunsError: no run recorded the measurement that the alarm needs.
         """
         scores = self.evidence.alarm_scores
         if kind not in scores.index:
-            raise MissingRunsError(f"no run recorded what the alarm {kind} reads")
+            raise MissingRunsError(f"no run recorded the measurement of the alarm {kind}")
         values: dict[Any, Any] = scores[column].xs(kind).to_dict()
         return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
 
@@ -338,7 +343,7 @@ class ArmTables:
         return nearest
 
     def locations(self, probe: str) -> list[str]:
-        """Where this probe listened, in the order of blocks."""
+        """The parts of the model where this probe was recorded, in the order of blocks."""
         return probe_values.places(self.evidence.records, probe)
 
     def _tabulate(self, value: Callable[[CurveSummary], float]) -> pd.DataFrame:
@@ -375,7 +380,7 @@ def _runs_of(arms: list[ArmTables]) -> pd.DataFrame:
 
 
 def extent(arms: list[ArmTables]) -> str:
-    """Sizes, learning rates and steps that were tried, for the reader of a claim that is not reproduced."""
+    """Sizes, learning rates and steps that were tried, in words."""
     lrs = sorted({lr for arm in arms for lr in arm.lrs})
     sizes, rates = _span(map(count, sizes_of(arms))), _span(map("{:g}".format, lrs))
     return f"{sizes} parameters, learning rates {rates}, {_span(map(str, steps_of(arms)))} steps"
@@ -393,7 +398,7 @@ def _sweeps(commands: Iterable[str]) -> list[str]:
 
 
 def _present(curve: Curve) -> dict[str, Hashable]:
-    """The config of a curve without absent keys; interventions are present by keys of their own."""
+    """The config of a curve without absent keys; each intervention is a key of its own."""
     names = [name for name in str(curve["intervention"]).split("+") if name != "none"]
     named = ("intervention", store.ORDER)
     present = {key: value for key, value in curve.items() if value is not None and key not in named}

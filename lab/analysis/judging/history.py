@@ -1,4 +1,4 @@
-"""How often a claim has been judged on fresh seeds, and how it came out each time."""
+"""Readings of claims: each time that a claim was judged on fresh seeds, with its verdict."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FILE = "readings.csv"
 
 
 class ClaimReading(NamedTuple):
-    """A verdict on seeds on which no rule had been made.
+    """A verdict on fresh seeds: the rule of the claim was fixed before they were seen.
 
     Attributes:
-        seeds: as ranges, ``3-9``.
-        date: of the records, as in ISO 8601.
-        verdict: by the rules of that day.
-        effect: of the part that spoke loudest against the claim, with its 95 % interval from ``low`` to ``high``.
+        seeds: the seeds as ranges, such as ``3-9``.
+        date: the date of the records, as in ISO 8601.
+        verdict: the verdict by the rules of that day.
+        effect: that of the part with the strongest evidence against the claim; 95 % interval ``low`` to ``high``.
     """
 
     seeds: str
@@ -36,17 +36,18 @@ class ClaimReading(NamedTuple):
 
 
 def number(earlier: Sequence[ClaimReading]) -> int:
-    """Which reading this is, whose record is the last of these: the first, and one more for each left undecided before.
+    """The number of the last of these readings: one more than the undecided ones before it.
 
-    A claim that was decided and is read again is tested anew; only reading on until an interval decides costs alpha.
+    Decided readings do not count, since a claim that was decided is tested anew; only reading on until an interval
+    decides costs alpha.
     """
     return 1 + sum(reading.verdict not in DECIDED for reading in earlier[:-1])
 
 
 def readings(folders: Sequence[Path]) -> Mapping[str, list[ClaimReading]]:
-    """By name of the claim, earliest first; none where no folder has any.
+    """The readings of each claim, by its name and in the order of time; empty if there is no file of readings.
 
-    Those of the first folder that has any count; where none of these has, those of the first folder around one.
+    The file is that of the first folder that has one, or else of the first parent of a folder that has one.
 
     Raises:
         RequestError: the file cannot be read.

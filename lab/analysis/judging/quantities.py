@@ -1,4 +1,4 @@
-"""Quantities of an arm that rows of claims name: numbers of curves, losses, costs of spikes, what probes recorded."""
+"""Quantities of an arm that claims can name: numbers of curves, losses, costs of spikes, values of probes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import lab.analysis.probe_values as probe_values
 from lab.analysis.events.costs import HELD_OUT, spike_costs
 from lab.analysis.judging.evidence import CURVE_QUANTITIES, ArmTables
 
-# ``NAME`` of a number of curves, or the arguments of one of the functions below, which its first key names.
+# ``NAME`` of a number of ``CurveSummary.values``, or the arguments of a function below, which their first key names.
 Quantity = str | Mapping[str, Any]
-# ``top`` of the paper's window, ``highest`` and ``lowest`` of all, the one nearest to a number, or ``each``.
+# A learning rate: ``top`` of the paper's window, ``highest`` or ``lowest`` of all, one near a number, or ``each``.
 Rate = str | float
 REDUCED_BY = {name: getattr(probe_values, name) for name in ("late", "near", "peak", "late_excess", "recovery", "rise")}
 
 
 def log10(table: pd.DataFrame) -> pd.DataFrame:
-    """Log10, NaN where there is none."""
+    """Log10 of a table; NaN for values that are not positive."""
     values = table.to_numpy(dtype=float)
     return pd.DataFrame(np.log10(np.where(values > 0, values, np.nan)), table.index, table.columns)
 
 
 def quantity(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:
-    """A number per seed (row) and size or learning rate (column).
+    """A quantity as a table with a row per seed and a column per size or learning rate.
 
     Raises:
         MissingRunsError: the runs do not have it.
@@ -38,16 +38,16 @@ def quantity(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:
 
 
 def resolution(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series | float:
-    """The resolution of ``quantity`` on the grid of learning rates, in decades; zero where no grid limits it."""
+    """The resolution of ``quantity`` on the grid of learning rates, in decades; zero if no grid limits it."""
     name, size = (of, "") if isinstance(of, str) else (str(of.get("curve", "")), str(of.get("size", "")))
     return _at_size(arm.resolution(name), size) if name in ("log_best", "log_lost") else 0.0
 
 
 def check(of: Quantity) -> None:
-    """Check what a row says of a quantity.
+    """Check the quantity that a claim names.
 
     Raises:
-        TypeError: there is no such quantity, or it takes no such arguments.
+        TypeError: there is no such quantity, or it does not take these arguments.
     """
     arguments = {"curve": of} if isinstance(of, str) else of
     kind = next(iter(arguments))
@@ -59,7 +59,7 @@ def check(of: Quantity) -> None:
 
 
 def _curve(arm: ArmTables, *, curve: str, largest: int = 0, size: str = "") -> pd.DataFrame | pd.Series:
-    """A number of ``CurveSummary.values``, at all sizes or at so many of the largest."""
+    """A number of ``CurveSummary.values``, at all sizes or at the ``largest`` ones only."""
     return _at_size(arm.table(curve, largest), size)
 
 
@@ -69,12 +69,22 @@ def _loss(arm: ArmTables, *, loss: Rate, size: str = "") -> pd.DataFrame | pd.Se
 
 
 def _lost_by(arm: ArmTables, *, lost_by: Rate, size: str = "") -> pd.DataFrame | pd.Series:
-    """By how much that loss exceeds the best one + 0.3."""
+    """Final held-out loss at a learning rate minus the best one + 0.3, nats/token."""
     return _at_rate(arm, lost_by, size, arm.lost_by)
 
 
+def loss_at_top(arm: ArmTables, factor: float = 1.0) -> pd.Series:
+    """Final held-out loss of the largest model at the top learning rate times a factor, nats/token."""
+    return arm.loss(arm.nearest(factor * arm.top)).iloc[:, -1]
+
+
+def best_of_largest(arm: ArmTables) -> pd.Series:
+    """Lowest final held-out loss of the largest model over the learning rates, nats/token."""
+    return arm.table("best").iloc[:, -1]
+
+
 def cost(arm: ArmTables, cost: str, at: Rate = "top") -> pd.Series:
-    """A column of ``spike_costs`` per seed, of the largest model at a learning rate; with ``each`` a table of all."""
+    """A column of ``spike_costs`` per seed, of the largest model at a learning rate; with ``each`` at every one."""
     table: Any = _at_rate(arm, at, "largest", lambda lr: arm.column(lr, spike_costs, cost))
     costs: pd.Series = table
     return costs
@@ -91,7 +101,7 @@ def _probe(
     decades: bool = False,
     **options: float,
 ) -> pd.DataFrame | pd.Series:
-    """What a probe recorded, or in ``decades`` its log10; ``options`` are those of what reduces it to a number."""
+    """Value of a probe, or in ``decades`` its log10; ``options`` go to the function that reduces it to a number."""
 
     def recorded(lr: float) -> pd.DataFrame:
         table = arm.probe(lr, probe, where, REDUCED_BY[reduced_by], **options)
@@ -110,7 +120,7 @@ QUANTITIES: dict[str, Callable[..., pd.DataFrame | pd.Series]] = {
 
 
 def by_rate(lrs: Iterable[float], value: Callable[[float], pd.DataFrame | pd.Series]) -> pd.DataFrame:
-    """Parts of a claim, one for each learning rate."""
+    """Values at each learning rate, side by side as parts of a claim."""
     return pd.concat({f"{lr:g}": value(lr) for lr in lrs}, axis=1)
 
 
@@ -126,5 +136,5 @@ def _at_size(table: pd.DataFrame, size: str) -> pd.DataFrame | pd.Series:
 
 
 def held_out(arm: ArmTables, lr: float, part: float) -> pd.Series:
-    """Held-out loss of the largest model at a part of the run; at a restart, with what it brings."""
+    """Held-out loss of the largest model at a share of the run; if there is a restart at that step, after it."""
     return arm.probe(lr, HELD_OUT, "", probe_values.near, part=part).iloc[:, -1]

@@ -1,4 +1,4 @@
-"""Claims as rows: read from the ``claims.yaml`` of a study, and checked against what there is."""
+"""Claims as rows: read from the ``claims.yaml`` of a study; every name in them is checked."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from lab.analysis.judging.verdicts import PLAIN, SOURCES, WIDTH, ChooseArms, Cla
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
-Named = Mapping[str, Any]  # functions and presumptions, by name
+Named = Mapping[str, Any]  # functions and presumptions by their names
 NEEDED = {"about", "figure", "sentence", "sweep"}
 KEYS = NEEDED | {"arms", "effect", "parts", "each", "control", "resolution", *Claim._field_defaults}
 _orders = count()
 
 
 def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
-    """The claims of a file: a list of blocks, each with ``claims`` by name, and before them what all of these share.
+    """Read the claims of a file: a list of blocks, each with fields that its claims share, and ``claims`` by name.
 
-    A row has the attributes of ``Claim``, without those that are always there, and in the place of its functions:
+    A row has the attributes of ``Claim``, except those that are made from the following fields:
 
-    - ``arms``: a config for each arm, or ``{NAME: ARGUMENTS}`` of a function that picks them; one arm of everything
-      unless given.
-    - ``effect``: ``{NAME: ARGUMENTS}`` of an effect; the function of the claim's own name unless given. Or ``parts``,
-      several of them by name.
-    - ``control``: as ``effect``, and with ``above`` what it must exceed instead of zero.
-    - ``each``: a key, for each of whose values effect and control are computed apart.
-    - ``resolution``: of the effect, in its unit.
+    - ``arms``: a config for each arm, or ``{NAME: ARGUMENTS}`` of a function that picks them; by default one arm of all
+      curves.
+    - ``effect``: ``{NAME: ARGUMENTS}`` of an effect; by default the function with the claim's name. Or ``parts``,
+      several effects by name.
+    - ``control``: as ``effect``, with ``above`` if it must exceed another bound than zero.
+    - ``each``: a key; effect and control are computed for each of its values.
+    - ``resolution``: that of the effect, in its unit.
     - ``presumes``: the name of a ``Presumption``.
 
     Args:
-        path: of the file.
-        of_study: modules with functions and presumptions of the study; those of the library are known besides.
+        path: the file.
+        of_study: modules with the functions and presumptions of the study, besides those of the library.
 
     Raises:
-        RequestError: a row names what there is not.
+        RequestError: a row has an unknown field, or names an unknown function, sweep or source.
     """
     known = {
         name: named
@@ -149,7 +149,7 @@ def _effects(name: str, row: Mapping[str, Any], known: Named) -> EffectsOfArms:
 
 
 def _bound(spec: Any, known: Named) -> EffectsOfArms:
-    """An effect with its arguments, which are checked."""
+    """An effect bound to its arguments, after checking them."""
     name, arguments = _split(spec)
     effect, arguments = _get("effect", name, known), dict(arguments)
     signature = inspect.signature(effect)
@@ -170,7 +170,7 @@ def _in_parts(effects: Mapping[str, EffectsOfArms], *arms: ArmTables) -> Qualifi
 
 
 def _in_each(key: str, effect: EffectsOfArms, *arms: ArmTables) -> Qualified:
-    """The effect of the arms of each value of a key, named by it."""
+    """The effects of the arms with each value of a key, as parts named by the value."""
     groups: dict[str, list[ArmTables]] = {}
     for arm in arms:
         groups.setdefault(str(arm.setting(key)), []).append(arm)

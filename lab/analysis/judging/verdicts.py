@@ -48,7 +48,7 @@ SOURCES = (
     *("Wortsman 2023", "McCandlish 2018", "Shallue 2018", "GPT-3", "MT-NLG"),
     *("GLM-130B", "OPT-175B", "PaLM-540B", "WeLM-10B", "Adam instability", "Bai 2025"),
 )
-# What the runs of a claim are unless it says otherwise.
+# The config that the runs of a claim have unless the claim says otherwise.
 PLAIN: Config = {
     FIXED_GAINS: None,
     "intervention.kappa_transplant": None,
@@ -57,11 +57,11 @@ PLAIN: Config = {
     "parametrization.name": "standard",
     "optimizer.name": "adamw",
 }
-# How the unit of an effect begins that is the log10 of a number.
+# Beginning of the unit of an effect that is the log10 of a number.
 LOG10 = "log10 "
-# By unit, the size below which an effect does not count; figures 1 and 3 call losses that are this near the same.
+# By unit, the size below which an effect does not count; figures 1 and 3 of the paper call losses this near the same.
 MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02}
-# How the reasons begin why no verdict is passed on effects that would give one.
+# Beginnings of reasons that withhold a verdict which the effects alone would give.
 UNDERTRAINED, CONTROLLED = "undertrained: ", "the control shows no effect of "
 
 ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
@@ -71,9 +71,9 @@ class Presumption(NamedTuple):
     """The trouble that a setting must show before a claim about its cure can be tested there.
 
     Attributes:
-        effects: of the arms of the claim, one effect per seed (row) for each part (column); every interval must lie
-            above zero.
-        unmet: what is said where one does not; ``{}`` in it stands for that interval.
+        effects: makes from the arms of the claim one effect per seed (row) for each part (column); every interval must
+            lie above zero.
+        unmet: the reason given if one does not; ``{}`` in it stands for that interval.
     """
 
     effects: EffectsOfArms
@@ -84,27 +84,28 @@ class Claim(NamedTuple):
     """A sentence of a paper, and how it is judged.
 
     Attributes:
-        name: the name under which it is filed.
+        name: its name, a key of ``CLAIMS``.
         about: its subject, in words.
-        figure: the figure of the paper that shows it; of other sources the section, figure or equation.
+        figure: the figure of the paper that shows it; for other sources the section, figure or equation.
         sweep: the sweep that trains its runs.
-        arms: picks the arms that it compares from runs alike in all but ``frees``.
-        effects: of those arms, one effect per seed (row) for each part (column) of the claim.
-        order: its position among all claims as they are filed.
-        frees: keys in which the runs compared may differ, and those below them; width is always one.
-        cause: what the sentence says has an effect: config keys, ``step`` or ``where`` of a probe. Of records alike
-            in all but these, no claim is reproduced.
-        holds: config that its runs must have.
-        side: the open range in which the sentence claims each effect to lie; ends are in ``unit``.
+        arms: picks the arms that it compares from runs that agree in everything except ``frees``.
+        effects: makes from these arms one effect per seed (row) for each part (column) of the claim.
+        order: its position among all claims.
+        frees: keys in which the compared runs may differ, with all keys below them; the width is always one.
+        cause: what causes the effect by the sentence: config keys, ``step`` or ``where`` of a probe. If records do not
+            depend on these, the claim must not be reproduced.
+        holds: config values that its runs must have.
+        side: the open range in which the sentence claims each effect to lie, in ``unit``.
         shown_in: the figure of a report that shows it.
-        restates: the name of the claim of the paper that it says anew without constants that no small model meets;
-            empty for the paper's own.
-        ours: its bound, or what is compared, is ours and not the paper's, though it restates no other claim.
+        restates: the name of the claim that it restates without constants that no small model can reach; empty for a
+            claim in the paper's own terms.
+        ours: whether its bound, or the comparison, is the lab's and not the paper's, though it restates no other claim.
         source: the paper, one of ``SOURCES``.
-        presumes: without which the claim is not testable here, whatever its own effects are; None without one.
-        untestable: why no runs of its sweep can test it, by how they are made; empty where they can.
-        affirms: sweeps to whose question this claim, if it is reproduced, says yes.
-        denies: sweeps to whose question it says no.
+        presumes: the trouble without which the claim is not testable here, whatever its own effects are; None if there
+            is none.
+        untestable: the reason why runs of its sweep cannot test it; empty if they can.
+        affirms: sweeps whose question this claim answers with yes if it is reproduced.
+        denies: sweeps whose question it answers with no if it is reproduced.
     """
 
     name: str
@@ -134,12 +135,13 @@ class Verdict(NamedTuple):
     """The verdict on a claim.
 
     Attributes:
-        effect: of the part that speaks loudest against the claim, as are ``low`` and ``high``; NaN where there is none.
-        sweep: the one that was judged, or that would train its runs.
-        parameters: of the models judged, rising.
-        steps: numbers of training steps of the runs judged, rising.
-        decay_times_steps: weight decay times steps of the runs judged, rising.
-        p: see ``Decision``; NaN where nothing was tested, as where nothing can be.
+        effect: that of the part with the strongest evidence against the claim, as are ``low`` and ``high``; NaN if no
+            part has one.
+        sweep: the sweep that was judged, or that would train the runs.
+        parameters: parameters of the models judged, in rising order.
+        steps: numbers of training steps of the runs judged, in rising order.
+        decay_times_steps: weight decay times steps of the runs judged, in rising order.
+        p: see ``Decision``; NaN if nothing was tested.
     """
 
     verdict: str
@@ -160,8 +162,8 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> 
     """Judge a claim on the runs that ``effects_of`` finds.
 
     Args:
-        reading: how often, with this time, the claim has been judged on fresh seeds of its sweep; it is the first on
-            runs of another.
+        reading: which judgement of the claim on fresh seeds of its sweep this is, counted from 1; always 1 on runs of
+            another sweep.
     """
     try:
         arms, effects = effects_of(claim, folders)
@@ -172,9 +174,9 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> 
 
 
 def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTables], Qualified]:
-    """The arms of a claim and its effects, on a group of curves from its own sweep, or where that has none another.
+    """The arms of a claim and its effects, on a group of curves from its own sweep, or else from another.
 
-    Of several groups the one with the most runs counts; of equals the one in the earlier folder.
+    Of several groups the one with the most runs counts; of equal ones that in the earlier folder.
 
     Raises:
         MissingRunsError: no folder has the runs that it takes.
@@ -200,7 +202,7 @@ def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
 
 
 def _effects_of_arms(claim: Claim, arms: list[ArmTables], table: str = EFFECT) -> Qualified:
-    """Effects per seed, with those of earlier seeds that were trained alike."""
+    """Effects per seed, with those of earlier seeds of the same config."""
     effects, earlier = qualified(claim.effects(*arms)), arms[0].evidence.earlier_seeds
     if claim.presumes:
         effects = effects._replace(presumed=qualified(claim.presumes.effects(*arms)))
@@ -210,7 +212,7 @@ def _effects_of_arms(claim: Claim, arms: list[ArmTables], table: str = EFFECT) -
 
 
 def instability_effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
-    """Effects per seed, with the instability part of each S in the place of S."""
+    """Effects per seed, with the instability part of each S in place of S."""
     return _effects_of_arms(claim, [arm.without_undertraining() for arm in arms], INSTABILITY_PART)
 
 
@@ -243,7 +245,7 @@ def _decide(claim: Claim, effects: Qualified, reading: int) -> Decision:
 
 
 def _relation(claim: Claim, decision: Decision, effects: Qualified, alpha: float) -> str:
-    """How the intervals lie to what is claimed."""
+    """The reason for a verdict: how the intervals lie relative to the claim."""
     (low, high), shown = claim.side, decision.shown
     if decision.verdict == INCONCLUSIVE:
         if low < shown.low and shown.high < high:
@@ -262,7 +264,7 @@ def _relation(claim: Claim, decision: Decision, effects: Qualified, alpha: float
 
 
 def _open_parts(decision: Decision, effects: Qualified) -> str:
-    """Which parts speak against a claim that is contradicted, where others are open."""
+    """The parts that contradict a claim, if other parts are undecided."""
     if decision.verdict != CONTRADICTED or len(decision.against) == len(effects.parts):
         return ""
     against = [effects.parts[part] for part in decision.against]
@@ -270,7 +272,7 @@ def _open_parts(decision: Decision, effects: Qualified) -> str:
 
 
 def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
-    """What the claim presumes and the setting does not show; empty where it shows all."""
+    """The reason why the setting does not meet the presumption of the claim; empty if it does."""
     weak = [one for one in effects.presumed_intervals() if not one.low > 0]
     if not claim.presumes or not weak:
         return ""
@@ -278,7 +280,7 @@ def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
 
 
 def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: int) -> str:
-    """A caution where S decides a claim and its instability part alone does not, or decides it otherwise."""
+    """The reason for a claim that S decides, but its instability part alone does not, or decides differently."""
     if verdict == INCONCLUSIVE or not any(arm.reads_sensitivity for arm in arms):
         return ""
     stability = _decide(claim, instability_effects(claim, arms), reading)
@@ -306,7 +308,7 @@ def _spell(interval: Interval) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """An effect without its unit; the number itself, to three digits, where the unit is the log10 of one."""
+    """An effect without its unit, to three digits; if the unit is the log10 of a number, the number itself."""
     return count(10**value) if unit.startswith(LOG10) else f"{value:.3g}"
 
 
@@ -319,7 +321,7 @@ def _range(claim: Claim) -> str:
 
 
 def _gaps(arms: list[ArmTables]) -> list[str]:
-    """What keeps seeds from counting."""
+    """Reasons why seeds do not count."""
     summaries = {(summary.curve, summary.seed): summary for arm in arms for summary in arm.summaries}
     curves, seeds = ({key[part] for key in summaries} for part in (0, 1))
     sizes = {size for arm in arms for size in arm.sizes}

@@ -1,4 +1,4 @@
-"""What a data point says when the pointer rests on it: run axes, value, interval over seeds, run ids."""
+"""Hover texts of data points: settings of the runs, value, interval over seeds, run ids."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Quantity(NamedTuple):
 
 
 class HoverText:
-    """Columns of runs as arrays: picking the runs of a point from a table takes longer than drawing it."""
+    """Maker of hover texts from columns of runs, kept as arrays, since picking rows of a table takes too long."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
         """``runs`` has the columns ``arm``, ``size``, ``lr``, ``seed``, ``outcome``, and ``id`` if runs have ids."""
@@ -64,7 +64,7 @@ class HoverText:
             shown: mask or indices of its runs.
             quantity: what the values measure.
             values: one finite value per seed that has one.
-            *others: further lines on where the point stands.
+            *others: further lines about the position of the point.
         """
         runs = {name: column[shown] for name, column in self.columns.items()}
         lrs, n = sorted(set(runs["lr"])), len(runs["lr"])
@@ -84,7 +84,7 @@ def _few(names: Sequence[str], kind: str) -> str:
 
 
 class Points(NamedTuple):
-    """The marks of a line, and what each says."""
+    """The marks of a line, with the text of each."""
 
     line: Line2D
     texts: Sequence[str]
@@ -96,7 +96,7 @@ def with_texts(drawn: str, points: Iterable[Points], height: float) -> str:
     Args:
         drawn: an SVG of the figure in which each line is a group whose id is its ``group_id``.
         points: the lines with their texts, in the order of their group ids.
-        height: of the figure, in points.
+        height: height of the figure, in points.
     """
     by_group = {group_id(number): each for number, each in enumerate(points)}
 
@@ -111,7 +111,7 @@ def with_texts(drawn: str, points: Iterable[Points], height: float) -> str:
             nearest = int(np.nanargmin(distances))
             if distances[nearest] > NEAR:
                 return mark[0]
-            xy[nearest] = np.nan  # of marks that coincide each says its own text
+            xy[nearest] = np.nan  # marks that coincide take one text each
             return f'{mark[0]} data-hover="{_attribute(texts[nearest])}"'
 
         return re.sub(r'<use xlink:href="[^"]*" x="([^"]*)" y="([^"]*)"', use, group[0])
@@ -120,10 +120,10 @@ def with_texts(drawn: str, points: Iterable[Points], height: float) -> str:
 
 
 def group_id(number: int) -> str:
-    """Id of the group that a line with texts is drawn as."""
+    """Id of the SVG group of a line with texts."""
     return f"hover{number}"
 
 
 def _attribute(text: str) -> str:
-    """Plain text as the value of an attribute; a line break stays one in HTML and in XML."""
+    """Plain text escaped as the value of an attribute; line breaks are kept, in HTML and in XML."""
     return escape(printable(text)).replace("\n", "&#10;")

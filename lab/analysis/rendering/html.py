@@ -17,7 +17,7 @@ from lab.core.printing import printable
 
 HERE = Path(__file__).parent
 STYLE, SCRIPT = (HERE.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-# The only script that a browser may run; drawings carry styles of their own.
+# The only script that a browser may run; styles are allowed inline, since drawings carry their own.
 SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
     f"default-src 'none'; script-src 'sha256-{SCRIPT_DIGEST}'; style-src 'unsafe-inline'; img-src 'self' file: data:; "
@@ -28,7 +28,7 @@ HEADING = re.compile(r'^<section id="([\w-]+)">\n<h2>(.*)</h2>', re.MULTILINE)
 
 
 def _text(value: Any) -> Any:
-    """Whatever a template shows, in letters that can be seen; every text of a page passes through here."""
+    """A value of a template with invisible characters escaped; every text of a page passes through here."""
     return value if isinstance(value, Markup) else printable(str(value))
 
 
@@ -52,9 +52,9 @@ def document(title: str, body: Iterable[Markup], heading: str = "", *, filters: 
     """A whole page, with a list of contents where it has three sections or more.
 
     Args:
-        title: for the window; also the heading, or where there is another stands above that.
-        filters: what a field at the top picks by the words typed, such as ``cards``.
-        reloads: while it is open, every ``RELOAD_SECONDS``.
+        title: the title of the window; also the heading, or a line above it if another ``heading`` is given.
+        filters: the kind of elements that a field at the top filters by the words typed, such as ``cards``.
+        reloads: whether an open page reloads every ``RELOAD_SECONDS``.
     """
     content = Markup("\n").join(body)
     sections = [(name, Markup(re.split("[,:]", entry)[0])) for name, entry in HEADING.findall(content)]
@@ -64,14 +64,13 @@ def document(title: str, body: Iterable[Markup], heading: str = "", *, filters: 
 
 
 def section(title: str, *parts: Markup) -> Markup:
-    """A heading with HTML below it; the contents list it."""
+    """A heading with HTML below it; the list of contents shows it."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
     return Markup(PIECES.section(title, name, parts))
 
 
 def paragraph(text: str, kind: str = "plain", word: str = "") -> Markup:
-    """A paragraph, after a word that stands out; its ``kind`` is ``plain``, ``lead``, ``facts``, ``note`` or
-    ``warning``."""
+    """A paragraph after a highlighted ``word``; ``kind`` is ``plain``, ``lead``, ``facts``, ``note`` or ``warning``."""
     return Markup(PIECES.paragraph(text, kind, word))
 
 
@@ -89,7 +88,7 @@ def links(files: Mapping[str, str], drawing: str = "", formats: Iterable[str] = 
     """Links to files beside the page, by label, and buttons that save the drawing above, of this name.
 
     Args:
-        formats: of the buttons: ``png`` saves a picture, ``pdf`` prints the drawing on a page of its size.
+        formats: one button each: ``png`` saves a picture, ``pdf`` prints the drawing on a page of its size.
     """
     return Markup(PIECES.links(files, drawing, formats))
 
@@ -98,8 +97,8 @@ def table(frame: pd.DataFrame, prose: Iterable[str] = (), *, sorts: bool = False
     """A table that scrolls inside itself.
 
     Args:
-        prose: columns that are wrapped.
-        sorts: by the column whose head is pressed; a field above keeps the rows that have all words typed.
+        prose: columns whose text is wrapped.
+        sorts: whether pressing the head of a column sorts by it, and a field above keeps rows with all words typed.
     """
     return Markup(PIECES.table(list(frame), frame.to_numpy().tolist(), set(prose), sorts))
 
@@ -109,8 +108,8 @@ def figure(svg: str, caption: str, files: Markup | str = "", narrow: str = "") -
 
     Args:
         svg: trusted HTML, as ``layout.svg`` makes it.
-        files: as made by ``links``; stands between the drawing and its caption.
-        narrow: the same figure drawn for a narrow screen, which shows it instead.
+        files: HTML between the drawing and its caption, as made by ``links``.
+        narrow: the same figure drawn for a narrow screen, which is shown there instead.
     """
     label, *paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]
     opening = Markup('<svg role="group" aria-label="{}" ').format(printable(label))
@@ -123,7 +122,7 @@ class Card(NamedTuple):
     """A tile of an overview that leads to a page.
 
     Attributes:
-        link: to the page.
+        link: the address of the page.
         picture: a file beside the overview, or empty.
         more: HTML below the text.
     """

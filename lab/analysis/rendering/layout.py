@@ -25,22 +25,22 @@ MOST_KEYS = 9
 MOST_COLUMNS = 4
 MOST_FINE_CORNERS = 15  # shapes with more corners are rounded to fewer digits
 PNG_DPI = 300
-# In multiples of the size of text: about the room left of the panels and that of keys beside them; panels; and the
-# width of a page on which keys stand beside the panels.
+# In multiples of the size of text: about the room for labels left of the panels, and for keys beside them; the least
+# and the greatest width of a panel; and the width of a page from which keys stand beside the panels.
 LABELS, KEYS = 7.0, 13.0
 NARROWEST, WIDEST = 9.5, {1: 28.0, 2: 21.0}  # by number of columns
 PAGE_OF_KEYS_BESIDE = 42.0
 ANY_TEXT = 100.0
 PAD = 0.7  # around each panel with its labels
-SAMPLE = 2.3  # what stands before the text of a key
+SAMPLE = 2.3  # width of the sample before the text of a key
 
 
 class Drawing(Figure):
     """A figure with its caption.
 
     Attributes:
-        caption: a title, then paragraphs on what is in the figure, and only that.
-        points: marks that say something when the pointer rests on them.
+        caption: a title, then paragraphs on everything that the figure shows, and on nothing else.
+        points: marks with hover texts.
     """
 
     caption: str = ""
@@ -51,9 +51,9 @@ class Drawing(Figure):
 
 
 class Sheet:
-    """Rows of panels with their keys at the right, or below on a narrow page; matplotlib places all of it.
+    """Rows of panels, with keys at the right or, on a narrow page, below; matplotlib places them.
 
-    The figure becomes as high as panels of the heights asked for and the text around them need.
+    The height of the figure follows from the heights of the panels and the text around them.
     """
 
     def __init__(self, columns: int, heights: Sequence[float], room: float = LABELS) -> None:
@@ -65,8 +65,8 @@ class Sheet:
         self.column_width = panel_width - PAD * em
         page_width = (room + KEYS) * em + columns * panel_width if self.keys_beside else style.page().width
         self.engine = ConstrainedLayoutEngine(w_pad=PAD * em / 2, h_pad=PAD * em / 2, wspace=0, hspace=0)
-        # room for any text, until the height that it takes is known; panels are about as large as they will be, which
-        # ticks and titles go by
+        # Ample room for text until its height is known. Panels have about their final size, on which ticks and titles
+        # depend.
         page_height = 2 * sum(self.heights) + ANY_TEXT * em
         self.figure = Drawing(figsize=(page_width, page_height), layout=self.engine)
         place = {"left": room * em / page_width, "right": (room * em + columns * panel_width) / page_width}
@@ -79,9 +79,9 @@ class Sheet:
         self._explained: dict[str, str] = {}
 
     def panel(self, row: int, column: int, columns: int = 1, **shared: Any) -> Axes:
-        """Axes in this cell, counted from the upper left, over so many columns.
+        """Axes in this cell, counted from the upper left, spanning ``columns`` columns.
 
-        ``shared`` are ``sharex`` and ``sharey``, as in matplotlib.
+        ``shared`` may hold ``sharex`` and ``sharey``, as in matplotlib.
         """
         axes: Axes = self.figure.add_subplot(self.grid[row, column : column + columns], **shared)
         self._row_of[axes] = row % len(self.heights)
@@ -145,15 +145,15 @@ def _keys_beside() -> bool:
 
 
 def _widest(columns: int, room: float) -> float:
-    """Width that each of so many columns may have on the page, in multiples of the size of text."""
+    """Width that each of ``columns`` columns may have on the page, in multiples of the size of text."""
     return (style.page().width / style.em() - room - KEYS * _keys_beside()) / columns
 
 
 def columns_for(panels: int, narrowest: float = NARROWEST, room: float = LABELS) -> int:
-    """Number of columns for so many panels: at most four and as many as fit, with rows as full as possible.
+    """Number of columns for ``panels`` panels: at most four and as many as fit, with rows as full as possible.
 
-    ``narrowest`` is the least width of a panel, with its labels if each has its own, and ``room`` that of labels at the
-    left, in multiples of the size of text.
+    In multiples of the size of text, ``narrowest`` is the least width of a panel, with its labels if each has its own;
+    ``room`` is the width of labels at the left.
     """
     most = max((columns for columns in range(1, MOST_COLUMNS + 1) if _widest(columns, room) >= narrowest), default=1)
     return -(-panels // -(-panels // most))
@@ -173,17 +173,17 @@ def facets(
     """Small multiples: titles side by side, as many as fit, and for each a panel per label, one below the other.
 
     Args:
-        titles: of facets; None leaves a place empty.
-        labels: of the y axes.
-        height: of a panel, in multiples of the size of text.
-        columns: as many as fit, unless given.
-        share_x: the panels of a facet have one x axis, whose numbers stand below the last of them.
-        share_y: all panels of a label have one y axis, whose numbers stand at the left.
+        titles: titles of the facets; None leaves a place empty.
+        labels: labels of the y axes.
+        height: height of a panel, in multiples of the size of text.
+        columns: number of columns; as many as fit by default.
+        share_x: whether the panels of a facet share one x axis, with numbers below the last of them.
+        share_y: whether all panels of a label share one y axis, with numbers at the left.
         below: heights of further rows of the sheet.
-        room: for labels at the left, in multiples of the size of text.
+        room: room for labels at the left, in multiples of the size of text.
 
     Returns:
-        The sheet, and of each facet the panels, from the top.
+        The sheet, and the panels of each facet from the top.
     """
     columns = columns or columns_for(len(titles), room=room)
     bands = -(-len(titles) // columns)
@@ -220,7 +220,7 @@ def styled(draw: Callable[..., Sheet]) -> Callable[..., Drawing]:
 
 
 def line_keys(shades: Mapping[float, str], spell: Callable[[float], str] = number) -> list[Line2D]:
-    """Key entries for lines told apart by shade; of more than nine, nine from first to last."""
+    """Key entries for lines that differ in shade; if there are more than nine, nine from first to last."""
     values = list(shades)
     shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_KEYS)).round().astype(int))
     return [Line2D([], [], color=shades[values[index]], label=spell(values[index])) for index in shown]
@@ -240,13 +240,13 @@ def svg(figure: Drawing, name: str) -> str:
 
 
 def narrow_svg(draw: Callable[[], Drawing], name: str) -> str:
-    """Draw a figure for a narrow screen and render it; its ids are no other's than those of ``svg`` for this name."""
+    """Draw a figure for a narrow screen and render it; its ids differ from those of ``svg`` for this name."""
     with style.drawn_for(style.NARROW_SCREEN):
         return svg(draw(), f"{name}-narrow")
 
 
 def save(figure: Drawing, path: Path, *, within: Path | None = None) -> None:
-    """Write a figure as a PDF with text as text, or as a PNG; its suffix decides.  See ``files.atomic_write``.
+    """Write a figure as a PDF with text as text, or as a PNG, by the suffix of ``path``; see ``files.atomic_write``.
 
     Raises:
         RequestError: the file cannot be written.
@@ -257,7 +257,7 @@ def save(figure: Drawing, path: Path, *, within: Path | None = None) -> None:
 
 
 def _shorten(path: re.Match[str]) -> str:
-    """Round a path to a hundredth of a point, one of many corners to a tenth; both are finer than print."""
+    """Round a path to a hundredth of a point, or to a tenth if it has many corners; both are finer than print."""
     digits = 1 if path[0].count("L") > MOST_FINE_CORNERS else 2
     rounded = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.{digits}f}", path[0])
     return re.sub(r"\s*([A-Zz])\s*", r"\1", rounded).strip()

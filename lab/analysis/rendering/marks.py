@@ -1,4 +1,4 @@
-"""What bands, marks and lines mean: each kind has an entry in the key and a sentence in the caption, if it is drawn."""
+"""Meaning of bands, marks and lines: each kind that is drawn has an entry in the key and a sentence in the caption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from lab.analysis.rendering.style import INK
 
-# Bands of more seeds hold the middle part of them, since the range of seeds grows with their number.
+# With more seeds, bands hold the middle part of them only, since the range of seeds grows with their number.
 MOST_SEEDS_OF_RANGE = 5
 INTERVAL, SEED = "interval", "seed"
 RANGE, MIDDLE, MIDDLE_PART = "range", "middle", (0.1, 0.9)
@@ -24,23 +24,24 @@ AT_INIT, BIGRAM, EPSILON = "at initialization", "bigram model", "Adam's epsilon"
 SENTENCES = {
     RANGE: "Bands reach from the lowest to the highest of {seeds} seeds.",
     MIDDLE: "Bands hold the middle 80 % of {seeds} seeds.",
-    "unstable": "A cross marks where some seed was unstable: its learning rate is above its best one, and it ended "
-    "worse than a bigram model of the text.",
-    "diverged": "A triangle marks where some seed diverged: its loss was non-finite, or ended no lower than it began.",
+    "unstable": "A cross marks runs of which some seed was unstable: its learning rate is above the best one, and it "
+    "ended worse than a bigram model of the text.",
+    "diverged": "A triangle marks runs of which some seed diverged: its loss was non-finite, or ended no lower than it "
+    "began.",
     INTERVAL: "Bars are 95 % Student-t intervals over {seeds} seeds.",
-    SEED: "A short line is a seed: fewer than three have no interval.",
+    SEED: "A short line is a seed, since fewer than three seeds have no interval.",
 }
 # In the order of their entries in a key; intervals and seeds have none.
 KINDS = (RANGE, MIDDLE, *OUTCOMES, AT_INIT, BIGRAM)
 
 
 def kind_of_band(seeds: int) -> str:
-    """Which band so many seeds get."""
+    """The kind of band for this number of seeds."""
     return RANGE if seeds <= MOST_SEEDS_OF_RANGE else MIDDLE
 
 
 def band_ends(values: np.ndarray) -> tuple[float, float]:
-    """Where the band of these values, one per seed, begins and ends."""
+    """The ends of the band of these values, one per seed."""
     if kind_of_band(len(values)) == RANGE:
         return float(values.min()), float(values.max())
     low, high = np.quantile(values, MIDDLE_PART)
@@ -48,7 +49,7 @@ def band_ends(values: np.ndarray) -> tuple[float, float]:
 
 
 def name(artist: Artist, kind: str, seeds: int = 0) -> None:
-    """Say what an artist is, and for bands of how many seeds."""
+    """Note the kind of an artist, and for bands the number of seeds."""
     artist.set_gid(f"{kind}|{seeds}")
 
 
@@ -100,6 +101,6 @@ def sentences(figure: Figure, others: Mapping[str, str]) -> Iterator[str]:
 
 
 def _seeds(artists: Iterable[Artist]) -> str:
-    """``3``, or ``2 to 3`` where bands are of different numbers of seeds."""
+    """``3``, or ``2 to 3`` if bands differ in their number of seeds."""
     counts = {int(str(artist.get_gid()).rpartition("|")[2]) for artist in artists}
     return " to ".join(map(str, sorted({min(counts), max(counts)})))

@@ -21,13 +21,13 @@ REFERENCES = {"loss_at_init": (marks.AT_INIT, (0, (1, 1.5))), "loss_bigram": (ma
 FINAL_LOSS = Quantity("final held-out loss", "nats/token")
 # Width of the widest name of a row, in multiples of the size of text, and as a share of the page.
 ROW_NAME, ROW_NAME_SHARE = 13.0, 0.24
-ROOM = 0.7  # of a row, the part that its dots share
-# Width of a panel of rows, with the names at its left, below which panels stand below one another.
+ROOM = 0.7  # the share of a row's height over which its dots are spread
+# Panels of rows, with the names at the left, stand below one another if they would be narrower than this.
 NARROWEST_ROWS = 16.0
 
 
 class Dot(NamedTuple):
-    """A dot in a row: its interval, and what it says."""
+    """A dot in a row: its interval, and its hover text."""
 
     interval: Interval
     text: str
@@ -36,7 +36,7 @@ class Dot(NamedTuple):
 def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, quantity: Quantity, **look: Any) -> None:
     """Draw column ``value`` over column ``x``: a line at the mean over seeds, and their band.
 
-    Marks show the worst outcome of the seeds; seeds without a finite value count there, but not in the mean. The
+    Marks show the worst outcome of the seeds. A seed without a finite value counts there, but not in the mean. The
     ``look`` has a ``color``, and may have a ``linestyle`` and a ``marker`` for stable runs.
     """
     xs, values, outcomes = (runs[column].to_numpy() for column in (x, value, "outcome"))
@@ -83,7 +83,7 @@ def mean_line(
 
 
 def outcome_marks(axes: Axes, x: Any, y: Any, outcome: str, texts: Iterable[str], **look: Any) -> None:
-    """Draw the marks of an outcome, or of stable runs where it is empty, with their texts."""
+    """Draw the marks of an outcome, or of stable runs if it is empty, with their texts."""
     usual = {**OUTCOME_LOOK, "marker": OUTCOMES[outcome]} if outcome else {"markersize": 3.5}
     (line,) = axes.plot(x, y, **{"marker": "o", **look, **usual, "linestyle": ""})
     if outcome:
@@ -99,7 +99,7 @@ def say(axes: Axes, line: Line2D, texts: Iterable[str]) -> None:
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, colour: str, seeds: int) -> None:
-    """Fill the area between the ends of the bands of so many seeds with a pale colour, unless they coincide."""
+    """Fill the area between the ends of the bands of ``seeds`` seeds with a pale colour, unless they coincide."""
     x, low, high = (np.asarray(values, dtype=float) for values in (x, low, high))
     finite = np.isfinite(low) & np.isfinite(high)
     if (low < high).any():
@@ -111,12 +111,12 @@ def band(axes: Axes, x: Any, low: Any, high: Any, colour: str, seeds: int) -> No
 
 
 def worst_outcome(outcomes: Iterable[str]) -> str:
-    """The worst outcome among seeds; empty where all are stable."""
+    """The worst outcome among seeds; empty if all are stable."""
     return max(outcomes, key=["", *OUTCOMES].index)
 
 
 def arm_look(position: int) -> dict[str, Any]:
-    """Colour, dashes and mark of the arm at this position; those of the first 63 arms all differ."""
+    """Colour, dashes and mark of the arm at this position; all differ among the first 63 arms."""
     turn, colour = divmod(position, len(style.ARM_COLOURS))
     return {
         "color": style.ARM_COLOURS[colour],
@@ -139,7 +139,7 @@ def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
 
 
 def diagonal(axes: Axes, values: pd.Series, label: str) -> None:
-    """Draw a dotted line at y = x over the range of ``values``, if it is in view, and keep the view."""
+    """Draw a dotted line at y = x over the range of ``values`` if it is in view; the view does not change."""
     view, ends = axes.get_ylim(), [values.min(), values.max()]
     if view[0] < ends[1] and ends[0] < view[1]:
         (line,) = axes.plot(ends, ends, color=INK, linewidth=0.9, linestyle=(0, (1, 1)), zorder=1, label=label)
@@ -160,14 +160,14 @@ def references(axes: Axes, runs: pd.DataFrame) -> None:
 
 
 def dots(table: pd.DataFrame, column: str, quantity: Quantity, names: Iterable[str], *others: str) -> dict[int, Dot]:
-    """By number of the row, a dot for the runs of this ``name``; a name has none where no value is finite.
+    """A dot for the runs of each ``name``, by number of its row; a name without a finite value has none.
 
     Args:
-        table: runs, with a column ``name``.
-        column: of the values.
-        quantity: that they measure.
-        names: of rows.
-        *others: lines that each dot says beside.
+        table: the runs, with a column ``name``.
+        column: the column of the values.
+        quantity: the quantity that they measure.
+        names: the names of the rows.
+        *others: further lines for the hover text of each dot.
     """
     made = {}
     for row, name in enumerate(names):
@@ -194,7 +194,7 @@ def rows_room(names: Iterable[str]) -> float:
 
 
 def row_name(name: str) -> str:
-    """The name of a row, in lines."""
+    """The name of a row, broken into lines."""
     return style.wrapped(name, min(ROW_NAME * style.em(), ROW_NAME_SHARE * style.page().width))
 
 
@@ -203,8 +203,8 @@ def rows(axes: Axes, names: Sequence[str], groups: Sequence[tuple[Mapping[str, A
 
     Args:
         axes: the panel.
-        names: of rows.
-        groups: the look of the dots, and the dots by number of their row.
+        names: the names of the rows.
+        groups: for each group the look of its dots, and the dots by number of their row.
     """
     for position, (look, dots_of) in enumerate(groups):
         offset = ROOM * ((position + 0.5) / len(groups) - 0.5)
@@ -219,7 +219,7 @@ def rows(axes: Axes, names: Sequence[str], groups: Sequence[tuple[Mapping[str, A
 def draw_dots(axes: Axes, x: Any, shown: Sequence[Dot], sideways: bool = False, **look: Any) -> None:
     """Draw dots joined by a line, each with its interval; below three seeds draw a dash per seed.
 
-    With ``sideways`` they stand at these heights, and values go to the right.
+    With ``sideways``, ``x`` are heights, and values go to the right.
     """
     intervals = [dot.interval for dot in shown]
     means = np.array([interval.mean for interval in intervals])
@@ -227,7 +227,7 @@ def draw_dots(axes: Axes, x: Any, shown: Sequence[Dot], sideways: bool = False, 
     xy = (means, x) if sideways else (x, means)
     bars: dict[str, Any] = {"fmt": "none", "xerr" if sideways else "yerr": np.abs(ends - means)}
     drawn = axes.errorbar(*xy, **bars, ecolor=look["color"], elinewidth=1, capsize=2.5)
-    if seeds_of := [each.n for each in intervals if np.isfinite(each.error)]:  # NaN where it is not Student's
+    if seeds_of := [each.n for each in intervals if np.isfinite(each.error)]:  # NaN if the interval is not Student's
         marks.name(drawn.lines[2][0], marks.INTERVAL, max(seeds_of))
     (line,) = axes.plot(*xy, **{"markersize": 5, **look})
     say(axes, line, [dot.text for dot in shown])

@@ -16,12 +16,12 @@ from lab.analysis.text import count, number
 # Leading digits of ticks from sparse to dense; decades alone come before them.
 DIGITS = ((1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
 MOST_STEPS = 8
-MARGIN = 0.07  # at both ends of an x axis, of its range
+MARGIN = 0.07  # at both ends of an x axis, as a share of its range
 FEW_LRS = 4
 
 
 def x_axis(axes: Axes, name: str, ends: Iterable[float], ticks: Iterable[float], spell: Callable[[float], str]) -> None:
-    """Set a logarithmic x axis that spans all ``ends``; numbers that would touch the one before are left out."""
+    """Set a logarithmic x axis that spans all ``ends``; numbers that would touch the previous one are left out."""
     spanned = list(ends)
     low, high = min(spanned), max(spanned)
     margin = max(high / low, 1.5) ** MARGIN
@@ -38,7 +38,7 @@ def x_axis(axes: Axes, name: str, ends: Iterable[float], ticks: Iterable[float],
 
 
 def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
-    """Set an x axis of learning rates with ticks at decades, or at each one when they are few."""
+    """Set an x axis of learning rates with ticks at decades, or at each rate if they are few."""
     grid = sorted(set(lrs))
     x_axis(axes, "peak learning rate", grid, grid if len(grid) < FEW_LRS else decades(grid), number)
 
@@ -53,7 +53,7 @@ def setting_axis(axes: Axes, values: Iterable[float], name: str) -> Any:
     """Set an x axis with a tick at each value of a setting.
 
     Returns:
-        A function from values to where they are drawn: zero at the left edge, others as they are.
+        A function from values to their positions: zero is drawn at the left edge, other values as they are.
     """
     positive = sorted({value for value in values if value > 0})
     edge = positive[0] * (positive[0] / positive[-1]) ** 0.15
@@ -121,7 +121,7 @@ def probe_axis(axes: Axes, scale: str = "log") -> None:
 
 
 def _asinh_ticks(axes: Axes) -> None:
-    """Ticks at zero and at decades of both signs, but those that would touch the zero; at equal steps below ten."""
+    """Set ticks at zero and at decades of both signs, without those too near zero; or at equal steps below ten."""
     low, high = axes.get_ylim()
     least = 1.5 * _line() / _height(axes) * float(np.arcsinh(high) - np.arcsinh(low))
     decades = AsinhLocator(1.0, int(_height(axes) / (2 * _line()))).tick_values(low, high)
@@ -140,10 +140,10 @@ def y_ticks(axes: Axes) -> None:
 
 
 def log_ticks(low: float, high: float, most: float) -> list[float]:
-    """Ticks inside ``[low, high]`` of a logarithmic axis, of which so many would fit if they were evenly spaced.
+    """Ticks inside ``[low, high]`` of a logarithmic axis with room for ``most`` evenly spaced ones.
 
-    The sparsest ticks that number four, if they fit, else those of most that fit: decades, some digits in each, or
-    numbers at equal steps.
+    Candidates are decades, some digits in each decade, or numbers at equal steps. The sparsest with at least four ticks
+    is chosen if it fits, else the one with most ticks that fits.
     """
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     strides = [[10.0**power for power in powers if power % stride == 0] for stride in (8, 4, 3, 2, 1)]
@@ -161,12 +161,12 @@ def log_ticks(low: float, high: float, most: float) -> list[float]:
 
 
 def _apart(places: Iterable[float], labels: Sequence[str], lengths: Sequence[float]) -> list[str]:
-    """Labels with those emptied that would touch the last one shown; the first is always shown.
+    """Labels, of which those that would touch the last one shown are emptied; the first is always shown.
 
     Args:
         places: middle of each label along the axis, in inches.
-        labels: as they would be.
-        lengths: of each label along the axis, in inches.
+        labels: all labels.
+        lengths: length of each label along the axis, in inches.
     """
     shown, end = [], -np.inf
     for place, label, length in zip(places, labels, lengths, strict=True):

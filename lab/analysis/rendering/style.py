@@ -1,4 +1,4 @@
-"""Style of figures: the page they are drawn for, fonts, text that fits, colours safe for colour-blind readers."""
+"""Style of figures: the page for which they are drawn, fonts, text that fits, colours safe for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lab.analysis.text import number
 FONT = "DejaVu Sans"
 STYLE: dict[Any, Any] = {
     "font.family": FONT,
-    "axes.titley": 1.0,  # fixed, since matplotlib would search every title's height
+    "axes.titley": 1.0,  # fixed, since matplotlib would otherwise search a height for every title
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#444444",
@@ -30,7 +30,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.6,
     "xtick.major.size": 0,
-    "xtick.major.pad": 6,  # so that the lowest number of the y axis stays above
+    "xtick.major.pad": 6,  # keeps the numbers of the x axis below the lowest one of the y axis
     "ytick.major.size": 0,
     "legend.frameon": False,
     "svg.fonttype": "path",
@@ -40,37 +40,37 @@ STYLE: dict[Any, Any] = {
 SMALL = 0.92  # of the size of labels: titles, numbers at ticks and keys
 SMALL_TEXTS = ("axes.titlesize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize")
 
-# Okabe & Ito 2008 without yellow, which is invisible on white; then purple and brown, which are as far from all of
-# these as these are from one another, for colour-blind readers too.
+# Okabe & Ito 2008 without yellow, which is invisible on white; then purple and brown, which differ from these colours
+# as much as these do from one another, also for colour-blind readers.
 ARM_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#6A2C91", "#8B5A2B")
 ARM_MARKS = ("o", "s", "D", "v", "P", "X", "p")  # none of those of a diverged or unstable run
-ARM_DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5, 1, 1.5)), (0, (1, 1)))  # of the arms after all colours, and again
+ARM_DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5, 1, 1.5)), (0, (1, 1)))  # changed when all colours are used
 SIZE_SHADES, LR_SHADES = "viridis", "plasma"
 INK = "#444444"
 DASHED = (0, (4, 2))
 
 
-# A number with a point or an exponent, and how long it may be in a label.
+# A number with a point or an exponent, and its greatest length in a label.
 NUMBER, MOST_DIGITS = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:e[-+]\d+)?|e[-+]\d+)(?![\w.])"), 8
 
 
 class Page(NamedTuple):
-    """What figures are drawn for: the greatest width in inches, and the size of text in points."""
+    """The page for which figures are drawn: the greatest width in inches, and the size of text in points."""
 
     width: float
     size: float
 
 
-# A report shows figures as wide as this, beside text of 12 points.
+# The width of figures in a report, whose text has 12 points.
 SCREEN = Page(10.4, 11.0)
-# On a narrow screen, such as a phone of 420 pixels, figures stand alone on the width of it.
+# On a narrow screen, such as a phone of 420 pixels, a figure takes the whole width.
 NARROW_SCREEN = Page(4.2, 11.0)
 _page: ContextVar[Page] = ContextVar("page", default=SCREEN)
 
 
 @contextmanager
 def drawn_for(page: Page) -> Iterator[None]:
-    """Draw the figures of this block for a page, and with the style of the lab."""
+    """Draw the figures of this block for a page, in the style of the lab."""
     token = _page.set(page)
     small = dict.fromkeys(SMALL_TEXTS, page.size * SMALL)
     sizes = {"font.size": page.size, "axes.labelsize": page.size, "lines.linewidth": 0.14 * page.size}
@@ -82,7 +82,7 @@ def drawn_for(page: Page) -> Iterator[None]:
 
 
 def page() -> Page:
-    """The page that figures are drawn for now."""
+    """The page for which figures are drawn now."""
     return _page.get()
 
 
@@ -99,7 +99,7 @@ def shades(values: Iterable[float], colours: str) -> dict[Any, str]:
 
 
 def literal(label: object) -> str:
-    """Escape what matplotlib would take for mathematics, cannot draw, or would hide."""
+    """Escape parts of a label that matplotlib would read as mathematics, cannot draw, or would hide."""
     escaped = _readable(label).replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
@@ -117,13 +117,13 @@ def _short(found: re.Match[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float) -> float:
-    """Width of a line of text of so many points, in inches."""
+    """Width in inches of a line of text of ``size`` points."""
     width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(family=FONT, size=size), False)
     return float(width) / 72
 
 
 def wrapped(label: object, inches: float, size: float | None = None) -> str:
-    """Break a label into lines no wider than so many inches: at spaces and hyphens, long words anywhere."""
+    """Break a label into lines no wider than ``inches``: at spaces and hyphens, and inside words that are too long."""
     size, text = size or page().size * SMALL, _readable(label)
     for letters in range(len(text), 1, -1):
         lines = textwrap.wrap(text, letters)

@@ -1,3 +1,3 @@
-"""Alarms: which of them sound before the loss spikes, and a watch over anybody's log."""
+"""Alarms: which of them are raised before the loss spikes; and `lab watch`, which finds alarms in any log."""
 
 FIRST_FIGURES = ("detector_scores",)

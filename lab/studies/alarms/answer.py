@@ -1,4 +1,4 @@
-"""Which alarm finds how many labelled bursts, how early, and how often without one."""
+"""Scores of alarms on labelled runs: share of bursts found, lead over the loss, and rate of false alarms."""
 
 from __future__ import annotations
 

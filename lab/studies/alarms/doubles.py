@@ -1,4 +1,4 @@
-"""Doubles of a loss spike: faults of machine or code that look like one, told apart by replaying the step."""
+"""Doubles of a loss spike: faults of machine or code that look like one, identified by replaying the step."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Largest relative difference between the gradient of a batch and that of its parts, which only rounding may cause.
+# Largest relative difference between the gradient of a batch and that of its parts that rounding can explain.
 PARTS_DIFFER = 1e-5
-# Largest relative difference of a loss after a change of the last bits.
+# Largest relative difference of a loss that a change of the last bits can explain.
 ROUNDING = 1e-4
-# A finite micro-batch is calm up to so many times the usual gradient norm.
+# A finite micro-batch is calm if its gradient norm is at most this many times the usual one.
 CALM = 5.0
 
 
 class Twins(NamedTuple):
-    """What is known of a step at which the loss rose, or was not finite.
+    """Evidence on a step at which the loss rose, or was not finite, from a log and its replay.
 
     Attributes:
-        loss: of the step, nats per token.
-        replayed: the loss of the same step, trained again from the last checkpoint with the same data.  Of several
-            steps both are those of the first at which they differ, since rounding grows.
-        returns: whether the replay is the same to the bit, or its loss rises at least half as far.
+        loss: the loss of the step, nats per token. If several steps were replayed, ``loss`` and ``replayed`` are those
+            of the first at which they differ, since rounding errors grow.
+        replayed: the loss of the same step, trained again from the last checkpoint with the same data.
+        returns: whether the replay is equal to the bit, or its loss rises at least half as far.
         parts_error: relative difference between the gradient of a batch and that of its micro-batches or shards.
-        norms: gradient norm of each micro-batch of the step.
-        usual_norm: gradient norm of the steps before.
+        norms: the gradient norm of each micro-batch of the step.
+        usual_norm: the gradient norm of the steps before.
     """
 
     loss: float
@@ -36,12 +36,14 @@ class Twins(NamedTuple):
 
 
 def diagnose(evidence: Twins) -> str:
-    """Name what made the loss rise.
+    """Name the cause of the rise of the loss.
 
-    ``scaling_bug``: the parts of a batch do not add up to the batch, which shows before the first update.
-    ``faulty_micro_batch``: single micro-batches are not finite while the others are calm, and the fault does not return
-    in the replay.  ``rounding``: weights differ, the loss hardly.  ``corrupted_state``: the loss differs by more, as
-    after a flipped bit in a weight.  ``spike``: the rise returns in the replay, so data and state explain it.
+    - ``scaling_bug``: the gradients of the parts of a batch do not add up to that of the batch, from the first update.
+    - ``faulty_micro_batch``: single micro-batches are not finite while the others are calm, and the fault does not
+      return in the replay.
+    - ``rounding``: weights differ, but the loss hardly does.
+    - ``corrupted_state``: the loss differs by more, as after a flipped bit in a weight.
+    - ``spike``: the rise returns in the replay, so data and state explain it.
     """
     if not evidence.parts_error <= PARTS_DIFFER:
         return "scaling_bug"

@@ -1,4 +1,4 @@
-"""Effects of claims on alarms: which of them sound before the loss spikes, how often, and how often falsely."""
+"""Effects of claims on alarms: how often they are raised before the loss spikes, and how often they are false."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab.analysis.judging.arms import BURST, bursts_of
 from lab.analysis.judging.effects import Effects, Qualified, parts
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup
 
-# An indicator leads by so many steps, with so many false alarms in 1000 steps; it goes with the loss in so many bursts.
+# Bounds of the claims: lead in steps, false alarms in 1000 steps, and share of the bursts that the alarm must find.
 LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE = 5, 1.0, 0.9
 LOSS, GRADIENT, UPDATES, CURVATURE = "spike", "gradient_spike", "update_rms", "curvature"
 
@@ -29,13 +29,13 @@ def _alarm(arms: Sequence[ArmTables], kind: str, column: str) -> pd.DataFrame:
 
 
 def _spikes_of_bursts(clean: ArmTables, bursts: Sequence[ArmTables]) -> Qualified:
-    """The control that more bursts than runs without one have a loss spike."""
+    """The control: share of bursts with a loss spike minus that of runs without a burst."""
     share = _alarm(bursts, LOSS, "hit").mean(axis=1, skipna=False)
     return Qualified(share - _alarm([clean], LOSS, "false_alarms").mean(axis=1, skipna=False))
 
 
 def _where_the_loss_spikes(bursts: Sequence[ArmTables], value: pd.DataFrame) -> pd.DataFrame:
-    """A value of each burst at which the loss spikes, NaN for the others; of a seed without one, 0 throughout."""
+    """A value for each burst with a loss spike, and NaN for the others; for a seed without any, 0 throughout."""
     spikes = _alarm(bursts, LOSS, "hit")
     kept = value.where(spikes > 0)
     kept.loc[~(spikes > 0).any(axis=1)] = 0.0
@@ -44,9 +44,9 @@ def _where_the_loss_spikes(bursts: Sequence[ArmTables], value: pd.DataFrame) -> 
 
 
 def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Effects:
-    """Median lead of the gradient norm's alarm minus 4.5; and 1 minus its false alarms in 1000 clean steps.
+    """Median lead of the gradient norm's alarm minus 4.5 steps; and 1 minus its false alarms in 1000 clean steps.
 
-    Where the loss spikes without an alarm of the gradient norm, the lead counts as 0.
+    If the loss spikes without an alarm of the gradient norm, the lead counts as 0.
     """
     warned = _alarm(bursts, GRADIENT, "lead").where(_alarm(bursts, GRADIENT, "hit") > 0, 0.0)
     lead = _where_the_loss_spikes(bursts, warned).median(axis=1)
@@ -58,7 +58,7 @@ def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Ef
 
 
 def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Effects:
-    """Share of the bursts with a loss spike in which the gradient norm's alarm sounds as well, minus 0.9.
+    """Share of the bursts with a loss spike in which the gradient norm's alarm is raised, too, minus 0.9.
 
     The control: the loss spikes in more bursts than in runs without one.
     """
@@ -67,9 +67,9 @@ def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Ef
 
 
 def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> Effects:
-    """Share of the bursts with a loss spike in which the curvature's alarm sounds as well, minus 0.9.
+    """Share of the bursts with a loss spike in which the curvature's alarm is raised, too, minus 0.9.
 
-    A share is known to one burst among those of all seeds.  The control: the loss spikes in more bursts than in runs
+    The resolution is one burst among those of all seeds. The control: the loss spikes in more bursts than in runs
     without one.
     """
     hits = _alarm(bursts, CURVATURE, "hit")
@@ -78,11 +78,11 @@ def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> 
 
 
 def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
-    """Two parts: how often curvature is no later than updates, and how seldom it is false; the comparison is ours.
+    """How often the curvature's alarm is no later than that of large updates, and how seldom it is false.
 
-    Share of the bursts with a loss spike in which its alarm is no later, minus a half, known to one burst among those
-    of all seeds; and 1 minus its false alarms in 1000 clean steps.  The control is that of
-    ``spikes_pass_the_limit_of_stability``.
+    The first part is the share of the bursts with a loss spike in which it is no later, minus a half; its resolution is
+    one burst among those of all seeds. The second part is 1 minus its false alarms in 1000 clean steps. The comparison
+    is the lab's own. The control is that of ``spikes_pass_the_limit_of_stability``.
     """
     delays = [_alarm(bursts, kind, "delay") for kind in (CURVATURE, UPDATES)]
     is_known = _alarm(bursts, CURVATURE, "hit").notna()

@@ -1,4 +1,4 @@
-"""Figure of alarms on labelled runs: which bursts each finds, how early, and how often it is false."""
+"""Figure of alarms on labelled runs: which bursts each alarm finds, how early, and how often it is false."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from lab.analysis.statistics import Interval
 from lab.core.detectors import LABELS
 from lab.records.store import Records
 
-BURST_HEIGHT = 2.6  # of the row of a burst, in multiples of the size of text
+BURST_HEIGHT = 2.6  # height of the row of a burst, in multiples of the size of text
 SHARES = (-0.03, 1.03)
 
 
 @figure("detector_scores")
 def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
-    """How well each alarm finds planted loss spikes: its hits, its lead before the loss, its false alarms.
+    """Scores of alarms on planted loss spikes: hits, lead over the loss, and false alarms.
 
-    An alarm finds a burst if it begins between the burst's first step and 20 measurements after its last. It leads by
-    the steps from there to the alarm of the loss itself, and below zero it follows. It is false if it begins before the
-    burst, or anywhere in a run without one. The last panel shows in what share of runs each burst is found.
+    A burst is a stretch of bad batches injected into the data. An alarm finds a burst if it begins between the burst's
+    first step and 20 measurements after its last. Its lead is the number of steps from there to the alarm of the loss
+    itself, negative if it comes later. It is false if it begins before the burst, or in a run without one. The last
+    panel shows the share of runs in which each burst is found.
     """
     scores = score_runs(records)
     scores = scores[scores["id"].isin(runs["id"])]
     planted = scores[scores["burst"] != NONE]
     if planted.empty:
-        raise NothingToDrawError("nothing to draw: not both runs with a burst and runs without one")
+        raise NothingToDrawError("nothing to draw: there are no runs with a burst, or none without")
     summary = summarize(scores)
     bursts = sorted(planted["burst"].unique())
     names, looks = [LABELS[score.kind][0] for score in summary], [panels.arm_look(n) for n in range(len(summary))]
@@ -57,11 +58,9 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
     of_bursts.set_xlabel("share of runs found")
     keys = [panels.arm_key(name, look | {"linestyle": ""}) for name, look in zip(names, looks, strict=True)]
     sheet.keys(("alarm", keys))
-    sheet.note("Bars of shares and rates are exact 95 % intervals, as if runs and alarms were independent.")
-    sheet.note("The mark of a lead is the median of the bursts with both alarms, and its bar joins the quartiles.")
-    sheet.note(
-        f"{planted['id'].nunique()} runs have a burst; {summary[0].clean_steps:,} steps are before one or without."
-    )
+    sheet.note("Bars of shares and rates are exact 95 % intervals for independent runs and alarms.")
+    sheet.note("The mark of a lead is the median over bursts with both alarms, and its bar joins the quartiles.")
+    sheet.note(f"{planted['id'].nunique()} runs have a burst; {summary[0].clean_steps:,} steps lie outside.")
     return sheet
 
 
@@ -85,7 +84,7 @@ def _false_alarms(score: AlarmScore) -> Dot:
 
 
 def _by_burst(planted: pd.DataFrame, kind: str, bursts: Sequence[str]) -> dict[int, Dot]:
-    """By row of a burst, the share of its runs in which the alarm finds it."""
+    """For each burst, the share of its runs in which the alarm finds it; by number of its row."""
     dots = {}
     for row, burst in enumerate(bursts):
         hits = planted.loc[(planted["kind"] == kind) & (planted["burst"] == burst), "hit"]

@@ -1,4 +1,4 @@
-"""Replays: logs of steps that were trained again, from which follows what made a loss rise."""
+"""Replays: logs of steps that were trained again, from which the cause of a rise of the loss follows."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lab.analysis.events.log_formats import MICRO_BATCH
 from lab.core.detectors import LEAST_RISE, Numbers
 from lab.studies.alarms.doubles import Twins, diagnose
 
-# Rows by which an event of a run of the same batches may begin earlier or later.
+# Rows by which the same event may begin earlier or later in another run of the same batches.
 APART = 3
-# What each cause means; those that ``diagnose`` names, and four that need no evidence.
+# The meaning of each cause: those that ``diagnose`` names, and four that need no evidence on a step.
 CAUSES = {
     "spike": "data and state, since it returns in the replay",
     "faulty_micro_batch": "a fault in single micro-batches, which the replay does not have",
     "scaling_bug": "gradients of micro-batches that do not add up to that of the batch",
     "corrupted_state": "a fault of memory or checkpoint, since it does not return in the replay",
     "rounding": "the last bits, in which log and replay differ first",
-    "stopped": "a process that was killed or hangs, since the replay goes on",
+    "stopped": "a process that was killed or hangs, since the replay continues",
     "not_replayed": "unknown, since the replay has no such step",
-    "batch": "the batches of these steps, since most twins have the event as well",
+    "batch": "the batches of these steps, since most twins have the event, too",
     "not_batch": "the run and not its batches, since most twins lack the event",
 }
 
 
 class Cause(NamedTuple):
-    """The likely cause of what happened at a step: one of ``CAUSES``."""
+    """The likely cause, one of ``CAUSES``, of an event at a step of a run."""
 
     run: str
     step: int
@@ -44,7 +44,7 @@ class _Pair(NamedTuple):
     Attributes:
         step_n: these steps.
         log: columns of the log at these steps.
-        replay: those of the replay that the log has as well.
+        replay: the same columns of the replay, as far as it has them.
     """
 
     step_n: NDArray[np.int64]
@@ -61,8 +61,9 @@ def _pair(log: Log, replay: Log) -> _Pair:
 
 
 def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) -> list[Log]:
-    """The runs that were trained on the batches of a log: of each source those of its name, or else, of the only log,
-    all.
+    """The runs that were trained on the batches of a log: from each source those of its name.
+
+    If no run has its name and there is only one log, all runs of the source count.
     """
     twins = list[Log]()
     for source in replays:
@@ -72,10 +73,10 @@ def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) 
 
 
 def twin_cause(spike: Event, log: Log, twins: Sequence[tuple[Log, Sequence[Event]]]) -> str:
-    """Whether a loss spike belongs to the batches: at least half of the twins that have the step then have it too.
+    """The cause of a loss spike by its twins: the batches if at least half of those that have the step spike, too.
 
     Args:
-        spike: an event of the log.
+        spike: a loss spike of the log.
         log: the log.
         twins: several runs of the same batches, with their events.
     """
@@ -114,7 +115,7 @@ def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:
 
 
 def departure(log: Log, replay: Log | None, events: Sequence[Event]) -> Cause | None:
-    """The first step of a log without a loss spike at which its replay differs, or at which the log ends too early."""
+    """The first step at which a log without loss spikes differs from its replay, or at which it ends too early."""
     if replay is None or any(event.kind == "spike" for event in events):
         return None
     pair, last = _pair(log, replay), int(log.step_n[-1])
@@ -126,7 +127,7 @@ def departure(log: Log, replay: Log | None, events: Sequence[Event]) -> Cause | 
 
 
 def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
-    """Where any measurement of the replay differs ``[n]``, up to a step."""
+    """Whether any measurement of the replay differs ``[n]``, up to a step."""
     pairs = [(pair.log[name], replayed_n) for name, replayed_n in pair.replay.items()]
     differs_n = np.logical_or.reduce([~((a == b) | (np.isnan(a) & np.isnan(b))) for a, b in pairs])
     departs_n: NDArray[np.bool_] = differs_n & (pair.step_n <= until)
@@ -134,7 +135,7 @@ def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
 
 
 def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Twins:
-    """What log and replay say of a step; losses are those where they differ first, or at the step."""
+    """The evidence of log and replay on a step; losses are those at the first difference, or else at the step."""
     loss_n, replayed_n = pair.log["loss"], pair.replay["loss"]
     differs = np.flatnonzero(_departs(pair._replace(log={"loss": loss_n}, replay={"loss": replayed_n}), until))
     first = int(differs[0]) if len(differs) else int(np.flatnonzero(pair.step_n == step)[0])

@@ -1,4 +1,4 @@
-"""What `lab watch` says of a folder or a log: a line and a figure for each alarm."""
+"""`lab watch`: a line and a figure for each alarm of a folder or a log."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, spi
 
 # Rows shown on both sides of an event.
 MARGIN = 100
-# More figures than this nobody opens; every event has its line.
+# Nobody opens more figures than this; every event has its line.
 MOST_FIGURES = 50
-LONGEST_NAME = 100  # letters of a run's name in that of a file
+LONGEST_NAME = 100  # letters of a run's name that become part of a file name
 
 
 def watch(
@@ -38,23 +38,24 @@ def watch(
     columns: Mapping[str, str] | None = None,
     as_json: bool = False,
 ) -> tuple[list[str], bool]:
-    """Find the alarms of a results folder or of logs, and draw those that are not asked for as JSON.
+    """Find the alarms of a results folder or of logs; draw a figure of each unless ``as_json``.
 
-    Figures go into ``alarms/`` in the folder, or in ``NAME.alarms/`` beside the log.
+    Figures go into ``alarms/`` in the folder, or into ``NAME.alarms/`` beside the log.
 
     Args:
         path: the folder or the log.
-        replays: folders or logs of the same steps, trained again, or of other runs on the same batches; loss spikes
-            then have a likely cause, and runs without one may have a step at which they depart from their replay.
-        mantissa_bits: of the format that rounds output logits; None for what the records tell, and else bf16.
+        replays: folders or logs of the same steps, trained again, or of other runs on the same batches. From these
+            follow the likely cause of a loss spike, and the step at which a run without one departs from its replay.
+        mantissa_bits: stored mantissa bits of the format that rounds output logits; None takes those of the records, or
+            of bf16 for other logs.
         columns: names of unusual columns; see ``read_logs``.
         as_json: whether to return the alarms as JSON and draw nothing.
 
     Returns:
-        What to print, and whether there was any alarm.
+        The lines to print, and whether there was any alarm.
 
     Raises:
-        RequestError: it cannot be read, or has too few rows to judge.
+        RequestError: the path cannot be read, or every run has too few rows to judge.
     """
     (logs, notes), sources = read_logs(path, mantissa_bits, columns), [read_logs(each) for each in replays]
     notes = [*notes, *(note for source in sources for note in source.notes)]
@@ -85,7 +86,7 @@ def _too_short(path: Path, logs: Sequence[Log], events: Mapping[str, Sequence[Ev
     """Remarks on runs that are too short to be judged.
 
     Raises:
-        RequestError: all are.
+        RequestError: all runs are too short.
     """
     short = [log for log in logs if len(log.step_n) < FEWEST_ROWS and not events[log.name]]
     if logs and len(short) == len(logs):
@@ -96,7 +97,7 @@ def _too_short(path: Path, logs: Sequence[Log], events: Mapping[str, Sequence[Ev
 def _causes(
     logs: Sequence[Log], events: Mapping[str, list[Event]], replays: Sequence[Sequence[Log]]
 ) -> tuple[dict[Event, str], list[Cause]]:
-    """The likely cause of each loss spike, and where runs without one depart from their only replay."""
+    """The likely cause of each loss spike, and the steps at which runs without one depart from their only replay."""
     causes, departed = dict[Event, str](), list[Cause]()
     events_of = {id(twin): detect(twin, trend_spikes) for source in replays for twin in source}
     for log in logs if replays else ():
@@ -114,7 +115,7 @@ def _causes(
 
 
 def file_name(name: str) -> str:
-    """The name of a run as part of the name of a file; one that had to be changed keeps a digest of what it was."""
+    """The name of a run as part of a file name; a digest of the original is added if it had to be changed."""
     plain = re.sub(r"[^\w.-]+", "_", name)[:LONGEST_NAME]
     return name if plain == name else f"{plain}_{files.text_digest(name)[:6]}"
 
@@ -140,13 +141,13 @@ def sentence(log: Log, event: Event) -> str:
 
 
 def _level(log: Log, event: Event) -> float:
-    """Level of the output logits where rounding costs most during an alarm."""
+    """Level of the output logits at the step of an alarm where rounding costs most."""
     during_n = (log.step_n >= event.step) & (log.columns["logit_rounding"] == event.value)
     return float(log.columns["output_logit"][during_n].max())
 
 
 def plain_event(log: Log, event: Event) -> dict[str, Any]:
-    """An alarm as JSON holds it."""
+    """An alarm as values for JSON."""
     facts = event._asdict()
     if event.kind == "logit_rounding":
         facts |= {"level": _level(log, event), "mantissa_bits": log.mantissa_bits}
@@ -157,7 +158,7 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
 
 @layout.styled
 def event_figure(log: Log, event: Event) -> Sheet:
-    """The loss around an alarm, and what else was measured then, on one axis of steps."""
+    """The loss around an alarm, and other measurements at the same steps, on one axis of steps."""
     columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
     row = int(np.flatnonzero(log.step_n == event.step)[0])
     end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])

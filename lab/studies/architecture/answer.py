@@ -1,4 +1,4 @@
-"""Quantities that questions about embeddings, learned positions and known recipes ask for."""
+"""Quantities that answer questions about embeddings, learned positions and known recipes."""
 
 from __future__ import annotations
 

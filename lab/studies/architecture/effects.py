@@ -1,4 +1,4 @@
-"""Effects of claims on architectures and recipes of OPT-175B, PaLM and GLM-130B."""
+"""Effects of claims on architectures and on recipes of OPT-175B, PaLM and GLM-130B."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ KINDS = ("mlp_up", "attention.key")
 
 
 def one_intervention(group: ComparisonGroup, *names: str) -> list[ArmTables]:
-    """Arms of the plain architecture, ``none``, or of that with one intervention."""
+    """Arms by name: the plain architecture, ``none``, or the same with one intervention."""
     keys = {other: f"intervention.{other}" for other in INTERVENTIONS}
     return group.arms(*({key: ON if other == name else None for other, key in keys.items()} for name in names))
 
 
 def deepnorm_trains_where_post_layernorm_is_lost(post: ArmTables, deep: ArmTables) -> Effects:
-    """Final loss with plain post-LayerNorm minus that with DeepNorm, at the learning rate that is DeepNorm's best."""
+    """Final loss with plain post-LayerNorm minus that with DeepNorm, at DeepNorm's best learning rate."""
     best = min(deep.lrs, key=lambda lr: float(deep.loss(lr).mean().iloc[-1]))
     return (post.loss(best) - deep.loss(best)).iloc[:, -1]
 
 
 def normformer_levels_gradients(plain: ArmTables, normformer: ArmTables) -> Effects:
-    """Log10 of the largest over the smallest late gradient RMS over blocks, with NormFormer minus without.
+    """Log10 of the ratio of the largest late gradient RMS of a block to the smallest, with NormFormer minus without.
 
-    The mean over the MLP's first layer and the key projection, at the learning rate nearest to 0.01.
+    A mean over the MLP's first layer and the key projection, at the learning rate nearest to 0.01.
     """
     return mean([_spread(normformer, kind) - _spread(plain, kind) for kind in KINDS])
 
@@ -51,9 +51,9 @@ def _spread(arm: ArmTables, kind: str) -> pd.Series:
     return logs.max(axis=1, skipna=False) - logs.min(axis=1, skipna=False)
 
 
-# Epsilons of OPT-175B, 1e-8 and 1e-6, times 1e4, as for a loss times 1e-4.
+# Epsilons of OPT-175B, 1e-8 and 1e-6, times 1e4; to Adam this is the same as a loss times 1e-4.
 SMALL_EPS, LARGE_EPS = 1e-4, 1e-2
-# Learning rates of OPT-175B times 100, by which the best one here stands to that of GPT-3 (6e-5): 3e-4 and 1.2e-4.
+# Learning rates of OPT-175B, 3e-4 and 1.2e-4, times 100: the ratio of the best one here to that of GPT-3 (6e-5).
 LEFT_RATE, TAKEN_RATE = 3e-2, 1.2e-2
 FIFTH, TWENTIETH = 0.2, 0.05
 
@@ -68,7 +68,7 @@ def _decays(curve: Config, decay_times_steps: float, epsilon: float) -> bool:
 
 
 def _up_to_theirs(arm: ArmTables) -> list[float]:
-    """The learning rates up to that of OPT-175B's first runs."""
+    """The learning rates up to that of OPT-175B's first runs, scaled to the models here."""
     highest = arm.nearest(LEFT_RATE)
     return [lr for lr in arm.lrs if lr <= highest]
 
@@ -79,7 +79,7 @@ def more_decay_raises_the_loss_at_a_fifth(weak: ArmTables, strong: ArmTables) ->
 
 
 def more_decay_makes_the_loss_level_off_early(weak: ArmTables, strong: ArmTables) -> Effects:
-    """Fall of the held-out loss from a fifth of the budget to its end, with the weaker decay minus with the stronger.
+    """Fall of the held-out loss from a fifth of the budget to its end, with the weaker decay minus the stronger one.
 
     At each learning rate up to theirs.
     """
@@ -97,14 +97,14 @@ def gradients_lie_between_the_epsilons(small: ArmTables, large: ArmTables) -> Ef
 
 
 def a_larger_epsilon_widens_the_range(small: ArmTables, large: ArmTables) -> Effects:
-    """Decades from the best learning rate to the first lost one at the large epsilon minus those at the small one."""
+    """Decades from the best to the first unstable learning rate, at the large epsilon minus those at the small one."""
     widths = [arm.table("log_lost") - arm.table("log_best") for arm in (small, large)]
     resolutions = [arm.resolution(quantity) ** 2 for arm in (small, large) for quantity in ("log_lost", "log_best")]
     return Qualified((widths[1] - widths[0]).iloc[:, -1], (sum(resolutions) ** 0.5).iloc[:, -1])
 
 
 def log_share(records: Records, probe: str, where: str, start: float, end: float) -> pd.Series:
-    """Log10 of ``embedding_share``, mean over the recorded steps in a range of shares of the run; by run id."""
+    """Log10 of ``embedding_share``, a mean over the recorded steps from one share of the run to another; by run id."""
     shares = embedding_share(records)
     progress = shares["step"] / (shares["id"].map(records.runs.set_index("id")["steps"]) - 1)
     chosen = shares[(progress >= start) & (progress <= end)]
@@ -117,14 +117,14 @@ def _share(arm: ArmTables, start: float, end: float) -> pd.Series:
 
 
 def share_at_the_first_step(scaled: ArmTables, small: ArmTables) -> Effects:
-    """Log10 of the ratio of ``embedding_share`` at the first step, without scaling over with it."""
+    """Log10 of ``embedding_share`` at the first step without a scaled embedding, minus that with one."""
     return _share(small, 0, 0) - _share(scaled, 0, 0)
 
 
 def the_embeddings_gradient_is_larger_early_in_training(*arms: ArmTables) -> Effects:
     """Log10 of the norm of the embedding's gradient over that of a block (root mean square over blocks).
 
-    Geometric mean over the first fifth of the run, which is 200 steps of 1000. The control: it is larger than in the
+    A geometric mean over the first fifth of the run, which is 200 steps of 1000. The control: it is larger than in the
     last tenth.
     """
     early, late = ([_share(arm, start, end) for arm in arms] for start, end in ((0, FIFTH), (0.9, 1)))
@@ -134,9 +134,10 @@ def the_embeddings_gradient_is_larger_early_in_training(*arms: ArmTables) -> Eff
 
 
 def a_known_recipe_begins_higher_and_ends_lower(left: ArmTables, taken: ArmTables) -> Effects:
-    """Held-out loss of 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus that of 12.
+    """Held-out loss of run 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus 12.00's.
 
-    The control: at either learning rate 12.00 ends below 11.0 that has the same one, so that it is not the rate alone.
+    The control: at equal learning rates, either of the two, 12.00 ends below 11.0, so that the rate alone is not the
+    cause.
     """
     left_rate, taken_rate = left.nearest(LEFT_RATE), taken.nearest(TAKEN_RATE)
     higher = held_out(taken, taken_rate, TWENTIETH) - held_out(left, left_rate, TWENTIETH)

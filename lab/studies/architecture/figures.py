@@ -10,15 +10,15 @@ from lab.analysis.probe_values import DISTANCE, POSITIONS, embedding_share
 from lab.analysis.rendering.layout import Sheet
 from lab.records.store import Records
 
-EMBEDDINGS = ("embedding_scale", "embedding_init")  # interventions that change how large the embedding begins
+EMBEDDINGS = ("embedding_scale", "embedding_init")  # interventions that change the initial size of the embedding
 
 
 @figure("embedding_gradient")
 def embedding_gradient(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient of the embedding against step: its norm over that of all other weights together.
 
-    A geometric mean over seeds, after clipping, which changes both alike. Of a tied embedding the gradient is that of
-    both its uses.
+    Lines are geometric means over seeds, after clipping, which changes both norms alike. The gradient of a tied
+    embedding is that of both its uses.
     """
     if not begins_unusually(records):
         raise NothingToDrawError(f"nothing to draw: no run has {' or '.join(EMBEDDINGS)}")
@@ -28,16 +28,16 @@ def embedding_gradient(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 def begins_unusually(records: Records) -> bool:
-    """Whether some run's embedding begins larger or smaller than usual."""
+    """Whether the initial embedding of some run is larger or smaller than usual."""
     return bool(records.runs["intervention"].str.split("+").explode().isin(EMBEDDINGS).any())
 
 
 @figure("distance_from_init")
 def distance_from_init(records: Records, runs: pd.DataFrame) -> Sheet:
-    """How far tables of the embedding move from their initial values, against step.
+    """Distance of embedding tables from their initial values, against step.
 
-    A distance is the norm of the change over the norm of the initial values, a geometric mean over seeds, one line per
-    learning rate. A table far below 1 is still much as it began.
+    A distance is the norm of the change over the norm of the initial values, a geometric mean over seeds. There is one
+    line per learning rate. Far below 1 a table has hardly changed.
     """
     named = {POSITIONS: "positions", "embedding": "tokens"}
     return over_steps(

@@ -1,4 +1,4 @@
-"""Batch size: the gradient noise scale, the laws that follow from it, and what it advises."""
+"""Batch size: the gradient noise scale, the laws that follow from it, and advice on batch and learning rate."""
 
 from lab.studies.batch_size.estimates import NoiseScale as NoiseScale
 from lab.studies.batch_size.estimates import exponent as exponent

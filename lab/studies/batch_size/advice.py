@@ -1,4 +1,4 @@
-"""What `lab batch` tells of a folder: the noise scale along training, and the batch and learning rate that follow."""
+"""`lab batch`: the noise scale along training, and the batch and learning rate that follow from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.analysis.curves import load, points
 from lab.analysis.rendering import layout, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
-from lab.analysis.text import count, plain_text, spell
+from lab.analysis.text import count, finite, of_arm, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.store import Records
@@ -27,10 +27,10 @@ from lab.studies.batch_size.targets import STAGES, noise_sums, ratio_of_means
 from lab.studies.batch_size.tuning import TunedSteps, tuned_steps
 
 PROBE = "noise_scale"
-# A batch says little of a noise scale that is this many times larger.
+# A noise scale this many times larger than the batch that measured it is known badly.
 REACH = 4
 LINE_LENGTH = 110
-# Of the best learning rate under Adam as the batch grows: between the square-root rule and the linear rule.
+# Powers of the batch by which Adam's best learning rate may grow: the square-root rule and the linear rule.
 ADAM_EXPONENTS = (0.5, 1.0)
 
 
@@ -45,8 +45,9 @@ class BatchAdvice(NamedTuple):
         seq_len: tokens per sequence.
         steps: updates of a run.
         loss: final held-out loss, nats per token, mean over seeds.
-        stages: noise scale in each quarter of the steps, sequences: geometric mean over seeds and its interval.
-        critical: the mean of the four, which estimates the critical batch size (McCandlish et al. 2018, sec. 2.3).
+        stages: noise scale in each quarter of the steps, sequences: a geometric mean over seeds, with its interval.
+        critical: the mean of the four, sequences, which estimates the critical batch size (McCandlish et al. 2018, sec.
+            2.3).
     """
 
     arm: str
@@ -61,12 +62,12 @@ class BatchAdvice(NamedTuple):
 
     @property
     def batch(self) -> float:
-        """The batch to train with: the critical one, where a step and an example cost twice their least."""
+        """The recommended batch, sequences: the critical one, which takes twice the least steps and examples."""
         return self.critical.mean
 
     @property
     def learning_rates(self) -> tuple[float, float]:
-        """Learning rate at that batch by the square-root rule and by the linear one, both saturating."""
+        """Learning rate at that batch by the square-root rule and by the linear rule, both saturating."""
         ratio = (1 + self.critical.mean / self.batch_size) / 2
         low, high = sorted(self.lr * ratio**exponent for exponent in ADAM_EXPONENTS)
         return low, high
@@ -83,7 +84,7 @@ class BatchAdvice(NamedTuple):
 
 
 def advise(records: Records) -> list[BatchAdvice]:
-    """Measure the noise scale of every arm, size and learning rate of a folder, seeds taken together.
+    """Measure the noise scale of every arm, size and learning rate of a folder, over all seeds.
 
     Raises:
         RequestError: no run recorded the probe.
@@ -134,10 +135,10 @@ def _interval(values: Iterable[float]) -> Interval:
 
 
 def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
-    """Yield what ``lab batch`` prints, and draw ``batch.svg`` into the folder.
+    """Yield the lines that ``lab batch`` prints, and draw ``batch.svg`` into the folder.
 
     Raises:
-        RequestError: no such folder, no run recorded the probe, or no batch size of several reached the target.
+        RequestError: the folder is missing, no run recorded the probe, or no batch size reached the target.
     """
     records = load(folder)
     tuned = tuned_steps(records)
@@ -145,7 +146,7 @@ def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
         name, refusals = tuned[0].name, list(tuned[0].refusals.values())
         raise RequestError(f"no batch size of {folder} has a learning rate to advise from; {name}: {refusals[-1]}")
     advice = advise(records)
-    # a batch of one micro-batch has no noise scale, and so no advice
+    # with a single micro-batch there is no noise scale, and so no advice
     measured = [one for one in advice if math.isfinite(one.critical.mean)] or advice
     best = min(measured, key=lambda one: one.loss if math.isfinite(one.loss) else math.inf)
     if as_json:
@@ -186,12 +187,11 @@ def _spell_interval(interval: Interval) -> str:
 
 def _recommendation(best: BatchAdvice) -> Iterator[str]:
     if math.isnan(best.critical.mean):
-        yield "The gradient cannot be told from its noise: measure with a larger batch, or over more steps."
+        yield "The noise scale is not estimable, since the gradient is too small: take a larger batch, or more steps."
         return
     low, high = best.learning_rates
-    arm = best.arm if best.arm.startswith(("with ", "without ")) else f"for {best.arm}"
     yield (
-        f"Recommended {arm} at {count(best.size)} parameters, by its best runs (learning rate "
+        f"Recommended {of_arm(best.arm)} at {count(best.size)} parameters, by its best runs (learning rate "
         f"{spell(best.lr)}, loss {best.loss:.3f}): a batch of about {best.batch:.3g} sequences "
         f"({count(best.batch * best.seq_len)} tokens), with a learning rate from {low:.2g} (square-root rule) to "
         f"{high:.2g} (linear rule)."
@@ -203,7 +203,7 @@ def _recommendation(best: BatchAdvice) -> Iterator[str]:
 
 
 def _measured(curve: TunedSteps) -> str:
-    """What steps to a target say of the critical batch, beside the noise scale."""
+    """The critical batch by steps to a target, to compare with the noise scale."""
     if not curve.has_fit:
         return f"{curve.name}: {len(curve.batches)} batch sizes with a tuned learning rate give no critical batch."
     fit = curve.fit
@@ -214,32 +214,31 @@ def _measured(curve: TunedSteps) -> str:
 
 
 def dropped(tuned: Sequence[TunedSteps]) -> Iterator[str]:
-    """Cautions on the batch sizes without a tuned learning rate."""
+    """Yield a caution on each batch size without a tuned learning rate."""
     for sentence in (sentence for curve in tuned for sentence in curve.cautions()):
         yield f"Caution: {sentence[0].lower()}{sentence[1:]}"
 
 
 def cautions(best: BatchAdvice) -> Iterator[str]:
-    """What the recommendation rests on."""
+    """Yield cautions about the recommendation."""
     yield (
-        "Caution: the critical batch is that of an isotropic loss; ill-conditioning moves it, so read it as an order "
-        "of magnitude. The noise scale grows while the loss falls and while the learning rate decays: another schedule "
-        "has another one."
+        "Caution: this critical batch assumes an isotropic Hessian, so read it as an order of magnitude. The noise "
+        "scale grows while the loss falls and while the learning rate decays, so it differs with another schedule."
     )
     if best.batch > REACH * best.batch_size:
         yield (
-            f"Caution: the noise scale is over {REACH} times the batch of {best.batch_size} that measured it, where "
-            "the estimate scatters and the advice extrapolates."
+            f"Caution: the noise scale is over {REACH} times the batch of {best.batch_size} that measured it, so the "
+            "estimate is uncertain and the advice extrapolates."
         )
     if best.critical.n < 3:
-        yield f"Caution: an interval takes three seeds whose gradients tell a noise scale, and {best.critical.n} do."
+        yield f"Caution: an interval takes three seeds with an estimable noise scale, and there are {best.critical.n}."
 
 
 @layout.styled
 def noise_figure(advice: Sequence[BatchAdvice]) -> Sheet:
     """Noise scale in each quarter of training, a line per learning rate, a panel per arm and size.
 
-    Dots are geometric means over seeds, bars their 95 % intervals. The dashed line is the batch that measured it.
+    Dots are geometric means over seeds, bars their 95 % intervals. The dashed line is the batch size of the run.
     """
     curves = list(dict.fromkeys((one.arm, one.size) for one in advice))
     shades = style.shades((one.lr for one in advice), style.LR_SHADES)
@@ -265,16 +264,13 @@ def _line(axes: Axes, advice: BatchAdvice, colour: str) -> None:
 
 
 def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[TunedSteps]) -> dict[str, Any]:
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     def interval(one: Interval) -> dict[str, float | None]:
-        return {"mean": number(one.mean), "low": number(one.low), "high": number(one.high)}
+        return {"mean": finite(one.mean), "low": finite(one.low), "high": finite(one.high)}
 
     rows = [
         {
             **{name: getattr(one, name) for name in ("arm", "size", "lr", "batch_size", "seq_len", "steps")},
-            "loss": number(one.loss),
+            "loss": finite(one.loss),
             "seeds": one.critical.n,
             "noise_scale_by_quarter": [interval(stage) for stage in one.stages],
             "critical_batch_size": interval(one.critical),
@@ -284,10 +280,10 @@ def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[Tun
     recommended = {
         "arm": best.arm,
         "size": best.size,
-        "batch_size": number(best.batch),
-        "learning_rates": [number(lr) for lr in best.learning_rates],
-        "steps": number(best.steps_there),
-        "tokens": number(best.tokens_there),
+        "batch_size": finite(best.batch),
+        "learning_rates": [finite(lr) for lr in best.learning_rates],
+        "steps": finite(best.steps_there),
+        "tokens": finite(best.tokens_there),
     }
     measured = [
         {
@@ -295,7 +291,7 @@ def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[Tun
             "critical_batch_size": {
                 "mean": fit.scale if fit.is_bounded else None,
                 "low": fit.low or None,
-                "high": number(fit.high),
+                "high": finite(fit.high),
             },
             "fewest_steps": fit.limit if fit.is_bounded else None,
         }

@@ -1,4 +1,4 @@
-"""Quantities that questions about batch sizes, ramps and the noise scale ask for."""
+"""Quantities that answer questions about batch sizes, ramps and the noise scale."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cautions(study: Study) -> list[str]:
 
 
 def contrasts(study: Study) -> list[Contrast]:
-    """The critical batch of each optimizer; empty where the runs do not compare batch sizes by steps to a target."""
+    """The critical batch of each optimizer; empty if the runs do not compare batch sizes by steps to a target."""
     levels = {one.name: {"": _log_scale(one)} for one in tuned_steps(study.records) if one.has_fit}
     return [Contrast(CRITICAL, "", levels, {})] if levels else []
 
@@ -50,14 +50,14 @@ def _at_budgets(study: Study, *, rates: bool) -> pd.DataFrame:
 
 
 def _ramps(study: Study) -> pd.DataFrame:
-    """Runs by the name of their batch schedule, where some batches are constant and some are not."""
+    """Points named by batch schedule; empty unless some batches are constant and some are not."""
     names = study.records.runs.set_index("id").reindex(columns=["batch.name"])["batch.name"].astype("string")
     points = study.points.assign(arm=study.points["id"].map(names.replace(CONSTANT).str.replace("_", " ")))
     return points[points["arm"].notna()]
 
 
 def _noise(study: Study) -> pd.DataFrame:
-    """Log10 of the noise scale in the first and the last tenth of runs at the best learning rate of their size."""
+    """Log10 of the noise scale in the first and in the last tenth of runs, at the best learning rate of their size."""
     points = study.points[study.points["lr"] == study.points["best_lr"]]
     tenths = by_tenth(study.records).reset_index().groupby("id")["noise_scale"].agg(["first", "last"])
     parts = [

@@ -1,4 +1,4 @@
-"""Effects of claims on batch size: steps to a target, the learning rate that goes with it, and the noise scale."""
+"""Effects of claims on batch size: steps to a target, the best learning rate, and the noise scale."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pandas as pd
 
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts, slope
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.quantities import log10
+from lab.analysis.judging.quantities import best_of_largest, log10
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.studies.batch_size.estimates import Numbers, steps_curve
 from lab.studies.batch_size.targets import noise_scale_to_bigram, steps_to_bigram, tune
 from lab.studies.batch_size.tuning import FEWEST_AT_A_BUDGET, budget_pairs
 
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"
-# Tuned batch sizes without which a law of them is not judged.
+# Fewest tuned batch sizes on which a law over batch sizes is judged.
 FEWEST_BATCHES = 6
 Table = pd.DataFrame | pd.Series
 # Powers of the batch by which rules scale the learning rate.
@@ -26,7 +26,7 @@ RULES = {"linear": 1.0, "square_root": 0.5}
 
 
 def each_batch_size(group: ComparisonGroup, *optimizers: str) -> list[ArmTables]:
-    """One arm per optimizer and batch size, batches rising."""
+    """One arm per optimizer and batch size, in rising order of batches."""
     sizes = group.values(BATCH)
     if len(sizes) < FEWEST_BATCHES:
         raise MissingRunsError(f"fewer than {FEWEST_BATCHES} batch sizes", arms_exist=False)
@@ -37,11 +37,12 @@ class Tuned(NamedTuple):
     """The tuned batch sizes of one optimizer: tables with a row per seed and a column per batch size.
 
     Attributes:
-        steps: to the target with the best learning rate.
-        lr: that learning rate.
-        noise_scale: computes that on the way to the target with it, sequences; NaN for batches of one micro-batch.
+        steps: updates to the target with the best learning rate.
+        lr: the best learning rate.
+        noise_scale: computes the noise scale on the way to the target at this rate, sequences; NaN for batches of one
+            micro-batch.
         cautions: a sentence on each batch size that is left out.
-        by_lr: steps with every learning rate, by batch size.
+        by_lr: updates to the target with every learning rate, by batch size.
     """
 
     steps: pd.DataFrame
@@ -51,20 +52,20 @@ class Tuned(NamedTuple):
     by_lr: dict[float, pd.DataFrame]
 
     def hyperbola(self, value: str) -> pd.Series:
-        """An attribute of the hyperbola fitted to each seed's steps."""
+        """An attribute of the ``SaturatingCurve`` fitted to each seed's steps."""
         whole = self.steps.dropna()
         fits = {seed: getattr(steps_curve(self.steps.columns, steps), value) for seed, steps in whole.iterrows()}
         return pd.Series(fits, dtype=float).reindex(self.steps.index)
 
     def spread(self) -> Qualified:
-        """The control of laws of batch size: the smallest batch takes over four times the steps of the largest."""
+        """The control of laws over batch sizes: the smallest batch takes over four times the steps of the largest."""
         return exceeds(self.steps.iloc[:, 0] / self.steps.iloc[:, -1], 4)
 
     def exponents(self) -> pd.DataFrame:
         """Slope of log best learning rate over log batch of each seed.
 
-        Columns ``small``, up to half the critical batch, and ``large``, from twice it on; on each side at least the
-        three batches furthest out.
+        The column ``small`` is over batches up to half the critical one, ``large`` over those from twice it on; each
+        over the three outermost batches at least.
         """
         sizes = np.array(self.lr.columns, dtype=float)
         critical = self.hyperbola("scale").dropna()
@@ -78,10 +79,10 @@ class Tuned(NamedTuple):
 
 
 def _tuned(arms: Sequence[ArmTables]) -> dict[str, Tuned]:
-    """By optimizer, its tuned batch sizes.
+    """The tuned batch sizes of each optimizer, by its name.
 
     Raises:
-        MissingRunsError: too few batch sizes have a learning rate that the grid brackets.
+        MissingRunsError: too few batch sizes have a best learning rate inside the grid.
     """
     seeds = sorted(set.intersection(*({summary.seed for summary in arm.complete} for arm in arms)))
     names = dict.fromkeys(str(arm.setting(OPTIMIZER)) for arm in arms)
@@ -119,14 +120,14 @@ def _steps_by_lr(arm: ArmTables) -> pd.DataFrame:
 
 
 def _noise(arm: ArmTables, lr_s: Numbers) -> pd.Series:
-    """Noise scale of each seed on the way to the target, with the learning rate nearest to the best."""
+    """Noise scale of each seed on the way to the target, at the learning rate nearest to the best one."""
     middle = float(np.log(lr_s).mean())
     best = min(arm.lrs, key=lambda lr: abs(math.log(lr) - middle))
     return arm.probe(best, "noise_scale", "", noise_scale_to_bigram).iloc[:, -1]
 
 
 def _qualified(tuned: Mapping[str, Tuned], table: Table, control: Qualified | None = None) -> Qualified:
-    """Effects with a control, and what they leave out."""
+    """Effects with a control, and with cautions about batch sizes that are left out."""
     return Qualified(table, control=control, caution="; ".join(each for one in tuned.values() for each in one.cautions))
 
 
@@ -135,7 +136,7 @@ def _largest_spread(tuned: Mapping[str, Tuned]) -> Qualified:
 
 
 def steps_lie_on_a_hyperbola(*arms: ArmTables) -> Effects:
-    """Root mean square distance of log steps from S_min (1 + B_crit / B), with each optimizer.
+    """Root mean square distance of log steps from S_min (1 + B_crit / B), for each optimizer.
 
     The control: the smallest batch takes over four times the steps of the largest.
     """
@@ -145,7 +146,7 @@ def steps_lie_on_a_hyperbola(*arms: ArmTables) -> Effects:
 
 
 def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
-    """Log10 of the noise scale (geometric mean over batches of several micro-batches) over B_crit, each optimizer.
+    """Log10 of the noise scale (geometric mean over batches of several micro-batches) over B_crit, per optimizer.
 
     The control: the smallest batch takes over four times the steps of the largest.
     """
@@ -157,9 +158,10 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
 
 
 def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
-    """Tokens to the target at 4 B_crit over those at B_crit, log-log straight between tuned batch sizes.
+    """Tokens to the target at 4 B_crit over those at B_crit, interpolated log-log between tuned batch sizes.
 
-    The hyperbola has (1 + 4) / (1 + 1). The control: the smallest batch takes over four times the steps of the largest.
+    The hyperbola predicts (1 + 4) / (1 + 1). The control: the smallest batch takes over four times the steps of the
+    largest.
     """
     tuned = _tuned(arms)
     (one,) = tuned.values()
@@ -174,9 +176,9 @@ def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
 
 
 def three_regimes(*arms: ArmTables) -> Effects:
-    """-0.9 minus the slope of log steps over log batch at the three smallest batches; that at the three largest + 0.1.
+    """Slopes of log steps over log batch, for each optimizer, so that both claimed regimes lie above zero.
 
-    With each optimizer.
+    The first is -0.9 minus the slope at the three smallest batches, the second the slope at the three largest plus 0.1.
     """
     tuned = _tuned(arms)
     ends = {}
@@ -188,14 +190,14 @@ def three_regimes(*arms: ArmTables) -> Effects:
 
 
 def momentum_and_adam_use_larger_batches(*arms: ArmTables) -> Effects:
-    """Log2 of B_crit, where twice the batch still saves 0.3 of the steps, over that of SGD."""
+    """Log2 of B_crit over that of SGD; at B_crit, twice the batch still saves a quarter of the steps."""
     tuned = _tuned(arms)
     critical = {name: np.log2(one.hyperbola("scale")) for name, one in tuned.items()}
     return _qualified(tuned, parts(momentum=critical[MOMENTUM] - critical[SGD], adam=critical[ADAM] - critical[SGD]))
 
 
 def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
-    """A quarter minus how far the exponent is from 1 up to B_crit / 2, and from 0 from 2 B_crit on."""
+    """A quarter minus the distance of the exponent from 1 up to B_crit / 2, and from 0 from 2 B_crit on."""
     tuned = _tuned(arms)
     exponents = tuned[SGD].exponents()
     return _qualified(tuned, parts(small=0.25 - (exponents["small"] - 1).abs(), large=0.25 - exponents["large"].abs()))
@@ -208,9 +210,10 @@ def best_rate_of_adam_rises_by_a_power(*arms: ArmTables) -> Effects:
 
 
 def no_rule_for_the_rate_holds(*arms: ArmTables) -> Effects:
-    """Of each rule, the factor by which it misses some batch of some optimizer at least, wherever it starts, log2.
+    """Log2 of the factor by which each rule misses the best learning rate at some batch of some optimizer.
 
-    The control: with each optimizer the best learning rate changes by more than twofold.
+    It is the least such factor over all starting points of the rule. The control: with each optimizer the best learning
+    rate changes by more than twofold.
     """
     tuned = _tuned(arms)
     misses = {}
@@ -221,10 +224,10 @@ def no_rule_for_the_rate_holds(*arms: ArmTables) -> Effects:
 
 
 def scaled_rates_cost_steps(*arms: ArmTables) -> Effects:
-    """Steps with the learning rate of the cheaper rule over those with the best one, largest batch, each optimizer.
+    """Steps at the largest batch with the learning rate of the cheaper rule, over those with the best; per optimizer.
 
-    Where the rule leaves the learning rates that reached the target, the nearest of these counts, so the cost is
-    counted low. The control: with each optimizer the best learning rate changes by more than twofold.
+    If the rule's learning rate lies outside those that reached the target, the nearest of these counts, which makes the
+    cost too low. The control: with each optimizer the best learning rate changes by more than twofold.
     """
     tuned = _tuned(arms)
     costs = {
@@ -239,7 +242,7 @@ def _changes_of_rate(tuned: Mapping[str, Tuned]) -> Qualified:
 
 
 def _cost(tuned: Tuned, power: float) -> pd.Series:
-    """Steps at the largest batch with the learning rate that a rule carries there from a batch 16 times smaller."""
+    """Steps at the largest batch over the fewest, if a rule scales the learning rate of a 16 times smaller batch."""
     sizes = [float(size) for size in tuned.steps.columns]
     largest = sizes[-1]
     start = min(sizes, key=lambda size: abs(math.log(size * 16 / largest)))
@@ -254,7 +257,7 @@ def _cost(tuned: Tuned, power: float) -> pd.Series:
 
 
 def budgets(group: ComparisonGroup) -> list[ArmTables]:
-    """Arms of equally many examples, then arms of equally many steps, batches rising in each.
+    """Arms with equal numbers of examples, then arms with equal numbers of steps, each in rising order of batches.
 
     Raises:
         MissingRunsError: there are not three batch sizes or more of each.
@@ -266,23 +269,23 @@ def budgets(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def _by_budget(arms: Sequence[ArmTables]) -> dict[str, list[ArmTables]]:
-    """The arms of ``budgets`` apart: the second budget begins where batches no longer rise."""
+    """The arms of ``budgets`` by budget: the second one begins where batches no longer rise."""
     second = next(n for n in range(1, len(arms)) if arms[n].setting(BATCH) <= arms[n - 1].setting(BATCH))
     return {"equal_examples": list(arms[:second]), "equal_steps": list(arms[second:])}
 
 
 def larger_batches_end_higher_at_equal_examples_only(*arms: ArmTables) -> Effects:
     """Best loss of the largest batch minus that of the smallest at equal examples, and the reverse at equal steps."""
-    best = {name: [arm.table("best").iloc[:, -1] for arm in group] for name, group in _by_budget(arms).items()}
+    best = {name: list(map(best_of_largest, group)) for name, group in _by_budget(arms).items()}
     examples, steps = best["equal_examples"], best["equal_steps"]
     return parts(equal_examples=examples[-1] - examples[0], equal_steps=steps[0] - steps[-1])
 
 
 def good_rates_narrow_at_equal_examples_only(*arms: ArmTables) -> Effects:
-    """Slope over log10 batch of the width of the learning rates within 5 % of the best loss; its negative at equal
-    examples.
+    """Slope over log10 batch of the width of the range of learning rates within 5 % of the best loss.
 
-    The width is in doublings and ends where the grid does; the loss is straight over log learning rate.
+    At equal examples it is the negative of that. The width is in doublings and ends where the grid does; the loss is
+    interpolated straight over log learning rate.
     """
     slopes = {
         name: slope(pd.concat({arm.setting(BATCH): _good_width(arm) for arm in group}, axis=1))
@@ -292,7 +295,7 @@ def good_rates_narrow_at_equal_examples_only(*arms: ArmTables) -> Effects:
 
 
 def _good_width(arm: ArmTables) -> pd.Series:
-    """Width of the learning rates within 5 % of the best loss, doublings."""
+    """Width of the range of learning rates within 5 % of the best loss, doublings."""
     losses = pd.concat({lr: arm.loss(lr).iloc[:, -1] for lr in arm.lrs}, axis=1)
     fine = np.linspace(math.log2(arm.lrs[0]), math.log2(arm.lrs[-1]), 1001)
     widths = {}

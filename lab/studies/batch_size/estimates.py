@@ -11,13 +11,13 @@ import scipy  # its parts are loaded when they are used
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95
-# Batch sizes that a curve takes, besides which its interval means nothing.
+# Fewest batch sizes of a curve; with fewer its interval means nothing.
 FEWEST_BATCHES = 4
-# So far outside the batch sizes, natural log, a curve equals its asymptote in double precision.
+# This far outside the batch sizes (natural log) a curve equals its asymptote in double precision.
 FAR = -math.log(np.finfo(float).eps)
-# A number is sought on a grid, and then as often between the neighbours of the best point.
+# A minimum is searched on a grid of ``GRID`` points, and ``ZOOMS`` times between the neighbours of the best point.
 GRID, ZOOMS = 101, 8
-# Of logarithms in double precision, which misfits contain at least.
+# The least misfit: rounding errors of logarithms in double precision.
 ROUNDING = 1e-12
 
 Numbers = NDArray[np.float64]
@@ -27,7 +27,7 @@ class NoiseScale(NamedTuple):
     """The simple noise scale ``trace / squared_norm`` (McCandlish et al. 2018, eq. 2.9).
 
     Attributes:
-        b_simple: in units of the batch sizes given; infinite where the gradient cannot be told from its noise.
+        b_simple: in units of the batch sizes given; infinite if the estimate of ``squared_norm`` is not positive.
         trace: trace of the covariance of the gradient of one example.
         squared_norm: squared norm of the true gradient.
     """
@@ -40,20 +40,20 @@ class NoiseScale(NamedTuple):
 def noise_scale(small_squared: ArrayLike, big_squared: ArrayLike, small: float, big: float) -> NoiseScale:
     """Estimate the noise scale from squared gradient norms at two batch sizes (McCandlish et al. 2018, app. A.1).
 
-    Trace and squared norm are unbiased estimates, averaged apart over all measurements; the ratio is taken once, of the
-    two means. A mean of ratios would be biased, and without bound where a single squared norm nears zero.
+    Trace and squared norm are unbiased estimates, each averaged over all measurements; the ratio is taken once, of the
+    two means. A mean of ratios would be biased, and unbounded if a single squared norm is near zero.
 
     Args:
-        small_squared: squared norms of the gradient of a batch of ``small`` examples, one per measurement; where a
-            measurement has several such batches, their mean.
-        big_squared: those of a batch of ``big`` examples, the same measurements.
+        small_squared: squared norms of the gradient of a batch of ``small`` examples, one per measurement; their mean
+            if a measurement has several such batches.
+        big_squared: those of a batch of ``big`` examples, in the same measurements.
         small: the smaller batch size, in any unit.
         big: the larger batch size, in the same unit.
 
-    A measurement of which either number is not finite is left out.
+    A measurement is left out if either number is not finite.
 
     Raises:
-        ValueError: the batch sizes do not rise from above zero, the arrays differ in shape, or none is finite.
+        ValueError: not 0 < ``small`` < ``big``, the arrays differ in shape, or no measurement is finite.
     """
     if not 0 < small < big:
         raise ValueError(f"batch sizes must rise from above zero, not {small:g} and {big:g}")
@@ -74,9 +74,9 @@ class SaturatingCurve(NamedTuple):
 
     Attributes:
         limit: the value at infinite batch.
-        scale: the batch size at which the value is twice or half its limit.
-        low: lower end of the 95 % interval of the scale; zero where the batch sizes do not bound it from below.
-        high: its upper end; infinite where they do not bound it from above.
+        scale: the batch size at which the value is twice, or half, its limit.
+        low: lower end of the 95 % interval of the scale; zero if the batch sizes do not bound it from below.
+        high: its upper end; infinite if they do not bound it from above.
         rms_log_error: root mean square of the residuals, natural log.
     """
 
@@ -88,12 +88,12 @@ class SaturatingCurve(NamedTuple):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the batch sizes bound the scale from both sides; without that, it has no estimate."""
+        """Whether the batch sizes bound the scale from both sides; otherwise it has no estimate."""
         return self.low > 0 and math.isfinite(self.high)
 
     @property
     def scale_text(self) -> str:
-        """For readers: ``30 sequences (95 % interval 20 to 50)``, or which side of its interval is open."""
+        """The scale in words: ``30 sequences (95 % interval 20 to 50)``, or which side of its interval is unbounded."""
         if self.is_bounded:
             return f"{self.scale:.3g} sequences (95 % interval {self.low:.3g} to {self.high:.3g})"
         if self.low > 0:
@@ -106,14 +106,14 @@ class SaturatingCurve(NamedTuple):
 def steps_curve(batch_sizes: ArrayLike, steps: ArrayLike) -> SaturatingCurve:
     """Fit ``S = S_min (1 + B_crit / B)`` to steps to a target (McCandlish et al. 2018, eq. 2.11).
 
-    The interval is that of the profile likelihood, for log-normal errors: the scales at which the sum of squares, least
-    over the limit, is not larger than the least of all by more than a Student t allows (Bates and Watts 1988, Nonlinear
-    Regression Analysis and Its Applications, sec. 6.1). Steps that still halve at the largest batches, or never begin
-    to fall, leave it without an end.
+    The interval is that of the profile likelihood, for log-normal errors (Bates and Watts 1988, Nonlinear Regression
+    Analysis and Its Applications, sec. 6.1). It holds every scale whose sum of squares, minimized over the limit, does
+    not exceed the least one by more than a Student t allows. It is unbounded if steps still halve at the largest
+    batches, or never begin to fall.
 
     Args:
-        batch_sizes: at least ``FEWEST_BATCHES`` of them.
-        steps: that each took, with the learning rate tuned.
+        batch_sizes: at least ``FEWEST_BATCHES`` batch sizes.
+        steps: the steps that each took, with the learning rate tuned.
 
     Raises:
         ValueError: too few batch sizes, or a number that is not positive.
@@ -132,8 +132,8 @@ def learning_rate_curve(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> Sa
 def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers], Numbers]) -> SaturatingCurve:
     """Fit ``log value = log limit + shape(log scale - log batch)``.
 
-    The limit is a mean once the scale is given, so one number is sought. The interval holds every scale that a t-test
-    does not refuse.
+    For a given scale the limit is a mean, so only the scale is searched. The interval holds every scale that a t-test
+    does not reject.
     """
     batch_n, value_n = np.asarray(batch_sizes, dtype=float), np.asarray(values, dtype=float)
     if len(batch_n) < FEWEST_BATCHES or batch_n.shape != value_n.shape:
@@ -163,7 +163,7 @@ def _fit(batch_sizes: ArrayLike, values: ArrayLike, shape: Callable[[Numbers], N
 
 
 def _least(misfit: Callable[[Numbers], Numbers], low: float, high: float) -> float:
-    """Where the misfit is least, on ever finer grids."""
+    """The point with the least misfit, searched on ever finer grids."""
     for _ in range(ZOOMS):
         grid = np.linspace(low, high, GRID)
         best = int(misfit(grid).argmin())
@@ -172,7 +172,7 @@ def _least(misfit: Callable[[Numbers], Numbers], low: float, high: float) -> flo
 
 
 def _boundary(misfit: Callable[[Numbers], Numbers], most: float, outside: float, inside: float) -> float:
-    """The number nearest to ``outside`` whose misfit is at most so large."""
+    """The number nearest to ``outside`` whose misfit is at most ``most``."""
     for _ in range(ZOOMS):
         grid = np.linspace(outside, inside, GRID)
         first = max(int((misfit(grid) <= most).argmax()), 1)
@@ -193,9 +193,10 @@ def exponent(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> float:
 
 
 def regimes(batch_sizes: ArrayLike, steps: ArrayLike) -> list[str]:
-    """Name the regime between neighbouring batch sizes, rising: ``perfect scaling`` where the local slope of log steps
-    over log batch size is -0.9 or steeper, ``maximal data parallelism`` where it is -0.1 or flatter, else
-    ``diminishing returns`` (Shallue et al. 2018, sec. 4).
+    """Name the regime between neighbouring batch sizes, by the local slope of log steps over log batch size.
+
+    It is ``perfect scaling`` if the slope is -0.9 or steeper, ``maximal data parallelism`` if it is -0.1 or flatter,
+    else ``diminishing returns`` (Shallue et al. 2018, sec. 4). Batch sizes are in rising order.
     """
     batch_n, step_n = np.asarray(batch_sizes, dtype=float), np.asarray(steps, dtype=float)
     order = np.argsort(batch_n)

@@ -29,10 +29,10 @@ BATCH_LABEL, BEST_LR_LABEL = "batch size (sequences)", "best peak learning rate"
 BEST_LOSS_LABEL = "best held-out loss\n(nats/token)"
 CRITICAL, REGIME_ENDS = "critical batch", "end of a regime"
 DOTTED: tuple[int, tuple[float, float]] = (0, (1, 1.5))
-# How the learning rate grows with the batch: name, power, dashes.
+# Rules for the growth of the learning rate with the batch: name, power, dashes.
 RULES = (("linear", 1.0, style.DASHED), ("square root", 0.5, DOTTED))
-# Between neighbouring batch sizes the local slope of the hyperbola is -0.9 at a ninth of the critical batch, and -0.1
-# at nine times of it (Shallue et al. 2018 name three regimes, which these two slopes part).
+# The local slope of the hyperbola is -0.9 at a ninth of the critical batch, and -0.1 at nine times the critical batch;
+# these two slopes separate the three regimes of Shallue et al. 2018.
 REGIME_FACTOR = 9.0
 
 
@@ -41,9 +41,9 @@ def steps_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     """Steps to the loss of a bigram model against batch size, and against the sequences that they take.
 
     Each batch size has a learning rate of its own, the best of those tried. Dots are geometric means over seeds. The
-    line is the hyperbola S = S_min (1 + B_crit / B), fitted to them in log space. Twice the batch nearly halves the
-    steps below a ninth of the critical batch B_crit (perfect scaling) and saves hardly any above nine times of it
-    (maximal data parallelism); between them returns diminish.
+    line is the hyperbola S = S_min (1 + B_crit / B), fitted to them in log space. Below a ninth of the critical batch
+    B_crit, twice the batch nearly halves the steps (perfect scaling). Above nine times B_crit it saves hardly any
+    (maximal data parallelism). In between, returns diminish.
     """
     tuned = tuned_steps(records)
     curves = [curve for curve in tuned if curve.has_fit]
@@ -66,8 +66,8 @@ def steps_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     interval = Patch(color=style.INK, alpha=0.2, linewidth=0, label="its 95 % interval")
     sheet.keys(("", [fitted, interval]))
     sheet.note("Shaded areas are hyperbolas whose critical batch lies in its 95 % interval.")
-    sheet.explain(CRITICAL, "Dashed lines are critical batches, at which steps and sequences are twice their least.")
-    sheet.explain(REGIME_ENDS, "Dotted lines part the three regimes.")
+    sheet.explain(CRITICAL, "Dashed lines are critical batches, which take twice the least steps and sequences.")
+    sheet.explain(REGIME_ENDS, "Dotted lines separate the three regimes.")
     for sentence in (sentence for curve in tuned for sentence in curve.cautions()):
         sheet.note(sentence)
     return sheet
@@ -104,7 +104,7 @@ def _examples_panel(axes: Axes, tuned: TunedSteps, colour: str, curves: Sequence
 
 
 def _band(tuned: TunedSteps, fit: SaturatingCurve, fine: Numbers) -> tuple[Numbers, Numbers]:
-    """Lowest and highest hyperbola whose critical batch is in its interval, each with the limit that suits it best."""
+    """Lowest and highest hyperbola with a critical batch inside its interval, each with its best-fitting limit."""
     log_steps = np.log(tuned.steps).mean(axis=0).to_numpy(dtype=float)
     made = []
     for scale in np.geomspace(max(fit.low, 1e-9), min(fit.high, 1e12), 9):
@@ -126,7 +126,7 @@ def _dots(axes: Axes, table: pd.DataFrame, colour: str, name: str, quantity: Qua
 
 
 def _interval(seeds: Numbers, quantity: Quantity) -> Interval:
-    """Mean and interval of the seeds, geometric where the quantity's are; without single seeds, which have no mark."""
+    """Mean and interval over seeds, geometric if the quantity's are; without the values of single seeds."""
     interval = student_t(np.log(seeds) if quantity.log else seeds)._replace(values=())
     if not quantity.log:
         return interval
@@ -138,9 +138,9 @@ def _interval(seeds: Numbers, quantity: Quantity) -> Interval:
 def best_lr_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     """Best learning rate against batch size, with three laws.
 
-    Dots are the learning rates that take the fewest steps to a target, or end at the lowest loss, geometric means over
-    seeds. The dashed line is the linear rule and the dotted one the square-root rule, each through the middle of all
-    dots.
+    Dots are the learning rates that take the fewest steps to a target, or end at the lowest loss; they are geometric
+    means over seeds. The dashed line is the linear rule, the dotted one the square-root rule, each through the middle
+    of all dots.
     """
     tuned, at_budgets = tuned_steps(records), budgets(records, runs)
     sources: Sequence[TunedSteps | TunedBudget] = tuned or at_budgets
@@ -195,15 +195,15 @@ def _add_losses(facet_axes: Sequence[Sequence[Axes]], at_budgets: Sequence[Tuned
 
 @figure("noise_scale_with_loss")
 def noise_scale_with_loss(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Gradient noise scale against held-out loss: a line per size, and of the largest size a line per learning rate.
+    """Gradient noise scale against held-out loss: a line per size, and for the largest size a line per learning rate.
 
-    Dots are tenths of training, which goes from right to left; in each the noise scale is the mean trace of the
-    gradient's covariance over the mean squared norm of the gradient. Of losses they are means over seeds, of noise
-    scales geometric ones. Lines per size are at the learning rate that ends lowest.
+    Dots are tenths of training, which goes from right to left. In each tenth the noise scale is the mean trace of the
+    gradient's covariance over the mean squared norm of the gradient. Losses are means over seeds, noise scales
+    geometric means. Lines per size are at the learning rate that ends lowest.
     """
     tenths = by_tenth(records).reset_index().merge(runs, on="id", suffixes=("", "_final"))
     if tenths.empty or tenths["size"].nunique() < 2 or tenths["arm"].nunique() > 1:
-        raise NothingToDrawError("nothing to draw: not one arm of several sizes recorded noise_scale")
+        raise NothingToDrawError("nothing to draw: no single arm of several sizes recorded noise_scale")
     largest = tenths[tenths["size"] == tenths["size"].max()]
     sizes, lrs = style.shades(tenths["size"], style.SIZE_SHADES), style.shades(largest["lr"], style.LR_SHADES)
     titles = ["best learning rate of each size", f"{count(tenths['size'].max())} parameters"]

@@ -16,8 +16,8 @@ class BestStep(NamedTuple):
     """The best single step along gradients of one batch size.
 
     Attributes:
-        size: learning rate of plain gradient descent.
-        gain: by how much the loss falls, nats per token.
+        size: the step size, as a learning rate of plain gradient descent.
+        gain: the fall of the loss, nats per token.
     """
 
     size: float
@@ -25,10 +25,10 @@ class BestStep(NamedTuple):
 
 
 class FrozenLaw(NamedTuple):
-    """``limit / (1 + scale / batch)``, fitted as a straight line of the reciprocals.
+    """``limit / (1 + scale / batch)``, fitted as a straight line through the reciprocals.
 
     Attributes:
-        limit: at infinite batch.
+        limit: the value at infinite batch.
         scale: B_noise, in units of the batch sizes.
         r_squared: share of the variance of the reciprocals that the line explains.
     """
@@ -42,12 +42,12 @@ def best_step(sizes: ArrayLike, losses: ArrayLike, start: float) -> BestStep:
     """Fit ``start - a e + b e**2 / 2`` to the loss after steps ``e`` (McCandlish et al. 2018, sec. 2.2).
 
     Args:
-        sizes: of the steps, at least two.
-        losses: after them, means over batches.
-        start: the loss before.
+        sizes: at least two step sizes.
+        losses: the losses after these steps, means over batches.
+        start: the loss before the step.
 
     Returns:
-        ``a / b`` and ``a**2 / (2 b)``; NaN where the loss neither falls at first nor bends upwards.
+        ``a / b`` and ``a**2 / (2 b)``; NaN unless the loss falls at first and bends upwards.
     """
     size_n, loss_n = np.asarray(sizes, dtype=float), np.asarray(losses, dtype=float)
     terms = np.stack([-size_n, size_n**2 / 2], axis=1)
@@ -60,7 +60,7 @@ def best_step(sizes: ArrayLike, losses: ArrayLike, start: float) -> BestStep:
 def frozen_law(values: Mapping[float, float]) -> FrozenLaw:
     """Fit a straight line of ``1 / value`` over ``1 / batch`` (McCandlish et al. 2018, sec. 2.2).
 
-    The weights make relative errors of the values count alike. Values that are NaN are left out.
+    Weights make relative errors of the values count equally. NaN values are left out.
 
     Args:
         values: best steps or gains, by batch size.

@@ -1,4 +1,4 @@
-"""The noise scale beside the held-out loss along training, a run at a time."""
+"""The noise scale and the held-out loss along training, run by run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.analysis.probe_values import updates
 from lab.records.store import Records
 from lab.studies.batch_size.targets import noise_sums
 
-# Parts of a run, in each of which the noise scale is a ratio of means.
+# Parts of a run; the noise scale of each is a ratio of means.
 TENTHS = 10
 
 
@@ -20,8 +20,9 @@ def by_tenth(records: Records) -> pd.DataFrame:
     """Held-out loss and noise scale in each tenth of each run.
 
     Returns:
-        Indexed by ``id`` and ``tenth`` (from 0), columns ``loss`` (mean of the records but the last, which is on other
-        held-out text) and ``noise_scale`` (sequences); rows where either is NaN, or the scale zero, are left out.
+        Indexed by ``id`` and ``tenth`` (from 0). Columns ``loss`` (nats per token, a mean without the run's last
+        record, which is on other held-out text) and ``noise_scale`` (sequences). Rows with NaN, or a scale of zero, are
+        left out.
     """
     steps = updates(records.runs)
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
@@ -34,7 +35,7 @@ def by_tenth(records: Records) -> pd.DataFrame:
 
 
 def _ratios(sums: pd.DataFrame, keys: list[str | pd.Series]) -> pd.Series:
-    """Mean trace over mean squared norm in each group, NaN where the gradient cannot be told from its noise."""
+    """Mean trace over mean squared norm in each group; NaN if the estimate of the squared norm is not positive."""
     finite = np.isfinite(sums["trace"]) & np.isfinite(sums["squared_norm"])
     means = sums[finite].groupby(keys)[["trace", "squared_norm"]].mean()
     return pd.Series(means["trace"].clip(lower=0) / means["squared_norm"].where(means["squared_norm"] > 0))
@@ -46,7 +47,7 @@ def _tenths(rows: pd.DataFrame, steps: pd.Series) -> pd.Series:
 
 
 def noise_rank(records: Records, probe: str, where: str) -> pd.Series:
-    """Rank correlation of loss and noise scale over the tenths of each run, by id; NaN where either is constant."""
+    """Rank correlation of loss and noise scale over the tenths of each run, by run id; NaN if either is constant."""
     return _each_run(records, lambda run: float(run["loss"].rank().corr(run["noise_scale"].rank())))
 
 
@@ -66,7 +67,7 @@ def last_loss(records: Records, probe: str, where: str) -> pd.Series:
 
 
 def noise_at(records: Records, probe: str, where: str, loss: float) -> pd.Series:
-    """Noise scale of each run at a loss, by id; its log is straight over the loss between tenths."""
+    """Noise scale of each run at a loss, by run id; its log is interpolated straight over the loss between tenths."""
     return _each_run(records, lambda run: _interpolated(run.sort_values("loss"), loss))
 
 

@@ -11,7 +11,7 @@ from lab.analysis.judging.effects import Effects, Qualified, exceeds, slope
 from lab.analysis.judging.evidence import ArmTables, MissingRunsError
 from lab.studies.batch_size.growth import first_loss, last_loss, noise_at, noise_growth, noise_late, noise_rank
 
-# Places in the range of losses that all sizes pass through, at which their noise scales are compared.
+# Points in the range of losses that all sizes pass through, at which their noise scales are compared.
 PARTS_OF_THE_RANGE = (0.25, 0.5, 0.75)
 
 
@@ -21,9 +21,10 @@ def _best(arm: ArmTables) -> float:
 
 
 def noise_scale_grows_as_the_loss_falls(arm: ArmTables) -> Effects:
-    """Minus 0.8 minus the rank correlation of both over tenths of training; log10 of a third of last over first tenth.
+    """Two parts at each size, which lie above zero if the noise scale grows at least threefold as the loss falls.
 
-    At each size.
+    The first is -0.8 minus the rank correlation of loss and noise scale over tenths of training. The second is log10 of
+    a third of the noise scale in the last tenth over that in the first.
     """
     rank = arm.probe(_best(arm), "noise_scale", "", noise_rank)
     growth = arm.probe(_best(arm), "noise_scale", "", noise_growth)
@@ -31,7 +32,7 @@ def noise_scale_grows_as_the_loss_falls(arm: ArmTables) -> Effects:
 
 
 def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
-    """Largest over smallest noise scale of the sizes, at three losses that all pass through, best learning rate.
+    """Largest over smallest noise scale of the sizes, at three losses that all pass through, at the best learning rate.
 
     The control: the final losses of the smallest and the largest size differ by more than 0.05.
     """
@@ -49,7 +50,7 @@ def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
 
 
 def fall_of_noise_scale_with_rate(arm: ArmTables) -> Effects:
-    """Minus the slope of the log noise scale, over the second half of training, over log learning rate, each size."""
+    """Minus the slope over log learning rate of the log noise scale in the second half of training, at each size."""
     late = {lr: arm.probe(lr, "noise_scale", "", noise_late) for lr in arm.lrs}
     sizes = {size: pd.DataFrame({lr: table[size] for lr, table in late.items()}) for size in arm.sizes}
     return pd.DataFrame({size: -slope(table) for size, table in sizes.items()})

@@ -1,4 +1,4 @@
-"""Effects of claims on batches that grow: at equal tokens, with the learning rate tuned for each ramp."""
+"""Effects of claims on batches that grow, at equal tokens and with the learning rate tuned for each ramp."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables, CurveSummary, MissingRunsError
+from lab.analysis.judging.quantities import best_of_largest
 from lab.analysis.judging.verdicts import STEPS
 from lab.analysis.probe_values import updates
 from lab.analysis.text import spell
@@ -22,22 +23,22 @@ NAME = "batch.name"
 FIRST_DOUBLING = 5 / 74
 # Nats per token within which two final losses count as equal.
 MARGIN = 0.01
-# Shares of tokens are read between recorded steps, to a hundredth.
+# Resolution of shares of tokens, which are interpolated between recorded steps.
 SHARE_STEP = 0.01
 
 Curves = Mapping[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
 
 
 def _largest(arm: ArmTables) -> list[CurveSummary]:
-    """The whole seeds of the largest model."""
+    """The summaries of the largest model for seeds with every learning rate."""
     return [summary for summary in arm.complete if summary.size == arm.sizes[-1]]
 
 
 def _best(arm: ArmTables) -> dict[str, str]:
-    """Of each seed the id of the run with the lowest final loss.
+    """The id of each seed's run with the lowest final loss.
 
     Raises:
-        MissingRunsError: the learning rate with the lowest loss, mean over seeds, ends the grid, so none is tuned.
+        MissingRunsError: the learning rate with the lowest mean loss ends the grid, so that it may not be the best.
     """
     summaries = _largest(arm)
     if summaries:
@@ -66,7 +67,7 @@ def _curves(arm: ArmTables) -> Curves:
 
 
 def _recorded(arm: ArmTables, ids: Iterable[str]) -> Curves:
-    """These runs over their tokens, by id."""
+    """``over_tokens`` of these runs, by run id."""
     records = arm.evidence.records
     runs = over_tokens(records.of(list(ids)))
     if missing := [name for name in ids if name not in runs]:
@@ -78,11 +79,6 @@ def _each_seed(effect: Callable[..., float], *arms: Curves) -> pd.Series:
     """An effect of the runs of each seed that all arms have."""
     seeds = sorted(set.intersection(*(set(arm) for arm in arms)))
     return pd.Series({seed: effect(*(arm[seed] for arm in arms)) for seed in seeds}, dtype=float)
-
-
-def _final(arm: ArmTables) -> pd.Series:
-    """Lowest final loss of each seed."""
-    return arm.table("best").iloc[:, -1]
 
 
 def _updates(arm: ArmTables) -> pd.Series:
@@ -97,9 +93,9 @@ def _tokens(constant: ArmTables) -> float:
 
 
 def _saved(ramp: pd.DataFrame, constant: pd.DataFrame, tokens: float) -> float:
-    """Share of the constant batch's tokens to its last recorded loss that the ramp saves.
+    """Share of tokens that the ramp saves until it is as low as the constant batch's last recorded loss.
 
-    Both count the tokens until they are first as low; a ramp that never is counts all ``tokens``.
+    Tokens of both are counted until they first reach it; a ramp that never does counts all ``tokens``.
     """
     target = float(constant["loss"].iloc[-1])
     needed = tokens_to(ramp, target)
@@ -107,9 +103,10 @@ def _saved(ramp: pd.DataFrame, constant: pd.DataFrame, tokens: float) -> float:
 
 
 def _ahead(first: pd.DataFrame, second: pd.DataFrame, tokens: float) -> float:
-    """Loss of the second run minus that of the first, at the second's first record after so many tokens.
+    """Loss of the second run minus that of the first, at the second's first record after ``tokens`` tokens.
 
-    The first is straight between its records, which lie above a falling curve: its lead is counted low.
+    The first run is interpolated straight between records, which lies above a falling curve, so its lead is not too
+    large.
     """
     after = second[second["tokens"] >= tokens]
     if after.empty:
@@ -118,7 +115,7 @@ def _ahead(first: pd.DataFrame, second: pd.DataFrame, tokens: float) -> float:
 
 
 def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
-    """Share of tokens saved to the constant batch's last loss; share of the small batch's steps saved.
+    """Share of tokens saved on the way to the constant batch's last loss; and share of the small batch's steps saved.
 
     A ramp that is never as low counts all tokens.
     """
@@ -127,37 +124,41 @@ def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarte
 
 
 def small_batches_lead_early_and_large_ones_late(quarter: ArmTables, constant: ArmTables) -> Effects:
-    """Lead of the small batch where PaLM first doubled its own, at equal tokens; final lead of the large batch."""
+    """Lead of the small batch, at equal tokens, where PaLM first doubled its batch; final lead of the large batch."""
     early = partial(_ahead, tokens=FIRST_DOUBLING * _tokens(constant))
-    return parts(early=_each_seed(early, _curves(quarter), _curves(constant)), late=_final(quarter) - _final(constant))
+    return parts(
+        early=_each_seed(early, _curves(quarter), _curves(constant)),
+        late=best_of_largest(quarter) - best_of_largest(constant),
+    )
 
 
 def leads_and_ends_level(ramp: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
-    """Lead of the ramp over the constant batch at equal tokens as it ends; how far it ends below that plus 0.01.
+    """Lead of the ramp over the constant batch when it ends; and final loss of the constant batch + 0.01 minus its own.
 
-    The control: a batch that stays small ends above the ramp, or else small ones win throughout and growth is no gain.
+    Both are at equal tokens. The control: a batch that stays small ends above the ramp. Otherwise small batches would
+    be better throughout, and growing would gain nothing.
     """
     end = partial(_ahead, tokens=float(ramp.setting("batch.ramp")) * float(ramp.setting("seq_len")))
     lead = _each_seed(end, _curves(ramp), _curves(constant))
-    level = parts(lead=lead, final=MARGIN - (_final(ramp) - _final(constant)))
-    return Qualified(level, control=exceeds(_final(quarter) - _final(ramp), 0.0))
+    level = parts(lead=lead, final=MARGIN - (best_of_largest(ramp) - best_of_largest(constant)))
+    return Qualified(level, control=exceeds(best_of_largest(quarter) - best_of_largest(ramp), 0.0))
 
 
 def following_the_noise_saves_tokens(adaptive: ArmTables, *constants: ArmTables) -> Effects:
-    """Share of tokens to the bigram model's loss saved over a constant batch of the same mean, minus half of that
-    foretold by ``predicted_saving``.
+    """Share of tokens to the bigram model's loss that is saved, minus half the share by ``predicted_saving``.
 
-    Tokens of the constant batch are log-log straight between the two trained. The control: the foretold saving.
+    It is the saving over a constant batch of the same mean, whose tokens are interpolated log-log between the two that
+    were trained. The control: the predicted saving.
     """
     ways = _ways_to_bigram(adaptive)
     others = [_ways_to_bigram(constant) for constant in constants]
-    foretold = _each_seed(_foretold, ways)
-    effect = _each_seed(_saved_over_constants, ways, *others) - foretold / 2
-    return Qualified(effect, SHARE_STEP, control=exceeds(foretold, 0))
+    predicted = _each_seed(_predicted, ways)
+    effect = _each_seed(_saved_over_constants, ways, *others) - predicted / 2
+    return Qualified(effect, SHARE_STEP, control=exceeds(predicted, 0))
 
 
 def _ways_to_bigram(arm: ArmTables) -> Curves:
-    """Of each seed, the run that reached the bigram model's loss in the fewest tokens, up to there.
+    """For each seed, the run that reached the bigram model's loss in the fewest tokens, up to that loss.
 
     Raises:
         MissingRunsError: the learning rate is not tuned.
@@ -188,8 +189,8 @@ def _saved_over_constants(adaptive: pd.DataFrame, *constants: pd.DataFrame) -> f
     return 1 - float(adaptive["needed"].iloc[0]) / constant
 
 
-def _foretold(way: pd.DataFrame) -> float:
-    """Saving foretold by the noise scale in equal parts of the way, in each a ratio of means."""
+def _predicted(way: pd.DataFrame) -> float:
+    """Saving predicted by the noise scale, a ratio of means in each of several equal parts of the way."""
     stages = [stage for stage in np.array_split(np.arange(len(way)), STAGES) if len(stage)]
     noise = [ratio_of_means(way[["trace", "squared_norm"]].iloc[stage]) for stage in stages]
     return predicted_saving(noise, [float(way["sequences"].iloc[stage].mean()) for stage in stages])

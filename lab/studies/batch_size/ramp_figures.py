@@ -1,4 +1,4 @@
-"""Figure of batches that grow: the batch and the loss at equal tokens, by batch schedule."""
+"""Figure of batches that grow: batch size and loss at equal tokens, by batch schedule."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Curves = dict[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
 def batch_ramps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Batch size and held-out loss over the tokens, one line per batch schedule, and final losses.
 
-    Losses are those minus the loss of the constant batch, the same seed at as many tokens: below zero a schedule is
-    ahead. Each schedule and seed has the learning rate with the lowest final loss of those tried. Lines and dots are
-    means over seeds; the axis of tokens is logarithmic.
+    Losses are relative to the constant batch with the same seed and at as many tokens: below zero a schedule is ahead.
+    Each schedule and seed has the learning rate with the lowest final loss of those tried. Lines and dots are means
+    over seeds. The axis of tokens is logarithmic.
     """
     best = _best(records, runs)
     names = list(dict.fromkeys(best["batch"]))
@@ -71,7 +71,8 @@ def _best(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     """The best run of each seed and batch schedule, at the largest size, with the column ``batch``.
 
     Raises:
-        NothingToDrawError: there is no constant batch and another, other settings differ too, or no batch was recorded.
+        NothingToDrawError: there is no growing batch beside a constant one, other settings differ, too, or no run
+            recorded its batch.
     """
     names = records.runs.set_index("id").reindex(columns=["batch.name"])["batch.name"]
     best: pd.DataFrame = runs[(runs["lr"] == runs["best_lr"]) & (runs["size"] == runs["size"].max())]
@@ -87,7 +88,7 @@ def _best(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _curves(records: Records, best: pd.DataFrame) -> dict[str, Curves]:
-    """By batch schedule and seed, loss and batch over tokens in percent of the run's."""
+    """Loss and batch over tokens, in percent of the run's tokens, by batch schedule and seed."""
     over = over_tokens(records.of(best["id"]))
     total = records.runs.set_index("id")["tokens"].astype(float)
     shares = {name: run.assign(tokens=run["tokens"] * 100 / total[name]) for name, run in over.items()}
@@ -104,7 +105,7 @@ def _line(axes: Axes, values_sn: Numbers, look: Mapping[str, Any]) -> None:
 
 
 def _held(run: pd.DataFrame) -> Numbers:
-    """Batch at each of ``SHARES``, that of the last record."""
+    """Batch at each of ``SHARES``: that of the last record before."""
     at = np.searchsorted(run["tokens"].to_numpy(dtype=float), SHARES, side="right") - 1
     held: Numbers = run["sequences"].to_numpy(dtype=float)[at]
     return held
@@ -113,7 +114,7 @@ def _held(run: pd.DataFrame) -> Numbers:
 def _final(
     best: pd.DataFrame, names: Sequence[str], looks: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], dict[int, Dot]]]:
-    """For each schedule but the constant one the dot of its final loss minus that of the constant batch, by seed."""
+    """Yield, for each schedule, its look and the dot of its final loss minus that of the constant batch, by row."""
     constant = best[best["batch"] == CONSTANT].set_index("seed")["capped"]
     for row, name in enumerate(names):
         of_name = best[best["batch"] == name]

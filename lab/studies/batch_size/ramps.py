@@ -1,4 +1,4 @@
-"""Batches that grow: loss and batch over the tokens seen, and what a batch that follows the noise scale saves."""
+"""Batches that grow: loss and batch over the tokens seen, and the saving by a batch that follows the noise scale."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lab.studies.batch_size.targets import crossing, noise_sums
 
 
 def over_tokens(records: Records) -> dict[str, pd.DataFrame]:
-    """By run id, held-out loss and batch at each step with both, indexed by step.
+    """Held-out loss and batch of each run, at the steps that recorded both; by run id.
 
     Returns:
-        Tables with the columns ``tokens`` (seen before the update), ``sequences`` (of the update), ``loss`` (before it,
-        nats per token) and, where the run recorded its noise, ``trace`` and ``squared_norm``. The last record is left
-        out, since it is on other held-out text.
+        Tables indexed by step, with the columns ``tokens`` (seen before the update), ``sequences`` (of the update),
+        ``loss`` (before it, nats per token) and, if the run recorded its noise, ``trace`` and ``squared_norm``. The
+        last record is left out, since it is on other held-out text.
     """
     metrics = records.metrics
     parts = {
@@ -39,13 +39,13 @@ def _series(metrics: pd.DataFrame, probe: str, where: str) -> pd.Series:
 
 
 def loss_at(run: pd.DataFrame, tokens: ArrayLike) -> Numbers:
-    """Loss of a run of ``over_tokens`` at these tokens, straight between records; NaN beyond the last."""
+    """Loss of a run of ``over_tokens`` at these tokens, interpolated straight between records; NaN beyond the last."""
     losses: Numbers = np.interp(np.asarray(tokens, dtype=float), run["tokens"], run["loss"], right=math.nan)
     return losses
 
 
 def tokens_to(run: pd.DataFrame, loss: float) -> float:
-    """Tokens until a run of ``over_tokens`` is first as low, straight between records; NaN if it never is."""
+    """Tokens until a run of ``over_tokens`` first reaches a loss, straight between records; NaN if it never does."""
     return crossing(run["tokens"], run["loss"], loss)[0]
 
 
@@ -57,8 +57,8 @@ def predicted_saving(noise_scale: ArrayLike, batch: ArrayLike) -> float:
     these steps.
 
     Args:
-        noise_scale: at updates evenly spaced in training, sequences.
-        batch: of the same updates, sequences.
+        noise_scale: noise scale at updates evenly spaced in training, sequences.
+        batch: batch of the same updates, sequences.
     """
     noise_n, batch_n = np.asarray(noise_scale, dtype=float), np.asarray(batch, dtype=float)
     progress_n = 1 / (1 + noise_n / batch_n)

@@ -1,4 +1,4 @@
-"""Steps to a target loss: when each run reached it, and which learning rate reaches it first at each batch size."""
+"""Steps to a target loss: the step at which each run reached it, and the best learning rate at each batch size."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lab.studies.batch_size.estimates import Numbers
 
 # Learning rates that must reach the target before one of them counts as tuned (Shallue et al. 2018, sec. 4).
 FEWEST_TRIALS = 3
-# Parts of a run over which the noise scale is averaged: its ratio of means in each, then the mean of these.
+# Parts of a run over which the noise scale is averaged: a ratio of means in each part, then the mean of these.
 STAGES = 4
 
 
 def crossing(steps: ArrayLike, losses: ArrayLike, target: float) -> tuple[float, float]:
-    """Updates until the loss is first at most ``target``, straight between records, and the interval between these.
+    """Updates until the loss is first at most ``target``, straight between records, and the steps between these.
 
-    NaN where no record is as low; losses that are not finite are left out.
+    NaN if no record is as low; losses that are not finite are left out.
     """
     step_n, loss_n = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
     finite_n = np.isfinite(loss_n)
@@ -43,12 +43,12 @@ def crossing(steps: ArrayLike, losses: ArrayLike, target: float) -> tuple[float,
 
 
 def crossings(records: Records) -> pd.DataFrame:
-    """When each run reached the loss of the bigram model of its text.
+    """The updates after which each run reached the loss of the bigram model of its text.
 
-    The held-out loss on the fixed slice counts; the last one is on another part of the held-out text.
+    Held-out losses on the fixed slice count, and so not the last one, which is on other held-out text.
 
     Returns:
-        Indexed by run id, columns ``steps`` and ``interval``, as of ``crossing``.
+        Indexed by run id; columns ``steps`` and ``interval``, the results of ``crossing``.
     """
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
     losses = losses.merge(records.runs[["id", "loss_bigram"]], on="id").join(updates(records.runs), on="id")
@@ -64,17 +64,17 @@ def crossings(records: Records) -> pd.DataFrame:
 
 
 def steps_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
-    """Column ``steps`` of ``crossings``, as one number per run that a claim can read."""
+    """Column ``steps`` of ``crossings``, in the form of a function of ``lab.analysis.probe_values``."""
     return crossings(records)["steps"]
 
 
 class TunedBatch(NamedTuple):
-    """One arm at one batch size, its learning rate tuned.
+    """One arm at one batch size, with its learning rate tuned.
 
     Attributes:
         steps_s: updates to the target with each seed's best learning rate.
-        lr_s: that learning rate, the vertex of a parabola of log steps over log learning rate.
-        refusal: why it does not count; empty where it does.
+        lr_s: this learning rate, the vertex of a parabola of log steps over log learning rate.
+        refusal: the reason why the batch size does not count; empty if it does.
     """
 
     steps_s: Numbers
@@ -85,8 +85,8 @@ class TunedBatch(NamedTuple):
 def tune(lrs: Sequence[float], steps_sl: ArrayLike) -> TunedBatch:
     """Find each seed's best learning rate of the rising ``lrs``; ``steps_sl`` is NaN where the target is not reached.
 
-    Fewer than ``FEWEST_TRIALS`` learning rates that reached the target with every seed, or a best one (mean over seeds)
-    at an end of the grid, are refused.
+    The batch size is refused if fewer than ``FEWEST_TRIALS`` learning rates reached the target with every seed, or if
+    the best one (mean over seeds) is at an end of the grid.
     """
     table_sl = np.asarray(steps_sl, dtype=float)
     reached_l = np.isfinite(table_sl).all(axis=0)
@@ -107,15 +107,16 @@ def tune(lrs: Sequence[float], steps_sl: ArrayLike) -> TunedBatch:
 
 
 def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
-    """The noise scale over the first ``end`` updates of a run, sequences: the mean over ``STAGES`` equal parts of
-    them, as far as they have records.
+    """The noise scale over the first ``end`` updates of a run, sequences.
+
+    It is the mean over ``STAGES`` equal parts of them, without parts that have no records.
 
     Args:
         measured: columns ``trace`` and ``squared_norm``, indexed by step.
-        end: such as the updates to a target.
+        end: number of updates, such as those to a target.
 
     Returns:
-        NaN where in some part the gradient cannot be told from its noise.
+        NaN if the estimate of the squared norm is not positive in some part.
     """
     step_n, edges = measured.index.to_numpy(), np.linspace(0, end, STAGES + 1)
     trace_n, squared_n = (measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm"))
@@ -124,7 +125,7 @@ def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
 
 
 def ratio_of_means(measured: pd.DataFrame) -> float:
-    """Mean trace over mean squared norm, NaN where the gradient cannot be told from its noise."""
+    """Mean trace over mean squared norm; NaN if the estimate of the squared norm is not positive."""
     return _ratio(*(measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm")))
 
 
@@ -138,7 +139,7 @@ def _ratio(trace_n: Numbers, squared_n: Numbers) -> float:
 def noise_sums(records: Records) -> pd.DataFrame:
     """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step.
 
-    NaN where any group is: a sum of the others would be that of a smaller gradient.
+    NaN if any group has NaN, since the sum over the others would be that of a smaller gradient.
     """
     measured = records.metrics[records.metrics["probe"] == "noise_scale"]
     part = measured["where"].map(lambda where: where.partition(".")[0]).rename("part")
@@ -150,7 +151,7 @@ def noise_sums(records: Records) -> pd.DataFrame:
 def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
     """Noise scale of each run over its updates to the loss of a bigram model, sequences; indexed by run id.
 
-    NaN where it never got there or each update had a single micro-batch.
+    NaN if it never reached this loss, or if each update had a single micro-batch.
     """
     sums, ends = noise_sums(records), crossings(records)["steps"]
     runs = [name for name in sums.index.unique("id") if math.isfinite(ends.get(name, math.nan))]

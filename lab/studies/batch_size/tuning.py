@@ -1,4 +1,4 @@
-"""Batch sizes with their learning rates tuned: by steps to a target, or by the best loss on a budget."""
+"""Batch sizes with their learning rates tuned: for the fewest steps to a target, or for the best loss on a budget."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from lab.records.store import Records
 from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, steps_curve
 from lab.studies.batch_size.targets import crossings, tune
 
-# Batch sizes with as many examples, and with as many steps, without which budgets are not compared.
+# Fewest batch sizes with equal examples, and with equal steps, for which budgets are compared.
 FEWEST_AT_A_BUDGET = 3
-# A learning rate is good where its loss is at most this many times the best one.
+# A learning rate is good if its loss is at most this many times the best one.
 GOOD = 1.05
 OPTIMIZER_NAMES = {"sgd": "SGD", "momentum": "momentum", "adamw": "Adam"}
 
 
 class TunedSteps(NamedTuple):
-    """The batch sizes of one optimizer and model size, the learning rate tuned for steps to the target.
+    """The batch sizes of one optimizer and model size, with the learning rate tuned for steps to the target.
 
     Attributes:
-        name: for readers.
-        steps: updates to the target, a row per seed and a column per batch size, those without a refusal.
-        lr: best learning rate, the same rows and columns.
-        refusals: by batch size, why it is left out.
-        lrs: learning rates tried, by batch size.
+        name: the optimizer, with the size if there are several.
+        steps: updates to the target, with a row per seed and a column per batch size that is not refused.
+        lr: the best learning rate, in the same rows and columns.
+        refusals: the reason why a batch size is left out, by batch size.
+        lrs: the learning rates tried, by batch size.
     """
 
     name: str
@@ -44,12 +44,12 @@ class TunedSteps(NamedTuple):
 
     @property
     def batches(self) -> Numbers:
-        """Batch sizes with a tuned learning rate, sequences, rising."""
+        """Batch sizes with a tuned learning rate, sequences, in rising order."""
         return self.steps.columns.to_numpy(dtype=float)
 
     @property
     def has_fit(self) -> bool:
-        """Whether there are batch sizes enough for ``fit``."""
+        """Whether there are enough batch sizes for ``fit``."""
         return len(self.batches) >= FEWEST_BATCHES
 
     @property
@@ -70,8 +70,8 @@ class TunedSteps(NamedTuple):
 def tuned_steps(records: Records) -> list[TunedSteps]:
     """Tune the learning rate of every batch size for steps to the loss of a bigram model.
 
-    Only runs with a constant schedule count, since a decaying one sets by its end when a loss is reached. Sorted by
-    size and optimizer; empty where no optimizer has several batch sizes and learning rates.
+    Only runs with a constant schedule count, since with decay the length of the run sets when a loss is reached. The
+    list is sorted by size and optimizer; it is empty if no optimizer has several batch sizes and learning rates.
     """
     runs = records.runs[(records.runs["status"] != "failed") & (records.runs["schedule.name"] == "constant")]
     several = [
@@ -90,7 +90,7 @@ def tuned_steps(records: Records) -> list[TunedSteps]:
 
 
 def _are_one_arm(runs: pd.DataFrame, *keys: str) -> bool:
-    """Whether the runs differ in these keys and the seed."""
+    """Whether the runs differ in nothing but these keys and the seed."""
     return not runs.duplicated([*keys, "seed"]).any()
 
 
@@ -117,14 +117,14 @@ def _tuned(name: str, runs: pd.DataFrame) -> TunedSteps:
 
 
 class TunedBudget(NamedTuple):
-    """The batch sizes of one budget, ``equal examples`` or ``equal steps``, the learning rate tuned for the loss.
+    """The batch sizes of one budget, ``equal examples`` or ``equal steps``, with the learning rate tuned for the loss.
 
     Attributes:
-        name: of the budget.
-        loss: best final loss, a row per seed and a column per batch size.
-        lr: best learning rate, the vertex of a parabola; NaN where the best one is at an end of the grid.
-        low: lowest learning rate within ``GOOD`` of the best loss.
-        high: highest of these.
+        name: the name of the budget.
+        loss: best final loss, nats per token, with a row per seed and a column per batch size.
+        lr: best learning rate, the vertex of a parabola; NaN if the best one is at an end of the grid.
+        low: lowest good learning rate, see ``GOOD``.
+        high: highest good learning rate.
     """
 
     name: str
@@ -143,7 +143,7 @@ class TunedBudget(NamedTuple):
 
 
 def budget_pairs(pairs: Collection[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Those of distinct pairs of batch size and steps with as many examples, and those with as many steps, rising."""
+    """The distinct pairs of batch size and steps with equal examples, and those with equal steps, in rising order."""
     examples = Counter(batch * steps for batch, steps in pairs).most_common(1)[0][0]
     count = Counter(steps for _, steps in pairs).most_common(1)[0][0]
     rising = sorted(pairs)
@@ -157,7 +157,7 @@ def budgets(records: Records, runs: pd.DataFrame) -> list[TunedBudget]:
         runs: judged points of curves (``judge``).
 
     Returns:
-        Two budgets; none where either has fewer than ``FEWEST_AT_A_BUDGET`` batch sizes or one learning rate only.
+        Two budgets; none if either has fewer than ``FEWEST_AT_A_BUDGET`` batch sizes, or one learning rate only.
     """
     cards = records.runs.set_index("id").reindex(runs["id"], columns=["batch_size", "steps"])
     runs = runs.merge(cards.reset_index(), on="id")

@@ -1,4 +1,4 @@
-"""The arms of the board as ``arms.yaml`` describes them."""
+"""The arms of the leaderboard, as ``arms.yaml`` describes them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FILE = Path(__file__).with_name("arms.yaml")
 
 
 class ArmCard(NamedTuple):
-    """What is known of an arm before any run; see the head of ``arms.yaml``.
+    """The description of an arm; see the head of ``arms.yaml``.
 
     Attributes:
-        link: to its paper or code.
-        nothing_where: by dotted key, the values of a recipe under which it does nothing.
-        not_beside: interventions of the reference beside which it cannot stand.
+        link: the address of its paper or code.
+        nothing_where: values of a recipe's config under which it does nothing, by dotted key.
+        not_beside: interventions of the reference that exclude it.
         is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
     """
 
@@ -37,7 +37,7 @@ class ArmCard(NamedTuple):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Its numbers, by key, as its file in ``conf/`` has them."""
+        """Its numbers by key, as in its file in ``conf/``."""
         group = "optimizer" if self.is_optimizer else "intervention"
         content: dict[str, Any] = load(data_folder("conf") / group / f"{self.name}.yaml")
         if not self.is_optimizer:
@@ -66,21 +66,21 @@ def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
 
 @cache
 def left_out() -> Mapping[str, str]:
-    """Interventions and optimizers that the board leaves out, with the reason."""
+    """Interventions and optimizers that the leaderboard leaves out, each with the reason."""
     entries: dict[str, str] = load(FILE)["left_out"]
     return entries
 
 
 def meanings() -> dict[str, str]:
-    """What the learning rate of each arm means, by name."""
+    """``lr`` of each arm, the meaning of its learning rate, by name."""
     return {name: card.lr for name, card in arm_cards().items()}
 
 
 def known(name: str) -> ArmCard:
-    """The arm of a name.
+    """The arm with this name.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is no such arm.
     """
     if name in left_out():
         raise RequestError(f"arm {name!r} is not on the board: {left_out()[name]}")

@@ -1,15 +1,14 @@
-"""The board: every change of a recipe beside the reference that lacks it, paired by seed and judged by the rule.
+"""The leaderboard: every change of a recipe is compared with the reference that lacks it, paired by seed.
 
-The rule stands in the header of ``sweeps/leaderboard.yaml``, and was fixed before its runs:
+The rule is in the header of ``sweeps/leaderboard.yaml``, and was fixed before its runs:
 
-- An arm is compared with the arm that lacks its change alone, both with or both without qk-layernorm.
-- It makes *no difference* where the 90 % interval of the difference in the instability part of LR sensitivity lies
-  within ``MARGIN``. It *helps*, or *harms*, where the Holm-adjusted p of that difference over all arms of its panel is
-  below ``ALPHA``. A difference that is both certain and within the margin counts as none, as on the board of claims.
+- An arm is compared with the arm that lacks its change alone; both have qk-layernorm, or neither has.
+- It makes *no difference* if the 90 % interval of the difference in the instability part of LR sensitivity lies within
+  ``MARGIN``. It *helps*, or *harms*, if the Holm-adjusted p of that difference over all arms of its panel is below
+  ``ALPHA``. A difference that is both significant and within the margin counts as none, as for claims.
 - Otherwise, and below three seeds, it is *open*.
-- Arms whose learning rate has another unit, or a shifted optimum, are *not comparable* in it: their best loss, the
-  smallest unstable learning rate over the best one, and the loss at 3 and 10 times the best one stand beside those of
-  the reference.
+- Arms whose learning rate has another unit, or a shifted optimum, are *not comparable* by sensitivity. The table shows
+  their best loss, the smallest unstable learning rate over the best one, and the loss at 3 and 10 times the best one.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ HELPS, HARMS, NO_DIFFERENCE, OPEN, NOT_COMPARABLE = "helps", "harms", "no differ
 VERDICTS = (HELPS, NO_DIFFERENCE, OPEN, HARMS, NOT_COMPARABLE)
 QK = "qk_layernorm"
 WITHOUT, WITH = "without qk-layernorm", "with qk-layernorm"
-# Groups of keys that set arms apart; all other keys are settings that a panel shares.
+# Groups of keys that distinguish arms; all other keys are settings that a panel shares.
 GROUPS = ("intervention", "optimizer", "schedule", "parametrization", "guest")
-# Of settings in which panels differ, those that name them where they do.
+# Settings that become part of a panel's title if panels differ in them.
 NAMING = ("sweep", "data.name", "model.width", "model.depth")
-# Measures of one seed of an arm, in the order in which they are shown.
+# Measures of one seed of an arm, in the order of their columns.
 MEASURES = ("above", "total", "best", "range", "at_3", "at_10")
 PART = "above"  # the measure of the rule
 SAME, SHIFTED, OTHER = "same", "shifted", "other"
@@ -55,19 +54,19 @@ class Curve(NamedTuple):
     """The runs of one config, which differ in learning rate and seed.
 
     Attributes:
-        interventions: their names.
-        keys: of the config, those that set arms apart.
-        setting: the others.
-        seeds: ``MEASURES`` of each seed (rows) that has the whole grid of learning rates, ``eta_div`` (log10 of the
-            smallest unstable learning rate, one step above the grid where none was), ``unstable`` (how many learning
-            rates were), ``censored`` (whether none was) and ``trains`` (1 if its best loss beats a bigram model).
-        lrs: the grid, rising.
-        incomplete: seeds left out, since a learning rate is missing.
-        runs: how many were trained.
-        parameters: of the model, all of them.
-        seconds: wall time of a run by seed, median over learning rates.
-        source: where its records come from.
-        losses: mean loss over these seeds, by learning rate, as far as it goes.
+        interventions: the names of its interventions.
+        keys: the keys of its config that distinguish arms, with their values.
+        setting: the other keys, with their values.
+        seeds: a row per seed with the whole grid of learning rates. Columns are ``MEASURES``; ``eta_div``, log10 of the
+            smallest unstable learning rate, one step above the grid if none is; ``unstable``, how many learning rates
+            are; ``censored``, whether none is; and ``trains``, 1 if the best loss beats a bigram model.
+        lrs: the grid, in rising order.
+        incomplete: how many seeds are left out because a learning rate is missing.
+        runs: how many runs were trained.
+        parameters: number of all parameters of the model.
+        seconds: wall time of a run by seed, a median over learning rates.
+        source: the source of its records.
+        losses: mean loss over these seeds, by learning rate; only for rates at which it is finite.
     """
 
     interventions: frozenset[str]
@@ -84,7 +83,7 @@ class Curve(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where records come from: the days and commands on record, and the versions that trained the runs."""
+    """The source of records: the days and commands, and the versions of the lab that trained the runs."""
 
     days: str
     command: str
@@ -92,23 +91,23 @@ class Source(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An arm beside its reference.
+    """An arm compared with its reference.
 
     Attributes:
-        name: what sets it apart, as interventions and optimizers are named: ``peri_ln``, ``muon``.
-        panel: with or without qk-layernorm, then the text and the size where there are several.
-        curve: of the arm.
-        reference: of what lacks the change.
-        lr_meaning: whether its learning rate means what that of the reference does: ``same``, ``shifted`` (the same
-            unit, another optimum) or ``other`` (another unit).
-        differences: the arm minus its reference, paired by seed, with 95 % intervals, by measure; none without seeds.
-        p: of a difference in the instability part; NaN without a test.
-        p_adjusted: after Holm, over the panel.
-        ranks: the best and the worst rank that pairwise 95 % intervals allow; None without a test, and where the arm is
-            the reference.
+        name: the change, by the names of interventions and optimizers: ``peri_ln``, ``muon``.
+        panel: with or without qk-layernorm, then the text and the size if there are several.
+        curve: the curve of the arm.
+        reference: the curve of the arm that lacks the change.
+        lr_meaning: the meaning of its learning rate beside that of the reference: ``same``, ``shifted`` (the same unit,
+            another optimum) or ``other`` (another unit).
+        differences: the arm minus its reference, paired by seed, with 95 % intervals, by measure; empty without seeds.
+        p: p of a difference in the instability part; NaN without a test.
+        p_adjusted: the same, adjusted over the panel (Holm 1979).
+        ranks: the best and the worst rank that pairwise 95 % intervals allow; None without a test, or if the arm is the
+            reference.
         neighbour: the arm one rank below, by its mean; empty at the end.
         beats_neighbour: whether the 95 % interval of the difference from it lies below zero.
-        cost: wall time of a run over that of the reference, geometric mean over seeds; NaN where it is not on record.
+        cost: wall time of a run over that of the reference, a geometric mean over seeds; NaN if it was not recorded.
     """
 
     name: str
@@ -127,12 +126,12 @@ class Row(NamedTuple):
 
     @property
     def seeds(self) -> int:
-        """How many seeds both it and its reference have."""
+        """Number of seeds that the arm and its reference share."""
         return len(self.curve.seeds.index.intersection(self.reference.seeds.index))
 
     @property
     def beats_reference(self) -> bool:
-        """Whether its instability part is certainly lower than that of the reference, by however little."""
+        """Whether its instability part is significantly lower than that of the reference, by any amount."""
         return self.p_adjusted < ALPHA and self.differences[PART].mean < 0
 
     @property
@@ -142,13 +141,13 @@ class Row(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Arms that are judged together, the ones without a verdict last.
+    """Arms that are judged together; those that are not comparable come last.
 
     Attributes:
-        title: as ``Row.panel``.
-        reference: what all arms of the panel have in common.
-        rank: of the reference, as ``Row.ranks``.
-        rows: by the mean of the difference, rising.
+        title: the same as ``Row.panel``.
+        reference: the curve with which the arms of the panel are compared.
+        rank: the ranks of the reference, as ``Row.ranks``.
+        rows: the arms, in rising order of the mean difference.
     """
 
     title: str
@@ -158,11 +157,11 @@ class Panel(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What a recipe without any change is.
+    """The recipe without any change.
 
     Attributes:
-        interventions: those that it has besides qk-layernorm.
-        optimizer: its name.
+        interventions: its interventions, except qk-layernorm.
+        optimizer: the name of its optimizer.
     """
 
     interventions: frozenset[str]
@@ -170,7 +169,7 @@ class Reference(NamedTuple):
 
 
 def default_reference() -> Reference:
-    """That of the default recipe of the lab."""
+    """The reference given by the default recipe of the lab."""
     recipe = default_recipe()
     interventions = (key.partition(".")[2] for key, value in recipe.items() if value == "on")
     return Reference(frozenset(interventions) - {QK}, str(recipe["optimizer.name"]))
@@ -185,9 +184,9 @@ class Board:
         """Find the references among the curves and compare.
 
         Args:
-            curves: as ``curves_of`` makes them.
-            meaning_of: what the learning rate of an arm means, by name; ``same`` where it is not there.
-            reference: by default that of the default recipe.
+            curves: the curves, as ``curves_of`` makes them.
+            meaning_of: ``Row.lr_meaning`` by name of the arm; ``same`` for arms that are absent.
+            reference: the reference; that of the default recipe by default.
 
         Raises:
             RequestError: no curve is the reference.
@@ -197,7 +196,7 @@ class Board:
         self._base_keys = self._find_base_keys()
 
     def _find_base_keys(self) -> dict[str, Hashable]:
-        """Keys of the reference besides its interventions: of several choices the one that most curves share."""
+        """Keys of the reference besides its interventions; of several candidates, those that most curves share."""
         wanted = self.reference
         fits = [one for one in self.curves if one.interventions - {QK} == wanted.interventions]
         fits = [one for one in fits if one.keys.get("optimizer.name") in (wanted.optimizer, None)]
@@ -212,7 +211,7 @@ class Board:
 
     @cached_property
     def panels(self) -> list[Panel]:
-        """A panel for each setting, with and without qk-layernorm, as far as there is a reference."""
+        """A panel for each setting that has a reference, with and without qk-layernorm."""
         settings = list(dict.fromkeys(one.setting for one in self.curves))
         panels = []
         for setting in settings:
@@ -235,20 +234,20 @@ class Board:
         return [row for panel in self.panels for row in panel.rows]
 
     def find(self, added: Collection[str], setting: Setting) -> Curve | None:
-        """The curve that has these interventions and optimizer besides what the reference has; None without one."""
+        """The curve that adds these interventions and this optimizer to the reference; None if there is none."""
         for one in self.curves:
             if one.setting == setting and set(self.change(one)) == set(added):
                 return one
         return None
 
     def change(self, curve: Curve) -> list[str]:
-        """Names of what a curve has that the reference without qk-layernorm lacks; ``no NAME`` for what it lacks."""
+        """Names of what a curve adds to the reference without qk-layernorm, and ``no NAME`` for what it lacks."""
         base = self.reference.interventions
         names = sorted(curve.interventions - base) + [f"no {name}" for name in sorted(base - curve.interventions)]
         return names + self._other_changes(curve)
 
     def _other_changes(self, curve: Curve) -> list[str]:
-        """Names of the optimizer, schedule and parametrization, where they are not those of the reference."""
+        """Names of the optimizer, schedule and parametrization, if they differ from those of the reference."""
         base, own = self._base_keys, _recipe_keys(curve.keys)
         names = []
         for group in GROUPS[1:]:
@@ -261,10 +260,10 @@ class Board:
         return names
 
     def compared(self, curve: Curve, base: Curve) -> tuple[str, Curve, Curve] | None:
-        """The name of a change, the curve that has it and the one that lacks it, of a curve and a reference.
+        """The name of the change between a curve and a reference, the curve that has it and the one that lacks it.
 
-        A curve that lacks one intervention of the reference, and differs in nothing else, is what that intervention is
-        compared with: the reference has the change. None for the reference itself.
+        If a curve lacks one intervention of the reference and differs in nothing else, that intervention is the change,
+        and the reference has it. None for the reference itself.
         """
         added, lacking = curve.interventions - base.interventions, base.interventions - curve.interventions
         names = [*sorted(added), *self._other_changes(curve)]
@@ -287,7 +286,7 @@ class Board:
         return Panel(title, base, rank, ranked)
 
     def _draft(self, title: str, name: str, curve: Curve, reference: Curve, grid: tuple[float, ...]) -> Row:
-        """A row before it is judged."""
+        """A row that is not judged yet."""
         meaning = self.meaning(name, curve, grid)
         differences = paired(curve, reference)
         p = p_of(curve, reference) if meaning == SAME else math.nan
@@ -297,7 +296,7 @@ class Board:
         )
 
     def meaning(self, name: str, curve: Curve, grid: tuple[float, ...]) -> str:
-        """What the learning rate of an arm means; ``other`` too where its grid is not that of the reference."""
+        """``Row.lr_meaning`` of an arm; ``other`` if its grid of learning rates differs from the reference's."""
         meanings = {self.meaning_of.get(part, SAME) for part in name.split("+")}
         if OTHER in meanings or not set(curve.lrs) <= set(grid):
             return OTHER
@@ -305,7 +304,7 @@ class Board:
 
 
 def verdict(instability: Interval | None, p_adjusted: float, lr_meaning: str) -> str:
-    """The rule, on the difference in the instability part, whose interval is at any level."""
+    """The verdict by the rule, from the difference in the instability part; its interval may be at any level."""
     if lr_meaning != SAME:
         return NOT_COMPARABLE
     if instability is None or instability.n < FEWEST_SEEDS:
@@ -338,9 +337,9 @@ def _cost(curve: Curve, reference: Curve) -> float:
 
 
 def _ranked(rows: Sequence[Row], base: Curve) -> tuple[list[Row], tuple[int, int] | None]:
-    """Rows of the same unit by their mean, with ranks; then the others by best loss.  And the rank of the reference.
+    """Comparable rows by their mean, with ranks, then the others by best loss; and the rank of the reference.
 
-    An intervention that the reference has gets no rank of its own: its arm is the reference.
+    An intervention that the reference has gets no rank of its own, since its arm is the reference.
     """
     tested = [row for row in rows if not math.isnan(row.p)]
     tested.sort(key=lambda row: (row.differences[PART].mean, row.name))
@@ -364,9 +363,9 @@ def _by_best(row: Row) -> tuple[float, str]:
 
 
 def surely_lower(curves: Sequence[Curve]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether the instability part of one curve (row) is lower than that of another (column): pairwise 95 % intervals.
+    """Whether the instability part of one curve (row) is significantly lower than that of another (column).
 
-    The intervals are not corrected for the number of pairs.
+    By pairwise 95 % intervals, which are not corrected for the number of pairs.
     """
     seeds = sorted(set().union(*(one.seeds.index for one in curves)))
     values_as = np.array([one.seeds[PART].reindex(seeds).to_numpy(dtype=float) for one in curves])
@@ -381,7 +380,7 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
     """The curves of these records.
 
     Args:
-        sources: where a run comes from, by its id.
+        sources: the source of each run, by its id.
     """
     ended = judge(points(records.runs))
     cards = records.runs.set_index("id")
@@ -418,7 +417,7 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
 
 
 def _by_seed(ended: pd.DataFrame) -> pd.DataFrame:
-    """Measures, a row for each curve and seed."""
+    """The measures, with a row for each curve and seed."""
     seeds = per_seed(ended).set_index(["curve", "seed"])
     rows = []
     for _, runs in ended.groupby(["curve", "seed"], sort=False):
@@ -439,15 +438,15 @@ def _by_seed(ended: pd.DataFrame) -> pd.DataFrame:
 
 def _interpolated(log_lr: np.ndarray, loss: np.ndarray, at: float) -> float:
     """The loss between two learning rates, straight in log LR; NaN outside the grid."""
-    inside = at <= log_lr[-1] + 0.05  # 3e-1 is 10 times 3e-2, whatever the last bit
+    inside = at <= log_lr[-1] + 0.05  # tolerance: 3e-1 counts as 10 times 3e-2 in spite of rounding
     return float(np.interp(at, log_lr, loss)) if inside else math.nan
 
 
 def read_board(folders: Sequence[Path], meaning_of: Mapping[str, str], reference: Reference | None = None) -> Board:
-    """The board of these results folders: each has panels of its own where each holds the reference, else all as one.
+    """The board of these results folders: each has its own panels if each holds the reference, else all share them.
 
     Raises:
-        RequestError: a folder cannot be read, holds no run that ended, or the reference is in none of them.
+        RequestError: a folder cannot be read, holds no run that ended, or none of them holds the reference.
     """
     apart = [_read(folder) for folder in folders]
     if len(apart) > 1 and all(_has_reference(curves, reference) for curves in apart):
@@ -489,7 +488,7 @@ def _recipe_keys(keys: Keys) -> dict[str, Hashable]:
 
 
 def _distinct(changes: Sequence[tuple[str, Curve, Curve]]) -> list[tuple[str, Curve, Curve]]:
-    """Changes under names that are all different: of equal names the numbers in which their curves differ follow."""
+    """Changes with distinct names: equal names are followed by the numbers in which their curves differ."""
     named = []
     for name, curve, reference in changes:
         twins = [other.keys for its_name, other, _ in changes if its_name == name]
@@ -502,7 +501,7 @@ def _distinct(changes: Sequence[tuple[str, Curve, Curve]]) -> list[tuple[str, Cu
 
 
 def _setting_parts(setting: Setting, settings: Sequence[Setting]) -> list[str]:
-    """What sets a setting apart from the others, for a title."""
+    """The parts of a title that distinguish a setting from the others."""
     others = [dict(other) for other in settings]
     differing = [key for key, value in setting if len({other.get(key) for other in others}) > 1]
     shown = [key for key in NAMING if key in differing] or [key for key in differing if key != "data_fingerprint"]

@@ -1,4 +1,4 @@
-"""A page of Markdown for every arm: what it is, what it does nothing under, and its rows of the board."""
+"""A page of Markdown for every arm of the leaderboard: its description and its results."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ COLUMNS = (
     *("arm", "panel", "verdict", "instability part", "p (Holm)", "rank", "best loss", "log10 unstable/best LR"),
     *("parameters", "seeds"),
 )
-# Interventions of the default recipe, which stand beside an arm in a command.
+# Interventions of the default recipe, which an example command combines with an arm.
 BESIDE = ("z_loss",)
 
 
 def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """The pages by file name, the index among them.
+    """The pages by file name, including the index.
 
     Args:
-        board: None before it was trained.
-        excludes: by intervention, those that cannot stand beside it.
+        board: the board; None before it is trained.
+        excludes: the interventions that exclude each intervention, by its name.
     """
     rows = board.rows if board else []
     pages = {f"{name}.md": _page(card, rows, excludes.get(name, ())) for name, card in arm_cards().items()}

@@ -1,4 +1,4 @@
-"""The board as text for a terminal, as JSON and as CSV."""
+"""The leaderboard as text for a terminal, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, thousandths
-from lab.analysis.text import listed, plain_text
+from lab.analysis.text import finite, listed, plain_text
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import (
@@ -41,14 +41,14 @@ TICK = "\N{CHECK MARK}"
 
 
 def board_folders(given: Sequence[Path]) -> list[Path]:
-    """The folders given, or those of the committed results.
+    """The given folders, or those of the committed results.
 
     Raises:
-        RequestError: none is given, and there are no committed results.
+        RequestError: no folder is given, and there are no committed results.
     """
     folders = list(given) or sorted(path.parent for path in RESULTS.glob("leaderboard*/store.json"))
     if not folders:
-        raise RequestError(f"no results of the board in {RESULTS}; train `lab sweep leaderboard`, or give a DIR")
+        raise RequestError(f"no results of the leaderboard in {RESULTS}; train `lab sweep leaderboard`, or give a DIR")
     return folders
 
 
@@ -56,13 +56,13 @@ def board_of(folders: Sequence[Path]) -> Board:
     """The board of these folders, or of the committed results.
 
     Raises:
-        RequestError: as ``read_board`` and ``board_folders``.
+        RequestError: see ``read_board`` and ``board_folders``.
     """
     return read_board(board_folders(folders), meanings())
 
 
 def change(interval: Interval) -> str:
-    """A difference with its 95 % interval, ``-0.106 [-0.127, -0.085]``; its values below three seeds."""
+    """A difference with its 95 % interval, ``-0.106 [-0.127, -0.085]``; below three seeds the values of the seeds."""
     if interval.n < FEWEST_SEEDS:
         return interval.bare if interval.n else ""
     scale = max(abs(interval.low), abs(interval.high))
@@ -70,23 +70,23 @@ def change(interval: Interval) -> str:
 
 
 def level(values: pd.Series) -> str:
-    """The mean of a measure over seeds, empty without one."""
+    """The mean of a measure over seeds; empty if no seed has a value."""
     mean = float(values.mean()) if values.notna().any() else math.nan
     return "" if math.isnan(mean) else thousandths(mean)
 
 
 def p_shown(p: float) -> str:
-    """A p, empty without a test."""
+    """A p value; empty without a test."""
     return "" if math.isnan(p) else f"{p:.2g}" if p >= 1e-4 else "<0.0001"
 
 
 def ranks_shown(ranks: tuple[int, int] | None) -> str:
-    """A rank, or the range of them: ``1 to 3``."""
+    """A rank, or a range of ranks: ``1 to 3``."""
     return "" if ranks is None else " to ".join(dict.fromkeys(map(str, ranks)))
 
 
 def table(panel: Panel) -> pd.DataFrame:
-    """A row for each arm of a panel, below that of the reference, whose own values stand in place of differences."""
+    """A row for each arm of a panel, below that of the reference, which has its own values instead of differences."""
     reference = panel.reference
     levels = {MEASURE_NAMES[measure]: level(reference.seeds[measure]) for measure in MEASURES}
     first = {
@@ -126,7 +126,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def lines(board: Board) -> Iterator[str]:
-    """The board for a terminal."""
+    """Yield the lines of the board for a terminal."""
     for panel in board.panels:
         yield f"{panel.title}:"
         yield from (f"  {line}" for line in plain_text(table(panel)))
@@ -135,35 +135,35 @@ def lines(board: Board) -> Iterator[str]:
 
 
 def notes(board: Board) -> Iterator[str]:
-    """What a reader must know, a sentence a line: counts, the rule, and what was left out."""
+    """Yield notes for the reader, a sentence each: counts, the rule, and what was left out."""
     rows = board.rows
     counts = [f"{n} {name}" for name in VERDICTS if (n := sum(row.verdict == name for row in rows))]
     yield f"{len(rows)} comparison{'s' * (len(rows) != 1)}: {', '.join(counts) or 'none'}."
     yield (
-        "Values of the reference; of the other arms the differences from it, paired by seed, with 95 % intervals "
-        "(nats/token; decades of learning rate)."
+        "The row of the reference has its values; the other rows have differences from it, paired by seed, with 95 % "
+        "intervals (nats/token; decades of learning rate)."
     )
     yield (
-        f"Rule: no difference where the 90 % interval of the instability part lies within {MARGIN:g} nats; else helps "
-        f"or harms where its Holm-adjusted p in the panel is below {ALPHA:g}."
+        f"Rule: no difference if the 90 % interval of the instability part lies within {MARGIN:g} nats; else helps "
+        f"or harms if its Holm-adjusted p in the panel is below {ALPHA:g}."
     )
     yield "Ranks are the ranges that pairwise 95 % intervals leave open, not corrected for the number of pairs."
     if own := sorted({row.name for panel in board.panels for row in panel.rows if row.curve is panel.reference}):
-        yield f"The reference has {listed(own)}: its row compares the reference with the arm that lacks it, unranked."
+        yield f"The reference has {listed(own)}: the row compares it with the arm that lacks this, and has no rank."
     if others := sorted({row.name for row in rows if row.verdict == NOT_COMPARABLE}):
         yield (
-            f"Not comparable by sensitivity, since a learning rate means something else there: {listed(others)}. Their "
-            "best loss, their range up to the smallest unstable learning rate, and the loss at 3 and 10 times the best "
-            "one are."
+            f"Not comparable by sensitivity, since their learning rate means something else: {listed(others)}. "
+            "Comparable are their best loss, the smallest unstable learning rate over the best one, and the loss at 3 "
+            "and 10 times the best one."
         )
     if open_ended := sorted({row.name for row in rows if row.curve.seeds["censored"].any()}):
         yield (
-            f"{len(open_ended)} arms have seeds without an unstable learning rate; for those the range counts up to "
-            "one step above the grid."
+            f"{len(open_ended)} arms have seeds without an unstable learning rate; for these it counts as one step "
+            "above the grid."
         )
     counts_of_runs = sorted({row.curve.runs for row in rows})
     if len(counts_of_runs) > 1:
-        yield f"Arms have from {counts_of_runs[0]} to {counts_of_runs[-1]} runs; the protocol asks for as many of each."
+        yield f"Arms have from {counts_of_runs[0]} to {counts_of_runs[-1]} runs; the protocol asks for equal numbers."
     if partial := sum(one.incomplete for one in board.curves):
         yield f"{partial} seeds of arms lack a learning rate and are left out."
 
@@ -178,10 +178,10 @@ def plain(row: Row) -> dict[str, Any]:
     ranks = row.ranks or (None, None)
     differences = {
         measure: {
-            "difference": _number(one.mean),
-            "low": _number(one.low),
-            "high": _number(one.high),
-            "reference": _number(float(row.reference.seeds[measure].mean())),
+            "difference": finite(one.mean),
+            "low": finite(one.low),
+            "high": finite(one.high),
+            "reference": finite(float(row.reference.seeds[measure].mean())),
         }
         for measure, one in row.differences.items()
     }
@@ -191,27 +191,23 @@ def plain(row: Row) -> dict[str, Any]:
         "verdict": row.verdict,
         "lr": row.lr_meaning,
         **differences,
-        "p": _number(row.p),
-        "p_holm": _number(row.p_adjusted),
+        "p": finite(row.p),
+        "p_holm": finite(row.p_adjusted),
         "rank_low": ranks[0],
         "rank_high": ranks[1],
         "beats_reference": row.beats_reference,
         "beats_next": row.beats_neighbour,
         "next": row.neighbour or None,
         "parameters_added": row.parameters_added,
-        "time_ratio": _number(row.cost),
+        "time_ratio": finite(row.cost),
         "runs": row.curve.runs,
         "seeds": row.seeds,
-        "loss_by_lr": {f"{lr:g}": _number(loss) for lr, loss in row.curve.losses.items()},
+        "loss_by_lr": {f"{lr:g}": finite(loss) for lr, loss in row.curve.losses.items()},
         **row.curve.source._asdict(),
     }
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def as_csv(board: Board) -> str:
-    """A line for each comparison, with the columns of ``as_json``; those of a measure are joined by a point."""
+    """A line for each comparison, with the columns of ``as_json``; nested keys are joined by a point."""
     flat = pd.json_normalize([{**plain(row), "loss_by_lr": None} for row in board.rows]).drop(columns="loss_by_lr")
     return flat.to_csv(index=False, lineterminator="\n", float_format="%.6g").rstrip("\n")

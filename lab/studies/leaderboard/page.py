@@ -1,4 +1,4 @@
-"""The board as a page: a drawing and a table of each panel, which sorts and filters; every row has its link."""
+"""The leaderboard as a page: each panel has a drawing and a table that can be sorted, filtered and linked to by row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, PART, B
 from lab.studies.leaderboard.listing import change, notes, table
 
 PIECES = html.pieces(Path(__file__).with_name("board.html"))
-# In units of the drawings: where the axis begins and ends, the height of a row, and that of what stands below the axis.
+# In units of the drawings: both ends of the axis, the height of a row, and the height below the axis.
 LEFT, RIGHT, ROW, BELOW = 204.0, 744.0, 16.0, 34.0
 SCATTER_HEIGHT, NAMED_POINTS, NAME_WIDTH, NAME_HEIGHT = 300.0, 16, 110.0, 13.0
 THUMB = (92.0, 34.0)
@@ -38,7 +38,7 @@ def board_page(board: Board) -> str:
 
 
 def _lead(board: Board) -> str:
-    """What helps, in a sentence for each panel."""
+    """The arms that help, in a sentence for each panel."""
     said = []
     for panel in board.panels:
         helping = [row.name for row in panel.rows if row.verdict == HELPS]
@@ -49,7 +49,7 @@ def _lead(board: Board) -> str:
 
 
 def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
-    """Arms of other panels that cannot stand beside what the reference of this one has."""
+    """Arms of other panels that the interventions of this panel's reference exclude."""
     here, everywhere = {row.name for row in panel.rows}, [row.name for other in panels for row in other.rows]
     cards = arm_cards()
     excluded = panel.reference.interventions
@@ -75,8 +75,8 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
         parts += [Markup(PIECES.scatter(_scatter(panel, costed)))]
         parts += [
             _note(
-                "Instability part minus that of the reference, against the time of a run over that of the reference, "
-                "measured while other work may have run on the machine."
+                "Instability part minus that of the reference, against the time of a run over that of the reference. "
+                "Other work may have run on the machine when times were measured."
             )
         ]
     yield html.section(title, *parts)
@@ -97,7 +97,7 @@ class _Shown(NamedTuple):
 
 
 def anchor(row: Row) -> str:
-    """The fragment that leads to a row."""
+    """The fragment of the address of a row."""
     return re.sub(r"[^a-z0-9]+", "-", f"{row.name} {row.panel}".lower()).strip("-")
 
 
@@ -207,7 +207,7 @@ def _by_size(rows: Sequence[Row]) -> list[Row]:
 
 
 def _named(points: Sequence[tuple[str, float, float]]) -> set[str]:
-    """The points whose names are written, the first of them first: no name covers another."""
+    """The points whose names are written, chosen in the given order so that no name covers another."""
     written: list[tuple[str, float, float]] = []
     for point in points:
         if all(abs(point[1] - x) > NAME_WIDTH or abs(point[2] - y) > NAME_HEIGHT for _, x, y in written):
@@ -234,4 +234,4 @@ def _sources(board: Board) -> Iterator[str]:
     sources: Mapping[Any, None] = dict.fromkeys(one.source for one in board.curves)
     for source in sources:
         yield " · ".join(part for part in (source.days, source.command, source.versions) if part)
-    yield "Records name the version that trained them, and no commit."
+    yield "Records contain the version that trained them, but no commit."

@@ -1,4 +1,4 @@
-"""Two stages on a recipe of one's own: few seeds for every arm, fresh seeds for the survivors, and what to add."""
+"""The leaderboard on a user's recipe in two stages: few seeds for every arm, then fresh seeds for the best arms."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STAGES = ("stage_1", "stage_2")
 
 
 class ArmChoice(NamedTuple):
-    """How an arm is made of a recipe.
+    """An arm, and the override that makes it from a recipe.
 
     Attributes:
-        name: of the arm.
-        word: the override that makes it: ``intervention=[relu,z_loss]``, or ``optimizer=lion``.
+        name: the name of the arm.
+        word: the override, such as ``intervention=[relu,z_loss]`` or ``optimizer=lion``.
     """
 
     name: str
@@ -34,16 +34,16 @@ class ArmChoice(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A recipe, and what can be tried on it.
+    """A recipe, and the arms that can be tried on it.
 
     Attributes:
         file: the sweep file, which sweeps learning rate and seed alone.
-        interventions: those of the recipe.
-        optimizer: its name.
-        lrs: how many learning rates it has.
+        interventions: the interventions of the recipe.
+        optimizer: the name of its optimizer.
+        lrs: the number of its learning rates.
         seeds: its seeds.
-        arms: those that can stand beside it.
-        refused: by name of the other arms, why they cannot.
+        arms: the arms that can be compared with it.
+        refused: the reasons why other arms cannot, by their names.
     """
 
     file: Path
@@ -62,7 +62,7 @@ class Recipe(NamedTuple):
 
     @property
     def fresh_seeds(self) -> tuple[int, ...]:
-        """Seeds of the second stage, none of which chose its arms."""
+        """Seeds of the second stage, on none of which its arms were chosen."""
         start = max(self.first_seeds) + 1
         return tuple(range(start, start + FRESH_SEEDS))
 
@@ -85,7 +85,7 @@ class Recipe(NamedTuple):
 
 
 def lines(recipe: Recipe, folder: Path) -> Iterator[str]:
-    """What to train next, or what to add to the recipe once both stages are trained.
+    """Yield the commands to train next, or the arms to add to the recipe once both stages are trained.
 
     Raises:
         RequestError: the records of a stage cannot be read, or hold no reference.
@@ -96,7 +96,7 @@ def lines(recipe: Recipe, folder: Path) -> Iterator[str]:
         return
     first = _panel(recipe, stages[0])
     if missing := _missing(recipe, first, recipe.arms, recipe.first_seeds):
-        yield f"The first stage lacks seeds of {listed(missing)}; the same command goes on:"
+        yield f"The first stage lacks seeds of {listed(missing)}; the same command trains them:"
         yield from (f"  {command}" for command in recipe.commands(recipe.arms, recipe.first_seeds, stages[0]))
         return
     chosen = survivors(recipe, first)
@@ -109,7 +109,7 @@ def lines(recipe: Recipe, folder: Path) -> Iterator[str]:
         return
     second = _panel(recipe, stages[1])
     if missing := _missing(recipe, second, chosen, recipe.fresh_seeds):
-        yield f"The second stage lacks seeds of {listed(missing)}; the same command goes on:"
+        yield f"The second stage lacks seeds of {listed(missing)}; the same command trains them:"
         yield from (f"  {command}" for command in recipe.commands(chosen, recipe.fresh_seeds, stages[1]))
         return
     yield from _answer(recipe, second, chosen)
@@ -123,7 +123,7 @@ def _panel(recipe: Recipe, folder: Path) -> Panel:
     """The panel of the recipe itself.
 
     Raises:
-        RequestError: it has no reference, or no arm.
+        RequestError: the records have no reference, or no other arm.
     """
     reference = Reference(recipe.interventions - {QK}, recipe.optimizer)
     for panel in read_board([folder], meanings(), reference).panels:
@@ -143,7 +143,7 @@ def _missing(recipe: Recipe, panel: Panel, arms: Sequence[ArmChoice], seeds: Seq
 
 
 def survivors(recipe: Recipe, first: Panel) -> list[ArmChoice]:
-    """The arms with the lowest instability part in the first stage, below that of the recipe, a dozen at most."""
+    """The arms with the lowest instability part in the first stage, at most a dozen, and only below the recipe's."""
     rows = _rows(first, recipe.arms)
     means = {name: row.differences[PART].mean for name, row in rows.items() if row.differences[PART].mean < 0}
     best = sorted(means, key=lambda name: means[name])[:SURVIVORS]
@@ -186,7 +186,7 @@ def _answer(recipe: Recipe, second: Panel, chosen: Sequence[ArmChoice]) -> Itera
         yield f"Add none of them: no arm certainly lowers the instability part by more than the margin. {judged}."
         return
     added = listed(f"{row.name} ({_price(row)})" for row in helping)
-    together = "" if len(helping) == 1 else " Each was tried alone; together they were not."
+    together = "" if len(helping) == 1 else " Each was tried alone; their combination was not."
     yield f"Add {added}. {judged}.{together}"
 
 

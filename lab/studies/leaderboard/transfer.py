@@ -1,4 +1,4 @@
-"""Whether the board predicts large models: published orderings, predicted by the rule before they are compared."""
+"""Whether the leaderboard predicts large models: published orderings of arms, compared with predictions by a rule."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ REFERENCE = "reference"
 
 
 class Measure(NamedTuple):
-    """A quantity that predicts which of two arms is the more stable.
+    """A quantity that predicts which of two arms is more stable.
 
     Attributes:
-        sign: 1 where a lower value is better, -1 where a higher one is.
-        margin: within which a difference is none.
+        sign: 1 if a lower value is better, -1 if a higher one is.
+        margin: the largest difference that does not count.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Measure(NamedTuple):
 
 @cache
 def measures() -> Mapping[str, Measure]:
-    """By the name that a pair gives."""
+    """The measures of ``outcomes.yaml``, by name."""
     return {
         key: Measure(key, entry["name"], 1 if entry["better"] == "lower" else -1, entry["margin"], entry["unit"])
         for key, entry in load(FILE)["measures"].items()
@@ -59,7 +59,7 @@ def measures() -> Mapping[str, Measure]:
 
 
 class Pair(NamedTuple):
-    """Two arms of which one was published to be the more stable.
+    """Two arms, and which of them was published to be more stable.
 
     Attributes:
         ordering: which it belongs to.
@@ -82,13 +82,13 @@ class Pair(NamedTuple):
 
     @property
     def arms(self) -> tuple[str, str]:
-        """Both arms as readers see them."""
+        """The names of both arms for readers."""
         first, second = ("+".join(arm) or REFERENCE for arm in (self.a, self.b))
         return first, second
 
 
 class Prediction(NamedTuple):
-    """What the board says of a pair.
+    """The prediction of the board for a pair.
 
     Attributes:
         word: ``a``, ``b``, ``no difference``, ``open`` or ``not on the board``.
@@ -107,12 +107,12 @@ class Prediction(NamedTuple):
 
     @property
     def is_decided(self) -> bool:
-        """Whether it can agree or disagree."""
+        """Whether the prediction can agree or disagree with the outcome."""
         return self.word in (A, B, NO_DIFFERENCE)
 
     @property
     def agrees(self) -> bool:
-        """Whether the outcome is the one predicted."""
+        """Whether the published outcome is the predicted one."""
         return self.pair.outcome == (EQUAL if self.word == NO_DIFFERENCE else self.word)
 
 
@@ -128,12 +128,12 @@ def published() -> list[Pair]:
 
 
 def read_outcomes(path: Path) -> list[Pair]:
-    """The pairs of a user's table: CSV with the columns ``a``, ``b``, ``outcome``, and ``measure`` if any.
+    """The pairs of a user's table: CSV with the columns ``a``, ``b``, ``outcome``, and optionally ``measure``.
 
-    An arm is a name, several joined by ``+``, or ``reference``.
+    An arm is a name, several names joined by ``+``, or ``reference``.
 
     Raises:
-        RequestError: it cannot be read, a column is missing, or an arm, an outcome or a measure is unknown.
+        RequestError: the table cannot be read, a column is missing, or an arm, an outcome or a measure is unknown.
     """
     if not path.is_file():
         raise RequestError(f"no table of outcomes {path}")
@@ -244,7 +244,7 @@ def _adjusted(
     grid: tuple[float, ...],
     measure: Measure,
 ) -> float:
-    """The p of a against b after Holm over all arms of b's panel, each compared with b."""
+    """The p of a against b, adjusted by Holm over all arms of b's panel, each compared with b."""
     family = [
         one
         for one in board.curves
@@ -269,11 +269,11 @@ def _word(interval: Interval, p_adjusted: float, measure: Measure) -> str:
 
 
 class Score(NamedTuple):
-    """How often the board was right.
+    """How often the predictions of the board agree with published outcomes.
 
     Attributes:
-        agreeing: of the decided pairs, how many agree.
-        share: of the decided pairs that agree, with its exact 95 % interval.
+        agreeing: number of decided pairs that agree.
+        share: share of decided pairs that agree, with its exact 95 % interval.
     """
 
     decided: int
@@ -282,16 +282,16 @@ class Score(NamedTuple):
 
 
 def score(predictions: Sequence[Prediction]) -> Score:
-    """How often decided predictions agree with what was published."""
+    """The score of decided predictions against published outcomes."""
     decided = [one for one in predictions if one.is_decided]
     agreeing = sum(one.agrees for one in decided)
     return Score(len(decided), agreeing, share_interval(agreeing, len(decided)))
 
 
 def rank_correlations(predictions: Sequence[Prediction]) -> dict[str, float]:
-    """Spearman's rank correlation of each ordering of four arms or more: published, and by the mean of the measure.
+    """Spearman's rank correlation of published places and measure, for each ordering of four arms or more.
 
-    An arm's published place is how many others it is more stable than, minus how many are more stable than it.
+    An arm's published place is the number of arms that are less stable, minus the number that are more stable.
     """
     correlations = {}
     for ordering in dict.fromkeys(one.pair.ordering for one in predictions):
@@ -338,7 +338,7 @@ def _shown(difference: Interval | None) -> str:
 
 
 def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """The pairs, the score, the rank correlations, and where the board is wrong."""
+    """Yield lines with the pairs, the score, the rank correlations, and the pairs on which the board is wrong."""
     yield from plain_text(table(predictions))
     yield ""
     counted = score(predictions)

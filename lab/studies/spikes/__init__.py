@@ -1,4 +1,4 @@
-"""Loss spikes: what brings them, what ends them, and what they leave behind."""
+"""Loss spikes: their causes, responses that end them, and the damage that they leave."""
 
 FIRST_FIGURES = (
     "updates_and_descent",

@@ -16,9 +16,9 @@ from lab.core.detectors import LEAST_RISE
 from lab.studies.spikes.adam_updates import update_traits
 from lab.studies.spikes.effects import HALF, PEAK_STEP
 
-# That of the default recipe, far below the gradients.
+# The epsilon of the default recipe, far below the gradients.
 USUAL_EPSILON = 1e-8
-# Fewer bursts than this have no order to speak of.
+# Fewest bursts over which a rank correlation is computed.
 FEWEST_BURSTS = 4
 FROZEN = 0.05  # RMS of an update, below which a tensor hardly moves
 
@@ -56,7 +56,7 @@ def _by_burst(arms: Sequence[ArmTables]) -> Iterator[tuple[str, list[ArmTables]]
 
 
 def _trends(arms: Sequence[ArmTables], value: Callable[[ArmTables], pd.Series]) -> pd.DataFrame:
-    """Of each burst, the slope of a value over log10 of the batch size."""
+    """The slope of a value over log10 of the batch size, for each burst."""
     tables = {burst: {arm.setting(BATCH): value(arm) for arm in of_burst} for burst, of_burst in _by_burst(arms)}
     return parts(**{burst: slope(pd.DataFrame(by_batch)) for burst, by_batch in tables.items()})
 
@@ -77,7 +77,7 @@ def spikes_are_higher_in_larger_batches(*arms: ArmTables) -> Effects:
 
 
 def _below_half_the_usual(arms: Sequence[ArmTables], column: str) -> Qualified:
-    """Half the usual cosine with the descent minus another, of each burst, the mean over batch sizes.
+    """Half the usual cosine with the descent minus another cosine, for each burst, a mean over batch sizes.
 
     The control: the held-out loss rises by more than 0.1 nats.
     """
@@ -101,7 +101,7 @@ def large_updates_leave_the_descent(*arms: ArmTables) -> Effects:
 
 
 def a_lower_epsilon_prevents_the_freeze(*arms: ArmTables) -> Effects:
-    """Usual RMS of the embedding's update at the lowest epsilon minus 0.05; mean over batch sizes.
+    """Usual RMS of the embedding's update at the lowest epsilon minus 0.05; a mean over batch sizes.
 
     The control: at the highest epsilon it is below 0.05.
     """
@@ -111,7 +111,7 @@ def a_lower_epsilon_prevents_the_freeze(*arms: ArmTables) -> Effects:
 
 
 def a_lower_epsilon_lowers_the_peak(*arms: ArmTables) -> Effects:
-    """Peak excess at the highest epsilon minus that at the lowest, of each burst, the mean over batch sizes."""
+    """Peak excess at the highest epsilon minus that at the lowest, for each burst, a mean over batch sizes."""
     lower = {}
     for burst, of_burst in _by_burst(arms):
         pairs = zip(of_burst[::2], of_burst[1::2], strict=True)
@@ -120,7 +120,7 @@ def a_lower_epsilon_lowers_the_peak(*arms: ArmTables) -> Effects:
 
 
 def larger_updates_take_longer_to_recover(*arms: ArmTables) -> Effects:
-    """Rank correlation of the update's largest RMS and the recovery, over bursts and batch sizes; 0 without one."""
+    """Rank correlation of the update's largest RMS and the recovery, over bursts and batch sizes; 0 if undefined."""
     if len(arms) < FEWEST_BURSTS:
         raise MissingRunsError(f"{len(arms)} bursts, an order takes {FEWEST_BURSTS}")
     rms, recovery = (

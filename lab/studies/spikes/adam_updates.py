@@ -1,4 +1,4 @@
-"""What the updates around a planted loss spike are like: their size, and how they lie to the descent."""
+"""Traits of the updates around a planted loss spike: their size, and their cosine with the descent of the loss."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from lab.records.store import Records
 
 RMS, DESCENT, LAG = "update_rms", "update_descent_cosine", "grad_lag_cosine"
 EMBEDDING, ALL_WEIGHTS = "embedding", ""
-# An update is large where its RMS is so many times the usual one.
+# An update is large if its RMS is at least this many times the usual one.
 LARGE = 1.5
 TRAITS = ("lag", "rms", "embedding_rms", "largest_rms", "cosine", "rising_cosine", "large_cosine")
 
 
 def update_traits(records: Records) -> pd.DataFrame:
-    """Traits of the updates of each run that met a burst and recorded both cosines, indexed by its id.
+    """Traits of the updates of each run that has a burst and recorded both cosines, indexed by its id.
 
-    An RMS is the mean over tensors; a cosine is that of all weights together. Usual is the second half of the updates
-    before the burst.
+    An RMS is a mean over tensors; a cosine is that of all weights together. A usual value is one over the second half
+    of the updates before the burst.
 
     Returns:
-        Columns ``lag``, the usual mean cosine of successive gradients; ``rms`` and ``embedding_rms``, medians of the
-        usual RMS, and ``largest_rms`` from the burst on; ``cosine``, the usual median cosine with the descent;
-        ``rising_cosine``, its mean from the burst to the highest held-out loss; and ``large_cosine``, its mean over the
-        updates from the burst on that are large, or over the largest if none is.  NaN where nothing was recorded.
+        A row per run, NaN where nothing was recorded, with the columns
+
+        - ``lag``: usual mean cosine of successive gradients.
+        - ``rms`` and ``embedding_rms``: usual median RMS of the update; ``largest_rms``: the largest from the burst on.
+        - ``cosine``: usual median cosine of the update with the descent.
+        - ``rising_cosine``: mean cosine from the burst to the highest held-out loss.
+        - ``large_cosine``: mean cosine over the large updates from the burst on, or that of the largest if none is
+          large.
     """
     onsets = first_onsets(records)
     metrics = records.metrics[records.metrics["id"].isin(onsets.index)]
@@ -55,8 +59,8 @@ def _traits(updates: pd.DataFrame, onset: int) -> tuple[float, ...]:
     """The traits of a run from the columns ``rms``, ``embedding_rms``, ``cosine``, ``lag``, ``loss`` by step."""
     usual, after = updates.loc[onset / 2 : onset - 1], updates.loc[onset:]
     rms = usual["rms"].median()
-    losses = after["loss"].iloc[:-1]  # the last is of the whole held-out text
-    # a held-out loss is that before the update of its step
+    losses = after["loss"].iloc[:-1]  # the last one is on all held-out text
+    # the held-out loss of a step is measured before its update
     rising = after[after.index < losses.idxmax()] if losses.notna().any() else after.head(0)
     large = after[after["rms"] >= min(LARGE * rms, after["rms"].max())] if not after.empty else after
     return (

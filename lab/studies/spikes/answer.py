@@ -1,11 +1,11 @@
-"""Quantities that questions about loss spikes ask for: how high they peak, what restarts and repeats leave behind."""
+"""Quantities that answer questions about loss spikes: heights of peaks, and losses after restarts and repeats."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.contrasts import ANY_SWEEP, Measure, by_column, by_rate, by_size, valued
+from lab.analysis.contrasts import ANY_SWEEP, Measure, by_column, by_rate, by_size, final_losses, valued
 from lab.analysis.events.costs import NONE, named_costs, spike_costs
 from lab.analysis.grouping import arm_labels
 from lab.analysis.probe_values import near
@@ -25,7 +25,7 @@ STATES = {
 
 
 def _peaks(study: Study, costs: pd.DataFrame) -> pd.DataFrame:
-    """Peaks of runs by ``name``, in a column for each ``burst``; none where there is one name only."""
+    """Peaks of runs by ``name``, in a column for each ``burst``; empty if there is one name only."""
     costs = costs[costs["burst"] != NONE].set_index("id")
     after = "after " + costs["burst"].astype(str).str.replace("_", " ")
     points = valued(study, costs["peak"], arm=costs["name"].replace(NONE, NO_RESPONSE), column=after)
@@ -60,7 +60,7 @@ def _after_repeats(study: Study) -> pd.DataFrame:
 
 
 def _by_state(study: Study) -> pd.DataFrame:
-    """What the batches of a burst add to the peak, by the state that they meet."""
+    """The rise of the peak that the batches of a burst cause, by the state of the run in which they come."""
     factors = factors_by_seed(study.records, "peak").reset_index()
     if factors.empty:
         return study.points.head(0)
@@ -70,10 +70,6 @@ def _by_state(study: Study) -> pd.DataFrame:
     ]
     rows = pd.concat(parts)
     return rows.assign(column="of " + rows["burst"].astype(str).str.replace("_", " "), seed=rows["seed"].astype(str))
-
-
-def _final(study: Study) -> pd.DataFrame:
-    return study.points.assign(value=study.points["capped"])
 
 
 def _loss_scales(study: Study) -> pd.DataFrame:
@@ -97,7 +93,9 @@ MEASURES = (
         asked_by=("adam_theory",),
     ),
     Measure("Final loss", NATS, _after_repeats, by_rate, "lower", reference=CLEAN, asked_by=("repeated_bursts",)),
-    Measure("Final loss", NATS, _final, by_rate, "lower", reference="ledger none", asked_by=("ledgers", "hot_swaps")),
+    Measure(
+        "Final loss", NATS, final_losses, by_rate, "lower", reference="ledger none", asked_by=("ledgers", "hot_swaps")
+    ),
     Measure("Loss scale at the end", "", _loss_scales, by_size, "higher", True, asked_by=("fp16_sums",)),
     Measure(
         "Rise of the held-out loss", NATS, _by_state, by_column, reference=STATES["data"], asked_by=("state_and_data",)

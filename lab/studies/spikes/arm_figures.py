@@ -1,4 +1,4 @@
-"""Figure of arms that met the same loss spikes."""
+"""Figure of arms trained on the same planted bursts of bad data."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ COSTS = (
 
 @figure("spike_arms")
 def spike_arms(records: Records, runs: pd.DataFrame) -> Sheet:
-    """What a planted loss spike costs each arm, the lowest peak of the held-out loss at the top.
+    """Costs of a planted loss spike for each arm; the arm with the lowest peak of the held-out loss is at the top.
 
-    An arm has the name of what sets it apart from the default recipe. The usual loss is that before the burst, and a
-    run is back when it is within 0.1 nats of it. Changes are from the recipe at the same burst and seed: left of the
-    line the arm does better.
+    A burst is a stretch of bad batches injected into the data. An arm is named by the settings in which it differs from
+    the default recipe. The usual loss is that before the burst; a run is back when its loss is within 0.1 nats of it.
+    Changes are relative to the recipe with the same burst and seed: left of the line the arm does better.
     """
     costs = arm_costs(records).merge(runs, on="id").dropna(subset=["peak"])
     if costs["name"].nunique() < 2 or RECIPE not in set(costs["name"]):
-        raise NothingToDrawError("nothing to draw: no burst was met by the recipe and another arm")
+        raise NothingToDrawError("nothing to draw: no burst is in runs of the recipe and of another arm")
     changes = {f"{column}_change": change(costs, column, RECIPE) for column in ("peak", "final")}
     costs = costs.assign(**changes)
     sheet = leaderboard(costs, COSTS, RECIPE)

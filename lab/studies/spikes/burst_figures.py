@@ -1,4 +1,4 @@
-"""Figure of bursts that come several times: what their number does to the final loss."""
+"""Figure of bursts that come several times: the final loss by their number."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ COLUMNS = (
 def repeated_bursts(records: Records, runs: pd.DataFrame) -> Sheet:
     """Final loss and largest peak by the number of bursts, a mark per learning rate.
 
-    The final loss is the change from the run of the same learning rate and seed that meets no burst and is as long as
-    the longest. Damage that lasts is what many bursts add to the last of them alone, and to a run that is shorter by as
-    many batches.
+    A burst is a stretch of bad batches injected into the data. The final loss is relative to the longest run of the
+    same learning rate and seed without a burst. Lasting damage is the excess of many bursts over both the last of them
+    alone and a run that is shorter by as many batches.
     """
     costs = with_changes(repeated_costs(records).merge(runs, on="id"))
     if costs["change"].isna().all():

@@ -1,4 +1,4 @@
-"""Effects of claims on damage that loss spikes leave behind, when bursts come again and again."""
+"""Effects of claims on damage by loss spikes, in runs whose burst comes several times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH = "burst.length"
 
 
 def _clean_and_repeated(group: ComparisonGroup) -> tuple[Config, list[Config]]:
-    """Of the longest runs, the one without a burst and those whose burst comes several times, by rising number.
+    """The longest run without a burst, and those whose burst comes several times, in rising order of their number.
 
     Raises:
         MissingRunsError: no burst comes several times.
@@ -35,7 +35,7 @@ def by_number(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def beside_the_last(group: ComparisonGroup) -> list[ArmTables]:
-    """Arms without a burst; shorter by the batches of most bursts; with the last of these alone; and with all."""
+    """Four arms: without a burst; shorter by the batches of all bursts; with the last burst alone; with all bursts."""
     clean, repeated = _clean_and_repeated(group)
     length, steps = max(group.values(LENGTH)), int(clean[STEPS])
     bursts = batches_of_bursts(clean[START], length, steps, int(repeated[-1][REPEATS]))
@@ -65,6 +65,6 @@ def the_final_loss_rises_with_the_number_of_bursts(*arms: ArmTables) -> Effects:
 def damage_outlasts_the_spike_and_the_batches(
     clean: ArmTables, shorter: ArmTables, last: ArmTables, most: ArmTables
 ) -> Effects:
-    """Final loss with most bursts minus that with the last of them alone, minus what as many batches fewer cost."""
+    """Final loss with most bursts minus that with the last of them alone, minus the cost of as many batches fewer."""
     lost_batches = _final(shorter) - _final(clean)
     return _final(most) - _final(last) - lost_batches

@@ -1,4 +1,4 @@
-"""Effects of claims on loss spikes: arms for each burst, and what responses, recipes and earlier states change."""
+"""Effects of claims on loss spikes: arms for each burst, and the effects of responses, recipes and earlier states."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pandas as pd
 from lab.analysis.judging.arms import BURST, bursts_of
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
-from lab.analysis.judging.quantities import cost
+from lab.analysis.judging.quantities import cost, loss_at_top
 from lab.analysis.judging.verdicts import OPTIMIZER, STEPS
 from lab.analysis.probe_values import near
 from lab.core.detectors import LEAST_RISE
 from lab.studies.spikes.state_and_data import EARLIER, Cell
 
 RESPONSE = "response"
-# A spike more or less is a whole number, so a half lies between none and one, and counts are known to a half.
+# Half a spike: the bound between none and one, and the resolution of counts.
 HALF = 0.5
-# Held-out losses along training are those of a slice of the text, and peaks are known to a hundredth of a nat.
+# Resolution of peaks, nats/token, since held-out losses along training are on a slice of the text.
 PEAK_STEP = 0.01
 # The largest share of updates left out that still counts as training (Zhang et al. 2022, run 11.6).
 LARGEST_SHARE = 0.2
@@ -28,13 +28,13 @@ HALVING = 1.0  # the loss scale changes by factors of two
 
 
 class Responses(NamedTuple):
-    """Predicates that pick the curve of a response from those of one burst."""
+    """A response to spikes: its name, and a predicate that its curve must fulfil."""
 
     name: str
     also: Callable[[Config], bool] = lambda curve: True
 
     def of(self, burst: object) -> Callable[[Config], bool]:
-        """Whether a curve has this response, and this burst."""
+        """A predicate: whether a curve has this response, and this burst."""
         return lambda curve: curve.get(BURST) == burst and curve.get(RESPONSE) == self.name and self.also(curve)
 
 
@@ -64,7 +64,7 @@ def each_burst_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables
     return group.arms(*(RESPONSES[name].of(burst) for burst in bursts_of(group) for name in responses))
 
 
-# Whether weights and moments are those of the spike.
+# Whether weights and moments are those of the spike, or earlier ones.
 STATES = {
     "own": (True, True),
     "earlier": (False, False),
@@ -92,7 +92,7 @@ USUAL: Config = {
 
 
 def each_burst_with(group: ComparisonGroup, *changes: Config) -> list[ArmTables]:
-    """An arm for each burst and each change of the usual recipe, bursts outermost."""
+    """An arm for each burst and each change of the default recipe, bursts outermost."""
     return group.arms(*({**USUAL, **change, BURST: burst} for burst in bursts_of(group) for change in changes))
 
 
@@ -114,7 +114,7 @@ def going_back_gains_beyond_the_rate(none: ArmTables, restart: ArmTables, lower:
 
 
 def leaving_out_large_gradients_helps_little(none: ArmTables, leave_out: ArmTables) -> Effects:
-    """The larger of the share of the peak that stays, minus a half, and the share of batches left out, minus 0.2."""
+    """The larger of two shares: of the peak that stays, minus 0.5, and of the batches left out, minus 0.2."""
     stays = cost(leave_out, "peak") / cost(none, "peak") - HALF
     share = cost(leave_out, "skipped") / float(leave_out.setting(STEPS)) - LARGEST_SHARE
     return pd.concat([stays, share], axis=1).max(axis=1, skipna=False)
@@ -124,23 +124,21 @@ def the_soft_guard_lowers_the_peak(*arms: ArmTables) -> Effects:
     """Peak without a response minus that with the guard, nats; and 1.02 times the final loss minus the guard's."""
     pairs = {str(none.setting(BURST)): (none, guard) for none, guard in zip(arms[::2], arms[1::2], strict=True)}
     lower = {f"peak of {name}": cost(none, "peak") - cost(guard, "peak") for name, (none, guard) in pairs.items()}
-    price = {f"final loss of {name}": 1.02 * _final(none) - _final(guard) for name, (none, guard) in pairs.items()}
+    price = {
+        f"final loss of {name}": 1.02 * loss_at_top(none) - loss_at_top(guard) for name, (none, guard) in pairs.items()
+    }
     return parts(**lower, **price)
 
 
-def _final(arm: ArmTables) -> pd.Series:
-    return arm.loss(arm.top).iloc[:, -1]
-
-
 def interaction(own_burst: ArmTables, own: ArmTables, other_burst: ArmTables, other: ArmTables) -> Effects:
-    """What the batches of a burst add to the peak in the state of the spike minus what they add in another state."""
+    """Rise of the peak by the batches of a burst in the state of the spike, minus their rise in another state."""
     return (cost(own_burst, "peak") - cost(own, "peak")) - (cost(other_burst, "peak") - cost(other, "peak"))
 
 
 def a_divided_sum_takes_a_larger_loss_scale(divided: ArmTables, undivided: ArmTables, exact: ArmTables) -> Effects:
-    """Doublings of the loss scale at the end with division on both sides of the sum minus those with division after it.
+    """Log2 of the final loss scale with division before and after the sum, minus that with division after it.
 
-    The control: it is the sum that overflows, so one in fp32 takes a larger scale than the undivided one.
+    The control: a sum in fp32 takes a larger scale than the undivided sum, so that it is the sum that overflows.
     """
     gain = _doublings(divided) - _doublings(undivided)
     return Qualified(gain, HALVING, control=exceeds(_doublings(exact) - _doublings(undivided), 0.0))

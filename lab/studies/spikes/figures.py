@@ -1,4 +1,4 @@
-"""Figures of loss spikes: what each response to them cost, and the anatomy of single ones."""
+"""Figures of loss spikes: costs of each response to them, and the anatomy of single spikes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ AROUND = 60  # steps shown before and after a spike
 BURST, SPIKE = "burst begins", "spike begins"
 
 
-Looks = Mapping[Any, Mapping[str, Any]]  # of dots, by what they are of
+Looks = Mapping[Any, Mapping[str, Any]]  # looks of dots, by the value that they stand for
 
 
 class Cost(NamedTuple):
     """A panel of costs.
 
     Attributes:
-        column: of the table.
-        label: of the axis.
-        quantity: what a mark says.
-        is_difference: the values lie on both sides of zero, which has a line.
-        begins_at_zero: the axis does.
+        column: the column of the table.
+        label: the label of the axis.
+        quantity: the quantity in hover texts.
+        is_difference: whether values lie on both sides of zero, which then has a line.
+        begins_at_zero: whether the axis begins at zero.
     """
 
     column: str
@@ -64,11 +64,12 @@ COSTS = (
 
 @figure("responses")
 def responses(records: Records, runs: pd.DataFrame) -> Sheet:
-    """What each response to a planted loss spike costs, the lowest peak of the held-out loss at the top.
+    """Costs of each response to a planted loss spike; the one with the lowest peak of the held-out loss is at the top.
 
-    Held-out losses are those of the updates that count: a spike that a run went back from is not in them, but in the
-    panel of updates and batches lost. The usual loss is that before the burst, and a run is back when it is within 0.1
-    nats of it. The change of the final loss is from that of the same seed without a response.
+    A burst is a stretch of bad batches injected into the data. Held-out losses are those of updates that were kept: a
+    spike from which a run went back shows in the panel of lost updates and batches instead. The usual loss is that
+    before the burst; a run is back when its loss is within 0.1 nats of it. The change of the final loss is relative to
+    the same seed without a response.
     """
     costs = _costs(records, runs)
     sheet = leaderboard(costs, COSTS, NONE)
@@ -80,7 +81,7 @@ def responses(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) -> Sheet:
-    """A panel for each cost: a row for each ``name``, the lowest mean peak over bursts at the top, a mark per burst.
+    """A panel for each cost, with a row for each ``name``, in rising order of the mean peak, and a mark per burst.
 
     The row of the reference is empty in panels of differences from it.
     """
@@ -95,7 +96,7 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) 
 
 
 def cost_rows(costs: pd.DataFrame, panels_of: Sequence[Cost], names: Sequence[str], by: str, looks: Looks) -> Sheet:
-    """A panel for each cost, with a row for each ``name`` and in it a dot for each value of the column ``by``."""
+    """A panel for each cost, with a row for each ``name`` that holds a dot for each value of the column ``by``."""
     columns = layout.columns_for(2, panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets([""] * len(panels_of), [""], panels.rows_height(names), columns)
     for (axes,), cost in zip(facet_axes, panels_of, strict=True):
@@ -116,15 +117,15 @@ def cost_panel(axes: Axes, costs: pd.DataFrame, cost: Cost, names: Sequence[str]
 
 
 def note_of_lost(sheet: Sheet, costs: pd.DataFrame) -> None:
-    """Say how many runs have a non-finite peak."""
+    """Note in the caption how many runs have a non-finite peak."""
     if lost := int(np.isinf(costs["peak"]).sum()):
         sheet.note(f"{lost} of {len(costs)} runs had a non-finite held-out loss, and are left out of the peaks.")
 
 
 def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
-    """``spike_costs`` of the runs that met a burst, with ``name`` of the response, ``burst`` and the paired difference.
+    """``spike_costs`` of runs with a burst, with ``name`` of the response, ``burst`` and the paired difference.
 
-    Its attribute ``ended_early`` holds the responses of which no run met one.
+    Its attribute ``ended_early`` holds the responses all of whose runs ended before the burst.
 
     Raises:
         NothingToDrawError: there are not two responses to a burst.
@@ -135,7 +136,7 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     planted = table[table["burst"] != NONE]
     table = planted.dropna(subset=["peak"])
     if table["name"].nunique() < 2:
-        raise NothingToDrawError("nothing to draw: no burst was met by two responses")
+        raise NothingToDrawError("nothing to draw: no burst is in runs with two responses")
     table["final"] = change(table, "final", NONE)
     table["lost"] = table["rewound"] + table["skipped"]
     table.attrs["ended_early"] = set(planted["name"]) - set(table["name"])
@@ -150,7 +151,7 @@ def change(costs: pd.DataFrame, column: str, reference: str) -> pd.Series:
 
 
 def _alarms(costs: pd.DataFrame) -> str:
-    """A sentence on the spikes that began where no burst was."""
+    """A sentence on the spikes that began outside bursts."""
     alarms, steps = int(costs["false_alarms"].sum()), int(costs["clean_steps"].sum())
     return f"Before bursts, and in runs without one, there were {alarms} false alarms in {steps:,} updates."
 
@@ -173,17 +174,17 @@ SERIES = (
 
 @figure("anatomy_of_a_spike")
 def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
-    """The largest loss spike of each burst in a run that went on, on one axis of steps.
+    """The largest loss spike of each burst in runs without a response, on one axis of steps.
 
-    From above: losses, then gradients and updates by layer, each a root mean square over the elements of a tensor and a
-    geometric mean over the tensors of the layer. The update is Adam's, before learning rate and decay. The panels show
-    which layers move before the loss does.
+    From above: losses, then gradients and updates by layer. The latter are root mean squares over the elements of a
+    tensor, and geometric means over the tensors of a layer. The update is Adam's, before learning rate and decay. The
+    panels show which layers move before the loss does.
     """
     chosen = _largest_spikes(records, runs)
     series = [row for row in SERIES if (records.metrics["probe"] == row.probe).any()]
     if not any(row.by_layer for row in series):
         raise NothingToDrawError("nothing to draw: no gradients or updates of layers are on record")
-    chosen = chosen.head(layout.columns_for(len(chosen)))  # on a narrow page the largest
+    chosen = chosen.head(layout.columns_for(len(chosen)))  # the largest spikes that fit on the page
     tensors = [where for row in series if row.by_layer for where in places(records, row.probe)]
     layers = list(dict.fromkeys(where.split(".")[0] for where in tensors))
     layers.sort(key=lambda layer: (layer != "embedding", not layer.startswith("block")))  # as in the forward pass
@@ -200,13 +201,13 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
         of_spike[-1].xaxis.set_major_locator(MaxNLocator(3, integer=True))
         of_spike[-1].set_xlabel("step")
     sheet.keys(("layer", [Line2D([], [], color=shades[layer], label=layer) for layer in layers]))
-    sheet.explain(BURST, "A dashed line is where the burst begins.")
-    sheet.explain(SPIKE, "A dotted line is where the detector reports a spike.")
+    sheet.explain(BURST, "The dashed line marks the beginning of the burst, a stretch of injected bad batches.")
+    sheet.explain(SPIKE, "A dotted line marks the beginning of a spike by the detector.")
     return sheet
 
 
 def _largest_spikes(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each burst the spike with the largest loss in runs without a response: ``id``, ``step``, ``burst``, ``seed``.
+    """The spike with the largest loss of each burst, in runs without a response: ``id``, ``step``, ``burst``, ``seed``.
 
     Raises:
         NothingToDrawError: no run without a response spiked.
@@ -254,13 +255,13 @@ STATE_COSTS = (PEAK, FINAL)
 
 @figure("state_and_data")
 def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
-    """What a loss spike belongs to: the batches, the weights, the optimizer's moments, or their combination.
+    """The cause of a loss spike: the batches, the weights, the optimizer's moments, or their combination.
 
-    A run is trained in the usual way until a burst of bad batches begins. There its weights, its optimizer's moments
-    (running means of gradients and of their squares), or both are replaced by those that it had some updates earlier,
-    and it goes on with the batches of the burst or with ordinary ones. Each row is a state in which the batches are
-    met. What the burst adds there is the distance between its two marks. If the burst adds as much in every row, the
-    spike belongs to the data alone; if it adds less in a row, the spike belongs also to what that row replaced.
+    A run is trained in the usual way until a burst of bad batches begins. Then its weights, its optimizer's moments
+    (running means of gradients and of their squares), or both are replaced by those of some updates earlier. It goes on
+    with the batches of the burst or with ordinary ones. Each row is a state of the run; the distance between its two
+    marks is the rise that the burst causes in it. If the rise is the same in every row, the data alone cause the spike.
+    If it is smaller in a row, the state that this row replaced is part of the cause.
     """
     table = cells(records)
     table = table.assign(id=table.index).merge(runs, on="id")
@@ -285,7 +286,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 def _factors(records: Records) -> Iterator[str]:
-    """Sentences for each burst: what it adds to the peak, and how much more that is than in the other states."""
+    """Yield a sentence for each burst: its rise of the peak, and how much larger this is than in the other states."""
     by_seed = factors_by_seed(records, "peak")
     for burst, seeds in by_seed.groupby(level=0):
         own, *others = (student_t(seeds[name]) for name in ("data", "weights", "moments", "state"))

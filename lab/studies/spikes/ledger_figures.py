@@ -1,4 +1,7 @@
-"""The figure of restarts by hand: loss over steps beside runs without them, and what each restart changed."""
+"""The figure of restarts by hand: loss over steps beside runs without restarts, and the changes of each restart.
+
+A restart log (config group ``ledger``) lists the steps at which a run is restarted with other settings.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from lab.records.store import Records
 from lab.studies.spikes.restarts import ENTRIES, LEDGER, NONE, RecordedRestart, restarts_of
 
 LOSSES = {"val_loss": "held-out loss\n(nats/token)", "train_loss": "training loss\n(nats/token)"}
-FEWEST_STEPS, MOST_POINTS = 10, 100  # of a loss that is drawn, and of a line
-START = 0.05  # share of the steps, in which every loss falls from that at initialization
-# In multiples of the size of text: the part of a panel with lines, leaders to texts and the gap at their end, and the
-# distance from one text to the next.
+FEWEST_STEPS, MOST_POINTS = 10, 100  # fewest steps of a loss that is drawn, most points of a line
+START = 0.05  # first share of the steps, left out since every loss falls steeply there
+# In multiples of the size of text: the height of the lines, of the leaders to texts and of the gap at their end; and
+# the distance from one text to the next.
 CURVES, LEADERS, GAP, APART = 9.0, 1.0, 0.25, 1.2
 MOST_TICKS = 5
 CONTROL = "without restarts"
@@ -30,17 +33,17 @@ CONTROL = "without restarts"
 
 @figure("ledger")
 def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Loss over steps of runs that a ledger restarted, beside runs alike in all but the ledger.
+    """Loss over steps of runs with a restart log, beside runs that differ only in having none.
 
-    A thin upright line is a restart, and the text above it says what changed from there on: learning rates (LR) and
-    weight decays as multiples of those at the start. All else went on as it was. Solid lines are means over the seeds
-    of restarted runs, dashed ones over those of runs without restarts, both also over a few steps. The first twentieth
-    of the steps is left out.
+    A restart log lists the steps at which a run is restarted with other settings. A thin upright line is a restart; the
+    text above it shows the settings from there on, with learning rates (LR) and weight decays as multiples of those at
+    the start. All other settings stay the same. Solid lines are means over the seeds of restarted runs and over a few
+    steps; dashed ones are those of runs without restarts. The first twentieth of the steps is left out.
     """
     table = _arranged(records, runs)
     groups = [group for _, group in table[table[LEDGER] != NONE].groupby(["rest", LEDGER], sort=False)]
     if not groups:
-        raise NothingToDrawError("nothing to draw: no ledger restarted a run")
+        raise NothingToDrawError("nothing to draw: no run has a restart log")
     label, lines = _lines(records, table)
     steps = int(records.runs["steps"].max())
     cards = {card["id"]: card for card in records.runs.to_dict("records")}
@@ -78,14 +81,14 @@ def _arranged(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lines(records: Records, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    """The label of the loss that is drawn, and by ``curve`` and ``lr`` its mean over seeds and a few steps.
+    """The label of the loss that is drawn, and its mean over seeds and a few steps, by ``curve`` and ``lr``.
 
     Raises:
         NothingToDrawError: no run recorded a loss at more than a few steps.
     """
     metrics = records.metrics.merge(table[["id", "curve", "lr"]], on="id").merge(records.runs[["id", "steps"]], on="id")
     for probe, label in LOSSES.items():
-        # a held-out loss at the last step is of the whole text, the others of a slice
+        # the held-out loss of the last step is on all held-out text, others are on a slice
         inner = (metrics["step"] >= START * metrics["steps"]) & (metrics["step"] < metrics["steps"] - 1)
         values = metrics[(metrics["probe"] == probe) & np.isfinite(metrics["value"]) & inner]
         steps, rank = np.unique(values["step"], return_inverse=True)
@@ -103,7 +106,7 @@ def _longest(changes: Sequence[RecordedRestart]) -> float:
 
 
 def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart], height: float) -> None:
-    """Set the y axis of a panel of this height, with lines in its lower part alone, and mark the restarts."""
+    """Set the y axis of a panel of this height, so that lines take its lower part only, and mark the restarts."""
     low, high = float(values.min()) / 1.03, float(values.max()) * 1.03
     axes.set_yscale("log")
     axes.set_ylim(low, low * (high / low) ** (height / CURVES))
@@ -121,7 +124,7 @@ def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart],
 
 
 def spread(places: Sequence[float], least: float) -> list[float]:
-    """The places nearest to these, in least squares, that keep their order and lie at least so far apart."""
+    """The places nearest to these, in least squares, that keep their order and lie at least ``least`` apart."""
     pools = list[list[float]]()
     for index, place in enumerate(places):
         pools.append([place - index * least])
@@ -133,7 +136,7 @@ def spread(places: Sequence[float], least: float) -> list[float]:
 
 
 def _onsets(records: Records) -> list[str]:
-    """A sentence on where each burst begins."""
+    """A sentence on the first step of each burst."""
     cards = records.runs.reindex(columns=["id", "burst"])
     bursts = records.events[records.events["kind"] == "burst"].merge(cards, on="id")
     steps = bursts.groupby("burst")["step"].agg(["min", "max"])

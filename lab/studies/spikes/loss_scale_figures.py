@@ -14,8 +14,8 @@ from lab.records.store import Records
 def loss_scale_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Loss scale against step, with the training loss below it.
 
-    The scale falls at each gradient that overflows, whose update is left out, and rises after many that do not. One
-    line per learning rate, a mean over seeds (of scales a geometric one).
+    The scale falls at each gradient that overflows, whose update is left out, and rises after many that do not. Lines
+    are means over seeds (geometric for scales), one per learning rate.
     """
     loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
     return over_steps(records, runs, [ProbeSeries("loss_scale", "", "loss scale"), loss])

@@ -1,4 +1,4 @@
-"""What a planted loss spike cost each arm, by what sets the arm apart from the default recipe."""
+"""Costs of a planted loss spike for each arm, named by the settings in which it differs from the default recipe."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lab.analysis.events.costs import NONE, spike_costs
 from lab.core.shipped import default_recipe
 from lab.records.store import Records
 
-RECIPE = "recipe"  # the name of the arm that nothing sets apart
-ON = "on"  # the value of an intervention that is there
+RECIPE = "recipe"  # the name of the arm that is the default recipe
+ON = "on"  # the value of an intervention that is present
 
 
 def arm_costs(records: Records) -> pd.DataFrame:
-    """``spike_costs`` of runs that met a burst without response or ledger, and columns ``id``, ``burst`` and ``name``.
+    """``spike_costs`` of runs with a burst but no response or restart log; with ``id``, ``burst`` and ``name``.
 
-    The name says in which settings an arm departs from the default recipe: ``beta2 0.98``.
+    The name holds the settings in which an arm differs from the default recipe: ``beta2 0.98``.
     """
     cards = records.runs.reindex(columns=["id", "burst", "response", "ledger", "status"])
     is_plain = (cards[["response", "ledger"]].fillna(NONE) == NONE).all(axis=1)
@@ -34,7 +34,7 @@ def arm_costs(records: Records) -> pd.DataFrame:
 
 
 def _names(runs: pd.DataFrame) -> dict[str, str]:
-    """By run id."""
+    """The name of each run's arm, by run id."""
     names = {label: _name(factors) for label, factors in arm_factors(runs).items()}
     labelled = points(runs)
     return dict(zip(labelled["id"], labelled["arm"].map(names), strict=True))
@@ -48,7 +48,7 @@ def _name(factors: Mapping[str, Hashable]) -> str:
 
 
 def _setting(key: str, value: Hashable, usual: Hashable) -> str:
-    """``beta2 0.98``, ``no clip``, ``embedding gradient shrink``, or the part of a variant's name that is not usual."""
+    """``beta2 0.98``, ``no clip``, ``embedding gradient shrink``; of a variant's name the part after the usual one."""
     name = setting_name(key, [key]).replace("_", " ")
     if ON in (value, usual):
         return name if value == ON else f"no {name}"

@@ -1,4 +1,4 @@
-"""Costs of bursts that come several times, beside runs that meet fewer of them or train on fewer batches."""
+"""Costs of bursts that come several times, beside runs with fewer bursts or fewer batches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CLEAN = "no burst"
 
 
 def repeated_costs(records: Records) -> pd.DataFrame:
-    """``spike_costs`` of runs with a burst, if some of them meet it several times; else no rows.
+    """``spike_costs`` of runs with a burst, if it comes several times in some of them; else no rows.
 
     Returns:
-        Besides these columns ``id``; ``number`` of bursts; and ``name``, which says where they begin if not with the
-        first of all, and how many batches the run is shorter than the longest.
+        These columns with ``id``, ``number`` of bursts, and ``name``. The name contains the first step if it is not
+        that of the earliest burst, and the number of batches by which the run is shorter than the longest.
     """
     cards = records.runs[records.runs.get("burst", pd.Series(NONE, records.runs.index)).fillna(NONE) != NONE]
     if cards.empty or REPEATS not in cards or cards[REPEATS].isna().all():
@@ -34,10 +34,11 @@ def repeated_costs(records: Records) -> pd.DataFrame:
 
 
 def with_changes(costs: pd.DataFrame) -> pd.DataFrame:
-    """These costs, with their runs' ``size``, ``lr`` and ``seed``, by rising number of bursts.
+    """These costs with ``size``, ``lr`` and ``seed`` of their runs, in rising order of the number of bursts.
 
     Returns:
-        A new column ``change``: the final loss minus that of the same three without a burst, NaN where there is none.
+        With a new column ``change``: the final loss minus that of the run of equal size, learning rate and seed without
+        a burst; NaN if there is none.
     """
     pair = ["size", "lr", "seed"]
     clean = costs[costs["name"] == CLEAN].drop_duplicates(pair).set_index(pair)["final"]

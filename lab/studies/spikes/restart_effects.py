@@ -1,4 +1,7 @@
-"""Effects of claims on restarts by hand: lower learning rates, and optimizer or activation swapped in flight."""
+"""Effects of claims on restarts by hand: lower learning rates, and optimizer or activation changed in training.
+
+A restart log (config group ``ledger``) lists the steps at which a run is restarted with other settings.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,26 @@ from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import logs_of
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables
-from lab.analysis.judging.quantities import by_rate, held_out
+from lab.analysis.judging.quantities import by_rate, held_out, loss_at_top
 from lab.analysis.probe_values import late_excess, recovery, rise
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 from lab.studies.spikes.effects import HALF
 
 LOSS = "train_loss"
-# Shares of the run at which the ledgers ``quarter_lr`` and ``glm_130b`` restart it, and their factors; the lowest rate
-# of ``opt_175b`` is half of its first.
+# Shares of the run at which the restart logs ``quarter_lr`` and ``glm_130b`` restart it, the factor of the former, and
+# the lowest learning rate of ``opt_175b`` over its first.
 QUARTERED, QUARTER, HALVED, LOWEST = 0.4, 0.25, 0.53, 0.5
 
 
 def spikes_after(records: Records, probe: str, where: str, part: float) -> pd.Series:
-    """Loss spikes that begin after a part of the run; indexed by run id."""
+    """Number of loss spikes that begin after a share of the run; indexed by run id."""
     steps = records.runs.set_index("id")["steps"]
     counts = {
         log.name: sum(event.kind == "spike" and event.step >= part * steps[log.name] for event in detect(log))
         for log in logs_of(records)
     }
     return pd.Series(counts, dtype=float)
-
-
-def _final(arm: ArmTables, factor: float = 1.0) -> pd.Series:
-    """Final loss of the largest model, at the highest learning rate times a factor."""
-    return arm.loss(arm.nearest(factor * arm.top)).iloc[:, -1]
 
 
 def _late_excess(arm: ArmTables, factor: float = 1.0) -> pd.Series:
@@ -46,7 +44,7 @@ def a_quarter_of_the_rate_saves_an_exploded_run(none: ArmTables, quarter: ArmTab
 
     The control: without it, the training loss has risen by more than 0.1 nats when the restart comes.
     """
-    lower = _final(none) - _final(quarter)
+    lower = loss_at_top(none) - loss_at_top(quarter)
     calm = HALF - quarter.probe(quarter.top, LOSS, "", spikes_after, part=QUARTERED).iloc[:, -1]
     risen = none.probe(none.top, LOSS, "", rise, part=QUARTERED).iloc[:, -1]
     resolution = parts(lower=0 * lower, calm=HALF + 0 * calm)
@@ -58,51 +56,51 @@ def the_series_of_restarts_ends_as_low_as_its_lowest_rate(none: ArmTables, serie
 
     The control: without restarts the highest learning rate ends more than 0.1 nats above the series.
     """
-    effect = LEAST_RISE + _final(none, LOWEST) - _final(series)
-    return Qualified(effect, control=exceeds(_final(none) - _final(series), LEAST_RISE))
+    effect = LEAST_RISE + loss_at_top(none, LOWEST) - loss_at_top(series)
+    return Qualified(effect, control=exceeds(loss_at_top(none) - loss_at_top(series), LEAST_RISE))
 
 
 def half_the_rate_lowers_late_spikes(none: ArmTables, halved: ArmTables) -> Effects:
-    """Largest training loss minus the median after the restart, without it minus with it, at the highest learning rate.
+    """Largest training loss after the restart minus the median there; without the restart minus with it.
 
-    The control: without it, this is more than 0.1 nats above that of a quarter of the learning rate, which is the noise
-    of batches.
+    Both are at the highest learning rate. The control: without the restart it is more than 0.1 nats above that at a
+    quarter of the learning rate, where the noise of batches alone causes it.
     """
     noise = _late_excess(none, QUARTER)
     own = exceeds(_late_excess(none) - noise, LEAST_RISE)
     return Qualified(_late_excess(none) - _late_excess(halved), control=own)
 
 
-# Shares of the run at which the ledgers restart it, and of the last measurement on the slice of the held-out text.
+# Shares of the run at which restart logs change it, and of the last measurement on the slice of the held-out text.
 SWAP, END = 0.4, 0.99
 EVERY = 4.0  # steps between measurements
 LITTLE, AT_ONCE = 0.05, 0.05  # share of a gain; nats/token
 
 
 def _gain(arm: ArmTables) -> pd.Series:
-    """By how much the held-out loss falls from the restart to the end, at the lowest learning rate."""
+    """Fall of the held-out loss from the restart to the end, at the lowest learning rate, nats/token."""
     lr = min(arm.lrs)
     return held_out(arm, lr, SWAP) - held_out(arm, lr, END)
 
 
 def _jump(arm: ArmTables, unchanged: ArmTables) -> pd.DataFrame:
-    """By how much a restart changes the held-out loss before the next update, at each learning rate."""
+    """Change of the held-out loss by a restart, before the next update, at each learning rate, nats/token."""
     return by_rate(arm.lrs, lambda lr: held_out(arm, lr, SWAP) - held_out(unchanged, lr, SWAP))
 
 
 def sgd_at_the_same_rate_makes_no_progress(adam: ArmTables, sgd: ArmTables, same: ArmTables) -> Effects:
-    """What the loss gains after the switch over what it gains in the same steps without, at the lowest learning rate.
+    """Fall of the loss after the switch over its fall in the same steps without, at the lowest learning rate.
 
-    The larger a model, the smaller are the entries of its gradient, and the steps of SGD beside those of Adam.  So the
+    In larger models the entries of the gradient are smaller, and so are the steps of SGD relative to Adam's. So the
     lowest rate of the sweep, a tenth of Adam's best, is nearest to large models.
 
-    The control: of a restart that changes nothing, the same share is above 5 %.
+    The control: for a restart that changes nothing the same share is above 5 %.
     """
     return Qualified(_gain(sgd) / _gain(adam), control=exceeds(_gain(same) / _gain(adam), LITTLE))
 
 
 def sgd_makes_progress_at_a_thousandfold_rate(adam: ArmTables, sgd: ArmTables, faster: ArmTables) -> Effects:
-    """What the loss gains with SGD at 1,000 times the lowest learning rate over what it gains with Adam at that rate.
+    """Fall of the loss with SGD at 1,000 times the lowest learning rate, over that with Adam at the lowest rate.
 
     The control: SGD at Adam's rate gains less than 5 % of it.
     """
@@ -110,7 +108,7 @@ def sgd_makes_progress_at_a_thousandfold_rate(adam: ArmTables, sgd: ArmTables, f
 
 
 def relu_in_flight_raises_the_loss_at_once(gelu: ArmTables, relu: ArmTables, same: ArmTables) -> Effects:
-    """Held-out loss with ReLU minus that with GELU, of the same weights, at each learning rate.
+    """Held-out loss with ReLU minus that with GELU, for the same weights, at each learning rate.
 
     The control: a restart that changes nothing raises it by less than 0.05 nats.
     """

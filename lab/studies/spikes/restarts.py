@@ -1,4 +1,7 @@
-"""Restarts by hand, as the records tell them: at which step a ledger changed what."""
+"""Restarts by hand, read from the records: the step of each restart, and its changes.
+
+A restart log (config group ``ledger``) lists the steps at which a run is restarted with other settings.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, NamedTuple
 from lab.analysis.curves import setting_name
 
 LEDGER, ENTRIES, NONE, CHAIN = "ledger", "ledger.entries", "none", "optimizer.chain"
-# Numbers of the optimizer that are told as multiples of those at the start, and what readers know keys by.
+# Settings of the optimizer that are shown as multiples of those at the start; and names of settings for readers.
 RELATIVE = ("lr", "weight_decay")
 TIMES = "\N{MULTIPLICATION SIGN}"
 SAME = "same links"
@@ -17,14 +20,14 @@ NAMES = {"lr": "LR", "weight_decay": "decay"}
 
 
 class RecordedRestart(NamedTuple):
-    """One restart: the step before which it came, and what it changed."""
+    """One restart: the step before which it came, and its changes in words."""
 
     step: int
     changes: str
 
 
 def restarts_of(card: Mapping[Hashable, Any]) -> list[RecordedRestart]:
-    """The restarts that the ledger of a run declares, in the order of their steps."""
+    """The restarts in the restart log of a run, in the order of their steps."""
     entries = card.get(ENTRIES)
     if not isinstance(entries, str):
         return []
@@ -51,7 +54,7 @@ def _change(change: str, card: Mapping[Hashable, Any]) -> str:
 
 
 def _links(first: Sequence[str], links: Sequence[str]) -> str:
-    """Links that a chain has and the first one of the run has not, and the other way round: ``sgd for adam``."""
+    """The links that a chain adds to the first chain of the run, and those that it drops: ``sgd for adam``."""
     new, gone = ([name for name in one if name not in other] for one, other in ((links, first), (first, links)))
     words = [" and ".join(setting_name(name, ()) for name in names) for names in (new, gone)]
     return " for ".join(words) if all(words) else f"with {words[0]}" if new else f"without {words[1]}" if gone else SAME

@@ -1,4 +1,4 @@
-"""What a loss spike belongs to: data, weights, state of the optimizer, or their combination (PaLM's ablation)."""
+"""The cause of a loss spike: data, weights, state of the optimizer, or their combination (PaLM's ablation)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from lab.analysis.events.costs import spike_costs
 from lab.records.store import Records
 
-EARLIER = "earlier_state"  # the response that puts weights or moments back where a burst begins
+EARLIER = "earlier_state"  # the response that restores earlier weights or moments when a burst begins
 WEIGHTS, MOMENTS, DATA = "response.rewind_weights", "response.rewind_moments", "burst.fraction"
 MEASURES = ("peak", "final")
 
@@ -19,9 +19,9 @@ class Cell(NamedTuple):
     """A cell of the ablation: which of three factors are those of the spike.
 
     Attributes:
-        weights: else those of an earlier state of the same run.
-        moments: of the optimizer; else those of an earlier state.
-        data: the batches of the burst; else ordinary ones.
+        weights: whether the weights are those of the spike, not earlier ones of the same run.
+        moments: whether the optimizer's moments are those of the spike, not earlier ones.
+        data: whether the batches are those of the burst, not ordinary ones.
     """
 
     weights: bool
@@ -38,11 +38,11 @@ SPIKE = Cell(weights=True, moments=True, data=True)
 
 
 def cells(records: Records) -> pd.DataFrame:
-    """Each run of the ablation, indexed by its id.
+    """The runs of the ablation, indexed by run id.
 
     Returns:
-        Columns ``burst``; ``weights``, ``moments`` and ``data``, as in ``Cell``; and of ``spike_costs`` the ``peak``,
-        the largest held-out loss from the burst on minus the usual one before it, and the ``final`` one, nats/token.
+        Columns ``burst``; ``weights``, ``moments`` and ``data``, as in ``Cell``; and ``peak`` and ``final`` of
+        ``spike_costs``: the largest held-out loss from the burst on minus the usual one, and the final one, nats/token.
     """
     runs = records.runs
     ablated = runs[runs["response"] == EARLIER] if "response" in runs else runs.head(0)
@@ -52,18 +52,18 @@ def cells(records: Records) -> pd.DataFrame:
 
 
 def rise(loss: Mapping[Cell, Any], *, weights: bool, moments: bool) -> Any:
-    """What the burst's batches add to a loss in one state, over ordinary batches in the same state."""
+    """Loss with the burst's batches minus that with ordinary batches, in the same state."""
     return loss[Cell(weights, moments, data=True)] - loss[Cell(weights, moments, data=False)]
 
 
 def factors(loss: Mapping[Cell, pd.Series]) -> pd.DataFrame:
-    """What each factor contributes to the rise of a loss, from its values in all eight cells.
+    """Contributions of each factor to the rise of a loss, from its values in all eight cells.
 
     Returns:
         A row for each index of the losses, such as a seed. Column ``data`` is the rise in the state of the spike, d(s).
-        The others are interactions with the data: by how much that rise is less with earlier ``weights`` alone, with
-        earlier ``moments`` alone, and with both, which is ``state``: I = d(s) - d(s'). A spike that belongs to the data
-        alone has interactions of zero; one that takes this state, too, has I = d(s).
+        The other columns are interactions with the data, I = d(s) - d(s'): the decrease of the rise with earlier
+        ``weights`` alone, with earlier ``moments`` alone, and with both (``state``). If the data alone cause the spike,
+        interactions are zero; if it also needs this state, I = d(s).
     """
     own = rise(loss, weights=True, moments=True)
     earlier = {
@@ -75,7 +75,7 @@ def factors(loss: Mapping[Cell, pd.Series]) -> pd.DataFrame:
 
 
 def factors_by_seed(records: Records, measure: str) -> pd.DataFrame:
-    """``factors`` of a measure, ``peak`` or ``final``, indexed by burst and the other columns that tell runs apart.
+    """``factors`` of a measure, ``peak`` or ``final``, indexed by burst and the other columns in which runs differ.
 
     Seeds and settings without all eight cells are left out.
     """

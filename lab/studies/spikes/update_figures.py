@@ -1,4 +1,4 @@
-"""The figure of updates around planted loss spikes: their size, and how they lie to the descent and to each other."""
+"""The figure of updates around planted loss spikes: their size, and cosines of updates and gradients."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ ROWS = (
 def updates_and_descent(records: Records, runs: pd.DataFrame) -> Sheet:
     """Updates around a planted loss spike, on one axis of steps, one line per batch size.
 
-    From above: the held-out loss before each update; the root mean square of the update and the share of its entries
-    above 0.8, means over tensors; the cosine of the update with the steepest descent of the held-out loss; and that of
-    the gradient with the gradient of the step before. The update is Adam's, before learning rate and decay. Lines are
-    means over seeds. An update that leads down the held-out loss has a positive cosine, one that leads up a negative
-    one.
+    The first panel is the held-out loss before each update. Then come the root mean square of the update and the share
+    of its entries above 0.8, both means over tensors. Below is the cosine of the update with the steepest descent of
+    the held-out loss, which is positive for an update that lowers this loss. The last panel is the cosine of the
+    gradient with that of the step before. The update is Adam's, before learning rate and decay. Lines are means over
+    seeds.
     """
     onsets = first_onsets(records)
     around = _around(records, onsets)
@@ -58,7 +58,7 @@ def updates_and_descent(records: Records, runs: pd.DataFrame) -> Sheet:
         panels.level(axes, onset, BURST, style.DASHED, upright=True)
         if any((np.asarray(line.get_ydata()) < 0).any() for line in axes.lines[:-1]):
             panels.level(axes, 0.0, UNCORRELATED)
-    sheet.explain(BURST, "A dashed line is where the burst begins.")
+    sheet.explain(BURST, "The dashed line marks the beginning of the burst, a stretch of injected bad batches.")
     return sheet
 
 
@@ -66,11 +66,11 @@ def _around(records: Records, onsets: pd.Series) -> Records:
     """The records near the onsets, with means over tensors.
 
     Raises:
-        NothingToDrawError: no run that met a burst recorded the cosines.
+        NothingToDrawError: no run with a burst recorded the cosines.
     """
     metrics = records.metrics[records.metrics["id"].isin(onsets.index)]
     if not {DESCENT, LAG} <= set(metrics["probe"]):
-        raise NothingToDrawError(f"nothing to draw: no run met a burst and recorded {DESCENT} and {LAG}")
+        raise NothingToDrawError(f"nothing to draw: no run has a burst and recorded {DESCENT} and {LAG}")
     metrics = metrics[(metrics["step"] - metrics["id"].map(onsets)).between(-BEFORE, AFTER)]
     of_tensors = metrics[metrics["probe"].isin([RMS, LARGE_SHARE])]
     means = of_tensors.groupby(["id", "step", "probe"], observed=True)["value"].mean().reset_index()

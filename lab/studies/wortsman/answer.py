@@ -1,4 +1,4 @@
-"""Quantities that questions about learning rates, logits and updates ask for, and those of all other sweeps."""
+"""Quantities that answer questions about learning rates, logits and updates, and those for all other sweeps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lab.analysis.contrasts import (
     by_rate,
     by_size,
     change_over_size,
+    final_losses,
     of_curves,
     own_points,
     slope_over_size,
@@ -30,10 +31,10 @@ NATS, HIGHEST = "nats/token", np.inf
 def _recorded(
     probe: str, ends: str = "", rate: float = HIGH, reduced_by: str = "late", *, decades: bool = True, **options: Any
 ) -> Callable[[Study], pd.DataFrame]:
-    """Points with what a probe recorded, of places the largest, at the highest learning rate that is no higher.
+    """A function that makes the points of a study, with a probe's value, at the highest learning rate up to ``rate``.
 
     Args:
-        ends: how the name of the place ends, of several the last; the largest of all places where it is ``*``.
+        ends: the end of the name of the part of the model, of several the last; ``*`` takes the largest of all parts.
     """
 
     def points(study: Study) -> pd.DataFrame:
@@ -54,16 +55,12 @@ def _up_to(rate: float, points: pd.DataFrame) -> pd.DataFrame:
     return chosen
 
 
-def _losses(study: Study) -> pd.DataFrame:
-    return study.points.assign(value=study.points["capped"])
-
-
 def _top_losses(study: Study) -> pd.DataFrame:
-    return _up_to(HIGHEST, _losses(study))
+    return _up_to(HIGHEST, final_losses(study))
 
 
 def _beside_no_blocks(study: Study) -> pd.DataFrame:
-    """Best losses by kappa and steps, minus those without blocks at the same width, steps and seed."""
+    """Best losses by kappa and steps, minus those of models without blocks at the same width, steps and seed."""
     cards = study.records.runs.set_index("id").loc[study.points["id"]]
     if KAPPA not in cards:
         return study.points.head(0)

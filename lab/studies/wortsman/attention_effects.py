@@ -26,7 +26,7 @@ LOGIT, FIRST = "attention_logit_max", "block0"
 
 
 def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
-    """Loss minus the best one + 0.3 without it, the reverse with it."""
+    """Loss at the top LR minus the best one + 0.3, without qk-layernorm; and the negative of that with it."""
     ends = [off.sizes[0], off.sizes[-1]]
     return parts(off=off.lost_by(off.top)[ends], on=-on.lost_by(on.top).reindex(columns=ends))
 
@@ -39,7 +39,7 @@ def at_least_four_blocks(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def first_block_has_the_largest_logits(*depths: ArmTables) -> Effects:
-    """Share of runs in which its peak is the largest minus the mean of 1/depth, models of at least four blocks."""
+    """Share of runs in which the first block's peak is the largest, minus the mean of 1/depth; four blocks or more."""
     shares = [_first_is_largest(arm, lr) - 1 / arm.setting(DEPTH) for arm in depths for lr in arm.lrs if lr >= 0.1]
     if not shares:
         raise MissingRunsError("no learning rate from 0.1 on")
@@ -48,14 +48,14 @@ def first_block_has_the_largest_logits(*depths: ArmTables) -> Effects:
 
 
 def _first_is_largest(arm: ArmTables, lr: float) -> pd.DataFrame:
-    """1 where the largest logit of all blocks and steps is in the first block, else 0."""
+    """1 if the largest logit of all blocks and steps is in the first block, else 0."""
     first, *others = [arm.probe(lr, LOGIT, f"block{block}", peak) for block in range(int(arm.setting(DEPTH)))]
     largest = pd.concat(others).groupby(level=0).max()
     return (first > largest).astype(float).where(first.notna() & largest.notna())
 
 
 def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
-    """Log10 of the product of these probes in the first block at the end of the run over that at its start, top LR."""
+    """Log10 of the product of these probes at the end of the run over that at its start; first block, top LR."""
     ratios = [
         arm.probe(arm.top, probe, FIRST, late) / arm.probe(arm.top, probe, FIRST, near, part=0.0) for probe in probes
     ]
@@ -63,14 +63,14 @@ def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
 
 
 def norms_grow(off: ArmTables) -> Effects:
-    """First block, end over start, at each size."""
+    """Log10 of the growth of query norm times key norm in the first block, end over start, at each size."""
     return _growth(off, "query_norm", "key_norm")
 
 
 def alignment_gives_little(off: ArmTables) -> Effects:
-    """A fifth of the growth of both norms and the mean |cosine|, minus the change of the cosine, either way.
+    """A fifth of the log growth of both norms times the mean |cosine|, minus the absolute log growth of that cosine.
 
-    First block, end over start, at each size.
+    In the first block, end over start, at each size.
     """
     alignment = _growth(off, "query_key_cosine")
     return (_growth(off, "query_norm", "key_norm") + alignment) / 5 - alignment.abs()
@@ -80,14 +80,14 @@ FIVEFOLD = 5
 
 
 def _early(arm: ArmTables, lr: float) -> pd.DataFrame:
-    """Log10 of the first block's largest logit a tenth into the run (the paper: at step 2e3 of 1e5)."""
+    """Log10 of the first block's largest logit a tenth into the run (in the paper at step 2e3 of 1e5)."""
     return log10(arm.probe(lr, LOGIT, FIRST, near, part=0.1))
 
 
 def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
-    """Predicted minus observed, straight in log-log (the paper's line is quadratic), at the LR nearest 1e-2.
+    """Predicted minus observed log10 logit, by a straight line in log-log, at the LR nearest 1e-2.
 
-    The control: the last of the smaller sizes, carried on unchanged, errs more.
+    The paper's line is quadratic. The control: the value of the largest of the smaller sizes predicts worse.
     """
     logits, largest = _early(off, off.nearest(1e-2)), off.sizes[-1]
     smaller = logits[[size for size in off.sizes if FIVEFOLD * size < largest]]
@@ -101,7 +101,7 @@ def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
 def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
     """AUC of the logit a tenth into the run minus that of the learning rate alone.
 
-    A run is lost where its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
+    A run is unstable if its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
     """
     logits = pd.concat({lr: _early(off, lr) for lr in off.lrs}, axis=1)
     lost = pd.concat({lr: off.lost(lr) for lr in off.lrs}, axis=1)
@@ -116,9 +116,9 @@ def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
 
 
 def _auc(values: np.ndarray, lost: pd.Series) -> float:
-    """Share of pairs of a lost and a kept run in which the lost one has the larger value; equal ones count half.
+    """Share of pairs of an unstable and a stable run in which the unstable one has the larger value; ties count half.
 
-    NaN where all runs are lost, or none is.
+    NaN if all runs are unstable, or none is.
     """
     high, low = values[lost.to_numpy()], values[~lost.to_numpy()]
     wins = [float(one > other) + 0.5 * float(one == other) for one in high for other in low]
@@ -141,7 +141,7 @@ def kappa_up_to_a_hundred_is_harmless(one: ArmTables, *larger: ArmTables) -> Eff
 
 
 def no_blocks(group: ComparisonGroup, steps: float) -> Callable[[Config], bool]:
-    """The choice of one zero-block model per width; to it kappa means nothing, so any of its curves will do."""
+    """A predicate that chooses one zero-block model per width; kappa has no effect on it, so any curve will do."""
     curves = [curve for curve in group.curves.values() if curve[DEPTH] == 0 and curve[STEPS] == steps]
     first = {curve[WIDTH]: id(curve) for curve in reversed(curves)}
     return lambda curve: id(curve) in first.values()
@@ -166,7 +166,8 @@ def largest_kappa_is_worse_than_no_blocks(blocks: ArmTables, zero_block: ArmTabl
 def _crossing(zero_block: ArmTables, *kappas: ArmTables) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Log10 of the smallest kappa with which blocks are worse than none, at each size, and the step of the grid there.
 
-    Between two kappas the loss is straight over log10 kappa.  Where no kappa is that bad: a step above the largest.
+    Between two kappas the loss is interpolated straight over log10 kappa. If blocks are never worse, it is a step above
+    the largest kappa.
     """
     log_kappas = np.log10([arm.setting(VALUE) for arm in kappas])
     tables = [above_no_blocks(arm, zero_block) for arm in kappas]
@@ -184,7 +185,7 @@ def _crossing(zero_block: ArmTables, *kappas: ArmTables) -> tuple[pd.DataFrame, 
 
 
 def _first_above_zero(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Where a line through these points first rises above zero, and the step of ``x`` there."""
+    """The point where a line through these points first rises above zero, and the step of ``x`` there."""
     above = np.flatnonzero(y > 0)
     if not len(above):
         return float(2 * x[-1] - x[-2]), float(x[-1] - x[-2])
@@ -203,12 +204,15 @@ def kappas(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def blocks_lose_their_worth_at_a_kappa(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
-    """Log10 of it; the control: at kappa 1 the model is better than one without blocks by more than 0.05."""
+    """Log10 of the smallest kappa with which the model is worse than the zero-block model, at each width.
+
+    The control: at kappa 1 the model is better than one without blocks by more than 0.05 nats/token.
+    """
     return Qualified(*_crossing(zero_block, *kappas), control=exceeds(-above_no_blocks(kappas[0], zero_block), 0.05))
 
 
 def that_kappa_rises_with_width(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
-    """Log10 of it at the largest width minus that at the smallest; both are read off the same grid of kappas."""
+    """Log10 of that kappa at the largest width minus that at the smallest, read off the same grid of kappas."""
     crossings, _ = _crossing(zero_block, *kappas)
     if crossings.shape[1] < 2:
         raise MissingRunsError("models of one width only; model=d32,d64 adds another")
@@ -231,7 +235,7 @@ def kappas_after_fewest_and_most_steps(group: ComparisonGroup) -> list[ArmTables
 
 
 def that_kappa_rises_with_steps(*arms: ArmTables) -> Effects:
-    """Log10 of it after the most steps minus that after the fewest, at each width; both off the same grid of kappas."""
+    """Log10 of that kappa after the most steps minus that after the fewest, at each width; on one grid of kappas."""
     half = len(arms) // 2
     few, many = (_crossing(*ends)[0] for ends in (arms[:half], arms[half:]))
     return many - few

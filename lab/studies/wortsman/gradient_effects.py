@@ -11,6 +11,7 @@ import pandas as pd
 from lab.analysis.judging.arms import each_value_of
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, late_log, mean, over_rate, over_size, parts, slope
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.quantities import loss_at_top
 from lab.analysis.judging.verdicts import DECAY, STEPS, Presumption
 
 EPS = "optimizer.eps"
@@ -18,7 +19,7 @@ MLP = "block0.mlp_up"
 
 
 def smallest_at_the_corner(arm: ArmTables, *, probe: str, where: str) -> pd.Series:
-    """Decades by which the largest size and learning rate lies below the smallest of all others, late in training."""
+    """Decades by which a probe late in training is lower at the largest size and learning rate than anywhere else."""
     cells = pd.concat(late_log(arm, probe, where), axis=1)
     return cells.iloc[:, :-1].min(axis=1, skipna=False) - cells.iloc[:, -1]
 
@@ -48,26 +49,21 @@ def block_output_rises_with_lr(arm: ArmTables) -> Effects:
 
 
 def block_output_is_flat_over_size(arm: ArmTables) -> Effects:
-    """Slope of the late log10 RMS over log10 size, mean over learning rates; the control: over LR it is above 0.1."""
+    """Slope of the late log10 RMS over log10 size, a mean over learning rates; control: over LR it is above 0.1."""
     heights = late_log(arm, "block_rms", _blocks(arm)[-1])
     return Qualified(over_size(heights), control=exceeds(over_rate(heights), 0.1))
 
 
 def block_output_grows_with_depth(arm: ArmTables) -> Effects:
-    """Log10 of the late RMS over that of the block before, mean over learning rates, at each size."""
+    """Log10 of the late RMS over that of the block before, a mean over learning rates, at each size."""
     heights = [mean([*late_log(arm, "block_rms", block).values()]) for block in _blocks(arm)]
     return pd.concat([after - before for before, after in pairwise(heights)], axis=1)
 
 
 def updates_halve_at_the_corner(arm: ArmTables) -> Effects:
-    """Late update RMS of the first MLP layer at the largest size and LR over that at the smallest of both."""
+    """Late update RMS of the first MLP layer at the largest size and LR over that at the smallest size and LR."""
     cells = pd.concat(late_log(arm, "update_rms", MLP), axis=1)
     return 10 ** (cells.iloc[:, -1] - cells.iloc[:, 0])
-
-
-def loss_at_top(arm: ArmTables) -> pd.Series:
-    """Final loss at the top learning rate and the largest size."""
-    return arm.loss(arm.top).iloc[:, -1]
 
 
 def _epsilon_over_gradient(large: ArmTables, usual: ArmTables) -> Effects:
@@ -81,7 +77,10 @@ REACHED = Presumption(
 
 
 def updates_shrink_below_epsilon(smallest: ArmTables, *others: ArmTables) -> Effects:
-    """Largest ratio of late update RMS (unscaled) of the first MLP layer, over all such epsilons, LRs and sizes."""
+    """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
+
+    Over all epsilons, LRs and sizes at which the gradient RMS is below epsilon.
+    """
     base, ratios = late_log(smallest, "update_rms", MLP), []
     for arm in others:
         gradients, updates = (late_log(arm, probe, MLP) for probe in ("grad_rms", "update_rms"))
@@ -112,7 +111,7 @@ def _span_over_lr(arm: ArmTables) -> pd.DataFrame:
 
 
 def _updates(arms: tuple[ArmTables, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """For each epsilon but the smallest, learning rate and size: the update, and log10 of epsilon over the gradient.
+    """The update, and log10 of epsilon over the gradient RMS, for each epsilon above the smallest, LR and size.
 
     The update is the late update RMS (unscaled) over that with the smallest epsilon.
     """
@@ -124,7 +123,7 @@ def _updates(arms: tuple[ArmTables, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _largest_update(arms: tuple[ArmTables, ...]) -> pd.Series:
-    """The largest update where epsilon is at least the gradient RMS."""
+    """The largest of these updates at which epsilon is at least the gradient RMS."""
     updates, ratios = _updates(arms)
     largest = updates.where(~(ratios < 0), -math.inf).max(axis=1, skipna=False)
     if (largest == -math.inf).all():
@@ -133,12 +132,18 @@ def _largest_update(arms: tuple[ArmTables, ...]) -> pd.Series:
 
 
 def updates_halve_past_the_gradient(*arms: ArmTables) -> Effects:
-    """Largest ratio of late update RMS (unscaled) of the first MLP layer, over all such epsilons, LRs and sizes."""
+    """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
+
+    Over all epsilons, LRs and sizes at which epsilon is at least the gradient RMS that the smallest epsilon leaves.
+    """
     return _largest_update(arms)
 
 
 def epsilon_over_gradient_tells_the_update(*arms: ArmTables) -> Effects:
-    """A half minus the largest update from 1 on, and the smallest one up to 0.01 minus a half."""
+    """A half minus the largest update at ratios from 1 on, and the smallest update at ratios up to 0.01 minus a half.
+
+    The ratio is that of epsilon to the gradient RMS.
+    """
     updates, ratios = _updates(arms)
     smallest = updates.where(~(ratios > -2), math.inf).min(axis=1, skipna=False)
     return parts(halved=0.5 - _largest_update(arms), whole=smallest - 0.5)
@@ -148,7 +153,7 @@ TOTAL_DECAY = 10
 
 
 def past_the_gradient(group: ComparisonGroup) -> list[ArmTables]:
-    """The smallest epsilon, and all that are at least the gradient RMS it leaves at the top LR and largest size."""
+    """The smallest epsilon, and all that are at least the gradient RMS with it, at the top LR and largest size."""
     smallest, *others = each_value_of(group, EPS)
     total = smallest.setting(DECAY) * smallest.setting(STEPS)
     if total < TOTAL_DECAY * (1 - 1e-6):
@@ -161,22 +166,22 @@ def past_the_gradient(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def epsilon_past_the_gradient_raises_the_loss(smallest: ArmTables, *larger: ArmTables) -> Effects:
-    """Loss minus that at the smallest epsilon, largest size."""
+    """Loss at the top LR and largest size minus that at the smallest epsilon, for each larger epsilon."""
     return pd.concat([loss_at_top(arm) - loss_at_top(smallest) for arm in larger], axis=1)
 
 
 def epsilon_past_the_gradient_loses_training(smallest: ArmTables, *larger: ArmTables) -> Effects:
-    """Loss minus the best one + 0.3 at each, the reverse at the smallest, largest size."""
+    """Loss minus the best one + 0.3 at each larger epsilon, and the negative at the smallest; top LR, largest size."""
     lost = {f"epsilon {arm.setting(EPS):g}": arm.lost_by(arm.top).iloc[:, -1] for arm in larger}
     return parts(**lost, the_smallest=-smallest.lost_by(smallest.top).iloc[:, -1])
 
 
-# Above the learning rates of the paper, and there an epsilon that stops a block (found on seeds 3 to 5 of `epsilon`).
+# A learning rate above the paper's, at which an epsilon stops a block (found on seeds 3 to 5 of the sweep `epsilon`).
 ABOVE = 1.0
 
 
 def _falls(usual: ArmTables, large: ArmTables, probe: str) -> list[pd.Series]:
-    """Decades by which the first MLP layer of the first and of the last block lies below that with epsilon 1e-8."""
+    """Decades by which a probe of the first MLP layer falls below that at epsilon 1e-8, in the first and last block."""
     layers = [where for where in usual.locations(probe) if where.endswith(".mlp_up")]
     logs = [
         [late_log(arm, probe, where)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)]
@@ -192,17 +197,17 @@ def smaller_epsilon_keeps_the_last_blocks_gradients(usual: ArmTables, large: Arm
 
 
 def a_large_epsilon_stops_one_block_alone(usual: ArmTables, large: ArmTables) -> Effects:
-    """Decades beyond one by which the last block's update falls, and by which the first one's falls short of that."""
+    """Decades by which the last block's update falls, minus 1; and 1 minus those by which the first block's falls."""
     first, last = _falls(usual, large, "update_rms")
     return parts(last=last - 1, first=1 - first)
 
 
-# Log10 parameters of a size that stands for all beyond it and for none.
+# Log10 parameters of a size that stands for any larger one, and for none at all.
 NEVER = 20.0
 
 
 def gradients_meet_epsilon_at_a_size(arm: ArmTables) -> Effects:
-    """Log10 of the size at which a straight line in log-log is ten epsilon, at most 20, which stands for never.
+    """Log10 of the size at which a straight line in log-log reaches ten epsilons; at most 20, which stands for never.
 
     The control: the gradient RMS falls with size.
     """

@@ -34,7 +34,7 @@ LOSS_LABEL = "final held-out loss\n(nats/token)"
 # More arms than colours have a row each instead of a line.
 OWN_LABELS = 16.0  # least width of a panel with labels of its own, in multiples of the size of text
 MOST_LINES = len(style.ARM_COLOURS)
-# The two numbers drawn of each arm and size: what each says it is, its key, and its look.
+# The two numbers drawn for each arm and size: its name in hover texts, its key, and its look.
 PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "total": ("LR sensitivity", "sensitivity", {}),
     "above": (
@@ -56,7 +56,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
     if swept is None:
         raise NothingToDrawError("nothing to draw: no numeric setting, or more than one, has three values or more")
     depth = swept.runs["id"].map(depths(records.runs))
-    blockless = (depth == 0) & bool((depth > 0).any())  # where no run has a block these are the curves themselves
+    blockless = (depth == 0) & bool((depth > 0).any())  # if no run has a block, these are the curves themselves
     shown, without_blocks = swept.runs[~blockless], swept.runs[blockless]
     line = "lr" if shown["lr"].nunique() > 1 else "size"
     shades = style.shades(shown[line], style.LR_SHADES if line == "lr" else style.SIZE_SHADES)
@@ -72,7 +72,7 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
         position = scales.setting_axis(of_facet[-1], shown["setting"], swept.name)
         placed = facet.assign(position=position(facet["setting"]))
         for axes, (value, (quantity, _)) in zip(of_facet, values.items(), strict=True):
-            for part in (placed[placed["setting"] == 0], placed[placed["setting"] > 0]):  # zero is joined to nothing
+            for part in (placed[placed["setting"] == 0], placed[placed["setting"] > 0]):  # no line leads to zero
                 panels.lines(axes, part, line, shades, "position", value, quantity)
         panels.references(of_facet[0], runs)
         if len(without_blocks):
@@ -83,12 +83,12 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
         for _, axes in facet_axes:
             panels.diagonal(axes, shown.loc[shown["setting"] > 0, "setting"], GRADIENT_EQUALS_EPSILON)
         sheet.note(
-            "Below: the gradient of the first MLP layer, the root mean square over its elements, the mean over the "
-            "last tenth of the run and the geometric mean over seeds."
+            "Below: the gradient of the first MLP layer, a root mean square over its elements, a mean over the last "
+            "tenth of the run and a geometric mean over seeds."
         )
-        sheet.explain(GRADIENT_EQUALS_EPSILON, "The dotted line is where the gradient equals epsilon.")
+        sheet.explain(GRADIENT_EQUALS_EPSILON, "On the dotted line the gradient equals epsilon.")
     if (shown["setting"] == 0).any():
-        sheet.note("A value of zero stands at the left edge, joined to nothing, since the axis is logarithmic.")
+        sheet.note("A value of zero is drawn at the left edge without a line, since the axis is logarithmic.")
     keys = layout.line_keys(shades, number if line == "lr" else count)
     sheet.keys(("peak learning rate" if line == "lr" else "parameters", keys))
     return sheet
@@ -96,12 +96,12 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
 
 @figure("best_loss_with_size")
 def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Best loss over the learning rates, and the learning rate it takes, against size.
+    """Best loss over the learning rates, and the learning rate that reaches it, against size.
 
-    Each seed has a best of its own; lines are means over seeds (of learning rates geometric ones). The flatter a line
-    of learning rates, the better a learning rate found on a small model serves a large one. All axes are logarithmic.
+    Each seed has a best of its own; lines are means over seeds (geometric for learning rates). The flatter a line of
+    learning rates, the better a learning rate found on a small model suits a large one. All axes are logarithmic.
     """
-    blocks = runs["id"].map(depths(records.runs)).fillna(1)  # a table need not say
+    blocks = runs["id"].map(depths(records.runs)).fillna(1)  # an imported table may lack it
     best = runs[(blocks > 0) & (runs["lr"] == runs["best_lr"])]
     arms = [(str(arm), group) for arm, group in best.groupby("arm", sort=False) if group["size"].nunique() > 1]
     if not arms or runs["lr"].nunique() == 1:
@@ -127,8 +127,8 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     sheet.keys(("", [panels.arm_key(arm, panels.arm_look(position)) for position, (arm, _) in enumerate(arms)]))
     sheet.explain(
         POWER_LAW,
-        "A dashed line is a power law fitted to the losses of all sizes of an arm but the largest, and drawn on to it. "
-        "The hollow mark at its end is the loss that it foretells.",
+        "A dashed line is a power law fitted to the losses of all sizes of an arm except the largest. The hollow mark "
+        "at its end is the loss that it predicts for the largest size.",
     )
     return sheet
 
@@ -144,7 +144,7 @@ def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
     marks.name(line, POWER_LAW)
     hollow = look | {"linestyle": "", "fillstyle": "none", "markersize": 8}
     (end,) = axes.plot(losses.index[-1:], fitted[-1:], **hollow)
-    text = f"{best['arm'].iloc[0]}\n{count(losses.index[-1])} parameters\nloss foretold {fitted[-1]:.4g} nats/token"
+    text = f"{best['arm'].iloc[0]}\n{count(losses.index[-1])} parameters\nloss predicted {fitted[-1]:.4g} nats/token"
     panels.say(axes, end, [text])
 
 
@@ -152,11 +152,11 @@ def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
 def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     """Final loss against learning rate, and sensitivity.
 
-    Top: the flatter a line, the less the choice of learning rate matters. Lines are means over seeds, and a loss above
-    that at initialization is drawn there. The loss axis is logarithmic.
+    Top: the flatter a line, the less the choice of learning rate matters. Lines are means over seeds; a loss above that
+    at initialization is drawn at it. The loss axis is logarithmic.
 
-    Bottom: mean regret over the learning rates, so lower is less sensitive. The hollow marks are the part that comes
-    from learning rates above the best one, instability; the distance between the two is under-training.
+    Bottom: sensitivity, the mean regret over the learning rates; lower is less sensitive. The hollow marks are its
+    instability part, from learning rates above the best one. The distance between the two marks is under-training.
     """
     shown = facets(records.runs, runs)
     curves = by_curve(per_seed(runs, *window))
@@ -210,7 +210,7 @@ def _sensitivity_lines(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, nam
 
 
 def _sensitivity_rows(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, shades: dict[Any, str]) -> None:
-    """A row per arm, with two dots per size."""
+    """Draw sensitivity in a row per arm, with two dots per size."""
     arms = list(curves["arm"].unique())
     groups = []
     for size, of_size in curves.groupby("size"):

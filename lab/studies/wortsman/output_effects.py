@@ -22,17 +22,16 @@ def _lost_at_the_top(neither: ArmTables, *_: ArmTables) -> pd.DataFrame:
     return neither.lost_by(neither.top)
 
 
-# Where logits that drift harm no run, z-loss and decay have nothing to cure.
+# If drifting logits harm no run, z-loss and decay have nothing to cure.
 UNSTABLE_WITH_NEITHER = Presumption(
     _lost_at_the_top,
-    "with neither z-loss nor decay the top learning rate is not surely unstable: at some size its loss is {} "
-    "nats/token above the best one + 0.3, which must lie above 0; the learned gain of the last norm can keep logits "
-    "small",
+    "with neither z-loss nor decay the top learning rate is not certainly unstable: at some size its loss minus the "
+    "best one + 0.3 is {} nats/token, which must lie above 0; the learned gain of the last norm can keep logits small",
 )
 
 
 def neither_alone_and_both(group: ComparisonGroup) -> list[ArmTables]:
-    """Neither decay nor z-loss, decay alone, and both."""
+    """Three arms: neither decay nor z-loss, decay alone, and both."""
     return group.arms(
         {Z_LOSS: None, DECAY: 0.0},
         lambda curve: Z_LOSS not in curve and curve[DECAY] > 0,
@@ -41,7 +40,7 @@ def neither_alone_and_both(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def fixed_and_learned(group: ComparisonGroup) -> list[ArmTables]:
-    """Gains fixed at one, and learned gains at the widths at which there are fixed ones."""
+    """Two arms: gains fixed at one, and learned gains, both at the widths that have fixed ones."""
     widths = {curve[WIDTH] for curve in group.curves.values() if FIXED_GAINS in curve}
     return group.arms(
         lambda curve: FIXED_GAINS in curve, lambda curve: FIXED_GAINS not in curve and curve[WIDTH] in widths
@@ -49,9 +48,9 @@ def fixed_and_learned(group: ComparisonGroup) -> list[ArmTables]:
 
 
 BITS = "mantissa_bits"
-# Learning rates and mantissa bits at which pilot seeds lost 0.03 nats and more by the law.
+# Learning rates and mantissa bits at which the law predicts a loss of 0.03 nats or more, by pilot seeds.
 CELLS = [(0.3, bits) for bits in (2, 3, 4, 5)] + [(1.0, bits) for bits in (2, 3, 4, 5, 6, 7)]
-SMALLEST = 1e-3  # ratio that a loss below that of 23 bits counts as
+SMALLEST = 1e-3  # the ratio that counts if the loss is below that of 23 bits
 
 
 def above_threshold(*arms: ArmTables, arm: int = 0, sign: int = 1) -> pd.DataFrame:
@@ -61,16 +60,15 @@ def above_threshold(*arms: ArmTables, arm: int = 0, sign: int = 1) -> pd.DataFra
 
 
 def difference_of_differences(*arms: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:
-    """What bf16 adds to a quantity over fp32 without z-loss, minus what it adds with it."""
+    """Increase of a quantity from fp32 to bf16 without z-loss, minus the same increase with z-loss."""
     bf16_off, bf16_on, fp32_off, fp32_on = (quantity(arm, of) for arm in arms)
     return (bf16_off - fp32_off) - (bf16_on - fp32_on)
 
 
 def harm_follows_the_law(*arms: ArmTables) -> Effects:
-    """Log10 of the loss above that of 23 bits over the law's, where pilot seeds lost 0.03 nats and more by the law.
+    """Log10 of the ratio of the loss above that of 23 bits to the prediction of the law, in each of ``CELLS``.
 
-    The law is taken at the final mean and spread over tokens of log Z.  A loss counts in full, also above that at
-    initialization.
+    The law takes the final mean and spread over tokens of log Z. Losses are not capped at initialization.
     """
     by_bits = {int(arm.setting(BITS)): arm for arm in arms}
     ratios = {f"{lr:g} {bits}": _harm_over_law(by_bits[bits], lr) for lr, bits in CELLS}

@@ -19,25 +19,23 @@ from lab.analysis.text import count, listed
 from lab.records.run_table import size_name
 from lab.records.store import Records
 
-# One row of panels per arm; with more arms there is no figure, since it would fill the page.
+# There is one row of panels per arm; with more arms there is no figure, since it would fill the page.
 MOST_ARM_ROWS = 4
-NARROWEST_VIEW = 13.0  # in multiples of the size of text, so that an arm has its three panels in a row or in a column
+NARROWEST_VIEW = 13.0  # in multiples of the size of text; makes the three panels of an arm one row or one column
 FEWEST_BLOCKS, USUAL_LR = 4, 1e-2
 TENSORS = {"mlp_up": "first layer of the MLP", "attention.key": "key projection"}
 GRADIENT = Quantity("gradient RMS", log=True)
-EPSILON_SENTENCE = (
-    "The dashed line is Adam's epsilon: a gradient that comes down to it no longer moves the weights as it should."
-)
+EPSILON_SENTENCE = "The dashed line is Adam's epsilon: a gradient that falls to it moves the weights too little."
 
 
 class SizeSeries(NamedTuple):
     """A probe as one number per run.
 
     Attributes:
-        probe: its name.
-        where: where it listens in block 0.
-        label: its name for readers.
-        measure: makes one number per run of its records.
+        probe: the name of the probe.
+        where: the part of block 0 where it is measured.
+        label: the name of the probe for readers.
+        measure: reduces its records to one number per run.
     """
 
     probe: str
@@ -46,7 +44,7 @@ class SizeSeries(NamedTuple):
     measure: Callable[[Records, str, str], pd.Series] = late
 
     def where_in(self, block: int) -> str:
-        """Where it listens in another block."""
+        """The same part of another block."""
         return self.where.replace("block0", f"block{block}", 1)
 
 
@@ -54,8 +52,8 @@ class SizeSeries(NamedTuple):
 def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
     """Largest attention logit against learning rate.
 
-    The logit is the score before softmax, its peak over the run and over the recorded blocks, a geometric mean over
-    seeds. Where the logit runs away, training is lost.
+    The logit is the score before softmax: its peak over the run and over the recorded blocks, a geometric mean over
+    seeds. Where the logit diverges, training is unstable.
     """
     logits = records.metrics[records.metrics["probe"] == "attention_logit_max"]
     logits = logits[np.isfinite(logits["value"]) & (logits["value"] > 0)]
@@ -79,8 +77,8 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
 def gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient of the first MLP layer against size, learning rate and block.
 
-    Root mean square over the layer's elements, mean over the last tenth of the run, geometric mean over seeds. Against
-    size and learning rate: the first block; against block: the largest model.
+    It is a root mean square over the layer's elements, a mean over the last tenth of the run, and a geometric mean over
+    seeds. Against size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("grad_rms", "block0.mlp_up", "gradient RMS"))
 
@@ -89,8 +87,8 @@ def gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
 def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient of the key projection against size, learning rate and block.
 
-    Root mean square over the projection's elements, mean over the last tenth of the run, geometric mean over seeds.
-    Against size and learning rate: the first block; against block: the largest model.
+    It is a root mean square over the projection's elements, a mean over the last tenth of the run, and a geometric mean
+    over seeds. Against size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("grad_rms", "block0.attention.key", "gradient RMS"))
 
@@ -99,8 +97,8 @@ def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
 def block_output_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Output of a block against size, learning rate and block.
 
-    Root mean square of the residual stream after the block, mean over the last tenth of the run, geometric mean over
-    seeds. Against size and learning rate: the first block; against block: the largest model.
+    It is a root mean square of the residual stream after the block, a mean over the last tenth of the run, and a
+    geometric mean over seeds. Against size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("block_rms", "block0", "block output RMS"))
 
@@ -109,8 +107,8 @@ def block_output_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
 def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     """Largest attention logit early in training against size, learning rate and block.
 
-    At the recorded step nearest to a tenth of the run, before the runs that this logit undoes are lost; geometric mean
-    over seeds. Against size and learning rate: the first block; against block: the largest model.
+    It is taken at the recorded step nearest to a tenth of the run, before runs become unstable; lines are geometric
+    means over seeds. Against size and learning rate: the first block; against block: the largest model.
     """
     return _growth(records, runs, SizeSeries("attention_logit_max", "block0", "max attention\nlogit", _at_a_tenth))
 
@@ -123,7 +121,7 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
     """A row of three panels per arm that has more than one size: against size, learning rate and block.
 
     Raises:
-        NothingToDrawError: no arm has, or more than four have.
+        NothingToDrawError: no arm has more than one size, or more than four arms have.
     """
     depth = depths(records.runs)
     runs = runs.assign(
@@ -175,8 +173,8 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
 def gradient_with_depth(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient of two tensors of each block against depth, at the learning rate nearest to 0.01.
 
-    Root mean square over the elements after clipping, mean over the last tenth of the run, geometric mean over seeds.
-    The flatter a line, the more alike the blocks learn.
+    It is a root mean square over the elements after clipping, a mean over the last tenth of the run, and a geometric
+    mean over seeds. The flatter a line, the more equal are the gradients of the blocks.
     """
     deep = _deep(records, runs)
     arms = list(dict.fromkeys(deep["arm"]))
@@ -198,7 +196,7 @@ def gradient_with_depth(records: Records, runs: pd.DataFrame) -> Sheet:
     scales.probe_axis(facet_axes[0][0])
     sheet.keys(("", [panels.arm_key(arm, panels.arm_look(n)) for n, arm in enumerate(arms)]))
     if idle:
-        sheet.note(f"Left out is what never beat a bigram model: {listed(idle)}.")
+        sheet.note(f"Left out, since they never beat a bigram model: {listed(idle)}.")
     return sheet
 
 
@@ -206,7 +204,7 @@ def _deep(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     """The runs at the learning rate nearest to 0.01 of arms that beat a bigram model, with their ``depth``.
 
     Raises:
-        NothingToDrawError: there are not two such arms, or their models are shallow or differ in depth.
+        NothingToDrawError: there are fewer than two such arms, or their models are shallow or differ in depth.
     """
     runs = runs[(runs["capped"] < runs["loss_bigram"]).groupby(runs["arm"]).transform("any")]
     deep = runs.assign(depth=runs["id"].map(depths(records.runs)).fillna(0).astype(int))

@@ -12,7 +12,7 @@ INDEPENDENT = "adamw"
 
 
 def coupled_and_independent(group: ComparisonGroup) -> list[ArmTables]:
-    """The two kinds of decay, of the strengths that agree most nearly at learning rate 1e-2, within a decade of it."""
+    """The two kinds of decay, with the strengths that differ least at learning rate 1e-2, by a decade at most."""
     coupled, independent = (
         {curve[DECAY] for curve in group.curves.values() if curve[OPTIMIZER] == name and curve[DECAY] > 0}
         for name in (COUPLED, INDEPENDENT)
@@ -37,7 +37,7 @@ def middle_and_others(group: ComparisonGroup) -> list[ArmTables]:
 def sensitivity_ratios(base: ArmTables, *others: ArmTables) -> Qualified:
     """S of every other arm over S of the first; the control: best losses of the last two differ by more than 0.01.
 
-    What changes nothing at all does not show that S is steady.
+    A setting without any effect would not show that S is independent of it.
     """
     ratios = pd.concat([arm.table("total") / base.table("total") for arm in others], axis=1)
     best, last = (arm.table("best") for arm in others[-2:])
@@ -54,7 +54,7 @@ def batch_sizes(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def decay_moves_the_optimum(*strengths: ArmTables) -> Effects:
-    """Slope of log10 eta* (vertex of a parabola) over log10 of the decay, where there is any, at each size."""
+    """Slope of log10 eta* (vertex of a parabola) over log10 of the decay, without zero decay, at each size."""
     optima = at_each_size({arm.setting(DECAY): arm.table("log_best") for arm in strengths})
     resolutions = at_each_size({arm.setting(DECAY): arm.resolution("log_best") for arm in strengths})
     return Qualified(

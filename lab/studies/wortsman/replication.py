@@ -1,4 +1,4 @@
-"""An independent replication of figure 3, and whether our curves have its shape.
+"""An independent replication of figure 3, compared with the lab's curves.
 
 ``replication.csv``: final test loss without weight decay at the seven learning rates of the paper, with and without
 z-loss of 1e-4, one seed (github.com/flxst/output-embedding-centering, arXiv 2601.02031).
@@ -28,7 +28,7 @@ THEIR_SET_UP = (
 
 
 class Replication(NamedTuple):
-    """Mean final losses with a row per number of parameters and a column per learning rate, and the set-up in words."""
+    """Mean final losses (nats/token), a row per number of parameters and a column per LR; and the set-up in words."""
 
     without: pd.DataFrame
     with_z_loss: pd.DataFrame
@@ -36,7 +36,7 @@ class Replication(NamedTuple):
 
 
 def theirs() -> Replication:
-    """The replication by others."""
+    """The published replication."""
     losses = pd.read_csv(Path(__file__).with_suffix(".csv"))
     losses["lr"] = significant(losses["lr"])
     without, with_z_loss = (
@@ -46,7 +46,7 @@ def theirs() -> Replication:
 
 
 def ours(folders: Sequence[Evidence]) -> Replication | None:
-    """Our curves, means over seeds, of the first group that has both arms; None where there is none."""
+    """The lab's curves, means over seeds, of the first group that has both arms; None if there is none."""
     for group in (group for folder in folders for group in folder.groups((WIDTH, Z_LOSS, DECAY))):
         if group.holds({QK: ON}):
             try:
@@ -59,7 +59,7 @@ def ours(folders: Sequence[Evidence]) -> Replication | None:
 
 
 def compare(folders: Sequence[Evidence]) -> Iterator[str]:
-    """A line for each trait of the shape, theirs and ours (S computed in the same way), then the set-up."""
+    """Yield a line for each trait of the curves, theirs and the lab's, then the set-ups; both S are computed alike."""
     yield "figure 3 by others (arXiv 2601.02031, one seed, no weight decay), with and without z-loss:"
     other, own = theirs(), ours(folders)
     own_traits = dict(_traits(own)) if own else {}

@@ -1,4 +1,4 @@
-"""Figure of what rounded output logits cost, beside the law and the runs that others published."""
+"""Figure of the cost of rounded output logits, beside the law and published runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ BITS_SHADES = "viridis"
 
 @figure("logit_rounding")
 def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
-    """What rounding costs against what the law of rounded output logits says.
+    """Loss that rounding of output logits costs, against the prediction of a law.
 
-    A dot is a learning rate and a number of mantissa bits: the final held-out loss above that of the same run in fp32,
-    a mean over seeds, at the mean of the law. With s the distance between neighbouring numbers at the output logits,
-    the law is log(sinh(s/2) / (s/2)), taken over the tokens' log Z; nothing is fitted.
+    A dot is a learning rate and a number of mantissa bits. Its height is the final held-out loss above that of the same
+    run in fp32, a mean over seeds; its place on the axis is the mean of the law. With s the distance between
+    neighbouring numbers at the output logits, the law is log(sinh(s/2) / (s/2)), averaged over the tokens' log Z.
+    Nothing is fitted.
     """
     table = rounded_runs(records)
     if table.empty:
@@ -53,10 +54,10 @@ def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
         sheet.note(f"Left out: {dots} less than {SMALLEST:g} nats.")
     sheet.explain(
         PUBLISHED,
-        f"A cross is a run that others published: {shown} of {len(published())} of 16 to 221 million parameters in "
-        "bf16, those that lose as much (arXiv 2601.02031: the loss above that of the run with a centred head; one seed "
-        "each, 1e5 steps). None of them has a twin in fp32. Gains of norms stay at one in the small models, and "
-        "not in the published ones.",
+        f"A cross is a published run (arXiv 2601.02031): {shown} of {len(published())} runs of 16 to 221 million "
+        "parameters in bf16 lose enough to be drawn. Their cost is the loss above that of the run with a centred head, "
+        "since none of them has a twin in fp32; each has one seed and 1e5 steps. Gains of norms stay at one in the "
+        "small models, but not in the published ones.",
     )
     sheet.explain(FACTOR, "Dotted lines are three times the law, and a third of it.")
     sheet.explain(LAW, "The line is the law itself.")
@@ -81,7 +82,7 @@ def _published(axes: Axes) -> int:
 
 
 def _lines(axes: Axes) -> None:
-    """Draw the law and three times as much or less, and set the axes to what is drawn."""
+    """Draw the law, three times the law and a third of it, and set the axes."""
     values = np.concatenate([np.asarray(line.get_xydata(), dtype=float) for line in axes.get_lines()])
     values = values[np.isfinite(values).all(1) & (values > 0).all(1)]
     low, high = float(values.min()) / 1.5, float(values.max()) * 1.5
@@ -92,6 +93,6 @@ def _lines(axes: Axes) -> None:
         )
         line.set_zorder(1)
         marks.name(line, name)
-    scales.x_axis(axes, "what the law says (nats/token)", [low, high], scales.log_ticks(low, high, 8), number)
+    scales.x_axis(axes, "loss by the law (nats/token)", [low, high], scales.log_ticks(low, high, 8), number)
     axes.set_ylim(axes.get_xlim())
     scales.y_ticks(axes)

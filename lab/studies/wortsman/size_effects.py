@@ -6,14 +6,14 @@ import pandas as pd
 
 from lab.analysis.judging.effects import Effects, Qualified, extrapolated, parts
 from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.quantities import log10
+from lab.analysis.judging.quantities import best_of_largest, log10
 from lab.analysis.judging.verdicts import DEPTH, WIDTH
 
 
 def full_mup_trains_at_one(full: ArmTables, standard: ArmTables) -> Effects:
     """The best loss + 0.3 minus the loss at learning rate 1, at each size.
 
-    The control: with the standard parametrization LR 1 is lost, at every size.
+    The control: with the standard parametrization LR 1 is unstable, at every size.
     """
     if 1.0 not in full.lrs:
         raise MissingRunsError("no runs at learning rate 1")
@@ -41,7 +41,7 @@ COMPARABLE_SIZES = 1.3  # largest ratio between models that grew in different wa
 
 
 def grown(group: ComparisonGroup, *ways: str) -> list[ArmTables]:
-    """Arms that grow in ``depth``, in ``width`` or in ``both``, from the shape that all of them start with."""
+    """Arms that grow in ``depth``, in ``width`` or in ``both``, from the smallest shape, which they have in common."""
     shapes = {(curve[DEPTH], curve[WIDTH]) for curve in group.curves.values()}
     depth, width = min(shapes)
     choices: dict[str, Choice] = {
@@ -58,18 +58,17 @@ def grown(group: ComparisonGroup, *ways: str) -> list[ArmTables]:
     return arms
 
 
-def _best_of_largest(arm: ArmTables) -> pd.Series:
-    return arm.table("best").iloc[:, -1]
-
-
 def both_is_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
     """Best loss of depth, and of width, minus that of both."""
-    best = _best_of_largest(both)
-    return parts(depth_alone=_best_of_largest(deep) - best, width_alone=_best_of_largest(wide) - best)
+    best = best_of_largest(both)
+    return parts(depth_alone=best_of_largest(deep) - best, width_alone=best_of_largest(wide) - best)
 
 
 def both_extrapolates_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
-    """Absolute error for log10 of the largest size's best loss, straight in log-log; depth's, width's minus both's."""
+    """Error of the largest size's best loss for growth in depth, and in width, minus that for growth in both.
+
+    It is the absolute error of log10 of the loss, extrapolated by a straight line in log-log.
+    """
     error = _error(both)
     return parts(depth_alone=_error(deep) - error, width_alone=_error(wide) - error)
 

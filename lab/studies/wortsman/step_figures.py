@@ -13,16 +13,16 @@ from lab.analysis.rendering import marks
 from lab.analysis.rendering.layout import Sheet
 from lab.records.store import Records
 
-LOSS_ROUNDING = 1e-6  # nats/token, roughly to which a loss of 32 bits is known
+LOSS_ROUNDING = 1e-6  # nats/token, about the rounding error of a loss in fp32
 
 
 @figure("loss_over_steps")
 def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Training loss against step, one line per learning rate, with the largest attention logit below it.
 
-    Lines are means over seeds (of logits geometric ones) at some of the recorded steps. Good learning rates end lowest;
-    unstable ones rise, or stay near the loss of the bigram model. A loss above that at initialization, or a non-finite
-    one, is drawn at initialization; a line of logits ends where some seed's is non-finite.
+    Lines are means over seeds (geometric for logits) at some of the recorded steps. Good learning rates end lowest;
+    unstable ones rise, or stay near the loss of the bigram model. A loss that is non-finite, or above that at
+    initialization, is drawn at the latter. A line of logits ends where some seed's is non-finite.
     """
     loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
     return over_steps(records, runs, [loss, ProbeSeries("attention_logit_max", None, "max attention\nlogit")])
@@ -32,8 +32,8 @@ def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
 def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Output logits against step: their mean, and the mean square of the log of the softmax normalizer.
 
-    One line per learning rate, a mean over seeds (of squares a geometric one). Where the output logits drift away from
-    zero, late in training, z-loss holds them.
+    Lines are means over seeds (geometric for squares), one per learning rate. Late in training the output logits can
+    drift away from zero; z-loss prevents that.
     """
     mean = ProbeSeries("output_logit_mean", "", "mean output logit", "asinh")
     return over_steps(records, runs, [mean, ProbeSeries("log_z_square", "", "mean of log² Z")])
@@ -41,12 +41,13 @@ def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
 
 @figure("output_logit_drift")
 def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
-    """How far output logits drift and what that costs, against step.
+    """Drift of output logits and its cost, against step.
 
-    From above: the mean square of the log of the softmax normalizer; the share of the head's norm in its common mode,
-    which moves all logits alike and so changes no probability; and the training loss above the lowest of any run, drawn
-    at 1e-6 where it is less, about the rounding of the loss. One line per learning rate, a mean over seeds (geometric
-    but for the share). Drift without harm is a top row that differs between arms while the bottom row does not.
+    The top row is the mean square of the log of the softmax normalizer. The middle row is the share of the head's norm
+    in its common mode, which moves all logits alike and so changes no probability. The bottom row is the training loss
+    above the lowest of any run; values below 1e-6, about the rounding error of the loss, are drawn at it. Lines are
+    means over seeds (geometric except for the share), one per learning rate. If the top row differs between arms and
+    the bottom row does not, the drift does no harm.
     """
     losses = records.metrics[records.metrics["probe"] == "train_loss"]
     if losses.empty or "head_common_mode" not in set(records.metrics["probe"]):
@@ -65,8 +66,8 @@ def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
 def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient and update of the first MLP layer against step.
 
-    Root mean squares over the layer's elements, geometric means over seeds, one line per learning rate. The update is
-    Adam's, before learning rate and decay: near one, unless the gradient comes down to Adam's epsilon.
+    Lines are root mean squares over the layer's elements and geometric means over seeds, one per learning rate. The
+    update is Adam's, before learning rate and decay. It is near one, unless the gradient falls to Adam's epsilon.
     """
     gradient = ProbeSeries("grad_rms", "block0.mlp_up", "gradient RMS")
     sheet = over_steps(records, runs, [gradient, ProbeSeries("update_rms", "block0.mlp_up", "update RMS")])
@@ -78,8 +79,8 @@ def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
 def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Norms of queries and keys, and the cosine between them, against step, in the first block.
 
-    Attention logits grow with the norms, with the cosine, or both: the panels tell which. Norms are geometric means
-    over heads' vectors and seeds, the cosine the mean of its absolute value.
+    Attention logits grow with the norms, with the cosine, or both: the panels show with which. Norms are geometric
+    means over heads' vectors and seeds; the cosine is the mean of its absolute value.
     """
     norms = [ProbeSeries(f"{part}_norm", "block0", f"{part} norm") for part in ("query", "key")]
     return over_steps(records, runs, [*norms, ProbeSeries("query_key_cosine", "block0", "|cosine|", "linear")])
@@ -89,8 +90,9 @@ def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
 def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest learning rates.
 
-    Root mean squares over a layer's elements, in the first and the last block of the largest model; geometric means
-    over seeds. Where a gradient comes down to its epsilon, the update, before learning rate and decay, shrinks.
+    Lines are root mean squares over a layer's elements, in the first and the last block of the largest model, and
+    geometric means over seeds. Updates are those before learning rate and decay. They shrink where the gradient falls
+    to epsilon.
     """
     swept = swept_setting(records.runs, runs)
     if swept is None or swept.key != EPSILON:

@@ -1,0 +1,75 @@
+"""Logs from event files of TensorBoard: a run for each folder that holds some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lab.analysis.events.log_formats import LOSS, STEP, Row, missing_column, usual_columns
+from lab.core.errors import RequestError
+from lab.records.event_files import by_folder, open_events, scalars_of
+
+RUN = "."  # the run of the folder itself
+
+
+def runs_of(folder: Path) -> dict[str, list[Path]]:
+    """Event files by run, which is the path of their folder relative to the given one."""
+    found = {path: list(filter(Path.is_file, paths)) for path, paths in by_folder(folder).items()}
+    return {str(path.relative_to(folder)): paths for path, paths in found.items() if paths}
+
+
+def read_rows(folder: Path, given: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows of all runs in a folder.
+
+    Raises:
+        RequestError: TensorBoard is not installed, a file cannot be read, or no run has a loss.
+    """
+    paths = runs_of(folder)
+    readers = {run: RunReader(run, given) for run in paths}
+    for run, reader in readers.items():
+        for rows in reader.read(paths[run]):
+            yield from rows
+    if not any(LOSS in reader.columns for reader in readers.values()):
+        names = sorted({tag for reader in readers.values() for tag in reader.tags})
+        raise RequestError(f"{folder} {missing_column(LOSS, names, given)}")
+
+
+class RunReader:
+    """Reads the event files of one run, and later the events that were added to them.
+
+    Attributes:
+        run: the name of the run; empty for the folder itself.
+        tags: names of the scalars found.
+        columns: the name of the scalar of each column of a log.
+        last: the largest step read.
+    """
+
+    def __init__(self, run: str, given: Mapping[str, str]) -> None:
+        self.run, self.given = "" if run == RUN else run, {key: name for key, name in given.items() if key != STEP}
+        self.loaders = dict[Path, Any]()
+        self.tags, self.columns, self.last = dict[str, None](), dict[str, str](), -1
+
+    def read(self, paths: list[Path], events: int | None = None) -> Iterator[list[Row]]:
+        """Yield the rows that were not read before, from ``events`` events at a time, or from all of a file.
+
+        Raises:
+            RequestError: TensorBoard is not installed, or a file cannot be read.
+        """
+        for path in paths:
+            if path not in self.loaders:
+                self.loaders[path] = open_events(path)
+            loaded = self.loaders[path].Load()
+            while piece := list(islice(loaded, events)):
+                yield self._rows([scalar for event in piece for scalar in scalars_of(event)])
+
+    def _rows(self, scalars: list[tuple[str, int, float]]) -> list[Row]:
+        new = {tag: None for tag, _, _ in scalars if tag not in self.tags}
+        if new:
+            self.tags |= new
+            self.columns = usual_columns(list(self.tags), self.given) | self.columns
+        column_of = {tag: column for column, tag in self.columns.items() if column != STEP}
+        rows = [Row(self.run, step, {column_of[tag]: value}) for tag, step, value in scalars if tag in column_of]
+        self.last = max([self.last, *(row.step for row in rows)])
+        return rows
