@@ -19,6 +19,7 @@ from lab.records.store import RUN_COLUMNS, Records
 MANTISSA_BITS = {"fp32": 23, "fp16_emulated": 10, "bf16": 7}
 FORMATS = {23: "fp32", 10: "fp16", 7: "bf16", 3: "E4M3", 2: "E5M2"}
 BF16 = MANTISSA_BITS["bf16"]
+RESULTS_IN_FP32 = ("fp8_current", "fp8_delayed", "mxfp8", "mxfp4", "nvfp4")  # precisions that round operands alone
 FEWEST_BITS, MOST_BITS = 2, 23
 # Nats per token that rounding may cost.
 COSTLY = 0.01
@@ -113,9 +114,11 @@ def mantissa_bits_of(text: str) -> int:
 
 def mantissa_bits_by_run(runs: pd.DataFrame) -> pd.Series[float]:
     """Stored mantissa bits of the logits of each run, by run id; those of bf16 if the records do not have them."""
-    by_id = runs.set_index("id").reindex(columns=["precision", "mantissa_bits"])
+    by_id = runs.set_index("id").reindex(columns=["precision", "mantissa_bits", "kept_in_bf16"])
     chosen = pd.to_numeric(by_id["mantissa_bits"], errors="coerce").where(by_id["precision"] == "mantissa")
-    return by_id["precision"].map(MANTISSA_BITS).astype(float).fillna(chosen).fillna(BF16)
+    fp32 = by_id["precision"].isin(RESULTS_IN_FP32) & (by_id["kept_in_bf16"] != "ends")
+    bits = by_id["precision"].map(MANTISSA_BITS).astype(float).fillna(chosen)
+    return bits.where(~fp32, MANTISSA_BITS["fp32"]).fillna(BF16)
 
 
 @cache

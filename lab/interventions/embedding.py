@@ -13,10 +13,9 @@ from lab.core.axes import over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.roles import Role
-from lab.core.rounding import Format
 from lab.core.schema import PerRun, bounded, one_of
 from lab.model.config import ModelConfig
-from lab.model.layers import Layer, LayerNorm, product
+from lab.model.layers import Layer, LayerNorm, Operands, product
 
 
 @INTERVENTIONS.register("embedding_gradient_shrink")
@@ -182,6 +181,6 @@ class TiedReadout(nn.Module):
         super().__init__()
         self.scale = scale
 
-    def forward(self, hidden_rbtd: Tensor, embedding_rvd: Tensor, operands: Format | None) -> Tensor:
+    def forward(self, hidden_rbtd: Tensor, embedding_rvd: Tensor, operands: Operands | None) -> Tensor:
         logits_rnv = product(hidden_rbtd.flatten(1, 2) * self.scale, embedding_rvd.transpose(-1, -2), operands)
         return logits_rnv.view(*hidden_rbtd.shape[:3], -1)

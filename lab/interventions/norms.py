@@ -19,6 +19,7 @@ from lab.interventions.attention import AcrossHeads
 from lab.interventions.blocks import Bias
 from lab.model.config import ModelConfig
 from lab.model.layers import LAYERNORM_EPS, LayerNorm, Scale
+from lab.model.low_precision import rounded_gain
 
 
 def rms_normalized(x_r: Tensor) -> Tensor:
@@ -31,6 +32,9 @@ class RMSNorm(Scale):
 
     def forward(self, x_r: Tensor) -> Tensor:
         return super().forward(rms_normalized(x_r.to(self.weight.dtype)))
+
+    def value(self) -> Tensor:
+        return rounded_gain(self.weight, self.gain_rounding)
 
 
 class WithoutGain(nn.Module):

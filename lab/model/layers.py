@@ -15,9 +15,12 @@ from lab.core import machine
 from lab.core.axes import in_whole_vectors
 from lab.core.roles import Role
 from lab.core.rounding import Format, Mantissa, as_kept_in
+from lab.model.low_precision import LowPrecision, low_precision_product, rounded_gain
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
 MULTIPLIES_BF16 = machine.multiplies_bf16()
+
+Operands = Format | LowPrecision  # how products round
 
 
 class Gelu(torch.autograd.Function):
@@ -55,21 +58,29 @@ TRUNCATED_STD = 0.87962566103423978
 LAYERNORM_EPS = 1e-6
 
 
-def product(a: Tensor, b: Tensor, operands: Format | None) -> Tensor:
+def rounding_at(operands: Operands | None, where: str) -> Operands | None:
+    """How one product of the model rounds."""
+    return operands.at(where) if isinstance(operands, LowPrecision) else operands
+
+
+def product(a: Tensor, b: Tensor, operands: Operands | None, *, has_weight: bool = False) -> Tensor:
     """Multiply matrices over the last two axes.
 
     Args:
         a: ``[... i j]``.
         b: ``[... j k]``.
         operands: the precision to which both operands are rounded first; None leaves them as they are.
+        has_weight: whether ``b`` is a weight, which NVFP4 rounds otherwise.
 
     Returns:
         ``[... i k]``, in the precision ``operands`` if given; the caller casts it back.  The products of the backward
-        pass round their operands and results alike.  Emulated formats multiply in fp32, and their results stay fp32;
-        so does bf16 on a CPU without fast products of its own.
+        pass round their operands and results alike, those of fp8, MX and NVFP4 their operands alone.  Emulated formats
+        multiply in fp32, and their results stay fp32; so does bf16 on a CPU without fast products of its own.
     """
     if operands is None:
         return torch.matmul(a, b)
+    if isinstance(operands, LowPrecision):
+        return low_precision_product(a, b, operands, has_weight=has_weight)
     is_native = operands is torch.bfloat16 and (a.device.type != "cpu" or MULTIPLIES_BF16)
     if isinstance(operands, Mantissa) or not is_native:
         a, b = as_kept_in(a, operands), as_kept_in(b, operands)
@@ -85,7 +96,12 @@ class Layer(nn.Module):
         shape: the shape of one run's weight.
         role: its role, by which the parametrization scales it.
         fan_in: number of inputs, which sets the initial scale.
+
+    Attributes:
+        gain_rounding: how the gain of a norm is rounded; other layers ignore it.
     """
+
+    gain_rounding: LowPrecision | None = None
 
     def __init__(self, runs: int, shape: tuple[int, ...], role: Role, fan_in: int) -> None:
         super().__init__()
@@ -115,13 +131,15 @@ class Linear(Layer):
     The result has the precision ``operands``, as in ``product``.
     """
 
-    def __init__(self, runs: int, fan_in: int, fan_out: int, operands: Format | None, role: Role = Role.MATRIX) -> None:
+    def __init__(
+        self, runs: int, fan_in: int, fan_out: int, operands: Operands | None, role: Role = Role.MATRIX
+    ) -> None:
         super().__init__(runs, (fan_in, fan_out), role, fan_in)
         self.operands = operands
 
     def forward(self, x_rbti: Tensor) -> Tensor:
         x_rni = rearrange(x_rbti, "r b t i -> r (b t) i")
-        return product(x_rni, self.matrix(), self.operands).view(*x_rbti.shape[:3], -1)
+        return product(x_rni, self.matrix(), self.operands, has_weight=True).view(*x_rbti.shape[:3], -1)
 
     def matrix(self) -> Tensor:
         """Return the matrix ``[r i o]`` that multiplies."""
@@ -149,7 +167,11 @@ class Scale(Layer):
     def factor(self, x_r: Tensor) -> Tensor:
         """Return the factor, shaped to meet the last axes of a tensor ``[r ...]``."""
         axes = self.weight.ndim - 1
-        return self.unit * self.weight.view(len(self.weight), *(1,) * (x_r.ndim - 1 - axes), *self.weight.shape[1:])
+        return self.unit * self.value().view(len(self.weight), *(1,) * (x_r.ndim - 1 - axes), *self.weight.shape[1:])
+
+    def value(self) -> Tensor:
+        """Return the weight as the model computes with it."""
+        return self.weight
 
     def forward(self, x_r: Tensor) -> Tensor:
         return x_r.to(self.weight.dtype) * self.factor(x_r)
@@ -162,7 +184,7 @@ class LayerNorm(Layer):
         super().__init__(runs, (width,), Role.GAIN, fan_in=width)
 
     def forward(self, x_r: Tensor) -> Tensor:
-        gain_r = self.weight.view(len(self.weight), *(1,) * (x_r.ndim - 2), -1)
+        gain_r = rounded_gain(self.weight, self.gain_rounding).view(len(self.weight), *(1,) * (x_r.ndim - 2), -1)
         return F.layer_norm(x_r.to(gain_r.dtype), x_r.shape[-1:], eps=LAYERNORM_EPS) * gain_r
 
 

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from lab.core.distributed import copy_whole
 from lab.core.hooks import HookIntervention, HookPoint, announce, attach
 from lab.core.roles import Role
-from lab.core.rounding import Format
 from lab.model.config import ModelConfig
-from lab.model.layers import Embedding, Layer, LayerNorm, Linear, draw, gelu, product
+from lab.model.layers import Embedding, Layer, LayerNorm, Linear, Operands, draw, gelu, product, rounding_at
+from lab.model.low_precision import LowPrecision
 from lab.model.parametrization import Factors
 
 ROPE_BASE = 10_000.0
+PRODUCTS = ("qkv", "scores", "mixing")  # of attention, beside that of its output
+OF_QKV = ("attention.query", "attention.key", "attention.value")  # layers that share a product
 
 
 @cache
@@ -61,7 +63,7 @@ class Projection(Linear):
     """A linear layer of a block; an attached module makes its matrix from the weight."""
 
     def __init__(
-        self, runs: int, fan_in: int, fan_out: int, operands: Format | None, where: str, role: Role = Role.MATRIX
+        self, runs: int, fan_in: int, fan_out: int, operands: Operands | None, where: str, role: Role = Role.MATRIX
     ) -> None:
         super().__init__(runs, fan_in, fan_out, operands, role)
         self.at_weight = HookPoint("weight", where, fan_out)
@@ -130,7 +132,7 @@ class Readout(HookPoint):
 
     def forward(self, hidden_rbtd: Tensor, model: Transformer) -> Tensor:  # type: ignore[override]
         for module in self.changes.values():
-            return module(hidden_rbtd, model.embedding.weight, model.operands)  # type: ignore[no-any-return]
+            return module(hidden_rbtd, model.embedding.weight, model.readout_operands)  # type: ignore[no-any-return]
         logits_rbtv: Tensor = model.head(hidden_rbtd)
         return logits_rbtv
 
@@ -156,9 +158,10 @@ class Attention(nn.Module):
     at_attention: HookPoint
     at_heads: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Format | None) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Operands | None) -> None:
         super().__init__()
-        self.heads, self.scale, self.operands = config.heads, scale, operands
+        self.heads, self.scale = config.heads, scale
+        self.rounding = {part: rounding_at(operands, f"{where}.attention.{part}") for part in PRODUCTS}
         for part in ("query", "key", "value", "output"):
             role = Role.QUERY if part == "query" else Role.MATRIX
             setattr(self, part, Projection(runs, config.width, config.width, operands, where, role))
@@ -173,9 +176,9 @@ class Attention(nn.Module):
         q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
         q_rbhtk, k_rbhsk = self.at_rotation(self.at_query(q_rbhtk), self.at_key(k_rbhsk), self.scale)
         announce("query_key", self.at_scores.where, q_rbhtk, k_rbhsk, self.scale)
-        scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.operands).to(x_rbtd.dtype)
+        scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.rounding["scores"]).to(x_rbtd.dtype)
         weights_rbhts = self.at_attention(self.at_weighing(self.at_scores(scores_rbhts)))
-        mixed_rbhtk = self.at_heads(product(weights_rbhts, self.at_value(v_rbhsk), self.operands))
+        mixed_rbhtk = self.at_heads(product(weights_rbhts, self.at_value(v_rbhsk), self.rounding["mixing"]))
         mixed_rbhtk = self.at_gate(mixed_rbhtk, x_rbtd)
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
@@ -183,7 +186,7 @@ class Attention(nn.Module):
     def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values ``[r b h t k]``, from one product: on a CPU it is faster than three."""
         weight_rdo = torch.cat([part.matrix() for part in (self.query, self.key, self.value)], dim=-1)
-        qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.operands)
+        qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.rounding["qkv"], has_weight=True)
         batch, length = x_rbtd.shape[1:3]
         split = "r (b t) (three h k) -> three r b h t k"
         q_rbhtk, k_rbhsk, v_rbhsk = rearrange(qkv_rno, split, b=batch, t=length, three=3, h=self.heads).unbind(0)
@@ -198,7 +201,7 @@ class Block(nn.Module):
     at_mlp_hidden: HookPoint
     at_mlp_output: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Format | None) -> None:
+    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Operands | None) -> None:
         super().__init__()
         width, hidden = config.width, 4 * config.width
         self.attention_norm = Norm(runs, width, f"{where}.attention")
@@ -252,7 +255,7 @@ class Transformer(nn.Module):
         runs: int,
         interventions: Mapping[str, HookIntervention],
         attention_scale: float,
-        operands: Format | None = None,
+        operands: Operands | None = None,
     ) -> None:
         super().__init__()
         self.config, self.interventions, self.operands = config, interventions, operands
@@ -271,12 +274,12 @@ class Transformer(nn.Module):
         for path, norm in [(path, each) for path, each in self.named_modules() if isinstance(each, Norm)]:
             if norm.at_norm.changes:
                 self.set_submodule(path, norm.at_norm)
-        for _, layer in self.layers():
-            if isinstance(layer, Linear):  # those of interventions round as the model's do
-                layer.operands = operands
+        self.readout_operands = rounding_at(operands, "readout") if self.at_readout.changes else None
         if self.at_readout.changes:
             del self.head
             self.ends = ("embedding",)
+        for name, layer in self.layers():
+            self._round(layer, name)
 
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[r b t v]`` and the hidden states ``[r b t d]`` before the head."""
@@ -286,6 +289,13 @@ class Transformer(nn.Module):
         hidden_rbtd: Tensor = self.final_norm(x_rbtd)
         logits_rbtv: Tensor = self.at_logits(self.at_readout(hidden_rbtd, self).to(x_rbtd.dtype))
         return logits_rbtv, hidden_rbtd
+
+    def _round(self, layer: Layer, name: str) -> None:
+        """Let a layer round as the model does, whether it is the model's own or of an intervention."""
+        if isinstance(layer, Linear) and not name.endswith(OF_QKV):
+            layer.operands = rounding_at(self.operands, name)
+        if isinstance(self.operands, LowPrecision) and self.operands.rounds_gain(name):
+            layer.gain_rounding = self.operands
 
     def layers(self) -> Iterator[tuple[str, Layer]]:
         """Yield every layer that owns a weight, by the weight's name (``block0.attention.query``)."""

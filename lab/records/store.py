@@ -77,7 +77,8 @@ RUN_COLUMNS = {
 # Settings that are absent from records and ids where they have these values, which older records do not know.
 DEFAULTS = {
     **{"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"},
-    "mantissa_bits": 0.0,
+    **{"mantissa_bits": 0.0, "gradient_format": "e5m2", "stochastic_rounding": "none"},
+    **{"norm_gains": "fp32", "kept_in_bf16": "none"},
 }
 # The order in which interventions act where it is not that of their names, which was the order of older records.
 ORDER = "intervention.order"

@@ -19,6 +19,7 @@ from torch import Tensor
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.data.corpus import HELD_OUT_TARGETS
+from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.probes.listener import Listener
 from lab.records import store
 from lab.sweeping.capacity import Host
@@ -36,6 +37,7 @@ from lab.training.recorder import Recorder, fleet_label, run_card
 ENOUGH, TOO_LONG = 0.25, 1.0
 # Measured: seconds to compile a shape for the first time, and how many times faster its steps are then.
 COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8, "fp16_emulated": 1.8}
+COMPILED_SPEED |= dict.fromkeys(LOW_PRECISIONS, 1.2)
 # By precision and engine: FLOPs per second of one core at a large width, and the width at which it reaches half of it.
 # Fitted to the idle cores of benchmarks/RESULTS.md, widths 32 to 256, within 6 %.
 CORE_SPEED = {
@@ -46,6 +48,9 @@ CORE_SPEED = {
     # not fitted: emulation rounds every operand and result in several passes
     ("fp16_emulated", "compiled"): (60e9, 63),
     ("fp16_emulated", "eager"): (30e9, 63),
+    # not fitted: at most 1.6 times as long as fp32 (benchmarks/low_precision.py)
+    **{(name, "compiled"): (58e9, 42) for name in LOW_PRECISIONS},
+    **{(name, "eager"): (49e9, 63) for name in LOW_PRECISIONS},
 }
 
 

@@ -15,18 +15,24 @@ from lab.core.distributed import check_divisible
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, LossTerm, WeightIntervention
 from lab.core.registry import PROBES
-from lab.core.rounding import Format, Mantissa
+from lab.core.rounding import Mantissa
+from lab.model import low_precision
 from lab.model.custom import CustomModel, check_custom_model
+from lab.model.layers import Operands
+from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
 from lab.training.config import RunConfig
 
 FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
 
 
-def operand_format(config: RunConfig) -> Format | None:
+def operand_format(config: RunConfig) -> Operands | None:
     """The format to which products round their operands and results; None rounds nothing."""
     if config.precision == "mantissa":
         return Mantissa(torch.as_tensor(config.mantissa_bits).view(-1))
+    if config.precision in low_precision.PRECISIONS:
+        names = ("gradient_format", "stochastic_rounding", "kept_in_bf16", "norm_gains")
+        return low_precision.build(config.precision, *(getattr(config, name) for name in names))
     return FORMATS[config.precision]
 
 
@@ -60,6 +66,8 @@ def check_ranks(config: RunConfig) -> None:
     whole = [name for name, link in config.optimizer.links.items() if link.needs_whole_weights]
     if whole and distributed.world_size() > 1 and config.ranks == "fsdp":
         raise RequestError(f"ranks=fsdp shares weights, and optimizer link {whole[0]} needs them whole; say ranks=ddp")
+    if distributed.world_size() > 1 and config.precision in low_precision.PRECISIONS:
+        raise RequestError(f"precision={config.precision} takes its scales in one process; start it without torchrun")
     distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
     if config.response and distributed.world_size() > 1:
         raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")
@@ -106,7 +114,7 @@ def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     vocabulary, operands = config.data.entry.open().vocabulary, operand_format(config)
     for entry in config.guest.values():
         make = partial(entry.build, config.model, vocabulary)
-        assert not isinstance(operands, Mantissa), "refused with the config"
+        assert not isinstance(operands, (Mantissa, LowPrecision)), "refused with the config"
         return CustomModel(make, runs, hook_interventions(config), config.model, operands)
     scale = config.parametrization.entry.attention_scale(config.model.head_width)
     model = Transformer(config.model, vocabulary, runs, hook_interventions(config), scale, operands)

@@ -50,6 +50,7 @@ from lab.core.registry import (
 from lab.core.rounding import MANTISSA_BITS
 from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
+from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
 from lab.optim.ledger import Groups, Ledger, build_ledger
 from lab.optim.links import Link
@@ -60,6 +61,8 @@ from lab.training.checkpoint import CheckpointConfig
 
 FEWEST_TARGETS = 1024  # of a short validation
 FEWEST_BITS = 2  # of precision=mantissa, as many as E5M2 stores
+# Switches of fp8, MX and NVFP4, with the value that switches each off.
+SWITCHES = {"gradient_format": "e5m2", "stochastic_rounding": "none", "norm_gains": "fp32", "kept_in_bf16": "none"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class RunConfig:
     seq_len: int = bounded(above=0)
     steps: int = bounded(above=0)
     seed: PerRunSeed = seed()
-    precision: str = one_of("fp32", "bf16", "fp16_emulated", "mantissa")
+    precision: str = one_of("fp32", "bf16", "fp16_emulated", "mantissa", *LOW_PRECISIONS)
     engine: str = one_of("auto", "eager", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
@@ -132,6 +135,10 @@ class RunConfig:
     master_weights: str = one_of("fp32", "none", default="fp32")
     gradient_sum: str = one_of("fp32", "fp16", "fp16_divided", default="fp32")
     mantissa_bits: PerRun = bounded(default=0, at_least=0, at_most=MANTISSA_BITS)
+    gradient_format: str = one_of("e5m2", "e4m3", default="e5m2")
+    stochastic_rounding: str = one_of("none", "gradients", "all", default="none")
+    norm_gains: str = one_of("fp32", "rounded", default="fp32")
+    kept_in_bf16: str = one_of("none", "ends", default="none")
 
     @property
     def validation_targets(self) -> float:
@@ -415,7 +422,12 @@ def _check_precision(config: RunConfig) -> None:
         )
     if config.master_weights == "none" and config.precision == "fp32":
         raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
-    if config.guest and config.precision in ("fp16_emulated", "mantissa"):
+    if config.master_weights == "none" and config.precision in LOW_PRECISIONS:
+        raise RequestError(
+            f"precision={config.precision} rounds operands alone, and weights stay in fp32; leave out master_weights"
+        )
+    _check_switches(config)
+    if config.guest and config.precision in ("fp16_emulated", "mantissa", *LOW_PRECISIONS):
         precision = config.precision
         raise RequestError(f"precision={precision} rounds products that a custom model lacks; say precision=bf16")
     bits = float(config.mantissa_bits)
@@ -423,6 +435,23 @@ def _check_precision(config: RunConfig) -> None:
         raise RequestError(f"mantissa_bits is {bits:g}; precision=mantissa takes a whole number from 2 to 23")
     if config.precision != "mantissa" and bits:
         raise RequestError(f"mantissa_bits={bits:g} rounds nothing; say precision=mantissa, too")
+
+
+def _check_switches(config: RunConfig) -> None:
+    """Refuse switches of fp8, MX and NVFP4 that change nothing, and micro-batches where a step keeps a state."""
+    precision = config.precision
+    for key, off in SWITCHES.items():
+        if (value := getattr(config, key)) != off and precision not in LOW_PRECISIONS:
+            raise RequestError(f"{key}={value} changes nothing in precision={precision}; say precision=mxfp8, too")
+    if config.gradient_format != SWITCHES["gradient_format"] and precision in ("mxfp4", "nvfp4"):
+        raise RequestError(f"precision={precision} rounds gradients to E2M1; leave out gradient_format")
+    keeps_state = precision == "fp8_delayed" or config.stochastic_rounding != "none"
+    if config.batch is not None and keeps_state:
+        key = f"precision={precision}" if precision == "fp8_delayed" else "stochastic_rounding"
+        raise RequestError(
+            f"{key} keeps a state from step to step, and batch={config.batch.name} takes several batches in one; "
+            "leave batch= out"
+        )
 
 
 def _check_response(config: RunConfig) -> None:

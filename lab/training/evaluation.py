@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.core import distributed
+from lab.core.rounding import Mantissa
 from lab.core.schema import leaves
 from lab.data.corpus import Corpus
 from lab.model.custom import CustomModel
 from lab.model.loss import losses
+from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
 from lab.training.building import hook_interventions
 from lab.training.config import RunConfig
@@ -33,6 +36,7 @@ class Evaluation:
         corpus: whose held-out text it is.
         device: of the model.
         averages: weights that are evaluated in place of the model's own, by name.
+        rounding: within its block products round with the state of the fleet.
     """
 
     def __init__(
@@ -42,8 +46,9 @@ class Evaluation:
         corpus: Corpus,
         device: torch.device,
         averages: Callable[[], Mapping[str, Tensor]],
+        rounding: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self.config, self.model, self.averages = config, model, averages
+        self.config, self.model, self.averages, self.rounding = config, model, averages, rounding
         self.seeds: tuple[int, ...] = config.seed  # type: ignore[assignment]  # one of each run
         self.held_out_nt = torch.from_numpy(corpus.validation(config.seq_len, config.validation_targets)).to(device)
 
@@ -52,9 +57,9 @@ class Evaluation:
 
         Every run counts if an intervention brings a number per run into the forward pass, or on several ranks.
         """
-        differ = self.config.precision == "mantissa" or any(
-            is_free for *_, is_free in leaves(hook_interventions(self.config))
-        )
+        operands = self.model.operands
+        rounds_apart = isinstance(operands, Mantissa) or (isinstance(operands, LowPrecision) and operands.is_stateful)
+        differ = rounds_apart or any(is_free for *_, is_free in leaves(hook_interventions(self.config)))
         return len(self.seeds if differ or distributed.is_joined() else set(self.seeds))
 
     def loss_at_init(self) -> Tensor:
@@ -92,9 +97,10 @@ class Evaluation:
             model = partial(functional_call, self.model, weights)
         runs = len(self.seeds) if indices is None else len(indices)
         total_r = self.config.optimizer.lr.new_zeros(runs)  # in the precision of numbers per run
-        for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
-            tokens_rbt = chunk_bt.expand(runs, -1, -1)
-            logits_rbtv, _ = model(tokens_rbt[..., :-1])
-            _, loss_r = losses(logits_rbtv, tokens_rbt[..., 1:], {})
-            total_r += loss_r * len(chunk_bt)
+        with self.rounding():
+            for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
+                tokens_rbt = chunk_bt.expand(runs, -1, -1)
+                logits_rbtv, _ = model(tokens_rbt[..., :-1])
+                _, loss_r = losses(logits_rbtv, tokens_rbt[..., 1:], {})
+                total_r += loss_r * len(chunk_bt)
         return torch.div(total_r, len(windows_nt))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,14 +47,15 @@ class Fleet:
         shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width, partial(role_lr, config))
         self.model.initialize(config.seed, factors)
-        self.evaluation = Evaluation(config, self.model, self.corpus, self.device, self._averages)
+        self.evaluation = Evaluation(config, self.model, self.corpus, self.device, self._averages, self._rounding)
         lr_factor = {name: factor.lr for name, factor in factors.items()}
         roles = self.model.roles()
         self.step_function = StepFunction(config, self.model, shared, lr_factor, roles, self.evaluation.slice)
         weights = {name: weight for name, weight in self.model.weights().items() if weight.requires_grad}
         self.step_function.store(weights)
         # of all links that a restart brings, so that the tensors of a fleet are the same throughout
-        fresh = fresh_links(config, [phase.optimizer for phase in configs[0].phases], weights, roles)
+        optimizers = [phase.optimizer for phase in configs[0].phases]
+        fresh = fresh_links(config, optimizers, weights, roles, self.model.operands)
         self.state = state = begin_state(config, weights, fresh)
         self.feed = DataFeed(config, configs, self.corpus, self.device, state.sums.smoothed if state.sums else {})
         self.shape_sr = lr_shape(config, self.feed.seen_before_s())
@@ -80,6 +83,10 @@ class Fleet:
         """Weights that are evaluated in place of those that are trained, by name."""
         averages: Mapping[str, Tensor] = self.config.optimizer.evaluated(self.state.links)
         return averages
+
+    def _rounding(self) -> AbstractContextManager[Any]:
+        """Within the block products round with the state of the fleet."""
+        return self.step_function.rounding(self.state.links)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by which the next step depends on those before, by name, for a checkpoint."""

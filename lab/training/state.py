@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lab.core.registry import PROBES
+from lab.model.layers import Operands
+from lab.model.low_precision import LowPrecision
 from lab.optim.links import Tensors
 from lab.optim.optimizer import Optimizer
 from lab.probes.earlier import begin_earlier
@@ -26,7 +28,8 @@ class TrainingState(NamedTuple):
 
     Attributes:
         weights: those that are trained.
-        links: state of the optimizer's links by their names, of the loss scale, and what probes compare a step with.
+        links: state of the optimizer's links by their names, of loss scale and rounding, and what probes compare a
+            step with.
         first_bad_r: first step with a non-finite loss, or -1.
         readings: what control reads after a step; empty unless the fleet is controlled.
         sums: over the micro-batches of a step; empty for steps of one batch.
@@ -58,9 +61,13 @@ class TrainingState(NamedTuple):
 
 
 def fresh_links(
-    config: RunConfig, optimizers: Iterable[Optimizer], weights: Tensors, roles: Mapping[str, str]
+    config: RunConfig,
+    optimizers: Iterable[Optimizer],
+    weights: Tensors,
+    roles: Mapping[str, str],
+    operands: Operands | None,
 ) -> Fresh:
-    """Return the initial state of the links of these optimizers, and of the loss scale of a fleet that has one."""
+    """Return the initial state of the links of these optimizers, and of loss scale and rounding that have one."""
     fresh: dict[str, Callable[[], Tensors]] = {
         name: partial(optimizer.begin_link, name, weights, roles)
         for optimizer in optimizers
@@ -69,6 +76,9 @@ def fresh_links(
     if config.loss_scale is not None:
         first = next(iter(weights.values()))
         fresh["loss_scale"] = partial(config.loss_scale.entry.begin, len(first), first.device)
+    if isinstance(operands, LowPrecision) and operands.is_stateful:
+        seeds: Any = config.seed
+        fresh["rounding"] = partial(operands.begin, seeds, next(iter(weights.values())).device)
     return fresh
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -13,7 +14,10 @@ from lab.core import distributed
 from lab.core.axes import over
 from lab.core.distributed import gradients
 from lab.core.rounding import rounded
+from lab.model.custom import CustomModel
 from lab.model.loss import IGNORED, losses
+from lab.model.low_precision import LowPrecision, RoundingPass, rounding_pass
+from lab.model.transformer import Transformer
 from lab.optim.links import Now, Tensors
 from lab.probes.earlier import compare_with_earlier
 from lab.probes.gradients import HeldOutLoss
@@ -42,7 +46,7 @@ class StepFunction:
     def __init__(
         self,
         config: RunConfig,
-        model: nn.Module,
+        model: Transformer | CustomModel,
         shared: nn.Module,
         lr_factor: Mapping[str, float],
         roles: Mapping[str, str],
@@ -50,14 +54,23 @@ class StepFunction:
     ) -> None:
         self.config, self.model, self.shared, self.held_out = config, model, shared, held_out
         self.lr_factor, self.roles = lr_factor, roles
-        self.stored = operand_format(config) if config.master_weights == "none" else None
+        stored, operands = operand_format(config), model.operands
+        self.stored = stored if config.master_weights == "none" and not isinstance(stored, LowPrecision) else None
+        self.low_precision = operands if isinstance(operands, LowPrecision) else None
+
+    def rounding(self, links: Mapping[str, Tensors]) -> AbstractContextManager[RoundingPass | None]:
+        """Within the block products round with the state that a fleet keeps for it, if any."""
+        return rounding_pass(self.low_precision, links.get("rounding", {}))
 
     def update(self, state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step of one batch ``[r b t+1]``, with the learning rate ``shape_r`` over its peak."""
         scale_r = state.loss_scale.get("scale")
-        with self.config.optimizer.measuring() as measured:
-            weight_gradients, loss_r = self.gradients_of(state.weights, tokens_rbt, scale_r)
-        self._change(state, weight_gradients, loss_r, step, shape_r, measured)
+        with self.rounding(state.links) as rounding:
+            with self.config.optimizer.measuring() as measured:
+                weight_gradients, loss_r = self.gradients_of(state.weights, tokens_rbt, scale_r)
+            if rounding:
+                rounding.keep()
+            self._change(state, weight_gradients, loss_r, step, shape_r, measured)
 
     def accumulate(self, state: tuple[Tensors, Accumulation, Tensors], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums; ``state`` is weights, sums and state of the loss scale."""
