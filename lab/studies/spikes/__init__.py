@@ -1,6 +1,7 @@
 """Loss spikes: what brings them, what ends them, and what they leave behind."""
 
 FIRST_FIGURES = (
+    "spike_causes",
     "updates_and_descent",
     "responses",
     "repeated_bursts",
