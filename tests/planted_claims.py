@@ -14,6 +14,7 @@ import pandas as pd
 import planted
 import planted_damage
 import planted_ledgers
+import planted_own_spikes
 import planted_ramps
 import planted_recipes
 from lab.analysis.logit_rounding import mean_rounding_cost
@@ -538,6 +539,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         | {"optimizer.lr": (1e-2,), "burst": ("repeated_character", "rare_tokens"), "batch_size": (2, 8, 32)}
         | {EPS: (1e-8, 1e-2)},
     ),
+    "spike_causes": (planted_own_spikes.spike_causes, planted_own_spikes.BRANCH_AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }
 
@@ -610,10 +612,13 @@ def calm(
 
 def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
     """As ``store.read`` would return them."""
-    rows = []
+    rows, happened = [], []
     for run, recorded in runs:
         spread = noise(run)
+        happened += [(run["id"], step, step, *event) for step, *event in recorded.get(("events", ""), ())]
         for (probe, where), value in recorded.items():
+            if probe == "events":
+                continue
             if isinstance(value, list):  # a number per measurement, from the first step to the last
                 parts, values = np.linspace(0, 1, len(value)), value
             else:
@@ -625,7 +630,7 @@ def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     cards = [run for run, _ in runs]
     onsets = [(run["id"], 240, 240, _onset(run), 1.0, "") for run in cards if run.get("burst", "none") != "none"]
-    events = pd.DataFrame(onsets, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
+    events = pd.DataFrame(onsets + happened, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
     return Records(planted.table(cards), metrics, events)
 
 

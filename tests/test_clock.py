@@ -155,7 +155,7 @@ def test_a_rewound_run_equals_one_that_drew_those_batches_from_the_start() -> No
 
 
 def test_a_factor_of_the_learning_rate_and_a_reset() -> None:
-    frozen = fleet("seed=0", "seed=0", actions={0: Action(lr_factor=0.0), 1: Action(reset=True)})
+    frozen = fleet("seed=0", "seed=0", actions={0: Action(lr_factor=0.0), 1: Action(reset="moments")})
     before: dict[str, torch.Tensor] = {}
     for result in train(frozen):
         if result.done == 10:  # both have just acted
@@ -278,7 +278,7 @@ def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
     for name, tensor in made.tensors().items():
         if name.startswith("adam."):
             tensor.fill_(7.0)
-    control(made).responder.carry_out(0, Action(reset=True))
+    control(made).responder.carry_out(0, Action(reset="moments"))
     moments = [tensor for name, tensor in made.tensors().items() if name.startswith("adam.")]
     assert all(not tensor[0].any() for tensor in moments)
     assert all((tensor[1] == 7).all() for tensor in moments)
@@ -297,7 +297,7 @@ def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
 
 
 def test_every_action_is_an_event() -> None:
-    made = fleet("seed=0", actions={0: Action(rewind=4, skip=5, reset=True, lr_factor=0.5)})
+    made = fleet("seed=0", actions={0: Action(rewind=4, skip=5, reset="moments", lr_factor=0.5)})
     for _ in range(10):
         control(made).before_step()
         control(made).after_step()
@@ -327,7 +327,7 @@ def test_a_burst_a_spike_and_its_ending_are_events_where_they_happen() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
 def test_a_compiled_fleet_goes_back_as_an_eager_one_does_and_agrees_to_rounding() -> None:
-    actions = {0: Action(rewind=4, skip=5), 1: Action(reset=True, lr_factor=0.5)}
+    actions = {0: Action(rewind=4, skip=5), 1: Action(reset="moments", lr_factor=0.5)}
     eager, compiled = (
         fleet("seed=0", "seed=1", actions=actions, shared=(f"engine={name}",)) for name in ("eager", "compiled")
     )

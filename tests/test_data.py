@@ -7,6 +7,7 @@ import math
 import shutil
 import sysconfig
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from lab.core.errors import RequestError
 from lab.core.registry import DATA
 from lab.data import synthetic, trigram
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
+from lab.data.echo import Echo, EchoCorpus
 from lab.data.packing import HELD_OUT_EVERY, PackedCorpus
 from lab.data.synthetic import Synthetic, SyntheticSample
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
@@ -86,7 +88,7 @@ def test_a_batch_is_the_callers_own(corpus: Corpus) -> None:
 
 
 def test_tokens_are_below_the_vocabulary(corpus: Corpus) -> None:
-    assert corpus.vocabulary == (32 if isinstance(corpus, TrigramCorpus) else 256)
+    assert corpus.vocabulary == (32 if isinstance(corpus, TrigramCorpus | EchoCorpus) else 256)
     for windows in (corpus.batch(0, 0, 64, 64), corpus.held_out(64)):
         assert windows.min() >= 0
         assert windows.max() < corpus.vocabulary
@@ -98,7 +100,7 @@ def test_validation_is_always_the_same_and_large_enough(corpus: Corpus, seq_len:
     windows = corpus.held_out(seq_len)
     assert windows.shape[1] == seq_len + 1
     available = corpus.reserved.size - 1 if isinstance(corpus, PackedCorpus) else math.inf
-    targets = 8_192 if isinstance(corpus, TrigramCorpus) else 65_536
+    targets = 8_192 if isinstance(corpus, TrigramCorpus | EchoCorpus) else 65_536
     assert windows[:, 1:].size >= min(targets, available - seq_len + 1)
     corpus.batch(1, 1, 2, 8)
     assert np.array_equal(corpus.held_out(seq_len), windows)
@@ -441,6 +443,68 @@ def test_a_token_follows_from_the_two_before_it() -> None:
 
 def test_no_seed_of_a_batch_reaches_held_out_trigrams() -> None:
     corpus = Trigram().open()
+    held = {row.tobytes() for row in corpus.held_out(64)}
+    drawn = {row.tobytes() for seed in (-1, 0, 1) for row in corpus.batch(seed, 0, 128, 64)}
+    assert (len(held), len(drawn)) == (128, 384)
+    assert not held & drawn
+
+
+# --- echo -----------------------------------------------------------------------------------------------------------
+
+ECHOES = [Echo(), Echo(letters=5, distance=0, fresh=3), Echo(letters=4, distance=2, echoes=3), Echo(echoes=0)]
+
+
+def shown_before(source: Echo, seq_len: int) -> list[bool]:
+    """Of each target, whether its letter stands earlier in its row, in every one of some rows."""
+    # so large an alphabet that no two letters of all rows are equal by chance
+    many = replace(source, letters=2**15).open()
+    rows = (many.batch(3, 5, 8, seq_len) % 2**15).tolist()
+    return [all(row[at] in row[:at] for row in rows) for at in range(1, seq_len + 1)]
+
+
+def test_the_echo_language_is_the_same_on_every_machine() -> None:
+    # As for the synthetic one: never update these digests to make a machine pass.
+    corpus = Echo().open()
+    batch = hashlib.sha256(corpus.batch(17, 12_345, 16, 64).astype("<i8").tobytes()).hexdigest()[:16]
+    assert (batch, corpus.fingerprint) == ("aee721a7fa2c0855", "338332f4cd8f8800")
+    assert len({source.open().fingerprint for source in ECHOES}) == len(ECHOES)
+
+
+def test_an_echo_repeats_the_letter_so_many_before() -> None:
+    rows = Echo(letters=7, distance=3).open().batch(0, 0, 64, 40)
+    letters, echoes = rows[:, ::2], rows[:, 1::2]
+    assert letters.max() < 7 <= echoes.min()
+    assert np.array_equal(echoes[:, 3:] - 7, letters[:, : echoes.shape[1] - 3])
+
+
+@pytest.mark.parametrize("seq_len", [6, 32, 61])
+@pytest.mark.parametrize("source", ECHOES, ids=str)
+def test_predictable_targets_and_their_entropy_are_those_of_searching_the_rows(source: Echo, seq_len: int) -> None:
+    shown = shown_before(source, seq_len)
+    corpus = source.open()
+    assert isinstance(corpus, EchoCorpus)
+    assert corpus.predictable(seq_len).tolist() == shown
+    surprising = 1 - np.mean(shown)
+    assert corpus.entropy(seq_len) == pytest.approx(surprising * math.log(source.letters), rel=1e-12)
+
+
+@pytest.mark.parametrize("source", ECHOES, ids=str)
+def test_shares_of_long_rows_are_those_of_a_cycle(source: Echo) -> None:
+    corpus = source.open()
+    assert isinstance(corpus, EchoCorpus)
+    assert np.mean(corpus.predictable(60_000)) == pytest.approx(float(corpus.notes["predictable"]), abs=1e-3)
+    assert corpus.entropy(60_000) == pytest.approx(float(corpus.notes["entropy_at_least"]), abs=1e-2)
+    letters = corpus.batch(0, 0, 4096, 30) % source.letters
+    counts = np.bincount(letters.ravel(), minlength=source.letters) / letters.size
+    assert counts == pytest.approx(1 / source.letters, rel=0.05)
+
+
+def test_a_bigram_model_knows_only_which_tokens_are_letters() -> None:
+    assert Echo().open().loss_bigram(32) == pytest.approx(math.log(16), abs=5e-3)
+
+
+def test_no_seed_of_a_batch_reaches_held_out_echoes() -> None:
+    corpus = Echo().open()
     held = {row.tobytes() for row in corpus.held_out(64)}
     drawn = {row.tobytes() for seed in (-1, 0, 1) for row in corpus.batch(seed, 0, 128, 64)}
     assert (len(held), len(drawn)) == (128, 384)

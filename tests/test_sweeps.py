@@ -51,13 +51,13 @@ def ends(numbers: Iterable[int]) -> tuple[int, int]:
 def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
     """``Cost: 63 runs of width 64, 200 to 800 steps of 512 tokens; ...`` is what its points at the scale `cpu` are."""
     (cost,) = re.findall(
-        r"^# Cost: (\d+) runs of (.+), (.+) steps of (.+) tokens", SWEEPS[name].read_text(), re.MULTILINE
+        r"^# Cost: ([\d,]+) runs of (.+), (.+) steps of (.+) tokens", SWEEPS[name].read_text(), re.MULTILINE
     )
     widths, steps, tokens = ([int(number) for number in re.findall(r"\d+", words)] for words in cost[1:])
     points, composed = requested(name, "cpu")
     sized = {tuple(word for word in point if word.startswith(SIZING)): point for point in points}
     configs = [composed(point) for point in sized.values()]
-    assert int(cost[0]) == len(points)
+    assert int(cost[0].replace(",", "")) == len(points)
     assert ends(steps) == ends(config.steps for config in configs)
     assert ends(tokens) == ends(config.batch_size * config.seq_len for config in configs)
     assert ends(widths) == ends(config.model.width for config in configs)

@@ -49,6 +49,19 @@ class Optimizer:
         links = self.links_of(role)
         return links["peak"].lr * getattr(links.get("lr_factor"), "lr_factor", 1.0)  # type: ignore[attr-defined]
 
+    def with_number(self, key: str, value: float) -> Optimizer:
+        """The same optimizer with another number in every link that has a field of this name."""
+
+        def changed(links: Mapping[str, Link]) -> dict[str, Link]:
+            of_fields = {name: {field.name for field in fields(link)} for name, link in links.items()}  # type: ignore[arg-type]
+            return {
+                name: replace(link, **{key: value}) if key in of_fields[name] else link  # type: ignore[type-var]
+                for name, link in links.items()
+            }
+
+        by_role = {role: changed(links) for role, links in self.by_role.items()}
+        return replace(self, links=changed(self.links), by_role=by_role)
+
     def begin(self, weights: Mapping[str, Tensor], roles: Mapping[str, str] | None = None) -> dict[str, Tensors]:
         """Fresh state of every link."""
         return {name: self.begin_link(name, weights, roles or {}) for name in self.links}

@@ -111,7 +111,7 @@ class AdamReset(Response):
 
     def act(self, reading: Reading, memory: Memory) -> Action | None:
         """Reset where a spike begins."""
-        return Action(reset=True) if reading.spike_begins and counted(memory, self.most) else None
+        return Action(reset="moments") if reading.spike_begins and counted(memory, self.most) else None
 
 
 @RESPONSES.register("adam_reset_warmup")
@@ -129,7 +129,7 @@ class AdamResetWarmup(AdamReset):
         """Reset where a spike begins, and raise the rate after each update."""
         if reading.spike_begins and counted(memory, self.most):
             memory["warmed"] = 0.0
-            return Action(reset=True, lr_factor=0.0)
+            return Action(reset="moments", lr_factor=0.0)
         if memory.get("warmed", self.warmup) >= self.warmup:
             return None
         memory["warmed"] += 1

@@ -37,20 +37,23 @@ class Action(NamedTuple):
     Attributes:
         rewind: go back at least so many updates, to a snapshot of weights, optimizer state and position in the data.
         skip: leave out so many batches from there.
-        reset: forget the optimizer's moments and their age.
+        reset: forget all ``moments`` of the optimizer and their age; or the ``first_moment`` alone, while the age goes
+            on; or the ``second_moment`` alone, with which the age begins anew.
         lr_factor: multiply the learning rate by this from now on, whatever it was multiplied by before; None leaves it.
         fresh_loss_scale: put the state of the loss scale back to that of a run that begins.
         rewind_weights: put the weights alone where they were at least so many updates ago; None and 0 leave them.
         rewind_moments: the same of the optimizer's state and its age.
+        eps: Adam's epsilon from now on; None leaves it.
     """
 
     rewind: int = 0
     skip: int = 0
-    reset: bool = False
+    reset: str = ""
     fresh_loss_scale: bool = False
     lr_factor: float | None = None
     rewind_weights: float | None = None
     rewind_moments: float | None = None
+    eps: float | None = None
 
 
 class Gate(NamedTuple):

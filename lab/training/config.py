@@ -54,9 +54,11 @@ from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
 from lab.optim.ledger import Groups, Ledger, build_ledger
 from lab.optim.links import Link
+from lab.optim.links.adam import Adam
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.responses.between_steps import EarlierState
+from lab.responses.branching import OF_ADAM, Branch
 from lab.training.checkpoint import CheckpointConfig
 
 FEWEST_TARGETS = 1024  # of a short validation
@@ -459,8 +461,23 @@ def _check_response(config: RunConfig) -> None:
     assert config.response is not None
     if isinstance(config.response.entry, EarlierState) and config.burst is None:
         raise RequestError(f"response={config.response.name} acts where a burst begins; add burst=rare_tokens")
+    if isinstance(config.response.entry, Branch):
+        _check_branch(config.response.entry, config.optimizer)
     if isinstance(config.response.entry, HookIntervention) and config.guest:
         raise RequestError(f"response={config.response.name} attaches to hook points that a custom model lacks")
+
+
+def _check_branch(branch: Branch, optimizer: Optimizer) -> None:
+    """Refuse a change of Adam without Adam, or with another decay of its first moment."""
+    if branch.change not in OF_ADAM:
+        return
+    adam = next((link for link in optimizer.links.values() if isinstance(link, Adam)), None)
+    if adam is None:
+        raise RequestError(f"response.change={branch.change} changes Adam, which the chain lacks; say optimizer=adamw")
+    if branch.beta1 != adam.beta1:
+        raise RequestError(
+            f"response.beta1={branch.beta1:g} is not that of the optimizer; say response.beta1={adam.beta1:g}"
+        )
 
 
 def _check_uses(

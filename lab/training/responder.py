@@ -68,8 +68,8 @@ class Responder:
             clock.batch_r[run] += action.skip
             log.skipped_batches += action.skip
         if action.reset:
-            self.restarts.reset_optimizer(run)
-            log.note(clock.at(run), "reset", 0.0, "moments of the optimizer")
+            self.restarts.reset_optimizer(run, action.reset)
+            log.note(clock.at(run), "reset", 0.0, f"{action.reset.replace('_', ' ')} of the optimizer")
         if action.fresh_loss_scale:
             log.note(clock.at(run), "fresh_loss_scale", float(self.state.loss_scale["scale"][run]), "scale before")
             self.restarts.reset(run, "loss_scale")
@@ -81,6 +81,9 @@ class Responder:
         if action.lr_factor is not None and action.lr_factor != clock.lr_factor_r[run]:
             clock.lr_factor_r[run] = action.lr_factor
             log.note(clock.at(run), "lr_factor", action.lr_factor)
+        if action.eps is not None:
+            log.eps = action.eps
+            log.note(clock.at(run), "eps", action.eps, "epsilon of the optimizer")
 
     def _rewind(self, run: int, updates: int) -> None:
         log, (before, _), was_in_spike = self.logs[run], self.clock.at(run), self.logs[run].in_spike

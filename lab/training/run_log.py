@@ -29,6 +29,7 @@ class RunLog:
         usual_loss: to which the response compares the next one.
         in_burst: whether the last batch held sequences of a burst.
         restarts: how many of the restart schedule's have been carried out.
+        eps: Adam's epsilon, if the response set it.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -41,6 +42,7 @@ class RunLog:
     usual_loss: float = math.inf
     in_burst: bool = False
     restarts: int = 0
+    eps: float | None = None
     spikes: int = 0
     rewound_steps: int = 0
     skipped_batches: int = 0

@@ -54,10 +54,18 @@ class TrainingState(NamedTuple):
         return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise | smoothed
 
     @torch.no_grad()
-    def reset(self, fresh: Fresh, run: int, name: str) -> None:
-        """Put one run's state of a link, or of the loss scale, to what it was before the first update."""
+    def reset(self, fresh: Fresh, run: int, name: str, begin_of_names: str = "") -> None:
+        """Put one run's state of a link, or of the loss scale, to what it was before the first update.
+
+        Args:
+            fresh: what begins the states.
+            run: whose state it is.
+            name: of the link.
+            begin_of_names: how names of its tensors begin, after the role; others stay.
+        """
         for key, tensor in fresh[name]().items():
-            self.links[name][key][run].copy_(tensor[run])
+            if key.rpartition("/")[2].startswith(begin_of_names):
+                self.links[name][key][run].copy_(tensor[run])
 
 
 def fresh_links(

@@ -1,6 +1,7 @@
 """Loss spikes: their causes, responses that end them, and the damage that they leave."""
 
 FIRST_FIGURES = (
+    "spike_causes",
     "updates_and_descent",
     "responses",
     "repeated_bursts",

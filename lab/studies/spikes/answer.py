@@ -11,6 +11,7 @@ from lab.analysis.grouping import arm_labels
 from lab.analysis.probe_values import near
 from lab.analysis.sensitivity import Study
 from lab.studies.spikes.adam_updates import update_traits
+from lab.studies.spikes.branches import NAMES, SAME, changes
 from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
 from lab.studies.spikes.repeats import CLEAN, repeated_costs
 from lab.studies.spikes.state_and_data import factors_by_seed
@@ -38,6 +39,12 @@ def _by_response(study: Study) -> pd.DataFrame:
 
 def _by_optimizer(study: Study) -> pd.DataFrame:
     return _peaks(study, arm_costs(study.records))
+
+
+def _by_change(study: Study) -> pd.DataFrame:
+    """Whether the spike was removed, 1 or 0, by what was changed before it."""
+    table = changes(study.records).set_index("id")
+    return valued(study, table["removed"], arm=table["change"].map(NAMES))
 
 
 def _own_peaks(study: Study) -> pd.DataFrame:
@@ -99,6 +106,15 @@ MEASURES = (
     Measure("Loss scale at the end", "", _loss_scales, by_size, "higher", True, asked_by=("fp16_sums",)),
     Measure(
         "Rise of the held-out loss", NATS, _by_state, by_column, reference=STATES["data"], asked_by=("state_and_data",)
+    ),
+    Measure(
+        "Share of spikes removed",
+        "",
+        _by_change,
+        by_size,
+        "higher",
+        reference=NAMES[SAME],
+        asked_by=("spike_causes",),
     ),
     Measure(
         "Peak of the held-out loss above the usual one", NATS, _own_peaks, by_size, "lower", asked_by=("new_data",)

@@ -1,0 +1,137 @@
+"""An endless language of random letters and their echoes: a share of its targets is predictable, the rest is not."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import scipy  # its parts are loaded when they are used
+from numpy.typing import NDArray
+
+from lab.core import schema
+from lab.core.registry import DATA
+from lab.core.schema import PerRunSeed
+from lab.data.corpus import (
+    COUNTED,
+    COUNTED_SEQ_LEN,
+    HELD_OUT,
+    TRAINING,
+    Corpus,
+    Tokens,
+    count_pairs,
+    draw,
+    fingerprint,
+)
+
+HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
+COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EchoCorpus(Corpus):
+    """Rows of cycles: ``fresh`` letters drawn uniformly of ``letters``, then ``echoes`` of letters drawn before.
+
+    The first echo of a cycle repeats the letter ``distance`` letters before the last one, the next echo the letter
+    before that, and so on.  Echoes are tokens of their own: letter k is token k, its echo token ``letters`` + k.
+    So each token says whether it is a letter or an echo, and its place in the row which of the two comes next.
+
+    A row begins with a cycle.  A target costs log(``letters``) nats if it is the first in its row that shows its
+    letter, and else nothing to whoever knows the source: ``entropy`` has the mean of this over a row, which no
+    model can go below.  In long rows it is log(``letters``) ``fresh`` / (``fresh`` + ``echoes``).
+    """
+
+    letters: int
+    distance: int
+    fresh: int
+    echoes: int
+
+    @property
+    def longest(self) -> int:
+        """No row is too long."""
+        return sys.maxsize
+
+    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
+        """Rows ``[batch_size, seq_len + 1]`` of one step."""
+        return self._rows(TRAINING, seed, step, batch_size, seq_len + 1)
+
+    def held_out(self, seq_len: int) -> Tokens:
+        """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
+        return self._rows(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
+
+    def pair_counts(self) -> scipy.sparse.csr_array:
+        """How often a token follows another in rows drawn as batches are: ``[2 letters, 2 letters]``, sparse."""
+        rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
+        return count_pairs(rows, self.vocabulary)
+
+    def predictable(self, seq_len: int) -> NDArray[np.bool_]:
+        """Whether the letter of each target ``[seq_len]`` was shown before in its row."""
+        drawn_t, _ = self._places(seq_len + 1)
+        first_t = np.unique(drawn_t, return_index=True)[1]
+        is_first_t = np.zeros(seq_len + 1, dtype=bool)
+        is_first_t[first_t] = True
+        return ~is_first_t[1:]
+
+    def entropy(self, seq_len: int) -> float:
+        """Entropy of a target given those before it in its row, the mean over ``seq_len`` targets, nats per token."""
+        return float(math.log(self.letters) * np.mean(~self.predictable(seq_len)))
+
+    def _places(self, length: int) -> tuple[Tokens, Tokens]:
+        """Which letter of those drawn for its row each token ``[length]`` shows, and whether (1) or not it is an echo.
+
+        The first are those that only echoes show, since they lie before the row.
+        """
+        cycle_t, place_t = np.divmod(np.arange(length), self.fresh + self.echoes)
+        echo_t = (place_t >= self.fresh).astype(np.int64)
+        before = self.distance + self.echoes - 1
+        repeated_t = (cycle_t + 1) * self.fresh - 1 - self.distance - (place_t - self.fresh)
+        return before + np.where(echo_t, repeated_t, cycle_t * self.fresh + place_t), echo_t
+
+    def _rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        drawn_t, echo_t = self._places(length)
+        bits = draw(stream, seed, step, rows, int(drawn_t.max()) + 1)
+        letters = (bits % np.uint64(self.letters)).astype(np.int64)
+        return np.ascontiguousarray(letters[:, drawn_t] + self.letters * echo_t)
+
+
+@DATA.register("echo")
+@dataclass(frozen=True)
+class Echo:
+    """An endless language of letters and their echoes, the same on every machine, of known entropy; it needs no file.
+
+    Attributes:
+        letters: size of the alphabet; the vocabulary is twice as large.
+        distance: letters from the one that an echo repeats to the last before it; the larger, the harder.
+        fresh: letters of a cycle, which nothing predicts.
+        echoes: predictable tokens of a cycle; their share of targets in long rows is echoes / (fresh + echoes).
+        seed: of the batches.
+    """
+
+    letters: int = schema.bounded(16, at_least=2, at_most=2**15)
+    distance: int = schema.bounded(3, at_least=0, at_most=2**15)
+    fresh: int = schema.bounded(1, at_least=1, at_most=2**15)
+    echoes: int = schema.bounded(1, at_least=0, at_most=2**15)
+    seed: PerRunSeed = schema.seed(0)
+
+    def open(self) -> Corpus:
+        """Make the language, once per process."""
+        return _open(self.letters, self.distance, self.fresh, self.echoes)
+
+
+@cache
+def _open(letters: int, distance: int, fresh: int, echoes: int) -> Corpus:
+    share = echoes / (fresh + echoes)
+    corpus = EchoCorpus(
+        fingerprint="",
+        notes={"predictable": share, "entropy_at_least": (1 - share) * math.log(letters)},
+        vocabulary=2 * letters,
+        letters=letters,
+        distance=distance,
+        fresh=fresh,
+        echoes=echoes,
+    )
+    # The sample stands for the recipe: whatever changes a row changes the fingerprint.
+    numbers = np.array([letters, distance, fresh, echoes], dtype=np.int64)
+    return replace(corpus, fingerprint=fingerprint(numbers, corpus.held_out(COUNTED_SEQ_LEN)))
