@@ -200,7 +200,10 @@ def test_a_coordinate_check_can_be_read() -> None:
     names = ["block0.query", "block1.query", "block0.block_output", "logits"]
     changes = pd.DataFrame(
         [
-            {"width": width, "seed": seed, "step": 1, "coordinate": name, "change": width**0.3 * (1 + 0.1 * seed)}
+            {
+                **{"width": width, "depth": 2, "seed": seed, "step": 1},
+                **{"coordinate": name, "change": width**0.3 * (1 + 0.1 * seed)},
+            }
             for name in names
             for width in (32, 64, 128, 256)
             for seed in range(3)
@@ -253,7 +256,10 @@ def test_figures_of_spikes_can_be_read(page: style.Page) -> None:
     captions = {name: drawing.caption for name, drawing in shown}
     assert "there were 1 false alarms in" in captions["responses"]
     assert "All runs ended before their burst: skip update." in captions["responses"]
-    assert "A dashed line is where the burst begins." in captions["anatomy_of_a_spike"]
+    assert (
+        "A dashed line marks the beginning of the burst, a stretch of injected bad batches."
+        in captions["anatomy_of_a_spike"]
+    )
 
 
 def test_the_leaderboard_is_paired_and_ranked_by_the_peak() -> None:

@@ -16,9 +16,11 @@ from scipy.stats import t, ttest_1samp
 
 import planted
 import planted_board
+from drawn_texts import complaints
 from lab.__main__ import main
 from lab.analysis import leaderboard, sensitivity, transfer
 from lab.analysis.curves import points
+from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.statistics import student_t
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
@@ -26,6 +28,7 @@ from lab.core.shipped import data_folder, load
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.report.build import MOST_ARMS, make_report
+from lab.studies.figures import FIGURES
 from lab.studies.leaderboard.arms import arm_cards, left_out, meanings
 from lab.studies.leaderboard.board import (
     ALPHA,
@@ -391,6 +394,20 @@ def test_a_report_of_many_arms_draws_one_figure_and_says_what_it_leaves_out(tmp_
     assert len(list((folder / "figures").glob("*.svg"))) == 1
     assert f"Of {MOST_ARMS + 2} arms one figure is drawn" in text
     assert f"{(MOST_ARMS + 2) * (MOST_ARMS + 1) // 2:,} differences are more than a page shows" in text
+
+
+def test_the_figure_shows_every_comparable_arm_with_its_verdict() -> None:
+    effects = dict.fromkeys(planted_board.arms(), 0.0) | {("peri_ln", "z_loss"): -0.1, ("dyt", "z_loss"): 0.1}
+    drawing = FIGURES["leaderboard"](records(effects))
+    assert not complaints(drawing)
+    texts = [text.split("\n") for points in drawing.points for text in points.texts]
+    verdicts = {(name, verdict) for name, verdict, *_ in texts}
+    assert {("peri_ln", HELPS), ("dyt", HARMS)} <= verdicts
+    assert {name for name, _ in verdicts} == {
+        row.name for row in board(effects, meanings()).rows if row.verdict != NOT_COMPARABLE
+    }
+    with pytest.raises(NothingToDrawError, match="2 of the 12 arms"):
+        FIGURES["leaderboard"](records({("z_loss",): 0.0, ("peri_ln", "z_loss"): -0.1, ("dyt", "z_loss"): 0.1}))
 
 
 def test_notebooks_get_the_board_as_tables(tmp_path: Path) -> None:

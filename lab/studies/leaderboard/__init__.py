@@ -1,3 +1,3 @@
 """Leaderboard: which published changes of a recipe make training less sensitive to its learning rate, at what cost."""
 
-FIRST_FIGURES = ()
+FIRST_FIGURES = ("leaderboard",)

@@ -1,0 +1,70 @@
+"""The figure of the board: every change beside the reference, without and with qk-layernorm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.rendering import layout, panels, style
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.panels import Dot
+from lab.core.errors import RequestError
+from lab.records.store import Records
+from lab.studies.leaderboard.arms import meanings
+from lab.studies.leaderboard.board import HARMS, HELPS, MARGIN, NO_DIFFERENCE, OPEN, PART, Board, Panel, Row, curves_of
+
+FEWEST_ARMS = 12  # of a board; fewer arms are compared by every other figure
+INK = {"color": style.INK, "linestyle": ""}
+LOOKS = {
+    HELPS: {**INK, "marker": "o"},
+    NO_DIFFERENCE: {**INK, "marker": "o", "markerfacecolor": "none"},
+    OPEN: {**INK, "marker": "d", "markerfacecolor": "none"},
+    HARMS: {**INK, "marker": "X"},
+}
+
+
+@figure("leaderboard")
+def leaderboard(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Instability part of LR sensitivity minus that of the reference, by intervention.
+
+    A row per intervention, without and with qk-layernorm. Differences are paired by seed, and bars are 95 % intervals.
+    Left of zero an arm is less sensitive to learning rates above the best one than the reference. Within the dotted
+    lines differences count as none.
+    """
+    try:
+        board = Board(curves_of(records, {}), meanings())
+    except RequestError as refusal:
+        raise NothingToDrawError(f"nothing to draw: {refusal}") from None
+    shown = {panel.title: _rows(panel) for panel in board.panels}
+    names = list(dict.fromkeys(name for rows in shown.values() for name in rows))
+    if len(names) < FEWEST_ARMS:
+        raise NothingToDrawError(f"nothing to draw: {len(names)} of the {FEWEST_ARMS} arms that a board takes")
+    columns = layout.columns_for(len(shown), panels.NARROWEST_ROWS)
+    sheet, facet_axes = layout.facets(list(shown), [""], panels.rows_height(names), columns)
+    for rows, (axes,) in zip(shown.values(), facet_axes, strict=True):
+        groups = [(look, _dots(rows, names, verdict)) for verdict, look in LOOKS.items()]
+        panels.rows(axes, names, groups)
+        panels.level(axes, 0.0, "reference", upright=True)
+        for end in (-MARGIN, MARGIN):
+            panels.level(axes, end, f"margin of {MARGIN:g}", ":", upright=True)
+        axes.set_xlabel("difference in the instability part\n(nats/token)")
+    sheet.keys(("verdict", [panels.arm_key(verdict, look) for verdict, look in LOOKS.items()]))
+    return sheet
+
+
+def _rows(panel: Panel) -> dict[str, Row]:
+    """By name, those whose learning rate means the same, in rising order of the difference."""
+    comparable = [row for row in panel.rows if row.verdict in LOOKS]
+    return {row.name: row for row in sorted(comparable, key=lambda row: row.differences[PART].mean)}
+
+
+def _dots(rows: Mapping[str, Row], names: Sequence[str], verdict: str) -> dict[int, Dot]:
+    dots = {}
+    for index, name in enumerate(names):
+        row = rows.get(name)
+        if row is not None and row.verdict == verdict:
+            interval = row.differences[PART]
+            dots[index] = Dot(interval, f"{name}\n{verdict}\n{interval.bare} nats/token\n{row.seeds} seeds")
+    return dots
