@@ -257,7 +257,7 @@ def test_figures_of_spikes_can_be_read(page: style.Page) -> None:
     assert "there were 1 false alarms in" in captions["responses"]
     assert "All runs ended before their burst: skip update." in captions["responses"]
     assert (
-        "A dashed line marks the beginning of the burst, a stretch of injected bad batches."
+        "The dashed line marks the beginning of the burst, a stretch of injected bad batches."
         in captions["anatomy_of_a_spike"]
     )
 
