@@ -66,8 +66,8 @@ def configs(*per_run: str, shared: tuple[str, ...] = ()) -> list[RunConfig]:
 
 
 def brief(fleet: Fleet) -> Fleet:
-    """The fleet, with less held out: still several passes and a part of one, no longer most of what it takes."""
-    windows = 4 * (PASS_TOKENS // fleet.config.seq_len) + 7
+    """The fleet, with less held out: still two passes and a part of one, no longer most of what it takes."""
+    windows = 2 * (PASS_TOKENS // fleet.config.seq_len) + 7
     fleet.evaluation.held_out_nt = fleet.evaluation.held_out_nt[:windows]
     return fleet
 

@@ -12,6 +12,7 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare
+from lab.analysis.rendering.layout import Drawing
 from lab.core.errors import RequestError
 from planted import BOTH, OFF_LABEL, ON_LABEL, card, cards, write
 
@@ -50,6 +51,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages with an empty figure, which takes no time to draw; what is drawn is tested with all other figures."""
+    monkeypatch.setattr("lab.analysis.guard.render.overlay", lambda old, new: Drawing(figsize=(1, 1)))
 
 
 @pytest.fixture
@@ -161,6 +168,7 @@ def test_what_is_no_baseline_is_refused_in_one_line(text: str, message: str, tmp
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("name", "code", "verdict"),
     [("good", 0, "ok"), ("moved", 0, "drift"), ("bad", 1, "regression"), ("few", 2, "cannot judge")],
@@ -185,6 +193,7 @@ def test_the_exit_code_is_the_verdict(
     assert bool(printed["reasons"]) == (code == 2)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_strict_makes_a_drift_fail(folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run) -> None:
     suite, page = tmp_path / "suite.xml", tmp_path / "page.html"
     words = ("--baseline", saved, "--junit", suite, "--html", page)
@@ -196,6 +205,7 @@ def test_strict_makes_a_drift_fail(folders: dict[str, Path], saved: Path, tmp_pa
     assert run("check", folders["bad"], *words, "--strict")[0] == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_moved_is_told_by_learning_rate(folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run) -> None:
     files = {option: tmp_path / option for option in ("html", "markdown")}
     words = ("--baseline", saved, *(word for option, path in files.items() for word in (f"--{option}", path)))
@@ -209,12 +219,14 @@ def test_what_moved_is_told_by_learning_rate(folders: dict[str, Path], saved: Pa
     assert "What moved" not in run("check", folders["good"], *words)[1]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_lies_in_the_folder_unless_told_otherwise(saved: Path, tmp_path: Path, run: Run) -> None:
     folder = write(tmp_path / "mine", list(cards()))
     assert run("check", folder, "--baseline", saved)[0] == 0
     assert (folder / "check.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_verdict_is_told_even_if_its_page_cannot_be_written(
     folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
 ) -> None:
@@ -227,6 +239,7 @@ def test_a_verdict_is_told_even_if_its_page_cannot_be_written(
     assert "Check: cannot judge" in (folder / "check.html").read_text()  # and not what it was before
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_is_held_against_a_folder(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:
     page = tmp_path / "page.html"
     assert run("check", folders["bad"], "--baseline", folders["good"], "--html", page)[0] == 1

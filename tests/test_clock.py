@@ -30,8 +30,8 @@ from lab.training.snapshots import Snapshots
 from lab.training.state import TrainingState
 from small import brief, configs
 
-ARMED = ("steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
-NO_UPDATES = ("steps=12", "response=skip_update", "response.start=0")
+ARMED = ("model.depth=1", "steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
+NO_UPDATES = ("model.depth=1", "steps=12", "response=skip_update", "response.start=0")
 SNAPSHOTS = ("response.rewind=4", "response.snapshot_every=2", "response.snapshots=4")
 
 
@@ -87,7 +87,7 @@ def plain(recorder: Recorder) -> list[Run]:
 
 def test_a_silent_response_changes_no_bits_and_records_no_event() -> None:
     silent = records(fleet("seed=0", "seed=1"))
-    plainly = brief(Fleet(configs("seed=0", "seed=1", shared=ARMED[:3])))
+    plainly = brief(Fleet(configs("seed=0", "seed=1", shared=ARMED[:4])))
     for armed, free in zip(silent, records(plainly), strict=True):
         assert armed.metrics == free.metrics
         assert armed.outcome["final_val_loss"] == free.outcome["final_val_loss"]

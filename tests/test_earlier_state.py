@@ -21,7 +21,14 @@ from small import brief, configs
 from test_clock import control, plain, records
 
 BURST, STEPS = 10, 16
-SHARED = (f"steps={STEPS}", "schedule.warmup=2", "probes.every=4", "burst=rare_tokens", f"burst.start={BURST}")
+SHARED = (
+    "model.depth=1",
+    f"steps={STEPS}",
+    "schedule.warmup=2",
+    "probes.every=4",
+    "burst=rare_tokens",
+    f"burst.start={BURST}",
+)
 ARMED = (*SHARED, "burst.length=2", "response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")
 CELLS = {
     f"response.rewind_weights={weights} response.rewind_moments={moments}": (weights, moments)

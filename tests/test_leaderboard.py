@@ -27,7 +27,8 @@ from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder, load
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
-from lab.report.build import MOST_ARMS, make_report
+from lab.report import build
+from lab.report.build import make_report
 from lab.studies.figures import FIGURES
 from lab.studies.leaderboard.arms import arm_cards, left_out, meanings
 from lab.studies.leaderboard.board import (
@@ -386,14 +387,25 @@ def test_folders_with_references_of_their_own_are_families_of_their_own(tmp_path
     assert {one.name for one in together.rows} == {"relu", "dyt"}
 
 
-def test_a_report_of_many_arms_draws_one_figure_and_says_what_it_leaves_out(tmp_path: Path) -> None:
-    arms = dict.fromkeys([arm for arm in planted_board.arms() if arm != PLAIN][: MOST_ARMS + 1], 0.0)
-    folder = written(tmp_path, records(arms, seeds=(10,), lrs=planted.LRS[::3]))
-    made, _ = make_report([folder])
-    text = made.page.read_text(encoding="utf-8")
-    assert len(list((folder / "figures").glob("*.svg"))) == 1
-    assert f"Of {MOST_ARMS + 2} arms one figure is drawn" in text
-    assert f"{(MOST_ARMS + 2) * (MOST_ARMS + 1) // 2:,} differences are more than a page shows" in text
+def test_a_report_of_many_arms_draws_one_figure_and_says_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = ["z_loss", *(f"{name}+z_loss" for name in ("dyt", "peri_ln", "relu", "rmsnorm"))]
+    folder = planted.write(tmp_path / "runs", list(planted.cards(arms, lrs=planted.LRS[::3], seeds=(10,))))
+    report = folder / "report.html"
+
+    def figures() -> int:
+        make_report([folder])
+        return len(list((folder / "figures").glob("*.svg")))
+
+    assert figures() > 1
+    assert "more than a page shows" not in report.read_text(encoding="utf-8")
+    monkeypatch.setattr(build, "MOST_ARMS", 4)
+    monkeypatch.setattr(build, "MOST_PAIRS", 9)
+    assert figures() == 1
+    text = report.read_text(encoding="utf-8")
+    assert "Of 5 arms one figure is drawn" in text
+    assert "20 differences are more than a page shows" in text
 
 
 def test_the_figure_shows_every_comparable_arm_with_its_verdict() -> None:

@@ -28,7 +28,7 @@ SHIPPED = sorted(path for path in data_folder("conf").glob("ledger/*.yaml") if p
 SGD, MOMENTUM = (["clip", rule, "peak", "decay", "schedule"] for rule in ("sgd", "momentum"))
 ADAM = ["clip", "adam", "peak", "decay", "schedule"]
 RAMP = ["clip", "adam_beta2_ramp", "peak", "decay", "schedule"]
-SHORT = ("steps=12", "schedule.warmup=2", "probes.every=4")
+SHORT = ("model.depth=1", "steps=12", "schedule.warmup=2", "probes.every=4")
 
 
 @pytest.fixture(autouse=True)
@@ -293,6 +293,6 @@ def test_a_faulty_file_is_one_line_and_writes_nothing(
 
 
 def test_a_share_of_the_steps_is_rounded_to_the_nearest_step() -> None:
-    config = restarted({"step": 0.29, "optimizer.lr": 1e-3}, shared=("steps=100", *SHORT[1:]))
+    config = restarted({"step": 0.29, "optimizer.lr": 1e-3}, shared=(*SHORT, "steps=100"))
     assert config.ledger is not None
     assert [restart.step for restart in config.ledger.restarts] == [29]  # 0.29 * 100 is less than 29
