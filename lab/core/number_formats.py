@@ -56,12 +56,11 @@ def rounded_to(x: Tensor, kept_in: NumberFormat, noise: Tensor | None = None) ->
         noise: numbers of the shape of ``x``, uniform between -1/2 and 1/2; with them a number rounds up with the
             probability of its distance from the number below (stochastic rounding).
     """
-    clamped = x.clamp(-kept_in.largest, kept_in.largest)
-    return _to_multiples(clamped, _powers(clamped).clamp_min_(2.0**kept_in.lowest_exponent), kept_in, noise)
+    return within(x.clamp(-kept_in.largest, kept_in.largest), kept_in, noise)
 
 
 def within(x: Tensor, kept_in: NumberFormat, noise: Tensor | None = None) -> Tensor:
-    """As ``rounded_to``, for numbers that are nowhere larger than the largest of the format but for rounding."""
+    """As ``rounded_to``, as if there were larger numbers than the largest of the format."""
     return _to_multiples(x, _powers(x).clamp_min_(2.0**kept_in.lowest_exponent), kept_in, noise)
 
 
@@ -145,8 +144,8 @@ def nv_scales(largest: Tensor, of_tensor: Tensor) -> Tensor:
 
 def nv_blocks(blocks: Tensor, scale: Tensor, noise: Tensor | None = None) -> Tensor:
     """Round numbers to E2M1 times the ``scale`` of their block; those of a block with scale 0 become 0."""
-    inverse = torch.where(scale == 0, 0.0, 1 / scale)
-    return rounded_to(blocks * inverse, E2M1, noise) * scale
+    scaled = blocks * torch.where(scale == 0, 0.0, 1 / scale)
+    return within(scaled, E2M1, noise).clamp_(-E2M1.largest, E2M1.largest).mul_(scale)
 
 
 def mixed_bits(number: Tensor) -> Tensor:
