@@ -240,7 +240,8 @@ def _hadamard_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
     row_i = torch.arange(NV_BLOCK)
     common_ij = row_i[:, None] & row_i
     odd_ij = torch.stack([common_ij >> bit & 1 for bit in range(4)]).sum(0) % 2
-    return ((1 - 2 * odd_ij) * torch.tensor(SIGNS) * NV_BLOCK**-0.5).to(device, dtype)
+    matrix_ij: Tensor = (1 - 2 * odd_ij) * torch.tensor(SIGNS) * NV_BLOCK**-0.5
+    return matrix_ij.to(device, dtype)
 
 
 def hadamard(x_r: Tensor) -> Tensor:
@@ -250,11 +251,8 @@ def hadamard(x_r: Tensor) -> Tensor:
     """
     blocks = whole_blocks(x_r, -2, NV_BLOCK)  # [... n 16 k]
     flat = blocks.flatten(0, -3)
-    return (
-        torch.bmm(_hadamard_matrix(x_r.dtype, x_r.device).expand(len(flat), -1, -1), flat)
-        .view_as(blocks)
-        .flatten(-3, -2)
-    )
+    mixed = torch.bmm(_hadamard_matrix(x_r.dtype, x_r.device).expand(len(flat), -1, -1), flat)
+    return mixed.view_as(blocks).flatten(-3, -2)
 
 
 class ScaledProduct(torch.autograd.Function):
