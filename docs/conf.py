@@ -61,6 +61,7 @@ docs/your_own_recipe
 docs/guard_your_recipe
 docs/which_batch_size
 docs/my_run_has_spiked
+docs/low_precision
 docs/undecidable
 docs/laptop_to_cluster
 docs/one_large_run

@@ -14,6 +14,7 @@ import pandas as pd
 import planted
 import planted_damage
 import planted_ledgers
+import planted_low_precision
 import planted_own_spikes
 import planted_ramps
 import planted_recipes
@@ -539,6 +540,8 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         | {"optimizer.lr": (1e-2,), "burst": ("repeated_character", "rare_tokens"), "batch_size": (2, 8, 32)}
         | {EPS: (1e-8, 1e-2)},
     ),
+    "low_precision": (planted_low_precision.low_precision, planted_low_precision.FORMATS),
+    "loss_scale": (planted_low_precision.loss_scale, planted_low_precision.LOSS_SCALES),
     "spike_causes": (planted_own_spikes.spike_causes, planted_own_spikes.BRANCH_AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }

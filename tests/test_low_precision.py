@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from lab.core.number_formats import E4M3, E5M2, NumberFormat, rounded_to
+from lab.core.errors import RequestError
+from lab.core.number_formats import (
+    E2M1,
+    E4M3,
+    E5M2,
+    NumberFormat,
+    mx_blocks,
+    nv_blocks,
+    nv_scales,
+    random_noise,
+    rounded_to,
+    split,
+)
+from lab.model import low_precision
+from lab.model.low_precision import HISTORY, LowPrecision, RoundingPass, hadamard, rounded_gain, rounding_pass
+from lab.training.fleet import Fleet
+from lab.training.identity import columns
+from small import brief, configs, trained
+from test_engine import compiles
 
 TORCHS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
+PRECISIONS = low_precision.PRECISIONS
+RATES = ("optimizer.lr=1e-2", "optimizer.lr=1e-1 seed=1", "optimizer.lr=3e-3 seed=2")
+WILD = "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0 seed=3"
+SWITCHED = (
+    *(f"precision={name}" for name in PRECISIONS),
+    "precision=mxfp8 stochastic_rounding=all norm_gains=rounded gradient_format=e4m3",
+    "precision=fp8_delayed stochastic_rounding=gradients kept_in_bf16=ends",
+    "precision=nvfp4 stochastic_rounding=gradients norm_gains=rounded",
+)
+
+
+def made(precision: str, stochastic: str = "none", gradients: str = "e5m2", gains: str = "fp32") -> LowPrecision:
+    """The rounding of one product."""
+    at = low_precision.build(precision, gradients, stochastic, "none", gains).at("product")
+    assert isinstance(at, LowPrecision)
+    return at
 
 
 def numbers() -> Tensor:
@@ -26,3 +65,341 @@ def test_codes_of_fp8_are_those_of_torch(kept_in: NumberFormat) -> None:
     x = numbers()
     theirs = x.clamp(-kept_in.largest, kept_in.largest).to(TORCHS[kept_in]).float()
     torch.testing.assert_close(rounded_to(x, kept_in), theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_codes_of_published_numbers() -> None:
+    ours = rounded_to(torch.tensor([1.05, 17, 300, 460, 500, 0.001, 0.0009, 1.5 * 2**-10]), E4M3)
+    assert ours.tolist() == [1, 16, 288, 448, 448, 2**-9, 0, 2**-9]
+    assert rounded_to(torch.tensor([300, 500, 0.001]), E5M2).tolist() == [320, 512, 0.0009765625]
+    assert rounded_to(torch.linspace(-8, 8, 3201), E2M1).abs().unique().tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert rounded_to(torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]), E2M1).tolist() == [0, 1, 1, 2, 2, 4, 4]
+
+
+def test_a_block_saturates_where_its_largest_mantissa_is_above_that_of_the_format() -> None:
+    kept, scale = mx_blocks(torch.tensor([[1.9, 0.1, -1.9]]), -1, E4M3)
+    assert (kept[0, 0].item(), kept[0, 2].item(), scale.item()) == (1.75, -1.75, 2.0**-8)
+    assert mx_blocks(torch.tensor([[1.7, 0.1]]), -1, E4M3)[0][0, 0] == 1.75
+    assert mx_blocks(torch.zeros(1, 32), -1, E4M3)[0].abs().sum() == 0
+
+
+def test_gains_below_one_become_one_number() -> None:
+    """The failure of norms in MX, arXiv:2506.20752, in one line."""
+    gains = torch.linspace(0.93, 0.999, 32)[None]
+    kept = rounded_gain(gains, made("mxfp8"))
+    assert kept.unique().tolist() == [0.875]
+    assert (kept / gains - 1).mean().item() == pytest.approx(-0.092, abs=1e-3)
+    around = rounded_gain(torch.linspace(0.93, 1.07, 32)[None], made("mxfp8"))
+    assert around.unique().tolist() == [0.9375, 1, 1.125]
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("kept_in", [E4M3, E5M2, E2M1], ids=lambda each: each.name)
+def test_a_block_is_rounded_as_its_formula_says(kept_in: NumberFormat, axis: int) -> None:
+    """Against the specification in float64; powers of two commute with it."""
+    x = torch.randn(3, 70, 45, generator=torch.Generator().manual_seed(1)) * 10 ** torch.linspace(-3, 3, 45)
+    blocks = split(x, axis, 32)
+    kept, _ = mx_blocks(blocks, axis, kept_in)
+    exact = blocks.double()
+    largest = exact.abs().amax(axis, keepdim=True)
+    theirs_scale = 2.0 ** (largest.log2().floor() - kept_in.highest_exponent)
+    scaled = torch.where(largest > 0, exact / theirs_scale, 0)
+    spacing = 2.0 ** (scaled.abs().clamp(min=2.0**kept_in.lowest_exponent).log2().floor() - kept_in.mantissa_bits)
+    theirs = ((scaled / spacing).round() * spacing).clamp(-kept_in.largest, kept_in.largest) * theirs_scale
+    assert torch.equal(kept.double(), theirs.nan_to_num(0))
+    assert torch.equal(mx_blocks(blocks * 2.0**-40, axis, kept_in)[0], kept * 2.0**-40)
+    assert torch.equal(mx_blocks(kept, axis, kept_in)[0], kept)  # it is idempotent
+
+
+def test_nvfp4_has_a_scale_for_each_block_and_one_for_the_tensor() -> None:
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(2)) * 10 ** torch.linspace(-4, 2, 64)
+    blocks, of_tensor = split(x, -1, 16), x.abs().amax((1, 2)).view(-1, 1, 1, 1)
+    scale = nv_scales(blocks.abs().amax(-1, keepdim=True), of_tensor)
+    unit = of_tensor / (6 * 448)
+    codes = (scale / unit).expand(2, 5, 4, 1)
+    torch.testing.assert_close(rounded_to(codes, E4M3), codes, rtol=1e-6, atol=0)
+    assert codes.amax() == 448
+    kept = nv_blocks(blocks, scale)
+    elements = kept / torch.where(scale > 0, scale, 1)
+    torch.testing.assert_close(rounded_to(elements, E2M1), elements, rtol=1e-6, atol=0)
+    assert (kept - blocks).abs().max() <= of_tensor.max() / 6
+    assert nv_blocks(torch.zeros(1, 16), nv_scales(torch.zeros(1, 1), torch.zeros(1, 1))).abs().sum() == 0
+
+
+def test_random_rounding_is_right_on_average_and_leaves_numbers_of_the_format() -> None:
+    key_r = torch.tensor([3, -(2**31), 12345], dtype=torch.int32)
+    for value in (1.05, 17.3, -0.0011, 300.0, 5.9):
+        x_rn = torch.full((3, 100_000), value)
+        kept_rn = rounded_to(x_rn, E4M3, random_noise(x_rn, key_r))
+        error_r = kept_rn.std(1) / math.sqrt(100_000)
+        assert ((kept_rn.mean(1) - value).abs() <= 4 * error_r).all()
+        assert len(kept_rn.unique()) == 2
+    codes_rn = rounded_to(numbers()[:-4], E4M3).expand(3, -1)
+    assert torch.equal(rounded_to(codes_rn, E4M3, random_noise(codes_rn, key_r)), codes_rn)
+    noise_rn = random_noise(torch.zeros(3, 100_000), key_r)
+    assert torch.corrcoef(noise_rn).triu(1).abs().max() < 0.02
+    assert torch.equal(noise_rn[1:], random_noise(torch.zeros(2, 100_000), key_r[1:]))  # whoever stands before
+
+
+def test_a_hadamard_transform_leaves_the_product_it_is_contracted_over() -> None:
+    draws = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(2, 40, size, generator=draws, dtype=torch.float64) for size in (3, 5))
+    torch.testing.assert_close(hadamard(a).mT @ hadamard(b), a.mT @ b, rtol=0, atol=1e-12)
+    outlier = torch.zeros(1, 16, 1)
+    outlier[0, 3] = 8
+    assert hadamard(outlier).abs().unique().tolist() == [2]
+
+
+def scaled(x: Tensor, kept_in: NumberFormat) -> Tensor:
+    """One scale for each run, by torch's own types."""
+    factor = kept_in.largest / x.abs().amax((1, 2), keepdim=True)
+    return (x * factor).clamp(-kept_in.largest, kept_in.largest).to(TORCHS[kept_in]).double() / factor.double()
+
+
+def in_blocks(x: Tensor, axis: int, kept_in: NumberFormat) -> Tensor:
+    """MX in blocks of 32 along an axis, by torch's own types; the axis is a multiple of 32."""
+    blocks = x.movedim(axis, -1).unflatten(-1, (-1, 32))
+    scale = 2.0 ** (blocks.abs().amax(-1, keepdim=True).log2().floor() - kept_in.highest_exponent)
+    codes = (blocks / scale).clamp(-kept_in.largest, kept_in.largest).to(TORCHS[kept_in]).double()
+    return (codes * scale.double()).flatten(-2).movedim(-1, axis)
+
+
+def products(precision: str, gradients: str = "e5m2") -> tuple[list[Tensor], list[Tensor]]:
+    """A product and both its gradients, ours and those of operands that were rounded beforehand, in float64."""
+    draws = torch.Generator().manual_seed(4)
+    a, b, upstream = (torch.randn(2, *shape, generator=draws) for shape in ((64, 32), (32, 96), (64, 96)))
+    a.requires_grad_(), b.requires_grad_()
+    ours = low_precision.low_precision_product(a, b, made(precision, gradients=gradients), has_weight=True)
+    grads = torch.autograd.grad(ours, (a, b), upstream)
+    of_gradient = {"e5m2": E5M2, "e4m3": E4M3}[gradients]
+    a, b = a.detach(), b.detach()
+    if precision == "fp8_current":
+        first, second, third = scaled(a, E4M3), scaled(b, E4M3), scaled(upstream, of_gradient)
+        theirs = [first @ second, third @ second.mT, first.mT @ third]
+    else:
+        theirs = [
+            in_blocks(a, -1, E4M3) @ in_blocks(b, -2, E4M3),
+            in_blocks(upstream, -1, of_gradient) @ in_blocks(b, -1, E4M3).mT,
+            in_blocks(a, -2, E4M3).mT @ in_blocks(upstream, -2, of_gradient),
+        ]
+    return [ours.detach(), *grads], theirs
+
+
+@pytest.mark.parametrize("gradients", ["e5m2", "e4m3"])
+@pytest.mark.parametrize("precision", ["fp8_current", "mxfp8"])
+def test_all_three_products_round_their_operands(precision: str, gradients: str) -> None:
+    ours, theirs = products(precision, gradients)
+    other, _ = products(precision, "e4m3" if gradients == "e5m2" else "e5m2")
+    for one, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.double(), reference, rtol=1e-5, atol=1e-4)
+    assert torch.equal(ours[0], other[0])
+    for one, twin in zip(ours[1:], other[1:], strict=True):
+        assert (one - twin).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("precision", ["mxfp4", "nvfp4"])
+def test_fp4_is_near_the_product(precision: str) -> None:
+    draws = torch.Generator().manual_seed(5)
+    a, b, upstream = (torch.randn(2, *shape, generator=draws) for shape in ((64, 32), (32, 96), (64, 96)))
+    a.requires_grad_(), b.requires_grad_()
+    ours = low_precision.low_precision_product(a, b, made(precision), has_weight=True)
+    exact = a @ b
+    pairs = [(ours, exact), *zip(*(torch.autograd.grad(each, (a, b), upstream) for each in (ours, exact)), strict=True)]
+    for one, other in pairs:
+        assert 0.01 < (one - other).norm() / other.norm() < 0.3
+
+
+def test_a_delayed_scale_knows_earlier_steps_alone() -> None:
+    at = made("fp8_delayed")
+    state, b = at.begin((0, 1), torch.device("cpu")), torch.ones(2, 1, 1)
+    sizes = (1.0, 1.0, 10.0, 10.0)
+    kept = []
+    for size in sizes:
+        a = torch.tensor([[[size]], [[1.0]]])
+        with rounding_pass(at, state) as rounding:
+            kept.append(low_precision.low_precision_product(a, b, at, has_weight=False).flatten().tolist())
+            assert rounding
+            rounding.keep()
+    assert [run for run, _ in kept] == pytest.approx([1, 1, 1, 10], rel=1e-6)  # a tenfold growth saturates once
+    assert [other for _, other in kept] == pytest.approx([1, 1, 1, 1], rel=1e-6)
+    for _ in range(HISTORY - 1):
+        with rounding_pass(at, state) as rounding:
+            low_precision.low_precision_product(torch.full((2, 1, 1), 0.5), b, at, has_weight=False)
+            assert rounding
+            rounding.keep()
+    assert RoundingPass(at, state).largest_ro[:, 0].tolist() == [10, 1]
+    with rounding_pass(at, state) as rounding:  # the 1024th since then
+        low_precision.low_precision_product(torch.tensor([[[torch.inf]], [[0.5]]]), b, at, has_weight=False)
+        assert rounding
+        rounding.keep()
+    assert RoundingPass(at, state).largest_ro[:, 0].tolist() == [0.5, 0.5]  # and nothing infinite is remembered
+
+
+def test_a_jump_saturates_in_the_delayed_scale_alone() -> None:
+    found: dict[tuple[str, str], list[float]] = {}
+    at_first: dict[str, list[float]] = {}
+    shared = ("probes.every=1", "probes.names=[saturation,gradient_underflow,zero_gradients]", "intervention=[swiglu]")
+    for precision in ("fp8_current", "fp8_delayed"):
+        [(_, rows)] = trained(configs("optimizer.lr=0.3", shared=(f"precision={precision}", *shared)))
+        for step, probe, _, value in rows:
+            found.setdefault((precision, probe), []).append(value)
+            if step == 0 and probe == "gradient_underflow":
+                at_first.setdefault(precision, []).append(value)
+    assert max(found["fp8_current", "saturation"]) == 0
+    assert 0 < max(found["fp8_delayed", "saturation"]) < 1
+    # without a history the scale is one, and gradients are small
+    assert sum(at_first["fp8_delayed"]) > 10 * sum(at_first["fp8_current"])
+    assert all(0 <= value <= 1 for values in found.values() for value in values)
+
+
+@pytest.mark.parametrize("switches", SWITCHED)
+def test_a_run_is_the_same_bits_alone_and_in_any_company(switches: str) -> None:
+    wanted = configs(*RATES, shared=(*switches.split(), "intervention=[qk_layernorm,swiglu]"))
+    together = trained(wanted)
+    assert repr(together) == repr([trained([config])[0] for config in wanted])
+    assert len({repr(rows) for _, rows in together}) == len(wanted)
+    with_a_broken_one = trained(configs(*RATES[:1], WILD, RATES[2], shared=(*switches.split(), "intervention=[]")))
+    assert with_a_broken_one[1][0]["status"] == "diverged"
+    assert repr(with_a_broken_one[::2]) == repr(
+        trained(configs(*RATES[::2], shared=(*switches.split(), "intervention=[]")))
+    )
+
+
+def test_probes_change_no_bits() -> None:
+    names = "probes.names=[saturation,gradient_underflow,zero_gradients,gain_octave,gain_code,update_descent_cosine]"
+    for switches in SWITCHED[1], SWITCHED[5]:
+        heard = trained(configs(*RATES, shared=(*switches.split(), names)))
+        deaf = trained(configs(*RATES, shared=(*switches.split(), "probes=none")))
+        assert [outcome for outcome, _ in heard] == [outcome for outcome, _ in deaf]
+
+
+@pytest.mark.parametrize("switches", [SWITCHED[1], SWITCHED[5]])
+def test_a_fleet_goes_on_from_its_tensors_to_the_same_bits(switches: str) -> None:
+    """The history of scales and the random numbers are part of a checkpoint."""
+    wanted = configs(*RATES[:2], shared=switches.split())
+
+    def after(fleet: Fleet, steps: range) -> dict[str, Tensor]:
+        for step in steps:
+            fleet.step(step)
+        return {name: tensor.clone() for name, tensor in fleet.tensors().items()}
+
+    whole, half = Fleet(wanted), Fleet(wanted)
+    expected, kept = after(whole, range(8)), after(half, range(4))
+    fresh = Fleet(wanted)
+    for name, tensor in fresh.tensors().items():
+        tensor.data.copy_(kept[name])
+    resumed = after(fresh, range(4, 8))
+    assert all(torch.equal(value, resumed[name]) for name, value in expected.items())
+    other = Fleet(wanted)
+    for name, tensor in other.tensors().items():
+        if not name.startswith("rounding."):
+            tensor.data.copy_(kept[name])
+    without = after(other, range(4, 8))
+    assert not torch.equal(expected["weight.head"], without["weight.head"])  # the twin that must differ
+
+
+def test_evaluating_changes_no_state() -> None:
+    fleet = brief(Fleet(configs(*RATES, shared=SWITCHED[6].split())))
+    fleet.step(0)
+    before = {name: tensor.clone() for name, tensor in fleet.tensors().items()}
+    first = fleet.evaluation.loss(whole=False)
+    assert torch.equal(first, fleet.evaluation.loss(whole=False))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fleet.tensors().items())
+
+
+def values(*overrides: str) -> Mapping[str, Any]:
+    """The weights of a fleet after two updates, of which the first has learning rate 0."""
+    fleet = Fleet(configs("", shared=overrides))
+    fleet.step(0), fleet.step(1)
+    return fleet.state.weights
+
+
+def test_switches_change_what_they_name() -> None:
+    plain = values("precision=mxfp8")
+    for switch in ("gradient_format=e4m3", "stochastic_rounding=gradients", "kept_in_bf16=ends"):
+        switched = values("precision=mxfp8", switch)
+        assert not torch.equal(switched["block1.mlp_up"], plain["block1.mlp_up"]), switch
+    # gains begin at one, which every format has: until they have moved nothing changes
+    assert torch.equal(values("precision=mxfp8", "norm_gains=rounded")["block1.mlp_up"], plain["block1.mlp_up"])
+
+
+def test_the_first_block_and_the_head_are_kept_in_bf16() -> None:
+    model = Fleet(configs("", shared=("precision=mxfp8", "kept_in_bf16=ends", "norm_gains=rounded"))).model
+    operands = {name: layer.operands for name, layer in model.layers() if hasattr(layer, "operands")}  # type: ignore
+    rounds = {
+        name.split(".")[0] for name, each in operands.items() if each is not torch.bfloat16 and "attention" not in name
+    }
+    assert rounds == {"block1"}
+    gains = {name for name, layer in model.layers() if layer.gain_rounding is not None}  # type: ignore
+    assert "block1.mlp_norm" in gains
+    assert not any(name.startswith("block0") for name in gains)
+
+
+KEEPS_STATE = "keeps a state from step to step, and batch=constant takes several batches in one; leave batch= out"
+MICRO = "batch=constant batch.micro_batch=2"
+REFUSED = {
+    "norm_gains=rounded": "norm_gains=rounded changes nothing in precision=fp32; say precision=mxfp8, too",
+    "precision=nvfp4 gradient_format=e4m3": "precision=nvfp4 rounds gradients to E2M1; leave out gradient_format",
+    "precision=mxfp8 master_weights=none": "precision=mxfp8 keeps weights in fp32; leave out master_weights=none",
+    f"precision=fp8_delayed {MICRO}": f"precision=fp8_delayed {KEEPS_STATE}",
+    f"precision=mxfp8 stochastic_rounding=all {MICRO}": f"stochastic_rounding {KEEPS_STATE}",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_what_changes_nothing_is_refused(overrides: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        configs(overrides)
+    assert str(refused.value) == REFUSED[overrides]
+
+
+def test_ids_of_other_runs_know_nothing_of_the_switches() -> None:
+    plain, rounded = (columns(configs(f"precision={name}")[0]) for name in ("bf16", "mxfp8"))
+    assert plain.keys() == rounded.keys()
+    (switched,) = configs("precision=mxfp8 norm_gains=rounded")
+    assert columns(switched).keys() - plain.keys() == {"norm_gains"}
+
+
+def test_a_power_of_two_ahead_of_the_loss_changes_nothing_where_gradients_are_scaled() -> None:
+    """What a loss scale cures in fp16, formats with scales do not have."""
+
+    def after(precision: str, scale: float) -> Tensor:
+        switches = (f"precision={precision}", "loss_scale=constant", f"loss_scale.init={scale}")
+        return values(*switches)["block0.mlp_up"]
+
+    for precision in ("fp8_current", "mxfp8"):
+        assert torch.equal(after(precision, 1), after(precision, 2.0**-8))
+    assert not torch.equal(after("fp16_emulated", 1), after("fp16_emulated", 2.0**-8))
+
+
+def test_a_small_loss_scale_loses_gradients_in_fp16() -> None:
+    shared = ("precision=fp16_emulated", "loss_scale=constant", "probes.names=[zero_gradients]")
+    scales = ("loss_scale.init=1", "loss_scale.init=1e-3", "loss_scale.init=1e-6")
+    shares = [
+        max(value for _, _, where, value in rows if where == "block0.mlp_up")
+        for _, rows in trained(configs(*scales, shared=shared))
+    ]
+    assert shares[0] < shares[1] < shares[2]
+    assert shares[2] > 0.5
+
+
+def test_clustering_of_gains_is_measured() -> None:
+    fleet = Fleet(configs("", "", shared=("precision=mxfp8", "probes.names=[gain_octave,gain_code]", "probes.every=1")))
+    gain_rd = fleet.state.weights["final_norm"].data
+    gain_rd[0] = torch.linspace(0.93, 0.999, gain_rd.shape[1])
+    gain_rd[1] = torch.linspace(0.5, 2.0, gain_rd.shape[1])
+    measured = fleet.step(0)
+    assert measured["gain_code", "final_norm"][0] == measured["gain_octave", "final_norm"][0] == 1
+    assert measured["gain_code", "final_norm"][1] < 0.3
+    assert 0.5 < measured["gain_octave", "final_norm"][1] < 0.8
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("switches", [SWITCHED[1], SWITCHED[2], SWITCHED[5]])
+def test_a_compiled_step_rounds_alike(switches: str) -> None:
+    shared = (*switches.split(), "model.depth=1", "steps=6", "probes.names=[train_loss]", "probes.every=1")
+    wanted = configs(*RATES[:2], shared=shared)
+    eager, compiled = (trained([replace(each, engine=name) for each in wanted]) for name in ("eager", "compiled"))
+    for (_, rows), (_, fast) in zip(eager, compiled, strict=True):
+        losses, fast_losses = (torch.tensor([row[-1] for row in of]) for of in (rows, fast))
+        torch.testing.assert_close(losses, fast_losses, rtol=2e-3, atol=0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 EXPONENT, MANTISSA_BITS = 0x7F800000, 23  # of fp32
 MX_BLOCK, NV_BLOCK = 32, 16
@@ -56,12 +57,11 @@ def rounded_to(x: Tensor, kept_in: NumberFormat, noise: Tensor | None = None) ->
         noise: numbers of the shape of ``x``, uniform between -1/2 and 1/2; with them a number rounds up with the
             probability of its distance from the number below (stochastic rounding).
     """
-    clamped = x.clamp(-kept_in.largest, kept_in.largest)
-    return _to_multiples(clamped, _powers(clamped).clamp_min_(2.0**kept_in.lowest_exponent), kept_in, noise)
+    return within(x.clamp(-kept_in.largest, kept_in.largest), kept_in, noise)
 
 
 def within(x: Tensor, kept_in: NumberFormat, noise: Tensor | None = None) -> Tensor:
-    """As ``rounded_to``, for numbers that are nowhere larger than the largest of the format but for rounding."""
+    """As ``rounded_to``, as if there were larger numbers than the largest of the format."""
     return _to_multiples(x, _powers(x).clamp_min_(2.0**kept_in.lowest_exponent), kept_in, noise)
 
 
@@ -121,7 +121,10 @@ def mx_blocks(blocks: Tensor, axis: int, kept_in: NumberFormat, noise: Tensor | 
         The rounded numbers, and the scale of each block.
     """
     power = _powers(blocks)
-    largest_power = power.view(torch.int32).amax(axis, keepdim=True).view(torch.float32)  # in half the time of floats
+    if get_proxy_mode() is None:  # of whole numbers it takes half the time, but compiled a multiple
+        largest_power = power.view(torch.int32).amax(axis, keepdim=True).view(torch.float32)
+    else:
+        largest_power = power.amax(axis, keepdim=True)
     scale = largest_power * 2.0**-kept_in.highest_exponent
     power.clamp_min_(scale * 2.0**kept_in.lowest_exponent)
     largest = scale * kept_in.largest
@@ -145,8 +148,8 @@ def nv_scales(largest: Tensor, of_tensor: Tensor) -> Tensor:
 
 def nv_blocks(blocks: Tensor, scale: Tensor, noise: Tensor | None = None) -> Tensor:
     """Round numbers to E2M1 times the ``scale`` of their block; those of a block with scale 0 become 0."""
-    inverse = torch.where(scale == 0, 0.0, 1 / scale)
-    return rounded_to(blocks * inverse, E2M1, noise) * scale
+    scaled = blocks * torch.where(scale == 0, 0.0, 1 / scale)
+    return within(scaled, E2M1, noise).clamp_(-E2M1.largest, E2M1.largest).mul_(scale)
 
 
 def mixed_bits(number: Tensor) -> Tensor:

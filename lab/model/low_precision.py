@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from lab.core.axes import over
@@ -181,8 +181,9 @@ class Rounding:
 
     def announce(self, operand: str, before: Tensor, after: Tensor, beyond: Tensor | float) -> None:
         """Announce an operand before and after its rounding, and where it saturates, all in one unit."""
-        kind = "gradient_rounding" if operand == "gradient" else "operand_rounding"
-        announce(kind, f"{self.low.where}.{operand}", before, after, beyond)
+        announce("rounding", f"{self.low.where}.{operand}", before, after, beyond)
+        if operand == "gradient":
+            announce("gradient_rounding", self.low.where, before, after, beyond)
 
     # --- one scale for each tensor ---
 
@@ -233,18 +234,25 @@ def magnitude(x_r: Tensor) -> Tensor:
     return torch.maximum(flat_rn.amax(1), -flat_rn.amin(1))
 
 
+@cache
+def _hadamard_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Sylvester's matrix of 16 rows, each column times its sign, orthogonal."""
+    row_i = torch.arange(NV_BLOCK)
+    common_ij = row_i[:, None] & row_i
+    odd_ij = torch.stack([common_ij >> bit & 1 for bit in range(4)]).sum(0) % 2
+    matrix_ij: Tensor = (1 - 2 * odd_ij) * torch.tensor(SIGNS) * NV_BLOCK**-0.5
+    return matrix_ij.to(device, dtype)
+
+
 def hadamard(x_r: Tensor) -> Tensor:
     """Multiply blocks of 16 along the last axis but one by an orthogonal matrix of signs, the last block filled with 0.
 
     A product contracted over that axis stays, and an outlier is spread over its block.
     """
     blocks = whole_blocks(x_r, -2, NV_BLOCK)  # [... n 16 k]
-    signs_k1 = torch.tensor(SIGNS, dtype=x_r.dtype, device=x_r.device)[:, None]
-    mixed = blocks * (signs_k1 * 0.25)
-    for stage in (8, 4, 2, 1):
-        upper, lower = rearrange(mixed, "... (pairs two stage) k -> two ... pairs stage k", two=2, stage=stage)
-        mixed = rearrange([upper + lower, upper - lower], "two ... pairs stage k -> ... (pairs two stage) k")
-    return mixed.flatten(-3, -2)
+    flat = blocks.flatten(0, -3)
+    mixed = torch.bmm(_hadamard_matrix(x_r.dtype, x_r.device).expand(len(flat), -1, -1), flat)
+    return mixed.view_as(blocks).flatten(-3, -2)
 
 
 class ScaledProduct(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Dynamic loss scales for training in fp16: the state machines of metaseq and of torch, one state per run."""
+"""Loss scales for training in few bits: the state machines of metaseq and of torch, and a constant, one per run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lab.core.registry import LOSS_SCALES
-from lab.core.schema import bounded
+from lab.core.schema import PerRun, bounded
 
 
 class LossScale(ABC):
@@ -101,4 +101,28 @@ class TorchScale(LossScale):
             "scale": torch.where(overflow_r, scale_r / 2, kept_r),
             "since": torch.where(overflow_r | grows_r, 0.0, since_r),
             "at_floor": state["at_floor"],
+        }
+
+
+@LOSS_SCALES.register("constant")
+@dataclass(frozen=True)
+class ConstantScale(LossScale):
+    """A scale that never changes; updates whose gradient overflows are left out.
+
+    Attributes:
+        init: the scale; below 1 it makes gradients underflow that the loss itself would not.
+    """
+
+    init: PerRun = bounded(above=0)  # type: ignore[misc,assignment]
+
+    def begin(self, runs: int, device: torch.device) -> dict[str, Tensor]:
+        """The scale of each run."""
+        zero_r = torch.zeros(runs, dtype=torch.float32, device=device)
+        return {"scale": zero_r + torch.as_tensor(self.init).to(zero_r), "at_floor": zero_r}
+
+    def after(self, state: Mapping[str, Tensor], overflow_r: Tensor) -> dict[str, Tensor]:
+        """The same scale; every overflow finds no smaller one."""
+        return {
+            "scale": state["scale"],
+            "at_floor": torch.where(overflow_r, state["at_floor"] + 1, 0.0),
         }

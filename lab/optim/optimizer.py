@@ -14,7 +14,7 @@ from lab.core.axes import where_runs
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import announce, listening_too
 from lab.core.registry import LINKS
-from lab.core.roles import NUMBERED, numbered_as
+from lab.core.roles import NUMBERED, Role, numbered_as
 from lab.core.schema import build, text_value
 from lab.optim.links import Link, Now, Tensors
 from lab.optim.links.skipping import Gate
@@ -135,6 +135,7 @@ class Optimizer:
         """
         announce("gradients", "", gradients)
         announce("parameters", "", now.weights)
+        announce("gains", "", {name: each for name, each in now.weights.items() if now.roles.get(name) == Role.GAIN})
         updates, now = dict(gradients), replace(now, gradients=gradients)
         by_role = self._links_by_role(now.roles)
         awaited, is_clipped = set(gradients), False  # tensors whose update is no direction yet

@@ -29,9 +29,10 @@ import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.noise
+import lab.probes.rounding
 import lab.probes.updates
 import lab.records.trackers
-import lab.responses  # noqa: F401  (these fourteen fill the registries)
+import lab.responses  # noqa: F401  (these fifteen fill the registries)
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, WeightIntervention, changes_weights
 from lab.core.registry import (
@@ -425,9 +426,7 @@ def _check_precision(config: RunConfig) -> None:
     if config.master_weights == "none" and config.precision == "fp32":
         raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
     if config.master_weights == "none" and config.precision in LOW_PRECISIONS:
-        raise RequestError(
-            f"precision={config.precision} rounds operands alone, and weights stay in fp32; leave out master_weights"
-        )
+        raise RequestError(f"precision={config.precision} keeps weights in fp32; leave out master_weights=none")
     _check_switches(config)
     if config.guest and config.precision in ("fp16_emulated", "mantissa", *LOW_PRECISIONS):
         precision = config.precision

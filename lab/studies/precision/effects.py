@@ -1,0 +1,91 @@
+"""Effects of claims on low precision: how often the loss spikes, and how much the first block moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from lab.analysis.events.costs import spike_costs
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
+from lab.analysis.judging.quantities import log10
+from lab.analysis.probe_values import late
+from lab.studies.precision.measures import FIRST, LAST, LATE_PART, PER_UPDATES
+
+ON, GAINS, SCALE, EPS = "on", "norm_gains", "loss_scale.init", "optimizer.eps"
+LEAST_LOST = 0.1  # of gradients, by which a loss scale that loses them is known
+INTERVENTIONS = ("swiglu", "qk_layernorm")
+
+
+def in_formats(group: ComparisonGroup, *names: str) -> list[ArmTables]:
+    """Arms by name: a precision, and after it ``gains`` where these are rounded, and interventions."""
+    return group.arms(*map(_chooser, names))
+
+
+def _chooser(name: str) -> Callable[[Config], bool]:
+    precision, *words = name.split()
+    wanted = {f"intervention.{each}": ON if each in words else None for each in INTERVENTIONS}
+    gains = "rounded" if "gains" in words else "fp32"
+
+    def is_it(curve: Config) -> bool:
+        matches = all(curve.get(key) == value for key, value in wanted.items())
+        return matches and curve.get("precision") == precision and curve.get(GAINS, "fp32") == gains
+
+    return is_it
+
+
+def at_scales(group: ComparisonGroup, precision: str, eps: float, *ends: str) -> list[ArmTables]:
+    """Arms with the ``lowest`` or ``highest`` loss scale, in a precision and with an epsilon."""
+    scales = group.values(SCALE)
+    chosen = {"lowest": scales[0], "highest": scales[-1]} if len(scales) > 1 else {}
+    return group.arms(*({"precision": precision, EPS: eps, SCALE: chosen.get(end)} for end in ends))
+
+
+def in_fp8_and_fp16(group: ComparisonGroup) -> list[ArmTables]:
+    """Arms with the lowest and the highest loss scale, in fp8 and then in fp16, with the smallest epsilon."""
+    eps = min(group.values(EPS), default=0.0)
+    pairs = (at_scales(group, precision, eps, "lowest", "highest") for precision in ("fp8_current", "fp16_emulated"))
+    return [arm for pair in pairs for arm in pair]
+
+
+def spikes_in_1000(arm: ArmTables, lr: float) -> pd.Series:
+    """Loss spikes in 1000 updates of the largest model, in a run without bad data."""
+    counted, steps = (arm.column(lr, spike_costs, name).iloc[:, -1] for name in ("false_alarms", "clean_steps"))
+    return PER_UPDATES * counted / steps
+
+
+def _difference_in_spikes(first: ArmTables, second: ArmTables, rates: int) -> pd.Series:
+    return mean([spikes_in_1000(first, lr) - spikes_in_1000(second, lr) for lr in first.lrs[-rates:]])
+
+
+def quantized_gains_raise_the_number_of_spikes(gains: ArmTables, exact: ArmTables) -> Effects:
+    """Loss spikes in 1000 updates with rounded gains minus those with exact ones, mean of two learning rates."""
+    return _difference_in_spikes(gains, exact, 2)
+
+
+def small_loss_scales_raise_the_number_of_spikes(small: ArmTables, large: ArmTables) -> Effects:
+    """Loss spikes in 1000 updates at the smallest loss scale minus those at the largest."""
+    return _difference_in_spikes(small, large, 1)
+
+
+def the_loss_scale_changes_nothing_in_fp8(small: ArmTables, large: ArmTables, *in_fp16: ArmTables) -> Effects:
+    """As ``small_loss_scales_raise_the_number_of_spikes``, in fp8.
+
+    The control: in fp16 the smaller scale loses gradients.
+    """
+    lost, kept = (arm.probe(arm.lrs[-1], "zero_gradients", FIRST, late, part=LATE_PART).iloc[:, -1] for arm in in_fp16)
+    return Qualified(_difference_in_spikes(small, large, 1), control=exceeds(lost - kept, LEAST_LOST))
+
+
+def small_loss_scales_freeze_the_first_block(small: ArmTables, large: ArmTables) -> Effects:
+    """Log10 of the update of the first block over that of the head, smallest loss scale minus largest."""
+
+    def ratio(arm: ArmTables) -> pd.Series:
+        first, last = (
+            log10(arm.probe(arm.lrs[-1], "update_rms", where, late, part=LATE_PART)).iloc[:, -1]
+            for where in (FIRST, LAST)
+        )
+        return first - last
+
+    return ratio(small) - ratio(large)

@@ -1,0 +1,85 @@
+"""Figures of low precision: what rounds to zero or saturates as runs go on, and spikes by loss scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.drawing.series import ProbeSeries, over_steps
+from lab.analysis.probe_values import late
+from lab.analysis.rendering import hover, layout, panels
+from lab.analysis.rendering.hover import Quantity
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.panels import Dot
+from lab.analysis.statistics import student_t
+from lab.analysis.text import spell
+from lab.records.store import Records
+from lab.studies.precision.measures import FIRST, LATE_PART, has_loss_scales, scale_exponent, spike_rate
+
+SHARES = (-0.03, 1.03)
+SPIKES, ZEROS = Quantity("loss spikes in 1000 updates", ""), Quantity("share of gradients that are zero", "")
+
+
+@figure("rounding_faults")
+def rounding_faults(records: Records, runs: pd.DataFrame) -> Sheet:
+    """What low precision loses, against step: gradients, saturated entries, and gains that share a number.
+
+    The first row is the largest share, over products, of a gradient's entries that round to zero. The second is the
+    largest share of an operand's entries beyond the largest number of its format. The third is the largest share of the
+    gains of a norm that MXFP8 would round to one number, whether gains are rounded or not. Means over seeds, one line
+    per learning rate.
+    """
+    without = runs[~runs["arm"].str.contains("qk_layernorm", regex=False)]
+    rows = [
+        ProbeSeries("gradient_underflow", None, "gradients that\nround to zero", "linear"),
+        ProbeSeries("saturation", None, "saturated\nentries", "linear"),
+        ProbeSeries("gain_code", None, "gains with\none number", "linear"),
+    ]
+    rounds = set(records.metrics.loc[records.metrics["probe"] == rows[0].probe, "id"])
+    drawn = without if set(without["id"]) & rounds else runs
+    return over_steps(records, drawn[drawn["id"].isin(rounds)], rows)
+
+
+@figure("spikes_by_loss_scale")
+def spikes_by_loss_scale(records: Records, runs: pd.DataFrame) -> Sheet:
+    """How often the loss spikes at each constant loss scale, and how many gradients of the first block are zero.
+
+    Spikes are counted at each update, in runs without bad data. Gradients are those of the first block's queries as
+    they reach the optimizer, a mean over the run but for its first fifth. Bars are 95 % intervals over seeds.
+    """
+    if not has_loss_scales(records.runs):
+        raise NothingToDrawError("nothing to draw: runs do not differ in a constant loss scale")
+    table = runs.set_index("id").assign(
+        exponent=scale_exponent(records.runs),
+        spikes=spike_rate(records),
+        zeros=late(records, "zero_gradients", FIRST, LATE_PART),
+    )
+    table = table.join(records.runs.set_index("id")[["precision", "optimizer.eps"]], rsuffix="_of_run").reset_index()
+    if table["spikes"].isna().all():
+        raise NothingToDrawError("nothing to draw: no run tells its loss spikes")
+    exponents = sorted(table["exponent"].dropna().unique(), reverse=True)
+    names = [f"loss scale 2^{exponent:g}" for exponent in exponents]
+    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
+    sheet, ((spikes,), (zeros,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
+    arms = list(table.groupby(["precision", "optimizer.eps"]))
+    looks = {f"{precision}, epsilon {spell(eps)}": panels.arm_look(n) for n, ((precision, eps), _) in enumerate(arms)}
+    for axes, column, quantity in ((spikes, "spikes", SPIKES), (zeros, "zeros", ZEROS)):
+        groups = []
+        for look, (_, of_arm) in zip(looks.values(), arms, strict=True):
+            cells = {row: of_arm[of_arm["exponent"] == exponent] for row, exponent in enumerate(exponents)}
+            groups.append(
+                (look, {row: _dot(cell, column, quantity) for row, cell in cells.items() if cell[column].notna().any()})
+            )
+        panels.rows(axes, names, groups)
+        axes.set_xlabel(quantity.name.replace(" that", "\nthat"))
+    spikes.set_xlim(left=0)
+    zeros.set_xlim(*SHARES)
+    sheet.keys(("arm", [panels.arm_key(name, look | {"linestyle": ""}) for name, look in looks.items()]))
+    return sheet
+
+
+def _dot(cell: pd.DataFrame, column: str, quantity: Quantity) -> Dot:
+    values = cell[column].to_numpy(dtype=float)
+    text = hover.HoverText(cell).point(slice(None), quantity, values)
+    return Dot(student_t(values[np.isfinite(values)]), text)

@@ -1,0 +1,67 @@
+"""Planted sweeps of low precision: formats that fail as published, or do not, and loss scales that bring spikes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Shape = dict[str, float]
+Recorded = dict[tuple[str, str], Any]
+
+EXACT, SWIGLU = "z_loss", "swiglu+z_loss"
+FORMATS = {
+    "intervention": (EXACT, SWIGLU),
+    "optimizer.lr": (3e-3, 1e-2, 1e-1, 3e-1, 1.0),
+    ("precision", "norm_gains"): (
+        *(("fp32", "fp32"), ("fp8_current", "fp32"), ("fp8_delayed", "fp32")),
+        *(("mxfp8", "fp32"), ("mxfp8", "rounded")),
+    ),
+}
+LOSS_SCALES = {
+    "intervention": ("none",),
+    "optimizer.lr": (2e-2,),
+    "precision": ("fp16_emulated", "fp8_current"),
+    "loss_scale.init": (2.0**10, 1.0, 2.0**-12),
+    "optimizer.eps": (1e-8, 1e-5),
+}
+# Products whose operands a figure reads.
+PRODUCT = "block1.mlp_down"
+
+
+def spikes(count: int) -> Recorded:
+    """So many loss spikes, far enough from one another, and their number in the card."""
+    events = [(40 * (index + 1), "spike", 3.0, "usual loss 2") for index in range(count)]
+    return {("events", ""): events, ("columns", ""): {"spikes": count, "rewound_steps": 0, "skipped_batches": 0}}
+
+
+def low_precision(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: fp8 and rounded gains are unstable earlier, SwiGLU saturates delayed scales.  Not good: the reverse."""
+    precision, gains, swiglu = c["precision"], c["norm_gains"] == "rounded", "swiglu" in c["intervention"]
+    worse = {
+        "fp32": not good,
+        "fp8_current": good if not swiglu else not good,
+        "fp8_delayed": good if swiglu else False,
+        "mxfp8": gains == good,
+    }[precision]
+    shape = {"high": 1.2 if worse else 0.4}
+    recorded = spikes(4 if gains == good else 1)
+    if precision != "fp32":
+        saturated = 0.2 if swiglu == good and precision == "fp8_delayed" else 0.05
+        recorded |= {("saturation", f"{PRODUCT}.left"): saturated, ("gradient_underflow", PRODUCT): 0.1}
+    return shape, recorded | {("gain_code", "block0.mlp_norm"): (1, 0.9, 0.5, 0.4)}
+
+
+def loss_scale(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: at the smallest scale fp16 has more zeros, a slower first block and more spikes, and fp8 has not.
+
+    Not good: fp16 has fewer there, and fp8 has more.
+    """
+    low = {2.0**10: 0, 1.0: 1, 2.0**-12: 2}[c["loss_scale.init"]]
+    in_fp16 = c["precision"] == "fp16_emulated"
+    level = (low if good else 2 - low) if in_fp16 else 0 if good else low
+    seen = {
+        ("zero_gradients", "block0.attention.query"): 0.1 + 0.2 * level,
+        ("update_rms", "block0.attention.query"): 10.0 ** (-0.5 * level),
+        ("update_rms", "head"): 1.0,
+    }
+    return {}, seen | spikes(1 + 2 * level)
