@@ -539,6 +539,8 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         | {"optimizer.lr": (1e-2,), "burst": ("repeated_character", "rare_tokens"), "batch_size": (2, 8, 32)}
         | {EPS: (1e-8, 1e-2)},
     ),
+    "own_spikes": (planted_own_spikes.own_spikes, planted_own_spikes.OWN_AXES),
+    "own_spike_curvature": (planted_own_spikes.own_spike_curvature, planted_own_spikes.CURVATURE_AXES),
     "spike_causes": (planted_own_spikes.spike_causes, planted_own_spikes.BRANCH_AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }

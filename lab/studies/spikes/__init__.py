@@ -1,6 +1,8 @@
 """Loss spikes: what brings them, what ends them, and what they leave behind."""
 
 FIRST_FIGURES = (
+    "own_spikes",
+    "alarms_on_own_spikes",
     "spike_causes",
     "updates_and_descent",
     "responses",
