@@ -62,6 +62,29 @@ def own_spike_curvature(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape
     return {}, _losses(True) | kept | {("update_curvature", ""): curvature_n.tolist()}
 
 
+CHANGED = ("optimizer.eps", "optimizer.beta2", "ledger", "data.rows", "batch_size")
+ARM_AXES = {
+    "intervention": ("qk_layernorm",),
+    "optimizer.lr": (2e-2,),
+    "steps": (STEPS,),
+    "probes.every": (1,),
+    CHANGED: (
+        (1e-8, 0.99, "none", 0, 8),
+        (0.0, 0.99, "none", 0, 8),
+        (1e-3, 0.99, "epsilon_decays", 0, 8),
+        (1e-8, 0.999, "beta2_falls", 0, 8),
+        (1e-8, 0.9, "beta2_rises", 0, 8),
+        (1e-8, 0.99, "none", 64, 64),
+    ),
+}
+
+
+def own_spike_arms(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: the recipe spikes, also with the full batch, and after no change. Not good: the reverse."""
+    is_usual = c["ledger"] == "none" and c["optimizer.eps"] > 0
+    return {}, _losses(is_usual == good)
+
+
 def _losses(spikes: bool) -> Recorded:
     loss_n = np.full(STEPS, 2.0)
     loss_n[OWN : OWN + 4] += 0.5 * spikes

@@ -23,7 +23,8 @@ from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
 from lab.sweeping import dry_run
 from sampling import few
 
-NOT_YET_TRAINED = {"leaderboard", "leaderboard_optimizers", "own_spike_curvature", "own_spikes", "spike_causes"}
+NOT_YET_TRAINED = {"leaderboard", "leaderboard_optimizers", "own_spikes", "spike_causes"}
+NOT_YET_TRAINED |= {"own_spike_arms", "own_spike_curvature"}
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 MEGABYTES = 2**20
 PRODUCTS = ", fp32 products by "  # of oneDNN on some processors, of MKL on others

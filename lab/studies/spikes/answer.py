@@ -131,7 +131,7 @@ MEASURES = (
         _own_rates,
         by_rate,
         "lower",
-        asked_by=("own_spikes", "own_spike_curvature"),
+        asked_by=("own_spikes", "own_spike_curvature", "own_spike_arms"),
     ),
     Measure(
         "Peak of the held-out loss above the usual one", NATS, _own_peaks, by_size, "lower", asked_by=("new_data",)

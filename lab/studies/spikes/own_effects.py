@@ -60,6 +60,17 @@ def qk_layernorm_does_not_prevent_them(without: ArmTables, with_it: ArmTables) -
     return Qualified(rate - HALF * usual, control=exceeds(usual, MANY))
 
 
+def the_change_makes_them_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
+    """Spikes in 10,000 steps of the recipe minus those after a change; the control: those are more than 10."""
+    rate = _trait(usual, "rate")
+    return Qualified(rate - _trait(changed, "rate"), control=exceeds(rate, MANY))
+
+
+def they_come_without_sampling(usual: ArmTables, full: ArmTables) -> Effects:
+    """Spikes in 10,000 steps with the full batch minus 10; the control: the recipe has more than 10."""
+    return Qualified(_trait(full, "rate") - MANY, control=exceeds(_trait(usual, "rate"), MANY))
+
+
 def first_layers_move_first(*arms: ArmTables) -> Effects:
     """Share of spikes before which a signal crosses minus that of like steps without one, of two signals.
 
