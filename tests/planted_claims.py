@@ -542,6 +542,9 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     ),
     "low_precision": (planted_low_precision.low_precision, planted_low_precision.FORMATS),
     "loss_scale": (planted_low_precision.loss_scale, planted_low_precision.LOSS_SCALES),
+    "own_spikes": (planted_own_spikes.own_spikes, planted_own_spikes.OWN_AXES),
+    "own_spike_curvature": (planted_own_spikes.own_spike_curvature, planted_own_spikes.CURVATURE_AXES),
+    "own_spike_arms": (planted_own_spikes.own_spike_arms, planted_own_spikes.ARM_AXES),
     "spike_causes": (planted_own_spikes.spike_causes, planted_own_spikes.BRANCH_AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }

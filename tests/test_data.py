@@ -503,6 +503,18 @@ def test_a_bigram_model_knows_only_which_tokens_are_letters() -> None:
     assert Echo().open().loss_bigram(32) == pytest.approx(math.log(16), abs=5e-3)
 
 
+def test_a_text_of_so_many_rows_is_every_batch_of_its_seed() -> None:
+    corpus, endless = Echo(rows=8).open(), Echo().open()
+    assert corpus.fingerprint != endless.fingerprint
+    corpus.check(8, 16)
+    first = endless.batch(3, 0, 8, 16)
+    assert all(np.array_equal(corpus.batch(3, step, 8, 16), first) for step in range(3))
+    assert not np.array_equal(corpus.batch(4, 0, 8, 16), first)
+    assert np.array_equal(corpus.held_out(16), endless.held_out(16))
+    with pytest.raises(RequestError, match=r"^data\.rows=8 is a text .* say batch_size=8$"):
+        corpus.check(4, 16)
+
+
 def test_no_seed_of_a_batch_reaches_held_out_echoes() -> None:
     corpus = Echo().open()
     held = {row.tobytes() for row in corpus.held_out(64)}

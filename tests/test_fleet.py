@@ -123,12 +123,16 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
     assert {where for probe, where in steps if probe == "train_loss"} == {""}
 
 
-def test_on_the_way_the_held_out_loss_is_heard_before_the_update_of_its_step() -> None:
-    wanted = configs(*PER_RUN[:2], shared=("probes.every=5", "steps=12"))
+@pytest.mark.parametrize("every", [5, 1])
+def test_on_the_way_the_held_out_loss_is_heard_before_the_update_of_its_step(every: int) -> None:
+    """On the same rows at every step at which probes fire, which may be each."""
+    wanted = configs(*PER_RUN[:2], shared=(f"probes.every={every}", "steps=12"))
     heard = {result.step: result.probe_values for result in train(brief(Fleet(wanted)))}
     fleet = brief(Fleet(wanted))
+    rows = fleet.evaluation.slice().clone()
     for step in range(11):
-        if step in (5, 10):
+        if step and step % every == 0:
+            assert torch.equal(fleet.evaluation.slice(), rows)
             assert torch.equal(heard[step]["val_loss", ""], fleet.evaluation.loss(whole=False))
         fleet.step(step)
 

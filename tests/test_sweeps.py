@@ -26,6 +26,7 @@ SIZING += ("sweeps=", "arm=")
 AS_LONG_AS_IT_TAKES = ("steps_to_target", "learning_rate_and_batch")
 # Twenty bursts, and a schedule of many restarts, take more steps than a toy has.
 LONGER = {"repeated_bursts": ("steps=40",), "ledgers": ("steps=40",), "new_data": ("steps=100",)}
+LONGER |= {"own_spike_arms": ("steps=40",)}
 
 
 @pytest.mark.parametrize("name", SWEEPS)

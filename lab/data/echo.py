@@ -12,6 +12,7 @@ import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.core import schema
+from lab.core.errors import RequestError
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
 from lab.data.corpus import (
@@ -41,12 +42,15 @@ class EchoCorpus(Corpus):
     A row begins with a cycle.  A target costs log(``letters``) nats if it is the first in its row that shows its
     letter, and else nothing to whoever knows the source: ``entropy`` has the mean of this over a row, which no
     model can go below.  In long rows it is log(``letters``) ``fresh`` / (``fresh`` + ``echoes``).
+
+    A text of so many ``rows`` is no language but a sample: each batch is all of it, so gradients have no noise.
     """
 
     letters: int
     distance: int
     fresh: int
     echoes: int
+    rows: int = 0
 
     @property
     def longest(self) -> int:
@@ -54,8 +58,16 @@ class EchoCorpus(Corpus):
         return sys.maxsize
 
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
-        """Rows ``[batch_size, seq_len + 1]`` of one step."""
-        return self._rows(TRAINING, seed, step, batch_size, seq_len + 1)
+        """Rows ``[batch_size, seq_len + 1]`` of one step; of a text of so many rows, all of them at every step."""
+        return self._rows(TRAINING, seed, 0 if self.rows else step, batch_size, seq_len + 1)
+
+    def check(self, batch_size: int, seq_len: int) -> None:
+        """Refuse batches that are not the whole text of so many rows."""
+        super().check(batch_size, seq_len)
+        if self.rows and batch_size != self.rows:
+            raise RequestError(
+                f"data.rows={self.rows} is a text that each batch holds as a whole; say batch_size={self.rows}"
+            )
 
     def held_out(self, seq_len: int) -> Tokens:
         """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
@@ -106,6 +118,7 @@ class Echo:
         distance: letters from the one that an echo repeats to the last before it; the larger, the harder.
         fresh: letters of a cycle, which nothing predicts.
         echoes: predictable tokens of a cycle; their share of targets in long rows is echoes / (fresh + echoes).
+        rows: 0 for an endless text; else the text of a seed is so many rows, and each batch is all of them.
         seed: of the batches.
     """
 
@@ -113,15 +126,16 @@ class Echo:
     distance: int = schema.bounded(3, at_least=0, at_most=2**15)
     fresh: int = schema.bounded(1, at_least=1, at_most=2**15)
     echoes: int = schema.bounded(1, at_least=0, at_most=2**15)
+    rows: int = schema.bounded(0, at_least=0, at_most=2**15)
     seed: PerRunSeed = schema.seed(0)
 
     def open(self) -> Corpus:
         """Make the language, once per process."""
-        return _open(self.letters, self.distance, self.fresh, self.echoes)
+        return _open(self.letters, self.distance, self.fresh, self.echoes, self.rows)
 
 
 @cache
-def _open(letters: int, distance: int, fresh: int, echoes: int) -> Corpus:
+def _open(letters: int, distance: int, fresh: int, echoes: int, rows: int) -> Corpus:
     share = echoes / (fresh + echoes)
     corpus = EchoCorpus(
         fingerprint="",
@@ -131,7 +145,8 @@ def _open(letters: int, distance: int, fresh: int, echoes: int) -> Corpus:
         distance=distance,
         fresh=fresh,
         echoes=echoes,
+        rows=rows,
     )
     # The sample stands for the recipe: whatever changes a row changes the fingerprint.
-    numbers = np.array([letters, distance, fresh, echoes], dtype=np.int64)
+    numbers = np.array([letters, distance, fresh, echoes, *[rows] * bool(rows)], dtype=np.int64)
     return replace(corpus, fingerprint=fingerprint(numbers, corpus.held_out(COUNTED_SEQ_LEN)))

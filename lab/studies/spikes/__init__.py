@@ -1,6 +1,8 @@
 """Loss spikes: their causes, responses that end them, and the damage that they leave."""
 
 FIRST_FIGURES = (
+    "own_spikes",
+    "alarms_on_own_spikes",
     "spike_causes",
     "updates_and_descent",
     "responses",

@@ -13,6 +13,7 @@ from lab.analysis.sensitivity import Study
 from lab.studies.spikes.adam_updates import update_traits
 from lab.studies.spikes.branches import NAMES, SAME, changes
 from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
+from lab.studies.spikes.own_spikes import spike_traits
 from lab.studies.spikes.repeats import CLEAN, repeated_costs
 from lab.studies.spikes.state_and_data import factors_by_seed
 
@@ -45,6 +46,12 @@ def _by_change(study: Study) -> pd.DataFrame:
     """Whether the spike was removed, 1 or 0, by what was changed before it."""
     table = changes(study.records).set_index("id")
     return valued(study, table["removed"], arm=table["change"].map(NAMES))
+
+
+def _own_rates(study: Study) -> pd.DataFrame:
+    """Spikes in 10,000 steps that no bad data brought, of runs measured at every step."""
+    traits = spike_traits(study.records)
+    return valued(study, traits["rate"]) if len(traits) else study.points.head(0)
 
 
 def _own_peaks(study: Study) -> pd.DataFrame:
@@ -115,6 +122,14 @@ MEASURES = (
         "higher",
         reference=NAMES[SAME],
         asked_by=("spike_causes",),
+    ),
+    Measure(
+        "Loss spikes in 10,000 steps",
+        "",
+        _own_rates,
+        by_rate,
+        "lower",
+        asked_by=("own_spikes", "own_spike_curvature", "own_spike_arms"),
     ),
     Measure(
         "Peak of the held-out loss above the usual one", NATS, _own_peaks, by_size, "lower", asked_by=("new_data",)

@@ -1,0 +1,157 @@
+"""Loss spikes of a run's own: which count, what moves before them, and which alarms find them, on planted records."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+
+import planted_claims
+from drawn_texts import complaints
+from lab.analysis.curves import points
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.rendering import style
+from lab.analysis.sensitivity import judge, study_of
+from lab.records.store import Records
+from lab.report.answers import answer
+from lab.studies.figures import FIGURES
+from lab.studies.spikes.own_alarms import OWN, alarm_traits, score_own
+from lab.studies.spikes.own_spikes import (
+    APART,
+    SIGNALS,
+    STAGES,
+    find_spikes,
+    lead,
+    measured,
+    spike_traits,
+    stages,
+)
+from planted_own_spikes import OWN as ONSET
+from planted_own_spikes import STEPS
+
+
+@cache
+def world(sweep: str = "own_spikes", *, good: bool = True) -> Records:
+    return planted_claims.records(planted_claims.cards(sweep, dict.fromkeys(range(2), good)))
+
+
+def changed(records: Records, probe: str, change: float) -> Records:
+    """The records with a probe's values at the spike changed by so much."""
+    metrics = records.metrics.copy()
+    at = (metrics["probe"] == probe) & metrics["step"].between(ONSET, ONSET + 3)
+    metrics.loc[at, "value"] += change
+    return records._replace(metrics=metrics)
+
+
+def test_a_spike_is_where_it_was_planted_and_its_control_is_far_from_it() -> None:
+    spikes = find_spikes(measured(world()))
+    assert len(spikes) == 2 * 2 * 2  # without and with qk-layernorm, two decays of the first moment, two seeds
+    for spike in spikes:
+        assert (spike.step, spike.end) == (ONSET, ONSET + 4)
+        assert spike.size == pytest.approx(0.5, abs=0.02)
+        assert spike.held_out == pytest.approx(0.5, abs=0.02)
+        assert spike.control >= spike.end + APART
+
+
+def test_a_spike_of_its_batch_alone_does_not_count() -> None:
+    """The loss on fixed held-out rows does not rise with it."""
+    assert not find_spikes(measured(changed(world(), "val_loss", -0.5)))
+    assert find_spikes(measured(changed(world(), "val_loss", -0.4)))
+
+
+@pytest.mark.parametrize("column", [{"burst": "rare_tokens"}, {"response": "lower_lr"}, {"probes.every": 2}])
+def test_runs_with_planted_data_with_a_response_or_with_gaps_are_left_out(column: dict[str, object]) -> None:
+    assert not measured(world()._replace(runs=world().runs.assign(**column)))
+
+
+def test_signals_lead_by_the_steps_that_were_planted() -> None:
+    series = next(iter(measured(world()).values()))
+    spiking = max(measured(world()).values(), key=lambda each: float(np.max(each["grad_norm", ""])))
+    for name in ("embedding_gradient", "embedding_update", "attention_update"):
+        assert lead(spiking[SIGNALS[name]], ONSET) == 6
+    assert math.isnan(lead(spiking[SIGNALS["mlp_gradient"]], ONSET))
+    assert all(math.isnan(lead(each, STEPS - 50)) for each in spiking.values())
+    assert math.isnan(lead(np.full(STEPS, np.nan), ONSET))
+    assert len(series["train_loss", ""]) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "part"),
+    [
+        ("small_updates", ("update_rms", "embedding"), slice(500, 580)),
+        ("vanished_gradient", ("grad_rms", "embedding"), slice(580, 612)),
+        ("gradient_returns", ("grad_rms", "embedding"), slice(610, 640)),
+        ("two_humps", ("update_bimodality", "embedding"), slice(610, 640)),
+    ],
+)
+def test_each_stage_fails_without_what_it_says(stage: str, key: tuple[str, str], part: slice) -> None:
+    spiking = max(measured(world()).values(), key=lambda each: float(np.max(each["grad_norm", ""])))
+    assert all(stages(spiking, ONSET, 0.95).values())
+    other = {"small_updates": 0.6, "vanished_gradient": 5e-3, "gradient_returns": 1e-4, "two_humps": 0.33}[stage]
+    value_n = spiking[key].copy()
+    value_n[part] = other
+    held = stages({**spiking, key: value_n}, ONSET, 0.95)
+    assert not held[stage]
+    if stage != "vanished_gradient":
+        assert [name for name in STAGES if not held[name]] == [stage]
+
+
+def test_a_second_moment_that_grows_does_not_follow() -> None:
+    spiking = max(measured(world()).values(), key=lambda each: float(np.max(each["grad_norm", ""])))
+    growing = np.geomspace(1e-5, 1e-2, STEPS)
+    assert not stages({**spiking, ("grad_rms", "embedding"): growing}, ONSET, 0.95)["moments_follow"]
+
+
+def test_traits_count_spikes_and_like_steps_apart() -> None:
+    traits = spike_traits(world()).sum()
+    assert traits["spikes"] == traits["controls"] == 8
+    assert [traits[stage] for stage in (*STAGES, "all_stages")] == [8] * 6
+    assert [traits[f"{stage}_control"] for stage in (*STAGES, "all_stages")] == [0] * 6
+    rates = spike_traits(world())["rate"]
+    assert sorted(set(rates)) == [0, 25]  # one in the 400 steps from 500 on
+
+
+def test_alarms_are_scored_on_the_spikes_themselves() -> None:
+    scores = score_own(world())
+    hits = scores[scores["burst"] == OWN]
+    assert set(hits["kind"]) == {"gradient_spike", "update_rms"}
+    assert hits["hit"].all()
+    assert set(hits["lead"]) == {6}
+    assert scores["false_alarms"].sum() == 0
+    # from step 500 on without 40 steps before the spike and 20 after its end
+    clean = scores.loc[scores["burst"] != OWN, "clean_steps"]
+    assert set(clean) == {400, 400 - 40 - 4 - 20}
+
+
+def test_false_alarms_are_those_far_from_any_spike() -> None:
+    traits = alarm_traits(world("own_spike_curvature", good=False))
+    assert traits[["gradient_spike.hits", "curvature.hits", "curvature.first"]].to_numpy().max() == 0
+    assert set(traits["gradient_spike.false"]) == set(traits["curvature.false"]) == {1}
+    good = alarm_traits(world("own_spike_curvature"))
+    assert set(good["curvature.first"]) == set(good["spikes"]) == {1}
+    assert set(good["curvature.lead"]) == {8}
+
+
+@pytest.mark.parametrize("page", [style.SCREEN, pytest.param(style.Page(3.25, 8.0), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["own_spikes", "alarms_on_own_spikes"])
+def test_figures_of_own_spikes_can_be_read(name: str, page: style.Page) -> None:
+    with style.drawn_for(page):
+        assert not complaints(FIGURES[name](world(), judge(points(world().runs))))
+
+
+def test_without_spikes_there_is_nothing_to_draw() -> None:
+    calm = changed(world(), "val_loss", -0.5)
+    with pytest.raises(NothingToDrawError, match="no run without bad data had a spike"):
+        FIGURES["own_spikes"](calm, judge(points(calm.runs)))
+
+
+def test_the_question_is_answered_by_the_rate_of_spikes() -> None:
+    study = study_of(world())
+    assert Evidence("own_spikes", study.records).summaries
+    (said,) = answer(study, ["own_spikes"]).contrasts
+    assert said.measure.name == "Loss spikes in 10,000 steps"
+    levels = next(iter(said.levels.values()))
+    assert [round(level.mean) for level in levels.values()] == [0, 25]
