@@ -12,7 +12,6 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare
-from lab.analysis.rendering.layout import Drawing
 from lab.core.errors import RequestError
 from planted import BOTH, OFF_LABEL, ON_LABEL, card, cards, write
 
@@ -51,12 +50,6 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return code, captured.out, captured.err
 
     return run
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages with an empty figure, which takes no time to draw; what is drawn is tested with all other figures."""
-    monkeypatch.setattr("lab.analysis.guard.render.overlay", lambda old, new: Drawing(figsize=(1, 1)))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from lab.records import store
 from lab.report.build import first_figures
 from lab.studies.figures import FIGURES
 from lab.sweeping.coordinate_growth import figure as coordinate_growth
-from sampling import few
+from sampling import some
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
@@ -146,7 +146,10 @@ def test_figures_can_be_read_in_a_column_of_a_paper(shape: str) -> None:
     assert {round(float(drawing.get_figwidth()), 6) for _, drawing in shown} == {3.25}
 
 
-@pytest.mark.parametrize("folder", few(FOLDERS, 3), ids=lambda folder: folder.name)
+# One of many learning rates, and one of a single one.
+@pytest.mark.parametrize(
+    "folder", some(FOLDERS, [RESULTS / "mup", RESULTS / "embedding_gradients"]), ids=lambda folder: folder.name
+)
 def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
     runs = pd.read_parquet(folder / "runs.parquet")
     records = Records(runs, pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))

@@ -186,6 +186,7 @@ def test_the_same_table_is_imported_once_and_another_replaces_it_on_request(
     assert len(store.read(tmp_path / "out").runs) == 32
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("second", ["two", "one"])
 def test_no_run_of_two_tables_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str], second: str) -> None:
     """Tables have arms of their own by name; of two tables with one name, what repeats a point is named."""
