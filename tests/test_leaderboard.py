@@ -291,7 +291,7 @@ def test_without_committed_results_the_board_asks_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"no results of the board in {RESULTS}" in refusal(capsys, "leaderboard")
+    assert f"no results of the leaderboard in {RESULTS}" in refusal(capsys, "leaderboard")
 
 
 def test_all_pairs_of_a_board_measure_each_arm_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,5 +388,5 @@ def test_a_report_of_many_arms_draws_one_figure_and_says_what_it_leaves_out(tmp_
     made, _ = make_report([folder])
     text = made.page.read_text(encoding="utf-8")
     assert len(list((folder / "figures").glob("*.svg"))) == 1
-    assert f"Of {MOST_ARMS + 2} arms one figure is drawn" in text
+    assert f"With {MOST_ARMS + 2} arms only one figure is drawn" in text
     assert f"{(MOST_ARMS + 2) * (MOST_ARMS + 1) // 2:,} differences are more than a page shows" in text
