@@ -103,7 +103,7 @@ def test_the_page_opens_with_its_question_and_answer(folder, page):
     expected = answer(made, ["qk_layernorm"], rows)
     assert said == str(escape(f"{expected.word} {expected.text}".strip()))
     assert "Partial: 83 of 84 runs ended." in opening
-    table = page[page.index("Values of the reference") : page.index("<section")]
+    table = page[page.index("The row of the reference") : page.index("<section")]
     assert all(str(escape(arm)) in table for arm in made.points["arm"].unique())
     assert " (reference)</td>" in table
 
@@ -180,7 +180,7 @@ def test_the_summary_warns_where_the_number_misleads(tmp_path):
 def test_the_summary_says_why_there_is_no_number(tmp_path):
     cards = list(planted.cards(arms=("none",), widths=(32,), lrs=(1e-2,)))
     text = build.summary(study([planted.write(tmp_path / "one", cards)]))
-    assert "No sensitivity, for want of two learning rates" in text
+    assert "No sensitivity, which takes two learning rates" in text
     assert text.splitlines()[0].split() == ["arm", "parameters", "0.01"]  # a table of losses instead
 
 
@@ -207,7 +207,7 @@ def test_seeds_with_unequal_learning_rates_are_named(tmp_path):
 
     (note,) = gaps(tmp_path / "lacking", missing)
     assert note.startswith(
-        "without z-loss at 24.7k: seed 1 has no run at learning rate 0.1; the mean sensitivity pools seeds"
+        "without z-loss at 24.7k: seed 1 has no run at learning rate 0.1; the mean sensitivity takes each seed"
     )
 
 
@@ -234,7 +234,7 @@ def test_learning_rates_that_six_digits_do_not_tell_apart_are_named(tmp_path):
     made = [*planted.cards(lrs=(0.1, 0.3)), *planted.cards(lrs=(0.1 * 3,), seeds=(0,))]
     said = [note for note in findings.notes(study([planted.write(tmp_path / "runs", made)])) if "six digits" in note]
     assert said == [
-        "Learning rates that agree in six digits are one, and of such runs one is shown: 0.3 and 0.30000000000000004."
+        "Learning rates that agree in six digits are one, and one of their runs is shown: 0.3 and 0.30000000000000004."
     ]
 
 

@@ -14,7 +14,7 @@ import planted
 from lab.analysis import sensitivity
 from lab.analysis.curves import points
 from lab.analysis.judging.evidence import curve_summaries
-from lab.analysis.sensitivity import lr_sensitivity, split
+from lab.analysis.sensitivity import split
 from lab.analysis.statistics import student_t
 from lab.report import findings, tables
 
@@ -70,14 +70,14 @@ def test_a_cell_of_losses_has_the_mark_of_its_worst_seed(tmp_path):
 
 
 def test_below_two_learning_rates_nothing_is_defined():
-    assert math.isnan(lr_sensitivity(curve([2.0])))
-    assert math.isnan(lr_sensitivity(curve([2.0, 3.0], lrs=(1e-2, 1.0))))
-    assert lr_sensitivity(curve([2.0, 3.0])) == 0.5
+    assert math.isnan(split(curve([2.0])).total)
+    assert math.isnan(split(curve([2.0, 3.0], lrs=(1e-2, 1.0))).total)
+    assert split(curve([2.0, 3.0])).total == 0.5
 
 
 def test_two_losses_at_one_learning_rate_are_refused():
     with pytest.raises(ValueError, match="more than one row"):
-        lr_sensitivity(curve([2.0, 2.1, 2.2], lrs=(1e-3, 1e-2, 1e-2)))
+        split(curve([2.0, 2.1, 2.2], lrs=(1e-3, 1e-2, 1e-2)))
 
 
 def test_among_equals_the_smallest_learning_rate_is_the_best():
@@ -89,14 +89,14 @@ def test_among_equals_the_smallest_learning_rate_is_the_best():
 
 @pytest.mark.parametrize("edge", [float(np.float32(3e-4)), 0.1 * 3e-3, float(np.float32(0.3)), 0.1 + 0.2])
 def test_the_window_holds_its_edges_however_they_were_rounded(edge):
-    assert lr_sensitivity(curve([2.0, 3.0], lrs=(1e-2, edge))) == 0.5
-    assert lr_sensitivity(curve([2.0, 3.0], lrs=(1e-2, float(f"{edge:.1g}"))), min(edge, 1e-2), max(edge, 1e-2)) == 0.5
+    assert split(curve([2.0, 3.0], lrs=(1e-2, edge))).total == 0.5
+    assert split(curve([2.0, 3.0], lrs=(1e-2, float(f"{edge:.1g}"))), min(edge, 1e-2), max(edge, 1e-2)).total == 0.5
 
 
 def test_outside_the_window_nothing_counts_not_even_as_the_best():
     table = curve([1.0, 2.0, 2.5, 1.0], lrs=(1e-4, 1e-2, 1e-1, 1.0))
-    assert lr_sensitivity(table) == 0.25
-    assert lr_sensitivity(table, low=1e-4, high=1.0) == pytest.approx(2.5 / 4)
+    assert split(table).total == 0.25
+    assert split(table, low=1e-4, high=1.0).total == pytest.approx(2.5 / 4)
 
 
 losses = st.floats(-30, 30) | st.sampled_from([math.nan, math.inf, -math.inf])

@@ -69,7 +69,7 @@ def world(sweep: str, *causes: str, good: bool = True) -> Study:
 @pytest.mark.parametrize(
     ("sweep", "word", "otherwise"),
     [
-        ("qk_layernorm", "Yes", "Cannot tell"),
+        ("qk_layernorm", "Yes", "Undecided"),
         ("mup", "In part", "In part"),
         ("pointwise_attention", "No", "Yes"),
         ("steps", "No", "Yes"),

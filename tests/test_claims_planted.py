@@ -170,8 +170,8 @@ def test_where_a_setting_lacks_what_a_claim_presumes_the_claim_is_not_testable(n
     claim = CLAIMS[name]
     verdict = judge_claim(claim, calm(claim.sweep, where, good=True))
     assert (verdict.verdict, verdict.seeds) == ("not testable here", 3), verdict
-    assert verdict.reason.startswith("with neither z-loss nor decay the top learning rate is not surely unstable: ")
-    shown = re.search(r"its loss is (\S+) \[(\S+), (\S+)\] nats/token above the best one \+ 0.3", verdict.reason)
+    assert verdict.reason.startswith("with neither z-loss nor decay the top learning rate is not certainly unstable: ")
+    shown = re.search(r"its loss minus the best one \+ 0.3 is (\S+) \[(\S+), (\S+)\] nats/token", verdict.reason)
     assert shown, verdict.reason
     mean, low, high = map(float, shown.groups())
     assert low < mean < high

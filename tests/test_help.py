@@ -61,7 +61,7 @@ def test_the_help_of_a_run_has_every_key_with_its_comment(tmp_path: Path, capsys
     help_ = said(capsys, "train", "--help")
     for line in (
         "  tokens: null  # the length of the run in tokens, instead of steps",
-        "  checkpoint:  # saved every so many steps or minutes of a fleet; 0 is never",
+        "  checkpoint:  # interval in steps or in minutes of a fleet, 0 is never; how many are kept",
         "    every: 25  # steps between two measurements; the first and the last step are always measured",
         "  scale: cpu, day, gpu, paper, toy",
     ):

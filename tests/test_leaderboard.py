@@ -296,7 +296,7 @@ def test_without_committed_results_the_board_asks_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"no results of the board in {RESULTS}" in refusal(capsys, "leaderboard")
+    assert f"no results of the leaderboard in {RESULTS}" in refusal(capsys, "leaderboard")
 
 
 def test_all_pairs_of_a_board_measure_each_arm_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +404,7 @@ def test_a_report_of_many_arms_draws_one_figure_and_says_what_it_leaves_out(
     monkeypatch.setattr(build, "MOST_PAIRS", 9)
     assert figures() == 1
     text = report.read_text(encoding="utf-8")
-    assert "Of 5 arms one figure is drawn" in text
+    assert "With 5 arms only one figure is drawn" in text
     assert "20 differences are more than a page shows" in text
 
 

@@ -273,7 +273,7 @@ def test_a_faulty_ledger_is_refused(restarts: list[dict[str, float]], line: str)
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (None, "no ledger file"),
+        (None, "no restart log"),
         ("restart: []", "unknown key 'restart'; nearest: restarts"),
         ("restarts: [{step: 5, optimizer.lrr: 1}]", "unknown key 'optimizer.lrr'"),
     ],

@@ -261,9 +261,8 @@ def test_a_file_leads_to_no_settings(flags: str, capsys: pytest.CaptureFixture[s
         sweep = sweeping({}, defaults=[dict([entry.split(": ")])])
         assert "by their names" in refused(capsys, "sweep", sweep, *words)
     sweep = sweeping({"model": "evil,d32"})
-    assert "hydra.hydra_logging: a file may not set it" in refused(
-        capsys, "sweep", sweep, *words, "--config-dir", "conf"
-    )
+    answer = refused(capsys, "sweep", sweep, *words, "--config-dir", "conf")
+    assert "hydra.hydra_logging: a file may not set it" in answer
 
 
 @pytest.mark.usefixtures("_victims")

@@ -92,5 +92,5 @@ def test_an_anatomy_takes_layers() -> None:
 
 
 def test_without_the_recipe_there_is_nothing_to_change_from() -> None:
-    with pytest.raises(NothingToDrawError, match="met by the recipe and another arm"):
+    with pytest.raises(NothingToDrawError, match="in runs of the recipe and of another arm"):
         FIGURES["spike_arms"](without_recipe(planted_records()))

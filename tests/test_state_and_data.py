@@ -94,5 +94,5 @@ def test_the_figure_of_the_eight_cells_can_be_read(page: style.Page) -> None:
 
 
 def test_an_ablation_is_no_remedy_on_the_leaderboard() -> None:
-    with pytest.raises(NothingToDrawError, match="no burst was met by two responses"):
+    with pytest.raises(NothingToDrawError, match="no burst is in runs with two responses"):
         FIGURES["responses"](planted_records())

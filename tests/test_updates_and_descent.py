@@ -149,7 +149,7 @@ def test_the_figure_can_be_read_and_holds_what_was_planted(page: style.Page) -> 
 
 def test_without_the_cosines_there_is_nothing_to_draw() -> None:
     records = planted_claims.records(planted_claims.cards("spike_responses", SEEDS))
-    with pytest.raises(NothingToDrawError, match="no run met a burst and recorded update_descent_cosine"):
+    with pytest.raises(NothingToDrawError, match="no run has a burst and recorded update_descent_cosine"):
         FIGURES["updates_and_descent"](records)
 
 

@@ -59,7 +59,7 @@ def test_a_report_names_its_window_on_page_in_table_and_figure(
     said = answer(study(folder, (1e-6, 1e-3))).text
     assert said.startswith(f"LR sensitivity from {NAMED} at ")
     assert " is lowest for clip on: 0.1" in said
-    assert f"over the learning rates from {NAMED}, of how" in page
+    assert f"over the learning rates from {NAMED}: final loss" in page
     assert NAMED in (folder / "figures" / "learning_rate_sensitivity.svg").read_text()
     for name in ("sensitivity", "sensitivity_by_seed", "differences"):
         table = pd.read_csv(folder / "tables" / f"{name}.csv")

@@ -27,11 +27,11 @@ def row(verdict: str, *, denies: bool = False, folder: str = "runs") -> Scoreboa
         (["contradicted"], "No"),
         (["no effect"], "No"),
         (["in part"], "In part"),
-        (["inconclusive"], "Cannot tell"),
-        (["not testable here"], "Cannot tell"),
+        (["inconclusive"], "Undecided"),
+        (["not testable here"], "Undecided"),
         (["reproduced", "contradicted"], "In part"),
         (["reproduced", "inconclusive"], "In part"),
-        (["contradicted", "inconclusive"], "Cannot tell"),
+        (["contradicted", "inconclusive"], "Undecided"),
         (["contradicted", "contradicted"], "No"),
     ],
 )
@@ -42,7 +42,7 @@ def test_verdicts_of_the_claims_that_affirm_make_the_word(verdicts: list[str], w
 def test_a_claim_that_denies_turns_the_word_around() -> None:
     assert yes_or_no([row("reproduced", denies=True)], ["smoke"])[0] == "No"
     word, text = yes_or_no([row("contradicted", denies=True)], ["smoke"])
-    assert (word, text[:22]) == ("Yes", "It is not so that LR s")
+    assert (word, text[:27]) == ("Yes", "It is not the case that LR ")
 
 
 def test_each_claim_is_told_with_its_effect_and_seeds() -> None:

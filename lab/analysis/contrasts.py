@@ -28,8 +28,8 @@ class Measure(NamedTuple):
         name: the name of the quantity, which can begin a sentence.
         unit: its unit; empty for a pure number.
         points: makes the points of a study, under the names of the arms to be compared; no rows if nothing can be.
-        reduce: makes of these points, and of the window of learning rates for a sensitivity, a table of numbers: a row
-            per arm and seed, and a column per place of measurement, named after it. NaN is no number.
+        reduce: makes a table of numbers from these points, and from the window of learning rates for a sensitivity. It
+            has a row per arm and seed, and a column per place of measurement, named after it. NaN is no number.
         better: ``lower`` or ``higher``, whichever is better; empty if neither is.
         is_log: whether numbers are log10 of those shown, so that means are geometric and differences are factors.
         reference: the arm with which the others are compared, or ``NO_REFERENCE``; empty for the default recipe's.

@@ -81,23 +81,20 @@ def check_window(points: pd.DataFrame, window: Window) -> None:
         raise RequestError(f"the window {window} holds {most} learning rates of a curve, and takes {FEWEST_LRS}: {lrs}")
 
 
-def lr_sensitivity(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> float:
-    """Mean regret over the learning rates inside ``[low, high]`` (Wortsman et al. 2023, sec. 2.2), nats per token.
+def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitivity:
+    """LR sensitivity: mean regret over the learning rates inside ``[low, high]`` (Wortsman et al. 2023, sec. 2.2).
+
+    Of equally good learning rates the smallest counts as the best, which separates the two parts.
 
     Args:
         curve: columns ``lr``, ``loss``, ``loss_at_init``; one row per learning rate, in any order.
 
     Returns:
-        NaN with fewer than two learning rates inside.
+        The sensitivity and its parts, nats per token; NaN with fewer than two learning rates inside.
 
     Raises:
         ValueError: a learning rate has two rows.
     """
-    return split(curve, low, high).total
-
-
-def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitivity:
-    """``lr_sensitivity`` with its two parts; of equally good learning rates the smallest counts as the best."""
     return regret(significant(curve["lr"]), capped(curve), low, high)
 
 
@@ -223,7 +220,7 @@ def best_lr_fine(curve: pd.DataFrame) -> float:
     """Best learning rate between grid points: vertex of the parabola through the best and its neighbours, in log LR.
 
     At the edge of the grid it is the best learning rate itself; it is NaN if all runs diverged. For ``curve`` see
-    ``lr_sensitivity``.
+    ``split``.
     """
     return _best_fine(significant(curve["lr"]), capped(curve), _ended_below_init(curve))
 

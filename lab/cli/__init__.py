@@ -1,1 +1,1 @@
-"""What a user types: commands, overrides, configs, and their errors in one line."""
+"""The command line: commands, overrides and configs, and their errors in one line."""

@@ -210,7 +210,7 @@ def _single_overrides(override: Override) -> list[str]:
 
 
 def one_line(error: BaseException, config_dir: Path | None = None) -> str:
-    """What Hydra or OmegaConf refused, in one line that names the nearest valid choice."""
+    """The message of an error of Hydra or OmegaConf: one line that names the nearest valid choice."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         return f"cannot read '{error.override}'; quote the value, as in \"key='value'\""

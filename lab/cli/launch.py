@@ -147,7 +147,7 @@ def _read_ledger(path: Path) -> DictConfig:
         RequestError: the file does not exist, or has an unknown key.
     """
     if not path.is_file():
-        raise RequestError(f"no ledger file {path}")
+        raise RequestError(f"no restart log {path}, the file of ledger=FILE.yaml")
     content = read_sweep(path)
     from lab.optim.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
 

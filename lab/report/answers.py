@@ -1,4 +1,4 @@
-"""The question of a results folder, and its answer: a word or the leading arms, and every arm beside the reference."""
+"""The question of a results folder, and its answer: a word or the leading arms, and contrasts with the reference."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lab.report.question import yes_or_no
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules
 
-MOST_VALUES = 4  # of more arms a sentence names the lowest and the highest
-FALSE_WORDS = 0.05  # the chance that a word rests on an interval that misses, over all arms together
+MOST_VALUES = 4  # with more arms, a sentence names only the lowest and the highest
+FALSE_WORDS = 0.05  # largest chance of a false word, over the intervals of all arms together
 
 
 def dates(folders: Sequence[Path]) -> str:
-    """The first and the last day on which the commands of these folders were given, as far as they are recorded."""
+    """The first and the last recorded day of the commands of these folders."""
     recorded = [request.day for folder in folders for request in store.requests(folder).values() if request.day]
     if not recorded:
         return "date not recorded"
@@ -39,7 +39,7 @@ def dates(folders: Sequence[Path]) -> str:
 def questions(folders: Iterable[Path]) -> list[str]:
     """The questions of the sweeps that filled these folders, each once.
 
-    A question is on record with its command; for a sweep of the lab without such a record its file says it.
+    A question is recorded with its command; without a record it comes from the file of the lab's sweep.
     """
     texts = []
     for folder in folders:
@@ -61,12 +61,12 @@ def _question_of_shipped_sweep(command: str) -> str:
 
 
 class Answer(NamedTuple):
-    """What came out, in words and numbers.
+    """The answer to the question of a sweep, in words and numbers.
 
     Attributes:
-        word: yes, no, in part, or cannot tell; empty for a question of which or how much.
-        text: what it rests on; without a word the leading arms, or the values.
-        contrasts: the quantities that it is about, of every arm.
+        word: yes, no, in part, or undecided; empty if the question asks which or how much.
+        text: the evidence for the word; without a word the leading arms, or the values.
+        contrasts: the quantities of the question, for every arm.
     """
 
     word: str
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 
     @property
     def speaks_of_sensitivity(self) -> bool:
-        """Whether it quotes a sensitivity, in words or numbers."""
+        """Whether it quotes a sensitivity."""
         return "sensitiv" in " ".join([self.text, *(one.measure.name for one in self.contrasts)])
 
 
@@ -86,8 +86,8 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
     """Answer the question of these sweeps.
 
     Args:
-        study: of at least one run that ended.
-        sweeps: that trained it.
+        study: a study with at least one run that ended.
+        sweeps: the sweeps that trained it.
         rows: claims judged on these runs.
     """
     points, (word, text) = study.points, yes_or_no(rows, sweeps)
@@ -102,7 +102,7 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
 
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
-    """The quantities that the question of these sweeps names, of every arm; else the first one that these runs have."""
+    """The quantities that these sweeps ask about, or else the first that these runs have; for every arm."""
     rooms = modules("answer")
     measures = [measure for room in rooms for measure in getattr(room, "MEASURES", ())]
     asked = [one for measure in measures if set(sweeps) & set(measure.asked_by) for one in _measured(study, measure)]
@@ -126,7 +126,7 @@ def _measured(study: Study, measure: Measure) -> Iterator[Contrast]:
 
 
 def _reference(study: Study, measure: Measure, points: pd.DataFrame) -> str:
-    """The arm that the measure names; else the one most like the default recipe, or the first."""
+    """The arm that the measure names, or else the one most like the default recipe, or the first."""
     arms = list(dict.fromkeys(map(str, points["arm"])))
     if len(arms) == 1 or measure.reference == NO_REFERENCE:
         return ""
@@ -150,19 +150,22 @@ def _one_run(run: pd.Series) -> str:
 
 
 def _sentence(study: Study, one: Contrast) -> str:
-    """The leading arms, or where none is better the values."""
+    """A sentence with the leading arms, or with the values if no arm is better."""
     cells = [cell for each in (one.differences or one.levels).values() for cell in each.values()]
     seeds = max(cell.n for cell in cells)
     if not seeds:
         return f"No arm has runs of the same size, seed and learning rate as {_noun(one.reference)} to compare with."
     if seeds < FEWEST_SEEDS:
         few = "one seed" if seeds == 1 else f"{seeds} seeds"
-        return f"{_values(one)[:-1]}, from {few}: too few for an interval, or to tell a difference from noise."
+        return f"{_values(one)[:-1]}, from {few}: too few for an interval, or to distinguish a difference from noise."
     return _leading(study, one) if one.differences and one.measure.better else _values(one)
 
 
 def _values(one: Contrast) -> str:
-    """The lowest and the highest value in the last column, or each of few; of a lone arm the first and the last."""
+    """A sentence with the lowest and the highest value in the last column, or with all if they are few.
+
+    For a single arm, it has the values in the first and in the last column.
+    """
     measure, last = one.measure, one.columns[-1]
     if len(one.levels) == 1:
         ((arm, cells),) = one.levels.items()
@@ -182,7 +185,7 @@ def _place(one: Contrast, column: str) -> str:
 
 
 def _leading(study: Study, one: Contrast) -> str:
-    """The best arm with those from which no interval sets it apart, and the reference: in each column that asks so."""
+    """A sentence with the best arm, arms not significantly worse, and the reference, for each column asked about."""
     columns = one.columns if one.measure.reduce is by_column else one.columns[-1:]
     return " ".join(_leading_in(study, one, column) for column in columns)
 
@@ -202,9 +205,9 @@ def _leading_in(study: Study, one: Contrast, column: str) -> str:
 
 
 def _decided(study: Study, one: Contrast) -> tuple[str, str] | None:
-    """Yes where some arm surely is what the question asks for, no where none surely is; and on what that rests.
+    """Yes if some arm is certainly what the question asks for, no if certainly none is; and the evidence for that.
 
-    Surely is by intervals of which all hold with 95 %.  None where the question is another, or seeds are too few.
+    Certain means by intervals that hold together at 95 %. None if the question is another, or seeds are too few.
     """
     measure, column, others = one.measure, one.columns[-1], list(one.differences)
     if not measure.affirmed_by or not any(cells[column].n >= FEWEST_SEEDS for cells in one.differences.values()):
@@ -217,16 +220,16 @@ def _decided(study: Study, one: Contrast) -> tuple[str, str] | None:
     name = measure.name if measure.name.startswith("LR ") else measure.name[0].lower() + measure.name[1:]
     beside = f"Against {_noun(one.reference)}, {name}"
     if not affirming and set(higher) != set(others):
-        return "Cannot tell", f"{beside} is certainly {measure.affirmed_by} with no arm."
+        return "Undecided", f"{beside} is not certainly {measure.affirmed_by} with any arm."
     shown = affirming or [min(others, key=lambda arm: joint[arm][column].mean)]
     changes = listed(f"{measure.change(one.differences[arm][column])} {of_arm(arm)}" for arm in shown)
     if affirming:
-        return "Yes", f"{beside} surely changes by {changes} ({measure.unit})."
-    return "No", f"{beside} is surely higher with every other arm, least by {changes} ({measure.unit})."
+        return "Yes", f"{beside} certainly changes by {changes} ({measure.unit})."
+    return "No", f"{beside} is certainly higher with every other arm, at least by {changes} ({measure.unit})."
 
 
 def _side(interval: Interval) -> int:
-    """-1 below zero, 1 above it, 0 where the interval holds it or there is none."""
+    """-1 for an interval below zero, 1 for one above it, 0 if it contains zero or there is none."""
     return -1 if interval.high < 0 else 1 if interval.low > 0 else 0
 
 

@@ -39,41 +39,42 @@ from lab.studies.claims import CLAIMS
 from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
 
-SENSITIVITY = """Sensitivity is the mean, over the learning rates from {}, of how much worse than the best one
-a learning rate ends (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). Its two parts add up to it:
-learning rates below the best one were too slow for the steps given (under-training), those above it too fast
-(instability). ± is a 95 % Student-t interval over n seeds; below three seeds the values are shown. eta_div is the
-smallest learning rate at which a run diverged or, above its best learning rate, ended worse than a bigram model."""
-BESIDE = "Values of the reference; of the other arms the differences from it, paired by seed."
-INTERVALS = "In brackets 95 % intervals over n seeds."
-DIFFERENCES = """The first arm's number minus the second arm's, taken seed by seed: the same seed means the same order
-of the data and the same initial values of the weights both arms have. An interval that leaves out zero is a
-difference; intervals are not widened for the number of comparisons."""
+SENSITIVITY = """Sensitivity is the mean regret over the learning rates from {}: final loss minus that of the best
+learning rate (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). It has two parts. Learning rates below
+the best one were too low for this number of steps (under-training), those above it too high (instability). ± is a 95 %
+Student-t interval over n seeds; below three seeds the values are shown. eta_div is the smallest learning rate at which
+a run diverged or, above its best learning rate, ended worse than a bigram model."""
+BESIDE = "The row of the reference has its values; the other rows have differences from it, paired by seed."
+INTERVALS = "Brackets hold 95 % intervals over n seeds."
+DIFFERENCES = """The first arm's number minus the second arm's, seed by seed. Equal seeds have the same order of data,
+and the same initial values of the weights that both arms have. A difference is significant if its interval does not
+contain zero; intervals are not corrected for the number of comparisons."""
 LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
-unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: non-finite, or no
-lower than at initialization."""
+unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: its loss was non-finite,
+or no lower than at initialization."""
 ABOUT_CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A
-claim is reproduced where the intervals of all its parts lie on its side, contradicted where one surely does not and
-none surely does, and holds in part where some surely do. No effect is one that surely does not count. A claim on a
-cure is not testable here where these runs do not show the trouble that it cures. Everything else is inconclusive."""
+claim is reproduced if the intervals of all its parts lie inside the claimed range. It is contradicted if some part
+certainly lies outside and none certainly inside, and holds in part if some certainly lie inside. No effect means that
+it certainly is too small to count. A claim about a remedy is not testable here if these runs do not show the trouble
+that it should prevent. Everything else is inconclusive."""
 
 CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window of their papers, {WINDOW}."
 
-FORMATS = ("png", "pdf")  # of each figure, besides SVG
-NAMED_ARMS = 12  # of more the tables have the names
-MOST_ARMS, MOST_PAIRS = 40, 400  # of more a page shows one figure, and no differences of all pairs
+FORMATS = ("png", "pdf")  # formats of each figure, besides SVG
+NAMED_ARMS = 12  # with more arms, only the tables name them
+MOST_ARMS, MOST_PAIRS = 40, 400  # with more, a page shows one figure, and no differences of all pairs
 
 
 class Report(NamedTuple):
-    """A page, and what an overview of many says of it.
+    """A page, and its summary for an overview of many reports.
 
     Attributes:
-        page: its file.
-        study: the name of the study that asks its question; empty for any other.
-        question: of the sweep; empty without one.
-        answer: to it, in a sentence or two.
-        verdicts: how many claims of papers have which verdict on these runs; empty where none is about them.
-        thumbnail: file of its first figure; None without one.
+        page: the file of the page.
+        study: the name of the study that asks its question; empty if none does.
+        question: the question of the sweep; empty without one.
+        answer: the answer, in a sentence or two.
+        verdicts: how many claims have each verdict on these runs; empty if no claim is about them.
+        thumbnail: the file of its first figure; None without one.
     """
 
     page: Path
@@ -85,7 +86,7 @@ class Report(NamedTuple):
 
 
 def summary(study: Study) -> str:
-    """The table of sensitivities as plain text, or of losses where none is defined, then the notes on it."""
+    """The table of sensitivities as plain text, or of losses if no sensitivity is defined, then the notes on it."""
     table = tables.sensitivities(study) if has_sensitivity(study.curves) else tables.losses(study)
     named = [] if study.window == WINDOW else [f"Sensitivity over the learning rates from {study.window}."]
     return "\n".join([*plain_text(table), *named, *notes(study)])
@@ -99,9 +100,9 @@ def make_report(folders: Sequence[Path], window: Window = WINDOW) -> tuple[Repor
         window: the learning rates over which sensitivity is a mean; a report over another one is not stamped.
 
     Raises:
-        RequestError: a folder cannot be read or written, all runs failed, or the window makes no sense.
+        RequestError: a folder cannot be read or written, all runs failed, or the window is invalid.
     """
-    # before the records are read: records that arrive meanwhile make the stamp out of date, not the report
+    # computed before the records are read, so that records that arrive meanwhile make the stamp out of date
     made_from = stamp.origin(folders[0]) if len(folders) == 1 and window == WINDOW else None
     read = study(folders, window)
     stamp.remove(folders[0])
@@ -116,8 +117,8 @@ def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None
 
     Args:
         folder: the results folder.
-        ids: of the runs.
-        growth: on how much the report rests, such as ``1 of 3 seeds``.
+        ids: the ids of the runs.
+        growth: the extent of the runs in words, such as ``1 of 3 seeds``.
 
     Raises:
         RequestError: the folder cannot be read or written, or all these runs failed.
@@ -130,7 +131,7 @@ def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None
 def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") -> Report:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
-    The same records give the same bytes.  ``growth`` is as for ``make_growing_report``.
+    The same records give the same bytes. For ``growth`` see ``make_growing_report``.
     """
     paths = [Path(folder) for folder in folders]
     out = paths[0]
@@ -189,13 +190,13 @@ def _tile(report: Report, folder: Path) -> html.Card:
 
 
 def _readings(folder: Path, sweeps: Collection[str]) -> dict[str, Sequence[history.ClaimReading]]:
-    """Readings of the claims that these sweeps are to test, as ``lab claims`` counts them: those beside the folder."""
+    """Readings of the claims that these sweeps test, from the file beside the folder, as in ``lab claims``."""
     readings = history.readings([folder, folder.resolve().parent])
     return {name: each for name, each in readings.items() if name in set(CLAIMS) and CLAIMS[name].sweep in sweeps}
 
 
 def _compared(study: Study, said: Answer) -> Iterator[Markup]:
-    """What limits a sensitivity that the answer speaks of, then the quantities of the question, of every arm."""
+    """Yield cautions about a sensitivity that the answer quotes, then the quantities of the question for every arm."""
     if said.speaks_of_sensitivity and (slow := undertrained(study)):
         yield html.paragraph(slow, "warning")
     if said.contrasts:
@@ -218,7 +219,7 @@ def _partial(study: Study) -> Iterator[Markup]:
 
 
 def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
-    """How many claims have which verdict, in the order of verdicts; without those that none has."""
+    """The number of claims with each verdict, in the order of verdicts; without verdicts that no claim has."""
     verdicts = [row.verdict.verdict for row in claims]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
 
@@ -231,7 +232,7 @@ def _verdicts(counts: dict[str, int]) -> Iterator[Markup]:
 
 
 def _figures(study: Study, out: Path) -> Iterator[Markup]:
-    """Sections of the figures that apply, each also written as a file; files of the others are removed."""
+    """Yield sections of the figures that apply, each also written as a file; files of other figures are removed."""
     first, arms, drawn = first_figures(), study.points["arm"].nunique(), 0
     for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
         title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
@@ -253,17 +254,17 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
         yield html.section(title, shown)
     if arms > MOST_ARMS:
         yield html.paragraph(
-            f"Of {arms} arms one figure is drawn; lab leaderboard --html draws each beside the recipe."
+            f"With {arms} arms only one figure is drawn; lab leaderboard --html draws each arm beside the recipe."
         )
 
 
 def first_figures() -> list[str]:
-    """Figures that come first on the page where they apply, in this order; the others follow by name."""
+    """Names of the figures that come first on the page, in this order; the others follow by name."""
     return [name for room in rooms() for name in room.FIRST_FIGURES]
 
 
 def _figure_links(svg: Path) -> Markup:
-    """Links to a figure in all formats it was drawn in; a button makes it in each of the others."""
+    """Links to a figure in all formats in which it was drawn, and a button for each other format."""
     links = {"SVG": f"figures/{svg.name}"}
     drawn = [kind for kind in FORMATS if svg.with_suffix(f".{kind}").is_file()]
     links |= {kind.upper(): f"figures/{svg.stem}.{kind}" for kind in drawn}
@@ -271,7 +272,7 @@ def _figure_links(svg: Path) -> Markup:
 
 
 def _facts(study: Study, folders: list[Path]) -> Iterator[Markup]:
-    """When and how these runs were made, and what they are."""
+    """Yield facts about these runs: dates, command, data, versions and extent."""
     runs = study.records.runs
     commands = _commands(folders)
     command = f"{commands[0]}{f' (and {len(commands) - 1} more)' if len(commands) > 1 else ''}" if commands else ""
@@ -351,7 +352,7 @@ def _commands(folders: list[Path]) -> list[str]:
 
 
 def _provenance(study: Study, folders: list[Path]) -> Iterator[Markup]:
-    """All that is needed to make the page again."""
+    """Yield sections with everything that is needed to make the page again."""
     runs, commands = study.records.runs, "\n".join(_commands(folders))
     facts = {name: sorted(runs[name].dropna().unique()) for name in ("versions", "data_fingerprint", "data_notes")}
     lines = [f"{name.replace('_', ' ')}: {'; '.join(values)}" for name, values in facts.items() if any(values)]
@@ -359,6 +360,6 @@ def _provenance(study: Study, folders: list[Path]) -> Iterator[Markup]:
     libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
     lines += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
     settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(study).items())
-    yield html.section("What sets the arms and sizes apart", html.table(tables.arms(study)))
+    yield html.section("Settings in which arms and sizes differ", html.table(tables.arms(study)))
     yield html.section("How this was made", html.block(commands or "no command on record"), html.bullets(lines))
-    yield html.section("What all runs share", html.block(settings))
+    yield html.section("Settings that all runs share", html.block(settings))

@@ -11,12 +11,12 @@ from lab.analysis.sensitivity import Study
 from lab.core.shipped import default_recipe
 
 Factors = Mapping[str, Mapping[str, Hashable]]
-# The values of groups that the default recipe leaves out.
+# The values of config groups that the default recipe does not set.
 UNSET: Mapping[str, str] = {"batch.name": "constant", "burst": "none", "response": "none"}
 
 
 def recipe_of(study: Study) -> Mapping[str, str | float]:
-    """The default recipe, in the numbers of the scale of these runs."""
+    """The default recipe, with the numbers of the scale of these runs."""
     scales = set(study.records.runs.get("scale.name", pd.Series(dtype=str)).dropna())
     return {**UNSET, **(default_recipe(str(scales.pop())) if len(scales) == 1 else default_recipe())}
 
@@ -25,21 +25,21 @@ def reference_arm(factors: Factors, recipe: Mapping[str, str | float]) -> str:
     """The arm that is most like the default recipe.
 
     Args:
-        factors: what sets each arm apart, as ``curves.arm_factors`` gives it.
-        recipe: as ``default_recipe`` gives it.
+        factors: the settings in which each arm differs, as ``curves.arm_factors`` gives them.
+        recipe: the recipe, as ``default_recipe`` gives it.
     """
     return max(factors, key=lambda arm: len(_usual(factors, recipe)[arm]))  # of equals the first
 
 
 def _usual(factors: Factors, recipe: Mapping[str, str | float]) -> dict[str, set[str]]:
-    """Of each arm the keys in which it has the recipe's value, or of those that ran the one nearest to it."""
+    """The keys in which each arm has the recipe's value, or the nearest one that was run; by arm."""
     keys = next(iter(factors.values()))
     values = {key: nearest([factors[arm][key] for arm in factors], recipe.get(key)) for key in keys}
     return {arm: {key for key in keys if factors[arm][key] == values[key]} for arm in factors}
 
 
 def nearest(values: list[Hashable], usual: Hashable) -> Hashable:
-    """The value nearest to the usual one, between numbers by ratio; without a nearest one the first."""
+    """The value nearest to the usual one; numbers are compared by ratio, and else the first value is taken."""
     if usual in values:
         return usual
     numbers = [value for value in values if isinstance(value, float) and value > 0]

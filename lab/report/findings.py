@@ -1,4 +1,4 @@
-"""Findings in sentences: differences between arms, and notes on what limits the numbers."""
+"""Findings in sentences: differences between arms, and cautions about the numbers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SLOW = (
     "Train longer, or compare instability parts."
 )
 PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
-MOST_NAMES = 8  # arms that a sentence names
+MOST_NAMES = 8  # most arms that a sentence names
 
 
 def part_subjects(window: Window) -> dict[str, str]:
-    """``PART_SUBJECTS``, with the window of learning rates where it is not the paper's."""
+    """``PART_SUBJECTS``, with the window of learning rates if it is not the paper's."""
     if window == WINDOW:
         return PART_SUBJECTS
     return {part: f"{subject} from {window}" for part, subject in PART_SUBJECTS.items()}
@@ -30,8 +30,8 @@ def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -
     """Two sentences per pair of arms, on sensitivity and on its instability part.
 
     Args:
-        pairs: as from ``all_pairs``.
-        subjects: columns of intervals to speak of, each with the subject of its sentences.
+        pairs: the differences, as ``all_pairs`` makes them.
+        subjects: the subject of the sentences on each column of intervals.
     """
     tables = [table for _, table in pairs.groupby(["first", "second"], sort=False)]
     return [f"{name} {_difference(table, part)}." for table in tables for part, name in subjects.items()]
@@ -55,7 +55,7 @@ def _difference(table: pd.DataFrame, part: str) -> str:
 
 
 def notes(study: Study) -> Iterator[str]:
-    """Sentences on what limits the numbers, one per kind of limit."""
+    """Yield cautions about the numbers, a sentence for each kind."""
     runs, failed = study.records.runs, study.failed
     if len(failed):
         yield f"Failed, and left out of the curves: {len(failed)} of {len(runs)} runs ({listed(failed['id'])})."
@@ -70,16 +70,16 @@ def notes(study: Study) -> Iterator[str]:
 
 
 def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]:
-    """Learning rates of which six digits tell nothing apart, where that makes runs repeat others."""
+    """Yield a sentence on learning rates that are equal in six digits, if runs repeat others because of that."""
     rates = runs[LR].astype(float)
     alike = [group for _, group in runs.groupby(significant(rates)) if group[LR].nunique() > 1]
     pairs = [listed(map(repr, sorted(set(rates[group.index])))) for group in alike if group["id"].isin(repeated).any()]
     if pairs:
-        yield f"Learning rates that agree in six digits are one, and of such runs one is shown: {'; '.join(pairs)}."
+        yield f"Learning rates that agree in six digits are one, and one of their runs is shown: {'; '.join(pairs)}."
 
 
 def undertrained(study: Study) -> str:
-    """The caution that sensitivity is mostly under-training, with the curves of which that is so; empty without any."""
+    """The caution that sensitivity is mostly under-training, with the curves concerned; empty without any."""
     slow = study.curves[_below_half(study.curves)]
     return SLOW.format(_curve_names(slow)) if len(slow) else ""
 
@@ -89,7 +89,7 @@ def _below_half(curves: pd.DataFrame) -> pd.Series:
 
 
 def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
-    """Learning rates missing from whole curves that other curves have, then those missing from single seeds."""
+    """Yield sentences on learning rates missing from whole curves that others have, then from single seeds."""
     curves = points.groupby(["arm", "size"], sort=False)
     curves_by_gap: dict[str, list[str]] = {}
     for (arm, size), curve in curves:
@@ -97,8 +97,8 @@ def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
             curves_by_gap.setdefault(missing, []).append(_curve_name(arm, size))
     for missing, names in curves_by_gap.items():
         yield (
-            f"No seed has a run at learning rate {missing}, where other curves have one, and sensitivity averages over "
-            f"the learning rates a curve ran from {window}: {listed(names)}."
+            f"No seed has a run at learning rate {missing}, where other curves have one; sensitivity is a mean over "
+            f"the learning rates from {window} that a curve ran: {listed(names)}."
         )
     for (arm, size), curve in curves:
         rates = curve.groupby("seed")["lr"].nunique()
@@ -106,7 +106,7 @@ def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
             if missing := _missing(curve["lr"], curve["lr"][curve["seed"] == seed]):
                 yield (
                     f"{_curve_name(arm, size)}: seed {seed} has no run at learning rate {missing}; the mean "
-                    "sensitivity pools seeds, each over the learning rates it ran."
+                    "sensitivity takes each seed over the learning rates that it ran."
                 )
 
 
@@ -116,14 +116,14 @@ def _missing(expected: pd.Series, ran: pd.Series) -> str:
 
 
 def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
-    """Groups of curves, each with the sentence that warns of them."""
+    """Yield groups of curves, each with the sentence that warns about them."""
     curves = study.curves
     n = curves["total"].map(lambda interval: interval.n)
     learned = study.points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
     worse = learned.index[learned["capped"] > learned["loss_bigram"]]
     index = pd.MultiIndex.from_frame(curves[["arm", "size"]])
-    few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown and no interval: {{}}."
-    idle = "No run ended better than the bigram model, so all above the best learning rate are called unstable"
+    few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown instead of an interval: {{}}."
+    idle = "No run ended better than the bigram model, so all above the best learning rate count as unstable"
     edge = "The best learning rate is the lowest or highest tried, so the optimum may lie beyond: {}. Train beyond it"
     outside = f"; where that is outside {study.window}, give lab report --window LOW HIGH"
     beyond = (
@@ -131,18 +131,18 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
         "lab report --window LOW HIGH counts those from LOW to HIGH."
     )
     other = "Learning rate means something else here, so compare these with other arms by their losses: {}."
-    without = f"No sensitivity, for want of two learning rates from {study.window}"
+    without = f"No sensitivity, which takes two learning rates from {study.window}"
     yield curves[n == 0], f"{without}: {{}}." if has_sensitivity(curves) else f"{without}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
     yield curves[_below_half(curves)], SLOW
-    yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity says nothing: {{}}."
+    yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity means nothing: {{}}."
     yield curves[index.isin(_at_the_edge(study)) & (n > 0)], f"{edge}{outside}."
     yield curves[index.isin(_mostly_outside(study))], beyond
     yield curves[index.isin(with_scaled_steps(study))], other
 
 
 def _at_the_edge(study: Study) -> pd.MultiIndex:
-    """Arms and sizes with a seed of three or more learning rates whose best one is the lowest or the highest."""
+    """Arms and sizes with a seed whose best learning rate, of three or more, is the lowest or the highest."""
     lrs = study.points.groupby(["arm", "size", "seed"]).agg(
         best=("best_lr", "first"), low=("lr", "min"), high=("lr", "max"), n=("lr", "nunique")
     )
@@ -151,7 +151,7 @@ def _at_the_edge(study: Study) -> pd.MultiIndex:
 
 
 def _mostly_outside(study: Study) -> pd.MultiIndex:
-    """Arms and sizes of three or more learning rates, at least half of which lie outside the window."""
+    """Arms and sizes with three or more learning rates, at least half of which lie outside the window."""
     lrs = study.points.drop_duplicates(["arm", "size", "lr"])
     is_outside = ~lrs["lr"].between(*significant(study.window))
     curves = lrs.assign(outside=is_outside).groupby(["arm", "size"])["outside"].agg(share="mean", lrs="size")
@@ -160,7 +160,7 @@ def _mostly_outside(study: Study) -> pd.MultiIndex:
 
 
 def _curve_names(curves: pd.DataFrame) -> str:
-    """``a at 1k and 2k; b at 1k``; of many arms the first, and how many more."""
+    """``a at 1k and 2k; b at 1k``; with many arms the first ones, and the number of others."""
     sizes = curves.groupby("arm", sort=False)["size"].agg(list)
     names = [f"{arm} at {listed(map(count, sizes_of_arm))}" for arm, sizes_of_arm in sizes.items()]
     more = [f"{len(names) - MOST_NAMES} more arms"] if len(names) > MOST_NAMES + 1 else []

@@ -31,13 +31,13 @@ def show(records: Records, name: str, window: Sequence[float] = WINDOW) -> Shown
     """Draw a figure of the report or of `lab predict`.
 
     Args:
-        records: as ``load`` reads them.
-        name: a name that ``lab list figures`` gives, or ``logit_forecast`` or ``gradient_forecast``.
+        records: the records, as ``load`` reads them.
+        name: a name from ``lab list figures``, or ``logit_forecast`` or ``gradient_forecast``.
         window: the lowest and the highest learning rate over which sensitivity is a mean.
 
     Raises:
-        RequestError: there is no figure of that name, these records hold nothing that it shows, or the window makes no
-            sense.
+        RequestError: there is no figure of that name, these records hold nothing that it shows, or the window is
+            invalid.
     """
     # here, since matplotlib is slow to import
     from lab.analysis.forecast.figures import gradient_forecast, logit_forecast

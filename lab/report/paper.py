@@ -1,4 +1,4 @@
-"""Write the figures of a report for a paper: at the width of its columns, with text of its size."""
+"""Write the figures of a report for a paper: in the width of a column, with text of 8 points."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ NARROWEST, WIDEST = 2.0, 20.0
 
 
 class Paper(NamedTuple):
-    """A format (``pdf`` or ``png``) and the page that figures are drawn for."""
+    """A format (``pdf`` or ``png``), and the page for which figures are drawn."""
 
     format: str
     page: style.Page
 
 
 def paper_of(format_name: str, width: str | None = None) -> Paper:
-    """Read the format and the width of figures, in inches, as typed.
+    """Read the format and the width (inches) of figures from the command line.
 
     Raises:
-        RequestError: the format is unknown, or the width is no number of inches from 2 to 20.
+        RequestError: the format is unknown, or the width is not a number of inches from 2 to 20.
     """
     if format_name not in FORMATS:
         raise RequestError(f"unknown format {format_name!r}; {nearest(format_name, FORMATS)}")

@@ -1,4 +1,4 @@
-"""How many seeds a claim takes: from the spread of pilot seeds, or of those that left it open."""
+"""The number of seeds that decides a claim, from the spread of pilot seeds, or of the seeds that left it open."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ MOST_SEEDS = 10_000
 
 
 def seeds_for(distance: float, spread: float, alpha: float, power: float = POWER) -> float:
-    """The fewest seeds of which the interval excludes a bound that lies so far from the mean, with this probability.
+    """The fewest seeds whose interval excludes, with probability ``power``, a bound at this distance from the mean.
 
     Args:
-        distance: from the mean to the bound, in any unit.
+        distance: distance from the mean to the bound, in any unit.
         spread: standard deviation over seeds, in the same unit.
-        alpha: one minus the level of the interval, two-sided.
+        alpha: one minus the level of the two-sided interval.
 
     Returns:
-        Infinite where the mean lies beyond the bound, or ``MOST_SEEDS`` are too few.
+        The number of seeds; infinite if the mean lies beyond the bound, or if ``MOST_SEEDS`` are too few.
 
     References:
         Cohen 1988, Statistical power analysis for the behavioral sciences, section 2; by the noncentral t.
@@ -50,16 +50,16 @@ def seeds_for(distance: float, spread: float, alpha: float, power: float = POWER
 
 
 def power_lines(folder: Path, name: str, effect: str | None = None, reading: str = "1") -> Iterator[str]:
-    """Of each part of a claim the mean and spread of pilot seeds and the seeds that it takes, then those of the claim.
+    """Yield a table with mean and spread of the pilot seeds, and the seeds needed, for each part of a claim.
 
     Args:
-        name: of the claim, as ``lab claims --json`` has it.
-        effect: the smallest one to be found, a number in the unit of the claim; the mean of the pilot seeds unless
-            given.
-        reading: its number, at whose alpha the interval will be taken.
+        name: the name of the claim, as in ``lab claims --json``.
+        effect: the smallest effect to detect, in the unit of the claim; by default the mean of the pilot seeds.
+        reading: the number of the reading, which sets the alpha of its interval.
 
     Raises:
-        RequestError: no such claim, no such folder, no such numbers, or fewer than three whole pilot seeds.
+        RequestError: the claim or the folder does not exist, an option is no number, or there are fewer than three
+            complete pilot seeds.
     """
     if reading not in map(str, range(1, READINGS + 1)):
         raise RequestError(f"--reading must be a number from 1 to {READINGS}, not {reading}")
@@ -107,13 +107,13 @@ def _spread(interval: Interval) -> float:
 
 
 class OpenClaim(NamedTuple):
-    """An inconclusive claim and what would decide it with a probability of ``POWER``, if its means stay what they are.
+    """An inconclusive claim, and the seeds that would decide it with probability ``POWER`` if its means do not change.
 
     Attributes:
-        seeds: that count so far: fresh ones, on which its rule was not made.
-        more: seeds that it takes besides; infinite where ``MOST_SEEDS`` are too few, NaN where seeds do not decide it.
-        hours: core-hours of so many seeds of its whole sweep.
-        longer: the number of steps at which these are to be trained, where those of today are too few; 0 otherwise.
+        seeds: number of fresh seeds so far; on fresh seeds the rule of the claim was not made.
+        more: number of seeds needed besides; infinite if ``MOST_SEEDS`` are too few, NaN if seeds cannot decide it.
+        hours: core-hours of these seeds for the whole sweep.
+        longer: the number of steps for which these seeds must be trained, if those of today are too few; else 0.
     """
 
     row: ScoreboardRow
@@ -133,7 +133,7 @@ class OpenClaim(NamedTuple):
 
     @property
     def obstacle(self) -> str:
-        """Why no number of seeds decides it."""
+        """The reason why no number of seeds decides it."""
         if self.row.verdict.reason.startswith(UNDERTRAINED):
             return "S and its instability part disagree, which takes longer runs"
         return "the control lies on the other side of zero"
@@ -144,12 +144,12 @@ class OpenClaim(NamedTuple):
         return f"{self.hours:.0f}" if self.hours >= 10 else f"{self.hours:.2g}"
 
 
-# Sweeps whose runs have few steps, and the factor and the number of those that they should have.
+# Sweeps whose runs are too short, with the factor by which they should be longer, and the number of steps.
 LONGER = {"mup": (20, 4000), "learning_rate_and_batch": (20, 4000)}
 
 
 def open_claims(rows: Iterable[ScoreboardRow], folders: Sequence[Evidence]) -> Iterator[OpenClaim]:
-    """What would decide each claim that is inconclusive, of these rows of the scoreboard on these folders."""
+    """Yield each inconclusive claim of these rows of the scoreboard, with the seeds that would decide it."""
     for row in rows:
         if row.verdict.verdict == INCONCLUSIVE and row.verdict.seeds >= FEWEST_SEEDS:
             arms, effects = effects_of(row.claim, folders)
@@ -161,9 +161,9 @@ def open_claims(rows: Iterable[ScoreboardRow], folders: Sequence[Evidence]) -> I
 
 
 def _seeds_to_decide(row: ScoreboardRow, effects: Qualified) -> float:
-    """As ``decide`` does: each part as claimed, each without an effect that counts, or one surely not as claimed.
+    """The fewest seeds by which ``decide`` reaches a verdict: reproduced, no effect, or contradicted by one part.
 
-    Of a control that is too weak, the seeds that would show it; NaN where its mean lies below zero.
+    If the control is too weak, the seeds that would show it; NaN if its mean lies below zero.
     """
     claim, alpha = row.claim, alpha_of(1 + sum(reading.verdict not in DECIDED for reading in row.readings))
     if row.verdict.reason.startswith(CONTROLLED):

@@ -1,4 +1,4 @@
-"""Yes, no, in part or cannot tell: what the claims that runs test say to the question of their sweep."""
+"""Yes, no, in part or undecided: the answer of claims to the question of the sweep that tests them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ AGAINST = (CONTRADICTED, NO_EFFECT)
 
 
 def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> tuple[str, str]:
-    """The word, and each claim that it rests on, with its effect and interval.
+    """The word, and a text with each claim on which it rests, its effect and its interval.
 
     Args:
         rows: claims judged on these runs.
-        sweeps: that trained them.
+        sweeps: the sweeps that trained them.
 
     Returns:
-        Empty both where no claim answers the question of these sweeps, as of one that asks which or how much.
+        Two empty texts if no claim answers the question, such as one that asks which or how much.
     """
     answering = [row for row in rows if row.verdict.folder and set(sweeps) & {*row.claim.affirms, *row.claim.denies}]
     if not answering:
         return "", ""
     says = [_says(row, sweeps) for row in answering]
-    word = says[0] if len(set(says)) == 1 else "In part" if {"Yes", "In part"} & set(says) else "Cannot tell"
+    word = says[0] if len(set(says)) == 1 else "In part" if {"Yes", "In part"} & set(says) else "Undecided"
     text = "; ".join(map(_part, answering))
     return word, f"{text[:1].upper()}{text[1:]}."
 
@@ -33,7 +33,7 @@ def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
     verdict, denies = row.verdict.verdict, bool(set(sweeps) & set(row.claim.denies))
     if verdict == REPRODUCED or verdict in AGAINST:
         return "Yes" if (verdict == REPRODUCED) != denies else "No"
-    return "In part" if verdict == IN_PART else "Cannot tell"
+    return "In part" if verdict == IN_PART else "Undecided"
 
 
 def _part(row: ScoreboardRow) -> str:
@@ -43,9 +43,9 @@ def _part(row: ScoreboardRow) -> str:
     if verdict == REPRODUCED:
         return f"{sentence}{shown}"
     if verdict in AGAINST:
-        return f"it is not so that {sentence}{shown}"
+        return f"it is not the case that {sentence}{shown}"
     if verdict == IN_PART:
-        return f"it is so in part that {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
+        return f"it holds in part that {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
     if verdict == NOT_TESTABLE:
         return f"these runs cannot test whether {sentence}"
-    return f"open is whether {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
+    return f"it is open whether {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"

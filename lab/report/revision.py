@@ -1,4 +1,4 @@
-"""Verdicts as they stood before the rules of the claims were revised, and why they are others now."""
+"""Verdicts before the rules of the claims were revised, and the reasons why they have changed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class EarlierVerdict(NamedTuple):
     """A verdict by an earlier rule.
 
     Attributes:
-        sweep: the one that was judged.
-        steps: numbers of training steps of its runs, rising.
-        rule: how the rule has changed since, or why the claim was dropped; empty where it is the same but for what
-            every rule gained: controls, the caution about under-training, and presumptions.
+        sweep: the sweep that was judged.
+        steps: numbers of training steps of its runs, in rising order.
+        rule: how the rule has changed since, or why the claim was dropped. Empty if it has only gained what all rules
+            have: controls, the caution about under-training, and presumptions.
     """
 
     figure: str
@@ -33,7 +33,7 @@ class EarlierVerdict(NamedTuple):
 
 
 def earlier_verdicts(folders: Sequence[Path]) -> dict[str, EarlierVerdict]:
-    """By name of the claim, those of the first folder that has any; none where no folder has.
+    """Earlier verdicts by name of the claim, from the first folder that has any; empty if none has.
 
     Raises:
         RequestError: the file cannot be read.
@@ -49,7 +49,7 @@ def earlier_verdicts(folders: Sequence[Path]) -> dict[str, EarlierVerdict]:
 
 
 def revised(earlier: EarlierVerdict | None, verdict: Verdict) -> str:
-    """The earlier verdict, and why the present one is another; empty for a claim that is new."""
+    """The earlier verdict, and the reasons if the present one differs; empty for a new claim."""
     if earlier is None:
         return ""
     if earlier.verdict == verdict.verdict:
@@ -76,7 +76,7 @@ def _spell(steps: Sequence[int]) -> str:
 
 
 def dropped(earlier: Mapping[str, EarlierVerdict], names: Container[str]) -> Iterator[str]:
-    """A line for each earlier claim that is none of these."""
+    """Yield a line for each earlier claim that is not among these names."""
     for name, entry in earlier.items():
         if name not in names:
             yield f'Figure {entry.figure}, dropped: "{entry.claim}" ({entry.verdict}); {entry.rule}'

@@ -33,7 +33,7 @@ from lab.report.revision import EarlierVerdict, dropped, earlier_verdicts, revis
 from lab.studies.claims import CLAIMS
 from lab.studies.wortsman.replication import compare
 
-# Around the two tables, where a document shows them.
+# Marks around the two tables in a document.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 EFFECT = "effect [95 % interval]"
@@ -42,8 +42,8 @@ COLUMNS_OF_PAGE = (
     *("parameters", "steps", "λT", "on other text", "by earlier rules"),
 )
 PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about", "by earlier rules")
-FALSE_SHARE = 0.05  # of the decided claims that are counted at most so many are expected to be decided falsely
-# The folder, inside one of results, of sweeps trained on a corpus that every machine has; of which figures it is asked.
+FALSE_SHARE = 0.05  # expected share of false decisions among the decided claims that are counted as certain
+# The folder, inside one of results, of sweeps trained on a corpus that every machine has; and the figures judged on it.
 OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
 
 
@@ -51,9 +51,9 @@ class ScoreboardRow(NamedTuple):
     """A claim and its verdict.
 
     Attributes:
-        on_other_text: its verdict on another corpus; empty where it was not judged there.
-        q: the share of false verdicts to expect among all of the board whose q is at most this one; NaN without a test.
-        readings: how it came out on fresh seeds, each time.
+        on_other_text: its verdict on another corpus; empty if it was not judged there.
+        q: the expected share of false verdicts among all claims whose q is at most this one; NaN without a test.
+        readings: its verdict each time that it was judged on fresh seeds.
     """
 
     claim: Claim
@@ -64,22 +64,22 @@ class ScoreboardRow(NamedTuple):
 
     @property
     def ours(self) -> bool:
-        """Whether we restated a claim of the paper, or gave it a bound or a comparison of ours."""
+        """Whether the lab restated a claim of the paper, or gave it a bound or a comparison of its own."""
         return bool(self.claim.restates) or self.claim.ours
 
     @property
     def figure(self) -> str:
-        """The figure of the paper, marked where the claim is ours."""
+        """The figure of the paper, marked if the claim is the lab's own version."""
         return f"{self.claim.figure} (ours)" if self.ours else self.claim.figure
 
     @property
     def shown(self) -> str:
-        """The folder judged and the figure of its report that shows the claim; empty where none was judged."""
+        """The folder judged and the figure of its report that shows the claim; empty if none was judged."""
         return f"{Path(self.verdict.folder).name}/{self.claim.shown_in}" if self.verdict.folder else ""
 
     @property
     def effect(self) -> str:
-        """``0.148 [0.12, 0.17]`` and the unit; numbers themselves where the unit is the log10 of one."""
+        """``0.148 [0.12, 0.17]`` and the unit; if the unit is the log10 of a number, the number itself."""
         unit = self.claim.unit
         effect, low, high = (amount(value, unit) for value in self.verdict[1:4])
         if math.isnan(self.verdict.effect):
@@ -89,10 +89,10 @@ class ScoreboardRow(NamedTuple):
 
 
 def read(folders: Sequence[Path]) -> list[Evidence]:
-    """Read the folders with records among these and those right inside them, by name.
+    """Read these folders and the folders directly inside them, as far as they hold records, in the order of names.
 
     Raises:
-        RequestError: one of them is no folder, or its records cannot be read.
+        RequestError: one of them is not a folder, or its records cannot be read.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -118,12 +118,12 @@ def judge_all(
     earlier: Mapping[str, Sequence[ClaimReading]] | None = None,
     sweeps: Collection[str] | None = None,
 ) -> list[ScoreboardRow]:
-    """Judge claims on these folders, those of the first source in the order of its figures; apart from them on others.
+    """Judge claims on these folders, and separately on ``other_text``; those of the first source come by figure.
 
     Args:
-        figures: of the first source, to which the claims are limited; empty is every claim of every source.
-        earlier: readings by name of the claim, this one the last.
-        sweeps: limit the claims to those that these sweeps test, or that answer their questions.
+        figures: figures of the first source to which the claims are limited; empty for every claim of every source.
+        earlier: readings by name of the claim; the last one is this reading.
+        sweeps: limits the claims to those that these sweeps test, or that answer their questions.
     """
     claims = [one for one in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(one, figures)]
     if sweeps is not None:
@@ -143,7 +143,7 @@ def _is_of(claim: Claim, figures: Collection[str]) -> bool:
 
 
 def _position(claim: Claim) -> tuple[int, int, int, int]:
-    """By source and, of the first, by figure; what we restated after the original."""
+    """Key of the order of claims: by source, the first source by figure, restated claims after the originals."""
     original = CLAIMS[claim.restates] if claim.restates else claim
     figure = FIGURES_OF_THE_PAPER.index(claim.figure) if claim.source == SOURCES[0] else 0
     return SOURCES.index(claim.source), figure, original.order, claim.order
@@ -160,7 +160,7 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
     """Judge claims on a folder and those inside it.
 
     Args:
-        figures: of Wortsman et al. 2023, such as ``"1"`` or ``"E.7"``; every claim of every source where none is given.
+        figures: figures of Wortsman et al. 2023, such as ``"1"`` or ``"E.7"``; by default every claim of every source.
 
     Raises:
         RequestError: no such figure, no such folder, or records that cannot be read.
@@ -200,16 +200,16 @@ def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format
 
 
 def render(folders: Sequence[Path], *style: str, source: str = "", figure: str = "", verdict: str = "") -> str:
-    """All of it for ``lab claims``, or the claims of one source, figure or verdict: for the eye, or in a ``style``.
+    """The output of ``lab claims``: all claims, or those of one source, figure or verdict, as text or in a ``style``.
 
-    For the eye, claims that are not run are counted and left out, unless that verdict is asked for.
+    As text, claims that are not run are counted and left out, unless that verdict is asked for.
 
     Args:
-        style: the last of ``--json``, ``--markdown`` and ``--html`` counts.
-        figure: of the paper, or the section or equation of another source.
+        style: one of ``--json``, ``--markdown`` and ``--html``; the last one counts.
+        figure: a figure of the paper, or the section or equation of another source.
 
     Raises:
-        RequestError: no such source, figure, verdict or folder, or records that cannot be read.
+        RequestError: the source, figure, verdict or folder does not exist, or records cannot be read.
     """
     figures = list(dict.fromkeys(claim.figure for claim in CLAIMS.values()))
     for kind, name, known in (("source", source, SOURCES), ("figure", figure, figures), ("verdict", verdict, VERDICTS)):
@@ -233,21 +233,21 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
 
 
 def _run_only(rows: Sequence[ScoreboardRow], *, all_of_them: bool) -> tuple[list[ScoreboardRow], list[str]]:
-    """The rows to show, and a line on those that are not run and left out."""
+    """The rows to show, and a line on those that are left out because they are not run."""
     run = [row for row in rows if all_of_them or row.verdict.verdict != NOT_RUN]
     left_out = len(rows) - len(run)
     return run, [f"{left_out} not run and not shown; --verdict 'not run' shows them"] if left_out else []
 
 
 def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
-    """A line for each figure that shows one of these claims, in the folder that it was judged on."""
+    """A line for each figure that shows one of these claims, in the folder on which it was judged."""
     shown = dict.fromkeys((row.verdict.folder, row.claim.shown_in) for row in rows if row.verdict.folder)
     paths = [Path(folder) / "figures" / f"{name}.svg" for folder, name in shown]
     return [f"figure: {path}" for path in paths if path.exists()]
 
 
 def text(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> Iterator[str]:
-    """A line per claim, why it is not reproduced below it; a count at the end."""
+    """Yield a line per claim, below it the reason if it is not reproduced, and counts at the end."""
     every, (rows, hidden) = rows, _run_only(rows, all_of_them=all_of_them)
     columns = table(rows)
     head, *lines = plain_text(
@@ -269,7 +269,7 @@ def text(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> Iterato
 
 
 def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
-    """``60 claims: 30 reproduced, ...`` of the paper's, how many are decided, ours, how far other text agrees."""
+    """Yield counts of verdicts (``60 claims: 30 reproduced, ...``), of decided and restated claims, on other text."""
     yield _tally("claims", [row.verdict.verdict for row in rows if not row.ours])
     if decided := [row.q for row in rows if row.verdict.verdict in DECIDED]:
         certain = sum(q <= FALSE_SHARE for q in decided)
@@ -291,11 +291,11 @@ def _tally(what: str, names: Sequence[str]) -> str:
 
 
 def as_json(rows: Sequence[ScoreboardRow]) -> str:
-    """A list of objects, null where unknown.
+    """A list of JSON objects; a value that is unknown is null.
 
-    Their keys: ``name, source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
-    decay_times_steps, ours, p, q, readings``; ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest,
-    largest]`` of what was judged, ``ours`` is whether we restated a claim of the source, and each of ``readings`` has
+    Their keys are ``name, source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
+    decay_times_steps, ours, p, q, readings``. ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest,
+    largest]`` of the judged runs. ``ours`` is whether the lab restated a claim of the source. Each of ``readings`` has
     the attributes of ``ClaimReading``.
     """
     return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
@@ -330,12 +330,12 @@ def _ends(rising: Sequence[float]) -> list[float] | None:
 
 
 def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
-    """Markdown, each part between its marks: the counts by subject, then every claim."""
+    """Both tables in Markdown, each between its marks: the counts by subject, then every claim."""
     return f"{markdown_by_subject(rows)}\n\n{markdown(rows)}"
 
 
 def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
-    """The first table of `results/README.md`: how many claims on each subject have which verdict."""
+    """The first table of `results/README.md`: the number of claims with each verdict, by subject."""
     paper = [row for row in rows if not row.ours]
     verdicts_by_subject: dict[str, list[str]] = {}
     for row in paper:
@@ -356,7 +356,7 @@ def _count_row(label: str, names: Sequence[str]) -> str:
 
 
 def markdown(rows: Sequence[ScoreboardRow]) -> str:
-    """The tables of `results/README.md`: of each subject every claim, in few columns; tallies below."""
+    """The tables of `results/README.md`: every claim of each subject, in few columns, and counts below."""
     lines = [MARKS[0]]
     for subject in dict.fromkeys(row.claim.about for row in rows):
         lines += [f"### {subject[:1].upper()}{subject[1:]}", "", *_few_columns(rows, subject), ""]
@@ -374,10 +374,10 @@ def _few_columns(rows: Sequence[ScoreboardRow], subject: str) -> list[str]:
 
 
 def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict], *, all_of_them: bool = False) -> str:
-    """A page of every claim with all that is known of it; its table sorts and filters.
+    """A page of every claim with everything that is known of it; its table can be sorted and filtered.
 
     Args:
-        earlier: verdicts by earlier rules, which stand beside those of today.
+        earlier: verdicts by earlier rules, shown beside those of today.
     """
     every, (rows, hidden) = rows, _run_only(rows, all_of_them=all_of_them)
     known = table(rows)
@@ -391,4 +391,4 @@ def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict], *
         html.bullets(notes),
         html.table(columns, prose=PROSE, sorts=True),
     ]
-    return html.document("Claims of papers and how they came out", body)
+    return html.document("Claims of papers and their verdicts", body)

@@ -1,4 +1,4 @@
-"""The stamp of a report says what the report was made from, so that an unchanged one need not be drawn again."""
+"""The stamp of a report: a digest of everything it was made from, so that an unchanged report is not drawn again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES = (".py", ".yaml", ".html", ".css", ".js")
 
 
 def origin(folder: Path) -> str | None:
-    """Digest of all that a report of one folder depends on: its tables and commands, the lab's code, the libraries.
+    """Digest of everything on which a report of one folder depends: tables, commands, the lab's code, libraries.
 
     Returns:
         None if the tables lack a run, or if a script has added figures.
@@ -46,14 +46,14 @@ def _requests(folder: Path) -> dict[str, str]:
 
 
 def _has_other_figures() -> bool:
-    """Whether there are figures that no stamp knows, since a script has added them."""
+    """Whether a script has added figures, which no stamp covers."""
     registry = sys.modules.get("lab.analysis.drawing.registry")  # a script that adds a figure has imported it
     entries = registry.FIGURES._entries.values() if registry else ()
     return not all(map(is_in_code, entries))
 
 
 def is_in_code(entry: Any) -> bool:
-    """Whether ``code`` covers the module of a class or function: it is not of a script."""
+    """Whether ``code`` covers the module of a class or function, which it does unless it is a script's."""
     return entry.__module__.split(".")[0] in {"lab", *packages_of_others()}
 
 
@@ -64,7 +64,7 @@ def code() -> str:
 
 
 def _sources(package: str) -> Iterator[tuple[str, str]]:
-    """Paths and digests of the sources of a top-level package or module, which is not imported."""
+    """Yield path and digest of each source file of a top-level package or module, without importing it."""
     spec = find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():
         for path in (path for path in Path(folder).rglob("*") if path.suffix in SOURCES):
@@ -81,12 +81,12 @@ def write(folder: Path, made_from: str, summary: str) -> None:
 
 def remove(folder: Path) -> None:
     """Remove the stamp, before the report changes."""
-    with suppress(OSError):  # a folder that cannot be written is refused by whatever is written first
+    with suppress(OSError):  # if the folder cannot be written, the next write refuses it
         files.remove(folder / STAMP, within=folder)
 
 
 def current_summary(folder: Path) -> str | None:
-    """The summary of the folder's report, if making it again would change nothing; else None."""
+    """The summary of the folder's report if making it again would change nothing; else None."""
     try:
         stamp = files.read_json(folder / STAMP, dict)
         if any(files.file_digest(folder / name) != digest for name, digest in stamp["parts"].items()):

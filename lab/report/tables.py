@@ -10,7 +10,7 @@ from lab.analysis.curves import LR, configs, differing, parameters, plain
 from lab.analysis.sensitivity import WINDOW, Study, optima
 from lab.analysis.text import count, span, spell
 
-# What readers and CSV files call the parts of sensitivity.
+# Names of the parts of sensitivity, for readers and CSV files.
 PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
 PART_COLUMNS = {"total": "sensitivity", "below": "under_training", "above": "instability"}
 OUTCOME_MARKS = {"": "", "unstable": " *", "diverged": " †"}
@@ -46,7 +46,7 @@ def differences(study: Study) -> pd.DataFrame:
 
 
 def losses(study: Study) -> pd.DataFrame:
-    """A row per arm and size, a column per learning rate: mean final loss over seeds, the worst outcome as a mark."""
+    """A row per arm and size, a column per learning rate: mean final loss over seeds, marked by the worst outcome."""
     rows, lrs = [], [spell(lr) for lr in sorted(study.points["lr"].unique())]
     for _, runs in study.points.groupby(["arm", "size"], sort=False):
         cells = {spell(lr): _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
@@ -110,7 +110,7 @@ def shared_settings(study: Study) -> dict[str, str]:
 
 
 def files(study: Study) -> dict[str, pd.DataFrame]:
-    """Tables of plain numbers, by name of the CSV file; of another window than the paper's each row has its ends."""
+    """Tables of plain numbers by name of the CSV file; with another window than the paper's, rows contain its ends."""
     low, high = study.window
     ends = {} if study.window == WINDOW else {"window_low": low, "window_high": high}
     seeds = study.seeds.drop(columns="curve").rename(columns=PART_COLUMNS)
@@ -125,7 +125,7 @@ def files(study: Study) -> dict[str, pd.DataFrame]:
 
 
 def _effect_sizes(pairs: pd.DataFrame) -> dict[str, list[float]]:
-    """Cohen's d_z of the paired differences, by name of its column."""
+    """Cohen's d_z of the paired differences, by name of the column."""
     return {f"{column}_dz": [interval.dz for interval in pairs[part]] for part, column in PART_COLUMNS.items()}
 
 

@@ -65,9 +65,9 @@ def measure_host(device: str, slots: Sequence[Slot]) -> Host:
 def bytes_asked(config: RunConfig) -> float:
     """Bytes of tensors that one more run adds to a fleet at its peak.
 
-    Permanent are the schedule, weights, gradients, and the state of the optimizer, such as Adam's two moments. To these
-    comes the largest of three temporary parts: activations kept for the backward pass, with attention scores in full;
-    a held-out pass; two more tensors per weight in the optimizer. Tensors are counted one by one, as if all gradients
+    Permanent are the schedule, weights, gradients, and the state of the optimizer, such as Adam's two moments. The
+    largest of three temporary parts is added: activations kept for the backward pass, with full attention scores; a
+    held-out pass; two more tensors per weight in the optimizer. Tensors are counted one by one, as if all gradients
     existed at once. A step of micro-batches keeps the activations of one of them, the sum of the gradients, and the
     tokens of all. A run with a response to spikes keeps weights and moments again in each snapshot; one that
     ``is_controlled`` keeps also the state in which it ended.

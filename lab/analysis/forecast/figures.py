@@ -89,8 +89,8 @@ def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity
 
 def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, quantity: Quantity) -> None:
     """Draw a mark per run, within a hollow dot if it was held out."""
-    told, values = hover.HoverText(runs), runs["value"].to_numpy()
-    texts = [told.point([row], quantity, values[[row]]) for row in range(len(runs))]
+    of_runs, values = hover.HoverText(runs), runs["value"].to_numpy()
+    texts = [of_runs.point([row], quantity, values[[row]]) for row in range(len(runs))]
     panels.outcome_marks(axes, runs["size"], values, outcome, texts, color=colour)
     if name:
         (ring,) = axes.plot(runs["size"], values, "o", color=colour, fillstyle="none", markersize=9)

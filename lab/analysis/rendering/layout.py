@@ -152,8 +152,8 @@ def _widest(columns: int, room: float) -> float:
 def columns_for(panels: int, narrowest: float = NARROWEST, room: float = LABELS) -> int:
     """Number of columns for ``panels`` panels: at most four and as many as fit, with rows as full as possible.
 
-    In multiples of the size of text, ``narrowest`` is the least width of a panel, with its labels if each has its own;
-    ``room`` is the width of labels at the left.
+    Widths are in multiples of the size of text. ``narrowest`` is the least width of a panel, with its labels if each
+    has its own. ``room`` is the width of labels at the left.
     """
     most = max((columns for columns in range(1, MOST_COLUMNS + 1) if _widest(columns, room) >= narrowest), default=1)
     return -(-panels // -(-panels // most))

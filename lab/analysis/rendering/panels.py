@@ -45,11 +45,11 @@ def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, quantity: Quantity,
     seeds = [values[finite & (xs == tick)] for tick in ticks]
     means = mean_line(axes, ticks, seeds, quantity, **look | {"marker": ""})
     worst = np.array([worst_outcome(outcomes[xs == tick]) for tick in ticks])
-    told = hover.HoverText(runs)
+    of_runs = hover.HoverText(runs)
     others = [[f"block {tick:g}"] if x == "block" else [] for tick in ticks]
     texts = np.array(
         [
-            told.point(xs == tick, quantity, of_tick, *other)
+            of_runs.point(xs == tick, quantity, of_tick, *other)
             for tick, of_tick, other in zip(ticks, seeds, others, strict=True)
         ]
     )

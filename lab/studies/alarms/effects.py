@@ -80,7 +80,7 @@ def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> 
 def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """How often the curvature's alarm is no later than that of large updates, and how seldom it is false.
 
-    The first part is the share of the bursts with a loss spike in which it is no later, minus a half; its resolution is
+    The first part is the share of the bursts with a loss spike in which it is no later, minus a half. Its resolution is
     one burst among those of all seeds. The second part is 1 minus its false alarms in 1000 clean steps. The comparison
     is the lab's own. The control is that of ``spikes_pass_the_limit_of_stability``.
     """

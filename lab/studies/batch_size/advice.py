@@ -207,10 +207,10 @@ def _measured(curve: TunedSteps) -> str:
     if not curve.has_fit:
         return f"{curve.name}: {len(curve.batches)} batch sizes with a tuned learning rate give no critical batch."
     fit = curve.fit
-    told = (
+    least = (
         f"{fit.limit:.3g} at least, twice that at the critical batch of" if fit.is_bounded else "the critical batch is"
     )
-    return f"Steps to the loss of a bigram model with {curve.name}: {told} {fit.scale_text}."
+    return f"Steps to the loss of a bigram model with {curve.name}: {least} {fit.scale_text}."
 
 
 def dropped(tuned: Sequence[TunedSteps]) -> Iterator[str]:
@@ -298,5 +298,5 @@ def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[Tun
         for curve in tuned
         if curve.has_fit and (fit := curve.fit)
     ]
-    told = [*cautions(best), *dropped(tuned)]
-    return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": told}
+    warnings = [*cautions(best), *dropped(tuned)]
+    return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": warnings}

@@ -53,8 +53,8 @@ def predicted_saving(noise_scale: ArrayLike, batch: ArrayLike) -> float:
     """Share of the steps, and of the tokens, that these batches save over a constant batch of their mean.
 
     An update with batch ``B`` makes as much progress as ``1 / (1 + noise_scale / B)`` steps of an infinite batch
-    (McCandlish et al. 2018, sec. 2.2), so the constant batch takes ``1 + noise_scale / mean(B)`` updates for each of
-    these steps.
+    (McCandlish et al. 2018, sec. 2.2). The constant batch takes ``1 + noise_scale / mean(B)`` updates for each of these
+    steps.
 
     Args:
         noise_scale: noise scale at updates evenly spaced in training, sequences.

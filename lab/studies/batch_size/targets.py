@@ -85,8 +85,8 @@ class TunedBatch(NamedTuple):
 def tune(lrs: Sequence[float], steps_sl: ArrayLike) -> TunedBatch:
     """Find each seed's best learning rate of the rising ``lrs``; ``steps_sl`` is NaN where the target is not reached.
 
-    The batch size is refused if fewer than ``FEWEST_TRIALS`` learning rates reached the target with every seed, or if
-    the best one (mean over seeds) is at an end of the grid.
+    The batch size is refused if fewer than ``FEWEST_TRIALS`` learning rates reached the target with every seed. It is
+    also refused if the best one (mean over seeds) is at an end of the grid.
     """
     table_sl = np.asarray(steps_sl, dtype=float)
     reached_l = np.isfinite(table_sl).all(axis=0)

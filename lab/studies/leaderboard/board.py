@@ -57,9 +57,10 @@ class Curve(NamedTuple):
         interventions: the names of its interventions.
         keys: the keys of its config that distinguish arms, with their values.
         setting: the other keys, with their values.
-        seeds: a row per seed with the whole grid of learning rates. Columns are ``MEASURES``; ``eta_div``, log10 of the
-            smallest unstable learning rate, one step above the grid if none is; ``unstable``, how many learning rates
-            are; ``censored``, whether none is; and ``trains``, 1 if the best loss beats a bigram model.
+        seeds: a row per seed with the whole grid of learning rates. The columns are ``MEASURES`` and four more.
+            ``eta_div`` is log10 of the smallest unstable learning rate, or one step above the grid. ``unstable`` is the
+            number of unstable learning rates, and ``censored`` is whether there is none. ``trains`` is 1 if the best
+            loss beats a bigram model.
         lrs: the grid, in rising order.
         incomplete: how many seeds are left out because a learning rate is missing.
         runs: how many runs were trained.

@@ -35,9 +35,9 @@ CONTROL = "without restarts"
 def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
     """Loss over steps of runs with a restart log, beside runs that differ only in having none.
 
-    A restart log lists the steps at which a run is restarted with other settings. A thin upright line is a restart; the
-    text above it shows the settings from there on, with learning rates (LR) and weight decays as multiples of those at
-    the start. All other settings stay the same. Solid lines are means over the seeds of restarted runs and over a few
+    A restart log lists the steps at which a run is restarted with other settings. A thin upright line is a restart, and
+    the text above it shows the settings that changed. Learning rates (LR) and weight decays are multiples of those at
+    the start. Solid lines are means over the seeds of restarted runs and over a few
     steps; dashed ones are those of runs without restarts. The first twentieth of the steps is left out.
     """
     table = _arranged(records, runs)
