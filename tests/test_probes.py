@@ -31,6 +31,7 @@ EPS, CLIPS, DECAY, LR, BETA1, BETA2 = (1e-8, 1e-2, 1e-4), (0.1, 1.0, math.inf), 
 BLOCKS = ["block0", "block1"]
 # These compare micro-batches or steps, or measure what such a step does not have; other tests have them.
 OF_OTHERS = ("noise_scale", "batch", "loss_scale", "grad_lag_cosine", "distance_from_init")
+OF_OTHERS += ("gradient_underflow", "saturation", "gain_octave", "gain_code")
 OF_ANY_STEP = tuple(name for name in PROBES if name not in OF_OTHERS)
 HELD_OUT = 10**4  # seed of the held-out tokens
 
@@ -209,6 +210,7 @@ FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "grad_norm_clipped": lambda told, run: {"": norm_of(told.clipped)},
     "grad_rms": lambda told, run: {name: rms(g) for name, g in told.clipped.items()},
     "update_rms": lambda told, run: {name: rms(d) for name, d in told.direction.items()},
+    "zero_gradients": lambda told, run: {n: (g == 0).double().mean() for n, g in told.gradients.items()},
     "update_large": lambda told, run: {n: (d.abs() > 0.8).double().mean() for n, d in told.direction.items()},
     "update_bimodality": lambda told, run: {name: bimodality(d) for name, d in told.direction.items()},
     "update_descent_cosine": lambda told, run: cosines(told.direction, told.held_out),

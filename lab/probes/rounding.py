@@ -12,8 +12,9 @@ from lab.core.number_formats import E4M3, MX_BLOCK, joined, mx_blocks, split
 from lab.probes.listener import probe
 
 
-def _share(is_so_r: Tensor) -> Tensor:
-    return per_run_mean(is_so_r.to(torch.float32))
+def _share(is_so_r: Tensor, of_r: Tensor) -> Tensor:
+    """Share of the entries of a tensor of which it is so; NaN where one is not a number."""
+    return per_run_mean(torch.where(of_r.isnan(), of_r, is_so_r.to(of_r.dtype)))
 
 
 @probe(event="gradient_rounding")
@@ -23,7 +24,7 @@ def gradient_underflow(before_r: Tensor, after_r: Tensor, beyond: Tensor | float
     Of formats with a scale for each block it is the rounding for the gradient of the product's left operand, which goes
     on to earlier layers.
     """
-    return _share((before_r != 0) & (after_r == 0))
+    return _share((before_r != 0) & (after_r == 0), before_r)
 
 
 @probe(event="rounding")
@@ -33,7 +34,7 @@ def saturation(before_r: Tensor, after_r: Tensor, beyond: Tensor | float) -> Ten
     Rounding to nearest would leave them beyond it.  A scale by the largest entry of the operand itself leaves none;
     delayed scales do where an operand has grown, and MX where the largest of a block has a large mantissa.
     """
-    return _share(before_r.abs() >= beyond)
+    return _share(before_r.abs() >= beyond, before_r)
 
 
 @probe(event="gradients")
@@ -42,7 +43,7 @@ def zero_gradients(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The embedding has zeros in any format: tokens that are not in the batch.
     """
-    return {name: _share(gradient == 0) for name, gradient in gradients.items()}
+    return {name: _share(gradient == 0, gradient) for name, gradient in gradients.items()}
 
 
 @probe(event="gains")
@@ -70,4 +71,4 @@ def _as_mxfp8(gain_r: Tensor) -> Tensor:
 def _largest_share(value_r: Tensor) -> Tensor:
     """Share of the entries of each run that have its most frequent value."""
     flat_rn = value_r.flatten(1)
-    return _share(flat_rn == flat_rn.mode(1).values[:, None])
+    return per_run_mean((flat_rn == flat_rn.mode(1).values[:, None]).to(torch.float32))

@@ -50,19 +50,22 @@ def spikes_by_loss_scale(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     if not has_loss_scales(records.runs):
         raise NothingToDrawError("nothing to draw: runs do not differ in a constant loss scale")
+    cards = records.runs.set_index("id")
     table = runs.set_index("id").assign(
         exponent=scale_exponent(records.runs),
         spikes=spike_rate(records),
         zeros=late(records, "zero_gradients", FIRST, LATE_PART),
+        precision=cards["precision"],
+        eps=cards["optimizer.eps"],
     )
-    table = table.join(records.runs.set_index("id")[["precision", "optimizer.eps"]], rsuffix="_of_run").reset_index()
+    table = table.reset_index()
     if table["spikes"].isna().all():
         raise NothingToDrawError("nothing to draw: no run tells its loss spikes")
     exponents = sorted(table["exponent"].dropna().unique(), reverse=True)
     names = [f"loss scale 2^{exponent:g}" for exponent in exponents]
     columns = layout.columns_for(2, panels.NARROWEST_ROWS)
     sheet, ((spikes,), (zeros,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
-    arms = list(table.groupby(["precision", "optimizer.eps"]))
+    arms = list(table.groupby(["precision", "eps"]))
     looks = {f"{precision}, epsilon {spell(eps)}": panels.arm_look(n) for n, ((precision, eps), _) in enumerate(arms)}
     for axes, column, quantity in ((spikes, "spikes", SPIKES), (zeros, "zeros", ZEROS)):
         groups = []

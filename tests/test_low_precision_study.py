@@ -1,0 +1,66 @@
+"""The study of low precision on planted sweeps: its figures show what was planted, and its question has an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+import planted_claims
+from drawn_texts import complaints
+from lab.analysis.curves import points
+from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.sensitivity import judge, study_of
+from lab.records.store import Records
+from lab.report.answers import answer
+from lab.report.scoreboard import judge_all
+from lab.studies.figures import FIGURES
+from lab.studies.precision.measures import spike_rate
+
+
+def world(sweep: str, *, good: bool = True) -> Records:
+    return planted_claims.records(planted_claims.cards(sweep, dict.fromkeys(range(4), good)))
+
+
+def test_spikes_are_counted_in_1000_updates() -> None:
+    """Planted are 1, 3 and 5 in 400 updates in fp16, by loss scale, and 1 in fp8."""
+    records = world("loss_scale")
+    rate = spike_rate(records)
+    cards = records.runs.set_index("id")
+    found = rate.groupby([cards["precision"], cards["loss_scale.init"]]).mean()
+    assert found["fp16_emulated"].to_dict() == pytest.approx({2.0**10: 2.5, 1.0: 7.5, 2.0**-12: 12.5})
+    assert found["fp8_current"].to_dict() == pytest.approx({2.0**10: 2.5, 1.0: 2.5, 2.0**-12: 2.5})
+
+
+def test_the_figure_of_loss_scales_shows_the_spikes_of_each() -> None:
+    records = world("loss_scale")
+    figure = FIGURES["spikes_by_loss_scale"](records, judge(points(records.runs)))
+    assert not complaints(figure)
+    spikes, zeros = figure.axes[:2]
+    rows = [label.get_text().replace("\n", " ") for label in spikes.get_yticklabels()]
+    assert rows == ["loss scale 2^10", "loss scale 2^0", "loss scale 2^-12"]
+    for axes, expected in ((spikes, [2.5, 7.5, 12.5]), (zeros, [0.1, 0.3, 0.5])):
+        drawn = [sorted(map(float, line.get_xdata())) for line in axes.get_lines() if len(line.get_xdata()) == 3]
+        assert any(each == pytest.approx(expected, rel=0.01) for each in drawn)
+
+
+def test_the_figure_of_faults_shows_what_saturates() -> None:
+    records = world("low_precision")
+    figure = FIGURES["rounding_faults"](records, judge(points(records.runs)))
+    assert not complaints(figure)
+    labels = {axes.get_ylabel().replace("\n", " ") for axes in figure.axes}
+    assert {"gradients that round to zero", "saturated entries", "gains with one number"} <= labels
+
+
+@pytest.mark.parametrize("name", ["rounding_faults", "spikes_by_loss_scale"])
+def test_records_of_another_sweep_have_nothing_to_draw(name: str) -> None:
+    records = world("qk_layernorm")
+    with pytest.raises(NothingToDrawError, match="nothing to draw: "):
+        FIGURES[name](records, judge(points(records.runs)))
+
+
+@pytest.mark.parametrize(("good", "word"), [(True, "Yes"), (False, "No")])
+def test_the_question_of_loss_scales_is_answered_by_the_number_of_spikes(good: bool, word: str) -> None:
+    records = world("loss_scale", good=good)
+    said = answer(study_of(records), ["loss_scale"], judge_all([Evidence("loss_scale", records)]))
+    assert said.word == word
+    assert said.contrasts[0].measure.name == "Loss spikes in 1000 updates"
