@@ -17,11 +17,13 @@ from drawn_texts import complaints
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import judge, study_of
 from lab.records import store
 from lab.records.store import Records
 from lab.report.answers import answer
+from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.own_alarms import OWN, alarm_traits, score_own
 from lab.studies.spikes.own_spikes import (
@@ -138,6 +140,17 @@ def test_false_alarms_are_those_far_from_any_spike() -> None:
     good = alarm_traits(world("own_spike_curvature"))
     assert set(good["curvature.first"]) == set(good["spikes"]) == {1}
     assert set(good["curvature.lead"]) == {8}
+
+
+def test_claims_on_what_no_run_recorded_are_open() -> None:
+    folder = [Evidence("own_spikes", world())]
+    for name in ("own_spikes_pass_the_limit_of_stability", "curvature_warns_before_updates_of_own_spikes"):
+        verdict = judge_claim(CLAIMS[name], folder)
+        assert verdict.verdict in ("not run", "inconclusive"), name
+        assert verdict.seeds == 0
+    metrics = world().metrics
+    bare = world()._replace(metrics=metrics[metrics["where"] != "embedding"])
+    assert judge_claim(CLAIMS["first_layers_move_first"], [Evidence("own_spikes", bare)]).seeds == 0
 
 
 @pytest.mark.parametrize("page", [style.SCREEN, pytest.param(style.Page(3.25, 8.0), marks=pytest.mark.slow)])
