@@ -5,21 +5,44 @@ each block, the embedding's gradient, and in models without blocks the sizes of 
 ``eps_ratio`` follows from ``grad_rms`` and the config.  Alarms are scored on the largest value of a step, so a folder
 of labelled spikes keeps that as well.  Nobody reads entropies of attention or the size of output logits.  Of cosines
 those of all weights are read, and where there are any, the updates of every tensor.  Of distances from the initial
-values those of the embedding's tables are read.
+values those of the embedding's tables are read.  Where runs spiked by themselves, tensors are read around these spikes
+and around the like steps without one, and the gradients that say what is usual throughout.
 """
 
 import sys
 from pathlib import Path
+
+import pandas as pd
 
 from lab.analysis.events.scores import score_runs
 from lab.analysis.probe_values import DISTANCE
 from lab.core import files
 from lab.records import store
 from lab.records.parts import written
+from lab.studies.spikes import own_spikes
+from lab.studies.spikes.figures import AROUND
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
 UNREAD = ["attention_entropy", "output_logit_rms"]
 COSINES, OF_UPDATES = ["update_descent_cosine", "grad_lag_cosine"], ["update_rms", "update_large"]
+
+# Steps around a spike of a run's own, or a like step without one, in which tensors are read.
+OWN_BEFORE, OWN_AFTER = own_spikes.BEFORE + own_spikes.USUAL, AROUND
+OWN = [own_spikes.HUMPS, own_spikes.GRADIENT, own_spikes.UPDATE]
+USUAL = [(own_spikes.GRADIENT, own_spikes.EMBEDDING), (own_spikes.GRADIENT, own_spikes.DEEP)]
+
+
+def read_around_spikes(records: store.Records) -> tuple[pd.Series, pd.Series]:
+    """Which values are of tensors in runs that are measured for spikes of their own, and which of these are read."""
+    metrics, series = records.metrics, own_spikes.measured(records)
+    of_tensors = metrics["id"].isin(list(series)) & metrics["probe"].isin(OWN)
+    places = pd.MultiIndex.from_frame(metrics[["probe", "where"]].astype(str))
+    signals = [*own_spikes.SIGNALS.values(), (own_spikes.HUMPS, own_spikes.EMBEDDING)]
+    near = pd.Series(False, metrics.index)
+    for spike in own_spikes.find_spikes(series):
+        for step in (spike.step, spike.control):
+            near |= (metrics["id"] == spike.run) & metrics["step"].between(step - OWN_BEFORE, step + OWN_AFTER)
+    return of_tensors, places.isin(USUAL) | (near & places.isin(signals))
 
 
 def prune(folder: Path) -> None:
@@ -36,9 +59,13 @@ def prune(folder: Path) -> None:
     if metrics["probe"].isin(COSINES).any():
         is_read |= metrics["probe"].isin(OF_UPDATES)
         is_read &= ~metrics["probe"].isin(COSINES) | (metrics["where"] == "")
-    if len(score_runs(store.Records(runs[runs["id"].isin(metrics["id"])], metrics))):
+    records = store.Records(runs[runs["id"].isin(metrics["id"])], metrics)
+    of_tensors, around = read_around_spikes(records)
+    is_read = is_read.where(~of_tensors, around)
+    if len(score_runs(records)) or of_tensors.any():
         ordered = metrics.sort_values("value", kind="stable", na_position="last")
-        is_read |= ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
+        largest = ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
+        is_read |= largest & (~of_tensors | (metrics["probe"] == own_spikes.UPDATE))
     store.write_metrics(path, metrics[is_read])
 
 

@@ -306,10 +306,10 @@ class ArmTables:
         """A column of ``Evidence.run_table`` at a learning rate.
 
         Raises:
-            MissingRunsError: the table has no row.
+            MissingRunsError: the table has no row, or no such column.
         """
         table = self.evidence.run_table(tabulate)
-        if table.empty:
+        if table.empty or column not in table:
             raise MissingRunsError(f"no run recorded its {column}")
         values: dict[Any, Any] = table[column].to_dict()
         return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
