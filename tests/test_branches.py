@@ -16,11 +16,14 @@ import planted_claims
 import planted_own_spikes
 from drawn_texts import complaints
 from lab.analysis.curves import points
+from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.sensitivity import judge
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.responses.branching import Branch
 from lab.responses.response import Action, Memory, Reading
+from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.branches import NAMES, changes, removable
 from lab.sweeping.job import train_resumably
@@ -191,6 +194,16 @@ def test_spikes_are_removed_where_none_comes_again(good: bool) -> None:
     assert set(table.loc[table["at_once"] == 1, "change"]) == {"second_moment"}
     # of the twins none spikes again later, in any of the steps that are left
     assert removable(records) == 1
+
+
+def test_a_seed_counts_by_the_arms_in_which_it_has_a_spike() -> None:
+    """Without qk-layernorm seed 0 never spikes; its share is that of the arm with it."""
+    records = planted_claims.records(planted_claims.cards("spike_causes", dict.fromkeys(range(3), True)))
+    runs = records.runs
+    calm = runs.loc[(runs["seed"] == 0) & (runs["intervention"] == "none"), "id"]
+    fewer = records._replace(events=records.events[~records.events["id"].isin(calm)])
+    verdict = judge_claim(CLAIMS["half_the_rate_removes_a_spike"], [Evidence("spike_causes", fewer)])
+    assert (verdict.verdict, verdict.seeds, verdict.effect) == ("reproduced", 3, 0.5)
 
 
 def test_a_run_without_a_spike_has_no_outcome() -> None:

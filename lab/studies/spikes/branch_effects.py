@@ -7,7 +7,7 @@ import pandas as pd
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup
 from lab.analysis.judging.verdicts import ON, QK
-from lab.studies.spikes.branches import CHANGE, SAME, branch_outcomes
+from lab.studies.spikes.branches import CHANGE, SAME, branch_counts
 from lab.studies.spikes.effects import HALF
 
 KNOWN_TO = 0.01  # a share of few spikes is known to no less
@@ -20,8 +20,12 @@ def branches(group: ComparisonGroup, *changes: str) -> list[ArmTables]:
 
 
 def _removed(*arms: ArmTables) -> pd.Series:
-    """Share of the spikes of each seed that were removed, over arms with and without qk-layernorm."""
-    return mean([arm.column(arm.top, branch_outcomes, "removed").iloc[:, -1] for arm in arms])
+    """Share of the spikes of each seed that were removed, over arms with and without qk-layernorm that had one."""
+    removed, spikes = (
+        mean([arm.column(arm.top, branch_counts, column).iloc[:, -1] for arm in arms])
+        for column in ("removed", "spikes")
+    )
+    return removed / spikes.where(spikes > 0)
 
 
 def _by_change(arms: tuple[ArmTables, ...]) -> list[pd.Series]:

@@ -58,6 +58,14 @@ def _outcome(events: Sequence[dict[Any, Any]]) -> tuple[float, ...] | None:
     return spike, back - 1, wait > back - 1 + MERGE, wait <= AT_ONCE, wait
 
 
+def branch_counts(records: Records) -> pd.DataFrame:
+    """Of each run that would branch, indexed by its id: ``spikes``, 1 or 0 without one, and ``removed``, 1 or 0."""
+    cards = records.runs.reindex(columns=["id", "response"])
+    branching = cards.loc[cards["response"] == BRANCH, "id"].astype(str)
+    removed = branch_outcomes(records)["removed"].reindex(branching)
+    return pd.DataFrame({"spikes": removed.notna().astype(float), "removed": removed.fillna(0.0)})
+
+
 def removable(records: Records) -> float:
     """Share of windows, as long as those in which a removed spike must not come, that hold no spike by chance.
 
