@@ -10,7 +10,7 @@ import statistics
 import time
 from itertools import islice
 
-from lab.cli.compose import composer, resolved
+from lab.cli.compose import Request, compose_config, resolved
 from lab.core import machine
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
@@ -22,8 +22,7 @@ SHARED = ("probes=none", "device=cpu", "engine=eager", "precision=bf16", f"steps
 
 def config(*overrides: str) -> RunConfig:
     """The default recipe of a run that never spikes before the end, since its learning rate is low."""
-    with composer() as composed:
-        tree = resolved(composed([*SHARED, *overrides]))
+    tree = resolved(compose_config(Request(), [*SHARED, *overrides]))
     del tree["fleet"]
     return run_config(tree)
 

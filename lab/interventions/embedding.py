@@ -182,5 +182,6 @@ class TiedReadout(nn.Module):
         self.scale = scale
 
     def forward(self, hidden_rbtd: Tensor, embedding_rvd: Tensor, operands: Operands | None) -> Tensor:
-        logits_rnv = product(hidden_rbtd.flatten(1, 2) * self.scale, embedding_rvd.transpose(-1, -2), operands)
+        head_rdv = embedding_rvd.transpose(-1, -2)
+        logits_rnv = product(hidden_rbtd.flatten(1, 2) * self.scale, head_rdv, operands, has_weight=True)
         return logits_rnv.view(*hidden_rbtd.shape[:3], -1)
