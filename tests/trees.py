@@ -15,7 +15,7 @@ from lab.core.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROB
 from lab.core.roles import NUMBERED
 from lab.core.schema import PerRun, PerRunSeed, _hints
 from lab.training.checkpoint import CheckpointConfig
-from lab.training.config import RunConfig
+from lab.training.config import LOW_PRECISIONS, SWITCHES, RunConfig
 from small import tree
 
 MOST = 2**53  # of what not all runs have, a table keeps no larger whole number exact
@@ -94,8 +94,12 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     drawn = {field.name: draw(of_field(RunConfig, field)) for field in plain}
     for factor, most in {"steps": 2**19, "batch_size": 2**17, "seq_len": 2**17}.items():
         drawn[factor] = min(drawn[factor], most)  # their product, the tokens, is MOST at most
-    if drawn["precision"] == "fp32":  # weights without a master copy are kept in a narrower format
+    if drawn["precision"] in ("fp32", *LOW_PRECISIONS):  # without a master copy weights have the format of products
         drawn["master_weights"] = "fp32"
+    if drawn["precision"] not in LOW_PRECISIONS:
+        drawn |= SWITCHES
+    if drawn["precision"] in ("mxfp4", "nvfp4"):  # they have one format of gradients
+        drawn["gradient_format"] = SWITCHES["gradient_format"]
     drawn["mantissa_bits"] = float(draw(st.integers(2, 23))) if drawn["precision"] == "mantissa" else 0.0
     drawn["gradient_sum"] = "fp32"  # others take micro-batches and a loss scale
     return made | drawn
