@@ -557,17 +557,18 @@ def cards(
     given = {key for keys in axes for key in (keys if isinstance(keys, tuple) else [keys])}
     usual = {"optimizer.lr": LRS, "seed": tuple(good), "model.width": (32,), "model.depth": (2,)}
     axes = {key: values for key, values in usual.items() if key not in given} | axes
+    fixed = _fixed(axes, without, like)
     made = []
     for values in itertools.product(*axes.values()):
         c: dict[str, Any] = {}
         for key, value in zip(axes, values, strict=True):
             c |= dict(zip(key, value, strict=True)) if isinstance(key, tuple) else {key: value}
-        run, alike = _run(c), _run(c | _fixed(axes, without, like))
+        run = _run(c)
+        alike = _run(c | fixed) if fixed else run
         i = axes["model.width"].index(alike["model.width"]) if "model.width" in axes else 0
         shape, recorded = world(alike, i, good[c["seed"]])
-        run["final_val_loss"] = loss(alike["optimizer.lr"], **shape) + noise(run).normal(0, 5e-4)
-        run |= recorded.pop(("columns", ""), {})
-        made.append((run, _without(recorded, without, like)))
+        ends = {"final_val_loss": loss(alike["optimizer.lr"], **shape) + noise(run).normal(0, 5e-4)}
+        made.append((run | ends | recorded.pop(("columns", ""), {}), _without(recorded, without, like)))
     return made
 
 
@@ -610,18 +611,25 @@ def calm(
 
 def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
     """As ``store.read`` would return them."""
-    rows = []
+    rows = list[tuple[Any, ...]]()
     for run, recorded in runs:
-        spread = noise(run)
+        spread, last = noise(run), run["steps"] - 1
         for (probe, where), value in recorded.items():
             if isinstance(value, list):  # a number per measurement, from the first step to the last
-                parts, values = np.linspace(0, 1, len(value)), value
+                parts, exact = np.linspace(0, 1, len(value)), value
             else:
                 parts = np.array([0.0, 0.1, 0.5, 0.95, 1.0])
-                values = (*value, value[-1]) if isinstance(value, tuple) else [value] * 5
-            for part, exact in zip(parts.tolist(), values, strict=True):
-                step = round(part * (run["steps"] - 1))
-                rows.append((run["id"], step, probe, where, exact * spread.normal(1, 1e-3)))
+                exact = [*value, value[-1]] if isinstance(value, tuple) else [value] * 5
+            steps = (parts * last).round().astype(int).tolist()
+            values = (np.array(exact, dtype=float) * spread.normal(1, 1e-3, len(exact))).tolist()
+            rows += zip(
+                itertools.repeat(run["id"]),
+                steps,
+                itertools.repeat(probe),
+                itertools.repeat(where),
+                values,
+                strict=False,
+            )
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     cards = [run for run, _ in runs]
     onsets = [(run["id"], 240, 240, _onset(run), 1.0, "") for run in cards if run.get("burst", "none") != "none"]

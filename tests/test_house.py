@@ -73,9 +73,15 @@ def tree(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    """Every node of its tree."""
+    return list(ast.walk(tree(source)))
+
+
 def imported_names(source: str) -> Iterator[str]:
     """Every dotted name a module imports, at the top or inside functions; ``from a import b`` is ``a.b``."""
-    for node in ast.walk(tree(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -174,7 +180,7 @@ def test_analysis_needs_neither_torch_nor_hydra() -> None:
 
 def deeds(source: str) -> Iterator[str]:
     """What a module does that few may do."""
-    for node in ast.walk(tree(source)):
+    for node in nodes(source):
         match node:
             case (
                 ast.Name(id="print" | "input")
