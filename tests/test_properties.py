@@ -22,7 +22,7 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.records import store
 from lab.sweeping.planner import Point, pack, points, shard_points
-from lab.training.config import run_config
+from lab.training.config import SWITCHES, run_config
 from lab.training.identity import columns, run_id, static_key
 from sampling import few
 from small import tree
@@ -75,7 +75,7 @@ def telling(one: dict[str, Any]) -> dict[str, Any]:
 
 
 # Which values of these go together is a rule of the config.
-OF_PRECISION = ("precision", "master_weights", "mantissa_bits")
+OF_PRECISION = ("precision", "master_weights", "mantissa_bits", *SWITCHES)
 
 
 @settings(max_examples=5 * settings.default.max_examples)
@@ -103,6 +103,7 @@ def test_there_is_one_zero() -> None:
     assert len({run_id(run_config(tree(f"optimizer.weight_decay={zero}")), "text") for zero in ("0", "-0.0")}) == 1
 
 
+SWITCHED = ("e4m3", "gradients", "rounded", "ends")
 LINK_WORDS = ("twelve", "spectral", "query_key")
 # What a choice needs of others, without which it would do nothing.
 NEEDS = {
@@ -125,7 +126,19 @@ def changed(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [value[:-1], ["val_loss"]]
     if isinstance(value, str):
-        return [f"{value}x", "bpe", "bf16", "fsdp", "cpu", "eager", "short", "tokens", "sinusoidal", *LINK_WORDS]
+        return [
+            f"{value}x",
+            "bpe",
+            "bf16",
+            "fsdp",
+            "cpu",
+            "eager",
+            "short",
+            "tokens",
+            "sinusoidal",
+            *LINK_WORDS,
+            *SWITCHED,
+        ]
     return ["x"] if value is None else [2 * value, value / 2, value + 1, 0.5]
 
 
@@ -147,14 +160,16 @@ def another(one: dict[str, Any], key: str, value: Any) -> dict[str, Any] | None:
     return None
 
 
-@pytest.mark.parametrize("choice", [(), *few(((choice,) for choice in choices()), 20)], ids="".join)
+@pytest.mark.parametrize(
+    "choice", [(), ("precision=mxfp8",), *few(((choice,) for choice in choices()), 20)], ids="".join
+)
 def test_every_leaf_of_every_choice_is_in_the_id_or_known_not_to_be(choice: tuple[str, ...]) -> None:
     """Of a choice the leaves that it brings or sets; the others are those of the default."""
     one = tree(*choice, *(NEEDS[each] for each in choice if each in NEEDS))
     usual = flat(tree()) if choice else {}
     before, unchanged = run_id(run_config(one), "text"), []
     for key, value in flat(one).items():
-        if key in usual and usual[key] == value:
+        if key in usual and usual[key] == value and not (key in SWITCHES and "precision=mxfp8" in choice):
             continue
         other = another(one, key, value)
         if other is None:  # a name out of a list, or the shape, which changes as a whole
@@ -166,6 +181,7 @@ def test_every_leaf_of_every_choice_is_in_the_id_or_known_not_to_be(choice: tupl
                 "master_weights",
                 "gradient_sum",
                 "mantissa_bits",
+                *(() if "precision=mxfp8" in choice else SWITCHES),
             ), key
         elif not key.startswith(COSMETIC):
             assert run_id(run_config(other), "text") != before, key
