@@ -6,7 +6,8 @@ each block, the embedding's gradient, and in models without blocks the sizes of 
 of labelled spikes keeps that as well.  Nobody reads entropies of attention or the size of output logits.  Of cosines
 those of all weights are read, and where there are any, the updates of every tensor.  Of distances from the initial
 values those of the embedding's tables are read.  Where runs spiked by themselves, tensors are read around these spikes
-and around the like steps without one, and the gradients that say what is usual throughout.
+and around the like steps without one, and the gradients that say what is usual throughout.  The page of
+a board of many arms has one figure, of final losses, so no probe is read there.
 """
 
 import sys
@@ -19,6 +20,7 @@ from lab.analysis.probe_values import DISTANCE
 from lab.core import files
 from lab.records import store
 from lab.records.parts import written
+from lab.report.build import MOST_ARMS
 from lab.studies.spikes import own_spikes
 from lab.studies.spikes.figures import AROUND
 
@@ -66,6 +68,8 @@ def prune(folder: Path) -> None:
         ordered = metrics.sort_values("value", kind="stable", na_position="last")
         largest = ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
         is_read |= largest & (~of_tensors | (metrics["probe"] == own_spikes.UPDATE))
+    if runs["intervention"].nunique() > MOST_ARMS:
+        is_read &= False
     store.write_metrics(path, metrics[is_read])
 
 
