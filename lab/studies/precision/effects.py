@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pandas as pd
 
 from lab.analysis.events.costs import spike_costs
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean
+from lab.analysis.judging.effects import Effects, mean
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
 from lab.analysis.judging.quantities import log10
 from lab.analysis.probe_values import late
 from lab.studies.precision.measures import FIRST, LAST, LATE_PART, PER_UPDATES
 
 ON, GAINS, SCALE, EPS = "on", "norm_gains", "loss_scale.init", "optimizer.eps"
-LEAST_LOST = 0.1  # of gradients, by which a loss scale that loses them is known
 INTERVENTIONS = ("swiglu", "qk_layernorm")
 
 
@@ -35,18 +34,11 @@ def _chooser(name: str) -> Callable[[Config], bool]:
     return is_it
 
 
-def at_scales(group: ComparisonGroup, precision: str, eps: float, *ends: str) -> list[ArmTables]:
-    """Arms with the ``lowest`` or ``highest`` loss scale, in a precision and with an epsilon."""
+def at_scales(group: ComparisonGroup, eps: float, *ends: str) -> list[ArmTables]:
+    """Arms with the ``lowest`` or ``highest`` loss scale, and with an epsilon."""
     scales = group.values(SCALE)
     chosen = {"lowest": scales[0], "highest": scales[-1]} if len(scales) > 1 else {}
-    return group.arms(*({"precision": precision, EPS: eps, SCALE: chosen.get(end)} for end in ends))
-
-
-def in_fp8_and_fp16(group: ComparisonGroup) -> list[ArmTables]:
-    """Arms with the lowest and the highest loss scale, in fp8 and then in fp16, with the smallest epsilon."""
-    eps = min(group.values(EPS), default=0.0)
-    pairs = (at_scales(group, precision, eps, "lowest", "highest") for precision in ("fp8_current", "fp16_emulated"))
-    return [arm for pair in pairs for arm in pair]
+    return group.arms(*({EPS: eps, SCALE: chosen.get(end)} for end in ends))
 
 
 def spikes_in_1000(arm: ArmTables, lr: float) -> pd.Series:
@@ -67,15 +59,6 @@ def quantized_gains_raise_the_number_of_spikes(gains: ArmTables, exact: ArmTable
 def small_loss_scales_raise_the_number_of_spikes(small: ArmTables, large: ArmTables) -> Effects:
     """Loss spikes in 1000 updates at the smallest loss scale minus those at the largest."""
     return _difference_in_spikes(small, large, 1)
-
-
-def the_loss_scale_changes_nothing_in_fp8(small: ArmTables, large: ArmTables, *in_fp16: ArmTables) -> Effects:
-    """As ``small_loss_scales_raise_the_number_of_spikes``, in fp8.
-
-    The control: in fp16 the smaller scale loses gradients.
-    """
-    lost, kept = (arm.probe(arm.lrs[-1], "zero_gradients", FIRST, late, part=LATE_PART).iloc[:, -1] for arm in in_fp16)
-    return Qualified(_difference_in_spikes(small, large, 1), control=exceeds(lost - kept, LEAST_LOST))
 
 
 def small_loss_scales_freeze_the_first_block(small: ArmTables, large: ArmTables) -> Effects:
