@@ -87,7 +87,7 @@ def override(chance: random.Random) -> str:
         place = chance.randrange(len(key) + 1)
         key = key[:place] + chance.choice("abz_.@/ é") + key[place:]
     before, between = chance.choice([""] * 6 + ["+", "++", "~"]), chance.choice(["="] * 8 + ["", "=="])
-    return f"{before}{key}{between}{chance.choice(chance.choice([NUMBERS, NUMBERS, WORDS, ODD]))}"
+    return f"{before}{key}{between}{chance.choice(chance.choice([NUMBERS, NUMBERS, NUMBERS, WORDS, ODD]))}"
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from lab.__main__ import main
 from lab.analysis.events.log_formats import TEXTS, given_columns, known_formats
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
+from lab.records import trackers
 from test_watch import bump, calm
 
 LOSS = np.round(calm() + bump(3.0), 4)
@@ -165,7 +168,7 @@ def test_columns_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("step,ce\n1,2\n", [], "has no column of losses among step, ce; --columns loss=COLUMN names it"),
         ("step,ce\n1,2\n", ["--columns", "loss=cee"], "has no column 'cee'; nearest: ce"),
         ('{"step": 1, "ce": 2}\n', [], "has no column of losses among step, ce"),
-        ("step,loss\n1,2\n", ["--columns", "los=loss"], "--columns knows no 'los'; nearest: loss"),
+        ("step,loss\n1,2\n", ["--columns", "los=loss"], "--columns has no key 'los'; nearest: loss"),
         ("step,loss\n1,2\n", ["--columns", "loss"], "--columns wants step=COLUMN,loss=COLUMN, not 'loss'"),
         ("step,loss\nx,y\n", [], "has no row with a step and a loss"),
         ("step,loss\n1,2\n2,2\n", [], "has too few rows to judge: 2 of 31"),
@@ -256,7 +259,11 @@ def test_event_files_without_tensorboard_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
-    monkeypatch.setitem(__import__("sys").modules, "tensorboard.backend.event_processing.event_file_loader", None)
+
+    def missing(package: str) -> NoReturn:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(trackers, "distribution", missing)
     assert main(["watch", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "pip install 'instability-lab[tensorboard]'" in said

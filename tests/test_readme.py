@@ -16,12 +16,16 @@ from pathlib import Path
 
 import pytest
 
+import planted
+import planted_board
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.judging import history
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
+from lab.records import store
+from lab.records.store import NO_METRICS, Records
 from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
 
@@ -48,6 +52,7 @@ NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and 
 # Sweeps that are judged in a moment, and on one text.
 A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
+RECIPE = "hydra:\n  sweeper:\n    params:\n      optimizer.lr: 1e-3,1e-2,1e-1,3e-1\n"
 SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
 
 
@@ -202,12 +207,16 @@ def test_the_lab_commands_work_in_their_order(
     (tmp_path / "README.md").write_text(README)
     for log in ("log.csv", "replay.csv"):
         (tmp_path / log).write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
+    cards = planted_board.cards({("z_loss",): 0.0, ("qk_layernorm", "z_loss"): -0.1})
+    store.write_imported(tmp_path / "runs" / "leaderboard", Records(planted.table(cards), NO_METRICS))
+    (tmp_path / "mine.yaml").write_text(RECIPE)
     requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
     assert len(requests) >= 6
     for words in requests:
         kept = [word for word in words if not word.startswith("scale=")]  # no other scale is as small
         added = [key for key in SMALLER if not any(word.startswith(key.split("=")[0]) for word in kept)]
-        added = {"sweep": added, "train": added, "coordcheck": SMALLER_CHECK}.get(words[0], [])
+        check = [key for key in SMALLER_CHECK if not any(word.startswith(key.split("=")[0]) for word in kept)]
+        added = {"sweep": added, "train": added, "coordcheck": check}.get(words[0], [])
         smaller = [*(kept if added else words), *added]
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["lab", *smaller])
