@@ -333,6 +333,8 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
         "loss_scale",
         "successive_gradients",
         "initial_parameters",
+        "rounding",
+        "gradient_rounding",
     }  # told by other steps, and by the loop
     assert heard == set(hooks.ANNOUNCEMENTS) - elsewhere
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}
