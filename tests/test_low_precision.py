@@ -395,7 +395,7 @@ def test_clustering_of_gains_is_measured() -> None:
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("switches", [SWITCHED[1], SWITCHED[2], SWITCHED[5]])
+@pytest.mark.parametrize("switches", [SWITCHED[1], SWITCHED[5]])
 def test_a_compiled_step_rounds_alike(switches: str) -> None:
     shared = (*switches.split(), "model.depth=1", "steps=6", "probes.names=[train_loss]", "probes.every=1")
     wanted = configs(*RATES[:2], shared=shared)
