@@ -23,8 +23,8 @@ class Branch(Response):
 
     Attributes:
         change: ``same`` changes nothing; ``batches`` leaves out ``skip`` batches; ``first_moment`` and
-            ``second_moment`` forget that of Adam alone, which begins at zero with a bias correction of its own while
-            the other goes on; ``moments`` forgets both; ``lr`` multiplies the learning rate by ``lr_factor``; ``eps``
+            ``second_moment`` reset that of Adam alone, which begins at zero with a bias correction of its own while
+            the other goes on; ``moments`` resets both; ``lr`` multiplies the learning rate by ``lr_factor``; ``eps``
             sets Adam's epsilon to ``eps``.
         start: updates before which a spike does not count, since the model is still learning.
         rewind: updates to go back at least.

@@ -37,7 +37,7 @@ class Action(NamedTuple):
     Attributes:
         rewind: go back at least so many updates, to a snapshot of weights, optimizer state and position in the data.
         skip: leave out so many batches from there.
-        reset: forget all ``moments`` of the optimizer and their age; or the ``first_moment`` alone, while the age goes
+        reset: all ``moments`` of the optimizer and their age; or the ``first_moment`` alone, while the age goes
             on; or the ``second_moment`` alone, with which the age begins anew.
         lr_factor: multiply the learning rate by this from now on, whatever it was multiplied by before; None leaves it.
         fresh_loss_scale: put the state of the loss scale back to that of a run that begins.
