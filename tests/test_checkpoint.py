@@ -247,7 +247,7 @@ def test_sigterm_keeps_and_exits_75(everybody: bool, tmp_path: Path, whole: stor
     (os.killpg if everybody else os.kill)(sweep.pid, signal.SIGTERM)
     error = sweep.communicate(timeout=60)[1]
     assert sweep.returncode == 75, error
-    assert "preempted; the same command goes on from the checkpoint" in error
+    assert "preempted; the same command resumes from the checkpoint" in error
     until = time.time() + 10
     while processes(sweep.pid) and time.time() < until:
         time.sleep(0.1)

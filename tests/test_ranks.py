@@ -278,7 +278,7 @@ def test_ranks_told_to_stop_keep_and_exit_75_and_torchrun_goes_on(tmp_path: Path
         rank.send_signal(signal.SIGTERM)
     first, other = ended(pair)
     assert first[0] == other[0] == 75, first[2] + other[2]
-    assert first[2] == "lab: preempted; the same command goes on from the checkpoint\n"
+    assert first[2] == "lab: preempted; the same command resumes from the checkpoint\n"
     assert other[1:] == ("", "")
     words = [*TORCHRUN, "-m", "lab", *TRAIN, f"out={tmp_path}"]
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
