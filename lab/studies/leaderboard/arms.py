@@ -71,6 +71,13 @@ def left_out() -> Mapping[str, str]:
     return entries
 
 
+@cache
+def not_here() -> Mapping[str, str]:
+    """Published changes that the lab does not have, with the reason."""
+    entries: dict[str, str] = load(FILE)["not_here"]
+    return entries
+
+
 def meanings() -> dict[str, str]:
     """``lr`` of each arm, the meaning of its learning rate, by name."""
     return {name: card.lr for name, card in arm_cards().items()}

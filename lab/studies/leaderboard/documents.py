@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out
+from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, QK, WITH, WITHOUT, Board, Row
 from lab.studies.leaderboard.listing import change, p_shown, ranks_shown
 
@@ -132,6 +132,7 @@ def _index(rows: Collection[Row], excludes: Mapping[str, Collection[str]]) -> st
             lines += [f"## {title}", "", "| arm | what it is | without qk-layernorm | with it |", "|---|---|---|---|"]
             lines += [_index_row(card, rows, excludes.get(card.name, ())) for card in cards] + [""]
     lines += ["## Left out", "", *(f"- `{name}`: {reason}." for name, reason in left_out().items()), ""]
+    lines += ["## Not in the lab", "", *(f"- {name}: {reason}." for name, reason in not_here().items()), ""]
     names = "\n".join(arm_cards())
     return "\n".join([*lines, "```{toctree}", ":hidden:", names, "```", ""])
 
