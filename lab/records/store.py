@@ -131,11 +131,15 @@ def run_id(card: Mapping[str, Any]) -> str:
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
-def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None) -> str:
-    """Write a table of metrics; returns the digest of the file.  See ``files.atomic_write``."""
+def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None, level: int | None = None) -> str:
+    """Write a table of metrics; returns the digest of the file.  See ``files.atomic_write``.
+
+    Args:
+        level: the compression level of zstd, 1 to 22; that of pyarrow by default.
+    """
     # similar numbers compress to half the size byte by byte
-    keys = [column for column in METRIC_COLUMNS if column != "value"]
-    return files.write_table(path, metrics, within=within, use_dictionary=keys, use_byte_stream_split=["value"])
+    packing = {"use_dictionary": [column for column in METRIC_COLUMNS if column != "value"], "compression_level": level}
+    return files.write_table(path, metrics, within=within, use_byte_stream_split=["value"], **packing)
 
 
 def open_folder(folder: Path, engine: str | None) -> None:
