@@ -195,9 +195,8 @@ class Lease(Presence):
     def _create(self, run: str, number: int) -> bool:
         """Create a claim unless it is there already; returns whether this process has created it."""
         try:
-            handle = os.open(self.leases / f"{run}.{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            os.write(handle, self.name.encode())
-            os.close(handle)
+            with open(self.leases / f"{run}.{number}", "x") as file:
+                file.write(self.name)
             return True
         except FileExistsError:
             return False
