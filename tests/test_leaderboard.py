@@ -225,7 +225,8 @@ def test_every_optimizer_of_the_sweep_is_described_and_every_other_is_left_out()
     text = (data_folder("sweeps") / "leaderboard_optimizers.yaml").read_text(encoding="utf-8")
     params = load(data_folder("sweeps") / "leaderboard_optimizers.yaml")["hydra"]["sweeper"]["params"]
     swept = set(params["optimizer"].replace(" ", "").split(","))
-    swept |= set(re.findall(r"lab sweep leaderboard_optimizers optimizer=(\w+)", text))
+    for names in re.findall(r"lab sweep leaderboard_optimizers optimizer=([\w,]+)", text):
+        swept |= set(names.split(","))
     described = {name for name, card in arm_cards().items() if card.is_optimizer}
     assert swept - {"adamw"} == described
     files = {path.stem for path in (data_folder("conf") / "optimizer").glob("*.yaml")}

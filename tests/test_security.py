@@ -64,7 +64,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 # What a file says, and what is said of it.
 FILES = {
     f"hydra: {{callbacks: {{x: {TRAP}}}}}": "hydra.callbacks: a file may not set it",
-    "hydra: {callbacks: {x: '${oc.create:{_target_: test_security.spring}}'}}": "hydra.callbacks is not",
+    "hydra: {callbacks: {x: '${oc.create:{_target_: test_security.spring}}'}}": "hydra.callbacks: a file may not",
     "hydra: {launcher: {_target_: test_security.spring}}": "hydra.launcher._target_: a file may not set it",
     f"hydra: {{launcher: {{processes: {TRAP}}}}}": "",
     "hydra: {launcher: {processes: 2}}": "Key 'processes' not in 'BasicLauncherConf'",
@@ -74,7 +74,7 @@ FILES = {
     "hydra: {sweeper: {_recursive_: true}}": "Key '_recursive_' not in 'FleetSweeperConf'",
     f"hydra: {{sweeper: {{params: {{seed: {TRAP}}}}}}}": "",
     "hydra: {sweeper: {params: {seed: '${oc.create:{_target_: test_security.spring}}'}}}": "",
-    "hydra: {sweeper: {params: {hydra.launcher.processes: 1}}}": "holds hydra.launcher.processes, which is not",
+    "hydra: {sweeper: {params: {hydra.launcher.processes: 1}}}": "hydra.launcher.processes, which is no key of a run",
     "hydra: {sweeper: {params: {fleet: ../../x/0}}}": "holds fleet, which is no key of a run",
     "hydra: {hydra_logging: {handlers: {x: {(): test_security.spring}}}}": "hydra.hydra_logging: a file",
     "hydra: {job_logging: {handlers: {x: {(): test_security.spring}}}}": "hydra.job_logging: a file",
