@@ -251,6 +251,7 @@ at("pointerdown", points[1], box.left + 200, box.top);
 document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
 seen.push(tip.hidden ? "hidden" : "still there");
 points[0].focus();
+if (!document.hasFocus()) points[0].dispatchEvent(new FocusEvent("focus")); // a window that is not in front fires none
 seen.push(tip.textContent);
 points[0].dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
 seen.push(document.activeElement === points[1] ? "second" : "not the second");
