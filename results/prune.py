@@ -72,7 +72,11 @@ def prune(folder: Path) -> None:
         is_read |= largest & (~of_tensors | (metrics["probe"] == own_spikes.UPDATE))
     if runs["intervention"].nunique() > MOST_ARMS:
         is_read &= False
-    store.write_metrics(path, metrics[is_read], level=LEVEL)
+    read = metrics[is_read]
+    # neighbours that are alike compress better; names keep the order in which a run first recorded them
+    order = read[["probe", "where", "id"]].apply(lambda column: pd.factorize(column)[0])
+    order = order.assign(step=read["step"]).sort_values([*order, "step"], kind="stable").index
+    store.write_metrics(path, read.loc[order].reset_index(drop=True), level=LEVEL)
 
 
 if __name__ == "__main__":
