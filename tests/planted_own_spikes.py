@@ -156,11 +156,10 @@ def own_spike_remedies(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape,
         loss_n = np.full(STEPS, 2.0)
         loss_n[[step + late for step in steps for late in range(3)]] += 0.5
         return shape, {("train_loss", ""): loss_n.tolist()}
-    columns = {"spikes": spikes, "skipped_batches": 0, "rewound_steps": 26, "ending": "recovered"}
+    back = (BEFORE + 1) * (c["response"] != "lower_lr")
+    columns = {"spikes": spikes, "skipped_batches": 0, "rewound_steps": back, "ending": "recovered"}
     events = [(step, "spike", 3.0, "usual loss 2") for step in steps]
-    rewind = (FIRST - BEFORE, "rewind", float(BEFORE + 1), f"from step {FIRST + 1}")
-    again = [(FIRST, "spike", 3.0, "usual loss 2")] * returns
-    events[1 : 1 + returns] = again
-    if c["response"] != "lower_lr":
-        events.insert(1, rewind)
+    events[1 : 1 + returns] = [(FIRST, "spike", 3.0, "usual loss 2")] * returns
+    if back:
+        events.insert(1, (FIRST - BEFORE, "rewind", float(back), f"from step {FIRST + 1}"))
     return shape, {("columns", ""): columns, ("events", ""): events}

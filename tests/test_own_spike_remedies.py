@@ -2,47 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 import planted_claims
 import planted_own_spikes
 from drawn_texts import complaints
 from lab.analysis.curves import points
+from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import NONE
 from lab.analysis.sensitivity import judge
 from lab.records.store import Records
 from lab.responses.between_steps import RewindAndSkip
-from lab.responses.response import Memory, Reading
+from lab.responses.response import Action, Memory, Reading
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.remedies import NAMES, NO_REMEDY, SHRUNK_NAME, remedy_names, remedy_traits
+from lab.training.fleet import Fleet
 from lab.training.identity import columns
-from small import configs
+from lab.training.loop import train
+from small import brief, configs
+
+SPIKE = 9  # the step whose loss is said to be that of a spike
 
 REMEDIES = [NO_REMEDY, *(NAMES[key] for key in ("same_batches", "skip", "skip_and_lower", "lower", "restart"))]
 REMEDIES += [NAMES["restart_newest"], SHRUNK_NAME]
 
 
-def skipped(response: RewindAndSkip, *steps: int) -> list[int]:
-    """Batches that each of these spikes leaves out; calm updates between them do not count."""
-    memory, found = Memory(), list[int]()
-    for step in steps:
-        assert response.act(Reading(step - 1, 2.0, 1.0, False), memory) is None
-        action = response.act(Reading(step, 3.0, 1.0, True), memory)
-        found.append(action.skip if action else 0)
-    return found
+@dataclass(frozen=True)
+class Spiking(RewindAndSkip):
+    """A response to which the loss of one step is a spike, each time that training meets it."""
+
+    def act(self, reading: Reading, memory: Memory) -> Action | None:
+        return super().act(reading._replace(spike_begins=reading.step == SPIKE), memory)
 
 
-def test_a_spike_soon_after_the_last_leaves_out_more() -> None:
-    response = RewindAndSkip(skip=75, skip_more_within=50, most=6)
-    assert skipped(response, 300, 310, 295, 344, 394, 443, 500) == [75, 150, 225, 300, 75, 150, 0]
-    assert skipped(RewindAndSkip(skip=75, most=3), 300, 310, 320) == [75, 75, 75]
+def events(*, only_new: bool, skip: int) -> list[tuple[str, int, int, float]]:
+    """What happened in a run that goes back from one step again and again: kind, step, batch and value."""
+    settings = ("response=rewind_and_skip", "response.rewind=4", "response.snapshot_every=6", "steps=16")
+    made = brief(Fleet(configs("seed=0", shared=(*settings, "schedule.warmup=2", "optimizer.clip=inf"))))
+    assert made.control
+    usual = made.control.responder.responses[0]
+    made.control.responder.responses[0] = Spiking(**{**vars(usual), "only_new": only_new, "skip": skip})
+    for _ in train(made):
+        pass
+    return [(kind, step, batch, value) for step, batch, kind, value, _ in made.control.logs[0].events]
+
+
+def test_a_run_that_leaves_out_what_it_met_meets_no_batch_twice() -> None:
+    """It goes back from step 10 to step 6, where batch 6 came next at first."""
+    rewinds = [event for event in events(only_new=True, skip=5) if event[0] == "skip_batches"]
+    assert rewinds[0] == ("skip_batches", 6, 6, 5)  # to batch 11
+    # at the second spike batches 11 to 14 have been met
+    assert [batch + skip for _, _, batch, skip in rewinds] == [11, 15, 19]
+
+
+def test_a_run_that_does_not_meets_the_same_batches_from_the_same_snapshot() -> None:
+    rewinds = [event for event in events(only_new=False, skip=5) if event[0] == "skip_batches"]
+    assert [batch + skip for _, _, batch, skip in rewinds] == [11, 11, 11]
+    assert not [event for event in events(only_new=False, skip=0) if event[0] == "skip_batches"]
 
 
 def test_runs_that_do_not_ask_for_it_keep_their_columns() -> None:
-    key = "response.skip_more_within"
-    usual, more = configs(f"{key}=0", f"{key}=50", shared=("response=rewind_only",))
+    key = "response.only_new"
+    usual, more = configs(f"{key}=false", f"{key}=true", shared=("response=rewind_only",))
     assert key not in columns(usual)
-    assert columns(more).items() - columns(usual).items() == {(key, 50)}
+    assert columns(more).items() - columns(usual).items() == {(key, True)}
 
 
 def planted(good: bool) -> Records:
@@ -91,3 +116,16 @@ def test_the_figure_ranks_remedies_below_the_run_without_one() -> None:
     assert sorted(rows) == sorted(REMEDIES)
     told = dict(zip(REMEDIES, planted_own_spikes.GOOD_REMEDIES, strict=True))
     assert dict(zip(rows, map(float, more), strict=True)) == {name: told[name][0] - 1 for name in REMEDIES}
+
+
+def test_planted_spikes_stand_beside_the_models_own() -> None:
+    own, bursts = (
+        planted_claims.cards(sweep, {0: True, 1: True}) for sweep in ("own_spike_remedies", "spike_responses")
+    )
+    records = planted_claims.records([*own, *bursts])
+    drawn = FIGURES["own_spike_remedies"](records, judge(points(records.runs)))
+    assert not complaints(drawn)
+    keys = [text.get_text() for legend in drawn.figure.legends for text in legend.get_texts()]
+    assert {"the model's own", "conflicting labels", "rare tokens"} <= set(keys)
+    with pytest.raises(NothingToDrawError):
+        FIGURES["own_spike_remedies"](planted_claims.records(bursts), judge(points(records.runs)))

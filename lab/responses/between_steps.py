@@ -23,22 +23,20 @@ class RewindAndSkip(Rewinding):
     Attributes:
         skip: batches to leave out, counted from the snapshot.
         lr_factor: factor of the learning rate after each rewind.
-        skip_more_within: updates; each spike that begins fewer after the last one leaves out ``skip`` batches more than
-            that did.  Else a spike soon after a rewind might meet its batches again and again, from the same snapshot.
+        only_new: whether no batch comes twice: those met since the snapshot are left out too, if ``skip`` are fewer.
+            Else a spike soon after a rewind might meet its batches again and again, from the same snapshot.
     """
 
     skip: int = bounded(300, at_least=0)
     lr_factor: float = bounded(1.0, above=0, at_most=1)
-    skip_more_within: int = bounded(0, at_least=0)
+    only_new: bool = False
 
     def act(self, reading: Reading, memory: Memory) -> Action | None:
         """Rewind where a spike begins."""
         if not reading.spike_begins or not counted(memory, self.most):
             return None
-        is_repeated = "spiked_at" in memory and reading.step - memory["spiked_at"] < self.skip_more_within
-        in_a_row = memory.get("in_a_row", 0) + 1 if is_repeated else 1
-        memory |= {"spiked_at": reading.step, "in_a_row": in_a_row}
-        return Action(self.rewind, int(self.skip * in_a_row), lr_factor=self.lr_factor ** memory["actions"])
+        lr_factor = self.lr_factor ** memory["actions"]
+        return Action(self.rewind, self.skip, only_new=self.only_new, lr_factor=lr_factor)
 
 
 @RESPONSES.register("rewind_and_rescale")

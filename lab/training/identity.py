@@ -17,7 +17,7 @@ from lab.training.config import OPTIONAL, SPIKE_LAB, RunConfig
 NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
 # Settings without a column where they have these values; runs without a burst, or a response, have none to fill in.
-ABSENT = {**store.DEFAULTS, "burst.repeats": 1, "response.skip_more_within": 0}
+ABSENT = {**store.DEFAULTS, "burst.repeats": 1, "response.only_new": False}
 
 Rows = Mapping[str, tuple[Any, bool]]  # by dotted config key: a value, and whether it may differ inside a fleet
 

@@ -29,10 +29,10 @@ NAMES = {
     "restart_newest": "newest state, lower LR",
 }
 NO_REMEDY, SHRUNK_NAME = NAMES["none"], "shrunk embedding gradient"
-NUMBERS = ("steps", "probes.every", "spikes", "rewound_steps", "skipped_batches", "final_val_loss")
+NUMBERS = ("steps", "probes.every", "spikes", "rewound_steps", "final_val_loss")
 COLUMNS = ("more", "rate", "overall", "answered", "returned", "lost", "final")
 
-Event = tuple[int, str, float]  # step, kind and value
+Event = tuple[int, int, str, float]  # step, batch, kind and value
 
 
 def remedy_traits(records: Records) -> pd.DataFrame:
@@ -45,7 +45,8 @@ def remedy_traits(records: Records) -> pd.DataFrame:
         Columns ``more``, spikes after the first, and ``rate``, these in 1,000 of the steps that follow it, both 0
         without a spike; ``overall``, spikes in 1,000 steps of the run; ``answered``, how often it went back, and
         ``returned``, after how many of these a spike began up to 20 updates after the step from which it went back;
-        ``lost``, updates gone back and batches left out; ``final``, the final held-out loss, nats/token.
+        ``lost``, updates gone back, and batches that the run which was kept passed over; ``final``, the final held-out
+        loss, nats/token.
     """
     cards = _own(records)
     events = _happened(records, cards[cards["spikes"].notna()])
@@ -56,7 +57,7 @@ def remedy_traits(records: Records) -> pd.DataFrame:
         if run in events:
             rows[run] = _traits(card, events[run])
         elif run in losses:
-            rows[run] = _traits(card, [(span.first, "spike", 0.0) for span in loss_spikes(losses[run])])
+            rows[run] = _traits(card, [(span.first, span.first, "spike", 0.0) for span in loss_spikes(losses[run])])
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS), dtype=float)
 
 
@@ -85,8 +86,9 @@ def _happened(records: Records, cards: pd.DataFrame) -> dict[str, list[Event]]:
     """The events of these runs in the order in which they happened."""
     happened: dict[str, list[Event]] = {str(run): [] for run in cards["id"]}
     chosen = records.events[records.events["id"].isin(list(happened))]
-    for run, step, kind, value in zip(*(chosen[key] for key in ("id", "step", "kind", "value")), strict=True):
-        happened[str(run)].append((int(step), str(kind), float(value)))
+    columns = [chosen[key] for key in ("id", "step", "batch", "kind", "value")]
+    for run, step, batch, kind, value in zip(*columns, strict=True):
+        happened[str(run)].append((int(step), int(batch), str(kind), float(value)))
     return happened
 
 
@@ -103,17 +105,18 @@ def _losses(records: Records, cards: pd.DataFrame) -> dict[str, Any]:
 
 def _traits(card: Mapping[Hashable, Any], events: Sequence[Event]) -> tuple[float, ...]:
     steps = float(card["steps"])
-    spikes = [step for step, kind, _ in events if kind == "spike"]
+    spikes = [step for step, _, kind, _ in events if kind == "spike"]
     more = max(0, len(spikes) - 1)
     rate = PER_STEPS * more / (steps - spikes[0]) if spikes else 0.0
-    returned = [_comes_back(events[place:]) for place, (_, kind, _) in enumerate(events) if kind == "rewind"]
-    lost = np.nansum([card["rewound_steps"], card["skipped_batches"]])
+    returned = [_comes_back(events[place:]) for place, (_, _, kind, _) in enumerate(events) if kind == "rewind"]
+    passed_over = max((batch - step for step, batch, _, _ in events[-1:]), default=0)
+    lost = np.nansum([card["rewound_steps"], passed_over])
     overall = PER_STEPS * len(spikes) / steps
     return more, rate, overall, len(returned), sum(returned), float(lost), float(card["final_val_loss"])
 
 
 def _comes_back(events: Sequence[Event]) -> bool:
     """Whether a spike begins, after the rewind that is the first event, up to 20 updates after where it came from."""
-    start, _, back = events[0]
-    later = next((step for step, kind, _ in events[1:] if kind == "spike"), math.inf)
+    start, _, _, back = events[0]
+    later = next((step for step, _, kind, _ in events[1:] if kind == "spike"), math.inf)
     return later - start <= back - 1 + MERGE
