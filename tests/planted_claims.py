@@ -545,6 +545,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "own_spikes": (planted_own_spikes.own_spikes, planted_own_spikes.OWN_AXES),
     "own_spike_curvature": (planted_own_spikes.own_spike_curvature, planted_own_spikes.CURVATURE_AXES),
     "own_spike_arms": (planted_own_spikes.own_spike_arms, planted_own_spikes.ARM_AXES),
+    "own_spike_remedies": (planted_own_spikes.own_spike_remedies, planted_own_spikes.REMEDY_AXES),
     "spike_causes": (planted_own_spikes.spike_causes, planted_own_spikes.BRANCH_AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }

@@ -119,3 +119,47 @@ def _signals(gradient_n: Any, update_n: Any, humps_n: Any, norm_n: Any) -> Recor
         ("update_bimodality", "embedding"): humps_n.tolist(),
         ("grad_norm", ""): norm_n.tolist(),
     }
+
+
+REMEDY_KEYS = ("response", "response.skip", "response.lr_factor", "response.rewind", "intervention")
+NO_REMEDY = ("none", None, None, None, "qk_layernorm")
+SHRUNK = ("none", None, None, None, "embedding_gradient_shrink+qk_layernorm")
+REMEDIES: tuple[tuple[Any, ...], ...] = (
+    NO_REMEDY,
+    ("rewind_and_skip", 0, 1.0, 25, "qk_layernorm"),
+    ("rewind_and_skip", 75, 1.0, 25, "qk_layernorm"),
+    ("rewind_and_skip", 50, 0.5, 25, "qk_layernorm"),
+    ("lower_lr", None, 0.5, None, "qk_layernorm"),
+    ("restart_and_lower", None, None, 25, "qk_layernorm"),
+    ("restart_and_lower", None, None, 1, "qk_layernorm"),
+    SHRUNK,
+)
+# Of each remedy: spikes of the run, how many of them come back after the first rewind, and the rise of the final loss.
+GOOD_REMEDIES = ((4, 0, 0.1), (7, 1, 0.1), (2, 0, 0.0), (1, 0, 0.0), (2, 0, 0.0), (2, 0, 0.0), (6, 1, 0.0), (1, 0, 0.0))
+BAD_REMEDIES = ((4, 0, 0.0), (7, 1, 0.0), (6, 1, 0.1), (8, 1, 0.1), (6, 0, 0.1), (9, 1, 0.1), (6, 0, 0.1), (6, 0, 0.1))
+REMEDY_AXES = {
+    "optimizer.lr": (2e-2,),
+    "steps": (STEPS,),
+    "probes.every": (1,),
+    REMEDY_KEYS: REMEDIES,
+}
+FIRST, APART, BEFORE = 300, 60, 25  # of planted spikes: the first step, steps between two, updates gone back
+
+
+def own_spike_remedies(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: each remedy makes spikes rarer, the better the further it goes back. Not good: each brings more."""
+    remedy = REMEDIES.index(tuple(c[key] for key in REMEDY_KEYS))
+    spikes, returns, worse = (GOOD_REMEDIES if good else BAD_REMEDIES)[remedy]
+    steps = [FIRST + APART * number for number in range(spikes)]
+    shape = {"floor": 2.0 + worse}
+    if c["response"] == "none":
+        loss_n = np.full(STEPS, 2.0)
+        loss_n[[step + late for step in steps for late in range(3)]] += 0.5
+        return shape, {("train_loss", ""): loss_n.tolist()}
+    back = (BEFORE + 1) * (c["response"] != "lower_lr")
+    columns = {"spikes": spikes, "skipped_batches": 0, "rewound_steps": back, "ending": "recovered"}
+    events = [(step, "spike", 3.0, "usual loss 2") for step in steps]
+    events[1 : 1 + returns] = [(FIRST, "spike", 3.0, "usual loss 2")] * returns
+    if back:
+        events.insert(1, (FIRST - BEFORE, "rewind", float(back), f"from step {FIRST + 1}"))
+    return shape, {("columns", ""): columns, ("events", ""): events}

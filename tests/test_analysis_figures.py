@@ -76,6 +76,7 @@ SIZES |= {"attention_logit_with_size"}
 SETTINGS = {"loss_against_setting", "updates_by_epsilon"}
 SPIKES = {"responses", "spike_arms", "anatomy_of_a_spike", "state_and_data", "ledger", "detector_scores"}
 SPIKES |= {"updates_and_descent", "repeated_bursts", "spike_causes", "own_spikes", "alarms_on_own_spikes"}
+SPIKES |= {"own_spike_remedies"}
 DEEP = {"gradient_with_depth", "embedding_gradient"}
 OF_MANY_ARMS = {"leaderboard"}
 OF_ONE_PROBE = {"distance_from_init", "logit_rounding", "loss_scale_over_steps"}

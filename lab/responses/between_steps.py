@@ -23,16 +23,20 @@ class RewindAndSkip(Rewinding):
     Attributes:
         skip: batches to leave out, counted from the snapshot.
         lr_factor: factor of the learning rate after each rewind.
+        only_new: whether no batch comes twice: those met since the snapshot are left out too, if ``skip`` are fewer.
+            Else a spike soon after a rewind might meet its batches again and again, from the same snapshot.
     """
 
     skip: int = bounded(300, at_least=0)
     lr_factor: float = bounded(1.0, above=0, at_most=1)
+    only_new: bool = False
 
     def act(self, reading: Reading, memory: Memory) -> Action | None:
         """Rewind where a spike begins."""
         if not reading.spike_begins or not counted(memory, self.most):
             return None
-        return Action(self.rewind, self.skip, lr_factor=self.lr_factor ** memory["actions"])
+        lr_factor = self.lr_factor ** memory["actions"]
+        return Action(self.rewind, self.skip, only_new=self.only_new, lr_factor=lr_factor)
 
 
 @RESPONSES.register("rewind_and_rescale")

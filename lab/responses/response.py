@@ -37,6 +37,7 @@ class Action(NamedTuple):
     Attributes:
         rewind: go back at least so many updates, to a snapshot of weights, optimizer state and position in the data.
         skip: leave out so many batches from there.
+        only_new: leave out all batches that were met before the rewind, if those are more.
         reset: all ``moments`` of the optimizer and their age; or the ``first_moment`` alone, while the age goes
             on; or the ``second_moment`` alone, with which the age begins anew.
         lr_factor: multiply the learning rate by this from now on, whatever it was multiplied by before; None leaves it.
@@ -48,6 +49,7 @@ class Action(NamedTuple):
 
     rewind: int = 0
     skip: int = 0
+    only_new: bool = False
     reset: str = ""
     fresh_loss_scale: bool = False
     lr_factor: float | None = None

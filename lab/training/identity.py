@@ -16,8 +16,8 @@ from lab.training.config import OPTIONAL, SPIKE_LAB, RunConfig
 # Keys without a column: names of other columns, and how a run was saved and split among ranks, which its id ignores.
 NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
 
-# Settings without a column where they have these values; runs without a burst have no repeats to fill in, either.
-ABSENT = {**store.DEFAULTS, "burst.repeats": 1}
+# Settings without a column where they have these values; runs without a burst, or a response, have none to fill in.
+ABSENT = {**store.DEFAULTS, "burst.repeats": 1, "response.only_new": False}
 
 Rows = Mapping[str, tuple[Any, bool]]  # by dotted config key: a value, and whether it may differ inside a fleet
 

@@ -61,12 +61,14 @@ class Responder:
     def carry_out(self, run: int, action: Action) -> None:
         """Do to one run what its response asks for, and note it."""
         log, clock = self.logs[run], self.clock
+        _, batch = clock.at(run)
         if action.rewind:
             self._rewind(run, action.rewind)
-        if action.skip:
-            log.note(clock.at(run), "skip_batches", action.skip)
-            clock.batch_r[run] += action.skip
-            log.skipped_batches += action.skip
+        skip = max(action.skip, batch - clock.at(run)[1]) if action.only_new else action.skip
+        if skip:
+            log.note(clock.at(run), "skip_batches", skip)
+            clock.batch_r[run] += skip
+            log.skipped_batches += skip
         if action.reset:
             self.restarts.reset_optimizer(run, action.reset)
             log.note(clock.at(run), "reset", 0.0, f"{action.reset.replace('_', ' ')} of the optimizer")

@@ -14,6 +14,7 @@ from lab.studies.spikes.adam_updates import update_traits
 from lab.studies.spikes.branches import NAMES, SAME, changes
 from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
 from lab.studies.spikes.own_spikes import spike_traits
+from lab.studies.spikes.remedies import NO_REMEDY, remedy_names, remedy_traits
 from lab.studies.spikes.repeats import CLEAN, repeated_costs
 from lab.studies.spikes.state_and_data import factors_by_seed
 
@@ -52,6 +53,12 @@ def _own_rates(study: Study) -> pd.DataFrame:
     """Spikes in 10,000 steps that no bad data brought, of runs measured at every step."""
     traits = spike_traits(study.records)
     return valued(study, traits["rate"]) if len(traits) else study.points.head(0)
+
+
+def _further_spikes(study: Study) -> pd.DataFrame:
+    """Spikes after the first, in 1,000 steps that follow it, by the remedy."""
+    names = pd.Series(remedy_names(study.records.runs.to_dict("records")), dtype=object)
+    return valued(study, remedy_traits(study.records)["rate"].reindex(names.index), arm=names)
 
 
 def _own_peaks(study: Study) -> pd.DataFrame:
@@ -122,6 +129,15 @@ MEASURES = (
         "higher",
         reference=NAMES[SAME],
         asked_by=("spike_causes",),
+    ),
+    Measure(
+        "Loss spikes after the first, in 1,000 steps",
+        "",
+        _further_spikes,
+        by_size,
+        "lower",
+        reference=NO_REMEDY,
+        asked_by=("own_spike_remedies",),
     ),
     Measure(
         "Loss spikes in 10,000 steps",
