@@ -13,8 +13,9 @@ from markupsafe import Markup
 from lab.analysis.rendering import html
 from lab.analysis.text import count, listed
 from lab.studies.leaderboard.arms import arm_cards
-from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, PART, Board, Curve, Panel, Row
-from lab.studies.leaderboard.listing import change, notes, table
+from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, Board, Panel, Row
+from lab.studies.leaderboard.curves import PART, Curve
+from lab.studies.leaderboard.listing import all_panels, change, notes, table
 
 PIECES = html.pieces(Path(__file__).with_name("board.html"))
 # In units of the drawings: both ends of the axis, the height of a row, and the height below the axis.
@@ -26,30 +27,43 @@ TITLE = "Which change of the recipe makes it less sensitive to its learning rate
 
 def board_page(board: Board) -> str:
     """The whole page."""
-    panels = board.panels
+    panels = all_panels(board)
     body = [
         Markup(PIECES.style()),
-        html.paragraph(_lead(board), "lead"),
+        html.paragraph(_lead(panels), "lead"),
         html.bullets(list(notes(board))),
-        *(section for panel in panels for section in _sections(panel, _not_beside(panel, panels))),
+        *(section for panel in panels for section in _sections(panel, _not_beside(panel, board.panels))),
         html.section("How this was made", *map(html.paragraph, _sources(board))),
     ]
     return html.document(TITLE, body)
 
 
-def _lead(board: Board) -> str:
+def _lead(panels: Sequence[Panel]) -> str:
     """The arms that help, in a sentence for each panel."""
     said = []
-    for panel in board.panels:
+    for panel in panels:
         helping = [row.name for row in panel.rows if row.verdict == HELPS]
         arms = sum(row.verdict != NOT_COMPARABLE for row in panel.rows)
-        found = f"{len(helping)} of {arms} arms help{'s' * (len(helping) == 1)}: {listed(helping)}" if helping else ""
-        said.append(f"{panel.title[:1].upper()}{panel.title[1:]}, {found or f'none of {arms} arms certainly helps'}.")
+        what, beyond = ("pairs", " beyond its better half") if panel.has_pairs else ("arms", "")
+        verb = f"help{'s' * (len(helping) == 1)}{beyond}"
+        found = f"{len(helping)} of {arms} {what} {verb}: {listed(helping)}"
+        said.append(f"{_title(panel)}, {found if helping else f'none of {arms} {what} certainly helps{beyond}'}.")
     return " ".join(said)
+
+
+def _title(panel: Panel) -> str:
+    return f"{panel.title[:1].upper()}{panel.title[1:]}"
+
+
+def _other(panel: Panel) -> str:
+    """With what the rows of a panel are compared."""
+    return "its better half" if panel.has_pairs else "the reference"
 
 
 def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
     """Arms of other panels that the interventions of this panel's reference exclude."""
+    if panel.has_pairs:
+        return []
     here, everywhere = {row.name for row in panel.rows}, [row.name for other in panels for row in other.rows]
     cards = arm_cards()
     excluded = panel.reference.interventions
@@ -61,12 +75,11 @@ def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
 
 
 def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
-    title = f"{panel.title[:1].upper()}{panel.title[1:]}"
     drawn = [row for row in panel.rows if row.verdict != NOT_COMPARABLE and row.differences[PART].n]
     parts = []
     if drawn:
         parts += [Markup(PIECES.forest(_forest(panel, drawn)))]
-        parts += [_note("Instability part minus that of the reference, with 95 % intervals; shaded: the margin.")]
+        parts += [_note(f"Instability part minus that of {_other(panel)}, with 95 % intervals; shaded: the margin.")]
     parts.append(Markup(PIECES.table(_table(panel))))
     if not_beside:
         parts.append(_note(f"Not applicable beside the reference of this panel: {listed(not_beside)}."))
@@ -75,11 +88,11 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
         parts += [Markup(PIECES.scatter(_scatter(panel, costed)))]
         parts += [
             _note(
-                "Instability part minus that of the reference, against the time of a run over that of the reference. "
-                "Other work may have run on the machine when times were measured."
+                f"Instability part minus that of {_other(panel)}, against the time of a run over that of "
+                f"{_other(panel)}. Other work may have run on the machine when times were measured."
             )
         ]
-    yield html.section(title, *parts)
+    yield html.section(_title(panel), *parts)
 
 
 def _note(text: str) -> Markup:
@@ -171,7 +184,7 @@ def _forest(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
         "zero": round(x(0), 1),
         "margin": (round(x(-MARGIN), 1), round(x(MARGIN) - x(-MARGIN), 1)),
         "ticks": [{"x": round(x(tick), 1), "text": f"{tick:g}"} for tick in _ticks(*span)],
-        "axis": "instability part minus that of the reference (nats/token)",
+        "axis": f"instability part minus that of {_other(panel)} (nats/token)",
     }
 
 
@@ -190,7 +203,7 @@ def _scatter(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
                 "x": round(x(row.cost), 1),
                 "y": round(y(row.differences[PART].mean), 1),
                 "shown": row.name in named,
-                "hover": f"{_hover(row)}\n{row.cost:.2f} times the time of the reference",
+                "hover": f"{_hover(row)}\n{row.cost:.2f} times the time of {_other(panel)}",
             }
             for row in rows
         ],
@@ -198,7 +211,7 @@ def _scatter(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
         "one": round(x(1), 1),
         "ticks": [{"x": round(x(tick), 1), "text": f"{tick:g}"} for tick in _ticks(*widths)],
         "heights": [{"y": round(y(tick), 1), "text": f"{tick:g}"} for tick in _ticks(*heights)],
-        "axis": "time of a run, over that of the reference",
+        "axis": f"time of a run, over that of {_other(panel)}",
     }
 
 
@@ -216,7 +229,9 @@ def _named(points: Sequence[tuple[str, float, float]]) -> set[str]:
 
 
 def _hover(row: Row) -> str:
-    return f"{row.name}, {row.panel}\n{row.verdict}: {change(row.differences[PART])} nats/token\n{row.seeds} seeds"
+    of_pair = f"\nbetter half: {row.pair.better}" if row.pair else ""
+    difference = f"{row.verdict}: {change(row.differences[PART])} nats/token"
+    return f"{row.name}, {row.panel}{of_pair}\n{difference}\n{row.seeds} seeds"
 
 
 def _ticks(low: float, high: float) -> list[float]:
