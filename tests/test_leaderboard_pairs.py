@@ -18,6 +18,7 @@ from lab.records.store import NO_METRICS, Records
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import HARMS, HELPS, NO_DIFFERENCE, OPEN, Board, Row
 from lab.studies.leaderboard.curves import PART, curves_of
+from lab.studies.leaderboard.page import board_page
 from lab.studies.leaderboard.pairs import NOT_REACHED, REACHED, pair_panels, sum_word
 
 PLAIN = ("z_loss",)
@@ -143,3 +144,9 @@ def test_every_format_shows_the_pairs(tmp_path: Path, capsys: pytest.CaptureFixt
     text = file.read_text(encoding="utf-8")
     assert 'id="peri-ln-relu-pairs-without-qk-layernorm"' in text
     assert re.search(r"1 of 1 pairs? helps? beyond its better half: peri_ln\+relu", text)
+
+
+def test_a_page_of_pairs_none_of_which_helps_says_so() -> None:
+    text = board_page(board(-0.1, spread=0.005))
+    assert "Pairs without qk-layernorm, none of 1 pairs certainly helps beyond its better half." in text
+    assert "instability part minus that of its better half" in text

@@ -18,6 +18,7 @@ from lab.records import store
 from lab.records.store import Records
 from lab.studies.leaderboard.spikes import NOT_COUNTED, Spikes, counted_at, losses_of, spike_rate
 
+RESULTS = Path("results")  # the folder of committed results
 # Groups of keys that distinguish arms; all other keys are settings that a panel shares.
 GROUPS = ("intervention", "optimizer", "schedule", "parametrization", "guest")
 # Measures of one seed of an arm, in the order of their columns.
@@ -96,7 +97,8 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
         within = runs[runs["seed"].isin(whole.index)]
         spikes = counted_at(lrs, whole, int(cards_of["steps"].iloc[0])) if losses else NOT_COUNTED
         counted = within.loc[within["lr"] == spikes.lr, ["seed", "id"]].set_index("seed")["id"]
-        rates = {seed: spike_rate(losses[run]) for seed, run in counted.items() if run in losses}
+        counted = counted[counted.isin(list(losses))]
+        rates = {seed: spike_rate(losses[run]) for seed, run in counted.items()}
         curves.append(
             Curve(
                 names,
@@ -110,7 +112,7 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
                 seconds.dropna(),
                 sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
                 (within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
-                spikes if rates else NOT_COUNTED,
+                spikes._replace(runs=tuple(counted)) if rates else NOT_COUNTED,
             )
         )
     return curves

@@ -15,7 +15,8 @@ from lab.analysis.text import count, listed
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, Board, Panel, Row
 from lab.studies.leaderboard.curves import PART, Curve
-from lab.studies.leaderboard.listing import all_panels, change, notes, table
+from lab.studies.leaderboard.listing import all_panels, change, table
+from lab.studies.leaderboard.notes import board_notes
 
 PIECES = html.pieces(Path(__file__).with_name("board.html"))
 # In units of the drawings: both ends of the axis, the height of a row, and the height below the axis.
@@ -31,7 +32,7 @@ def board_page(board: Board) -> str:
     body = [
         Markup(PIECES.style()),
         html.paragraph(_lead(panels), "lead"),
-        html.bullets(list(notes(board))),
+        html.bullets(list(board_notes(board))),
         *(section for panel in panels for section in _sections(panel, _not_beside(panel, board.panels))),
         html.section("How this was made", *map(html.paragraph, _sources(board))),
     ]
@@ -45,9 +46,10 @@ def _lead(panels: Sequence[Panel]) -> str:
         helping = [row.name for row in panel.rows if row.verdict == HELPS]
         arms = sum(row.verdict != NOT_COMPARABLE for row in panel.rows)
         what, beyond = ("pairs", " beyond its better half") if panel.has_pairs else ("arms", "")
-        verb = f"help{'s' * (len(helping) == 1)}{beyond}"
-        found = f"{len(helping)} of {arms} {what} {verb}: {listed(helping)}"
-        said.append(f"{_title(panel)}, {found if helping else f'none of {arms} {what} certainly helps{beyond}'}.")
+        found = f"none of {arms} {what} certainly helps{beyond}"
+        if helping:
+            found = f"{len(helping)} of {arms} {what} help{'s' * (len(helping) == 1)}{beyond}: {listed(helping)}"
+        said.append(f"{_title(panel)}, {found}.")
     return " ".join(said)
 
 

@@ -14,6 +14,8 @@ from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.arms import ArmCard, arm_cards
+from lab.studies.leaderboard.board import QK, Panel, Row, default_reference
+from lab.studies.leaderboard.curves import RESULTS
 from lab.studies.spikes.effects import USUAL, each_burst_with
 
 CLAIM = "a_tight_clip_ends_the_spike_sooner"  # its effect is a difference of durations
@@ -56,3 +58,9 @@ def _change(card: ArmCard) -> Config:
         return {f"intervention.{card.name}": "on"}
     own = {key: card.defaults.get(key.partition(".")[2]) for key in USUAL if key.startswith("optimizer.")}
     return {**own, "optimizer.name": card.name}
+
+
+def planted_of(panel: Panel, row: Row) -> Mapping[str, Interval]:
+    """Durations of planted spikes with an arm, by burst; only beside the recipe with which they were measured."""
+    is_recipe = panel.reference.interventions == default_reference().interventions | {QK}
+    return planted_spikes(RESULTS.resolve()).get(row.name, {}) if is_recipe and not row.pair else {}

@@ -23,11 +23,13 @@ class Spikes(NamedTuple):
             counted.
         is_top: whether no learning rate is unstable, so that it is the highest of the grid instead.
         resolution: the rate of one spike in a run, per ``PER_STEPS`` steps.
+        runs: the ids of the runs in which they are counted.
     """
 
     lr: float
     is_top: bool
     resolution: float
+    runs: tuple[str, ...] = ()
 
 
 NOT_COUNTED = Spikes(math.nan, False, 0.0)
