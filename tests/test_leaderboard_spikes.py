@@ -24,7 +24,7 @@ from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.board import Board
 from lab.studies.leaderboard.curves import curves_of
 from lab.studies.leaderboard.listing import lines, table
-from lab.studies.leaderboard.planted_spikes import CLAIM, planted_spikes
+from lab.studies.leaderboard.planted_spikes import CLAIM, planted_durations
 from lab.studies.leaderboard.spikes import counted_at, spike_rate
 
 PLAIN, RELU = ("z_loss",), ("relu", "z_loss")
@@ -121,7 +121,7 @@ def test_the_planted_spike_is_the_effect_of_the_study() -> None:
     """Durations of committed runs, read by hand: those of the arm minus those of the recipe, by burst and seed."""
     from lab.studies.spikes.optimizer_arms import arm_costs
 
-    found = planted_spikes(RESULTS)
+    found = planted_durations(RESULTS)
     assert set(found) == {"adamw_clip_relative", "adamw_beta2_ramp", "embedding_gradient_shrink"}
     records = store.find(RESULTS / CLAIMS[CLAIM].sweep)
     assert records is not None
@@ -147,7 +147,7 @@ def test_the_planted_spike_stands_beside_the_recipe_in_which_it_was_measured(
     assert main(["leaderboard", str(tmp_path), "--json"]) == 0
     rows = {(row["arm"], row["panel"]): row["planted_spike"] for row in json.loads(capsys.readouterr().out)}
     shown = rows["adamw_clip_relative", "with qk-layernorm"]
-    assert shown["rare tokens"]["difference"] == planted_spikes(RESULTS)["adamw_clip_relative"]["rare tokens"].mean
+    assert shown["rare tokens"]["difference"] == planted_durations(RESULTS)["adamw_clip_relative"]["rare tokens"].mean
     assert rows["adamw_clip_relative", "without qk-layernorm"] is None
     assert rows["adamw_zclip", "with qk-layernorm"] is None
     assert main(["leaderboard", str(tmp_path)]) == 0

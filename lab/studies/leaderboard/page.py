@@ -19,9 +19,10 @@ from lab.studies.leaderboard.listing import all_panels, change, table
 from lab.studies.leaderboard.notes import board_notes
 
 PIECES = html.pieces(Path(__file__).with_name("board.html"))
-# In units of the drawings: both ends of the axis, the height of a row, and the height below the axis.
-LEFT, RIGHT, ROW, BELOW = 204.0, 744.0, 16.0, 34.0
-SCATTER_HEIGHT, NAMED_POINTS, NAME_WIDTH, NAME_HEIGHT = 300.0, 16, 110.0, 13.0
+# In units of the drawings: both ends of the axis, the height of a row, the height below the axis, and the width of a
+# character of a name.
+LEFT, RIGHT, ROW, BELOW, CHARACTER = 204.0, 744.0, 16.0, 34.0, 6.8
+SCATTER_HEIGHT, NAMED_POINTS, NAME_HEIGHT = 300.0, 16, 13.0
 THUMB = (92.0, 34.0)
 TITLE = "Which change of the recipe makes it less sensitive to its learning rate?"
 
@@ -45,10 +46,11 @@ def _lead(panels: Sequence[Panel]) -> str:
     for panel in panels:
         helping = [row.name for row in panel.rows if row.verdict == HELPS]
         arms = sum(row.verdict != NOT_COMPARABLE for row in panel.rows)
-        what, beyond = ("pairs", " beyond its better half") if panel.has_pairs else ("arms", "")
+        what, beyond = ("pairs", f" beyond {_other(panel)}") if panel.has_pairs else ("arms", "")
         found = f"none of {arms} {what} certainly helps{beyond}"
         if helping:
-            found = f"{len(helping)} of {arms} {what} help{'s' * (len(helping) == 1)}{beyond}: {listed(helping)}"
+            verb = f"helps{beyond}" if len(helping) == 1 else f"help{beyond.replace('its', 'their')}"
+            found = f"{len(helping)} of {arms} {what} {verb}: {listed(helping)}"
         said.append(f"{_title(panel)}, {found}.")
     return " ".join(said)
 
@@ -86,12 +88,12 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
     if not_beside:
         parts.append(_note(f"Not applicable beside the reference of this panel: {listed(not_beside)}."))
     costed = [row for row in drawn if math.isfinite(row.cost)]
-    if costed:
+    if costed and not panel.has_pairs:
         parts += [Markup(PIECES.scatter(_scatter(panel, costed)))]
         parts += [
             _note(
-                f"Instability part minus that of {_other(panel)}, against the time of a run over that of "
-                f"{_other(panel)}. Other work may have run on the machine when times were measured."
+                "Instability part minus that of the reference, against the time of a run over that of the reference. "
+                "Other work may have run on the machine when times were measured."
             )
         ]
     yield html.section(_title(panel), *parts)
@@ -182,6 +184,7 @@ def _forest(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "label": f"differences in the instability part, {panel.title}",
         "height": ROW * (len(rows) + 1) + BELOW,
+        "more": max(0.0, math.ceil(CHARACTER * max(len(row.name) for row in rows)) - LEFT),
         "rows": drawn,
         "zero": round(x(0), 1),
         "margin": (round(x(-MARGIN), 1), round(x(MARGIN) - x(-MARGIN), 1)),
@@ -193,7 +196,7 @@ def _forest(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
 def _scatter(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     costs, means = [row.cost for row in rows], [row.differences[PART].mean for row in rows]
     widths, heights = (min(*costs, 0.9), max(*costs, 1.1)), (min(*means, -MARGIN), max(*means, MARGIN))
-    x, y = _scale(widths, (LEFT + 12, RIGHT - 90)), _scale(heights, (SCATTER_HEIGHT - BELOW - 10, 10))
+    x, y = _scale(widths, (LEFT + 12, RIGHT - 12)), _scale(heights, (SCATTER_HEIGHT - BELOW - 10, 10))
     named = _named([(row.name, x(row.cost), y(row.differences[PART].mean)) for row in _by_size(rows)])
     return {
         "label": f"differences in the instability part against the time of a run, {panel.title}",
@@ -205,7 +208,7 @@ def _scatter(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
                 "x": round(x(row.cost), 1),
                 "y": round(y(row.differences[PART].mean), 1),
                 "shown": row.name in named,
-                "hover": f"{_hover(row)}\n{row.cost:.2f} times the time of {_other(panel)}",
+                "hover": f"{_hover(row)}\n{row.cost:.2f} times the time of the reference",
             }
             for row in rows
         ],
@@ -213,7 +216,7 @@ def _scatter(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
         "one": round(x(1), 1),
         "ticks": [{"x": round(x(tick), 1), "text": f"{tick:g}"} for tick in _ticks(*widths)],
         "heights": [{"y": round(y(tick), 1), "text": f"{tick:g}"} for tick in _ticks(*heights)],
-        "axis": f"time of a run, over that of {_other(panel)}",
+        "axis": "time of a run, over that of the reference",
     }
 
 
@@ -224,8 +227,9 @@ def _by_size(rows: Sequence[Row]) -> list[Row]:
 def _named(points: Sequence[tuple[str, float, float]]) -> set[str]:
     """The points whose names are written, chosen in the given order so that no name covers another."""
     written: list[tuple[str, float, float]] = []
+    width = 2 * CHARACTER * max(len(name) for name, _, _ in points)  # names reach from their points to either side
     for point in points:
-        if all(abs(point[1] - x) > NAME_WIDTH or abs(point[2] - y) > NAME_HEIGHT for _, x, y in written):
+        if all(abs(point[1] - x) > width or abs(point[2] - y) > NAME_HEIGHT for _, x, y in written):
             written.append(point)
     return {name for name, _, _ in written[:NAMED_POINTS]}
 

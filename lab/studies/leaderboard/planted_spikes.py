@@ -22,7 +22,7 @@ CLAIM = "a_tight_clip_ends_the_spike_sooner"  # its effect is a difference of du
 
 
 @cache
-def planted_spikes(results: Path) -> Mapping[str, Mapping[str, Interval]]:
+def planted_durations(results: Path) -> Mapping[str, Mapping[str, Interval]]:
     """Durations of planted spikes with an arm minus those with the recipe, in updates, by arm and by burst.
 
     They are the effect of the study's own claim on durations, on the arms that its sweep trained with the numbers of
@@ -63,4 +63,4 @@ def _change(card: ArmCard) -> Config:
 def planted_of(panel: Panel, row: Row) -> Mapping[str, Interval]:
     """Durations of planted spikes with an arm, by burst; only beside the recipe with which they were measured."""
     is_recipe = panel.reference.interventions == default_reference().interventions | {QK}
-    return planted_spikes(RESULTS.resolve()).get(row.name, {}) if is_recipe and not row.pair else {}
+    return planted_durations(RESULTS.resolve()).get(row.name, {}) if is_recipe and not row.pair else {}
