@@ -7,7 +7,7 @@ of labelled spikes keeps that as well.  Nobody reads entropies of attention or t
 those of all weights are read, and where there are any, the updates of every tensor.  Of distances from the initial
 values those of the embedding's tables are read.  Where runs spiked by themselves, tensors are read around these spikes
 and around the like steps without one, and the gradients that say what is usual throughout.  The page of
-a board of many arms has one figure, of final losses, so no probe is read there.
+a board of many arms has one figure, of final losses, so only training losses are read there in which it counts spikes.
 """
 
 import sys
@@ -15,12 +15,15 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.analysis.curves import points
 from lab.analysis.events.scores import score_runs
 from lab.analysis.probe_values import DISTANCE
 from lab.core import files
 from lab.records import store
 from lab.records.parts import written
 from lab.report.build import MOST_ARMS
+from lab.studies.leaderboard.curves import curves_of
+from lab.studies.leaderboard.spikes import TRAIN
 from lab.studies.spikes import own_spikes
 from lab.studies.spikes.figures import AROUND
 
@@ -70,8 +73,9 @@ def prune(folder: Path) -> None:
         ordered = metrics.sort_values("value", kind="stable", na_position="last")
         largest = ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
         is_read |= largest & (~of_tensors | (metrics["probe"] == own_spikes.UPDATE))
-    if runs["intervention"].nunique() > MOST_ARMS:
-        is_read &= False
+    if points(runs)["arm"].nunique() > MOST_ARMS:
+        counted = [run for curve in curves_of(store.Records(runs, metrics), {}) for run in curve.spikes.runs]
+        is_read = (metrics["probe"] == TRAIN) & metrics["id"].isin(counted)
     read = metrics[is_read]
     # neighbours that are alike compress better; names keep the order in which a run first recorded them
     order = read[["probe", "where", "id"]].apply(lambda column: pd.factorize(column)[0])

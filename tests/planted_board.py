@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import planted
 from lab.core.shipped import load, sweeps
+from lab.records import store
+from lab.records.store import Records
 
 SEEDS = (10, 11, 12, 13, 14, 15)
 LRS = planted.LRS
+SPIKE_EVERY = 30  # steps from one planted spike to the next
 BASE = 0.35  # instability part of an arm without effect, nats per token
 SPREAD = 0.017  # of the difference of two arms over seeds, as the header of the sweep says
 
@@ -59,3 +63,18 @@ def cards(
                         **changes,
                     }
                 )
+
+
+def with_spikes(runs: Iterable[Mapping[str, Any]], spikes_of: Callable[[Mapping[str, Any]], int]) -> Records:
+    """Records of these cards that were measured at every step, with as many loss spikes as ``spikes_of`` says of each.
+
+    The loss is 2 nats with little noise, and 4 at the step of a spike; the first is at step 30.
+    """
+    watched = [{**run, "probes.every": 1, "probes.names": "train_loss"} for run in runs]
+    rows = []
+    for run in watched:
+        loss_n = 2 + np.random.default_rng(run["seed"]).normal(0, 0.01, run["steps"])
+        loss_n[[SPIKE_EVERY * (index + 1) for index in range(spikes_of(run))]] += 2
+        rows += [(run["id"], step, "train_loss", "", loss) for step, loss in enumerate(loss_n.tolist())]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    return Records(planted.table(watched), metrics)

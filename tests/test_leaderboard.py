@@ -41,11 +41,11 @@ from lab.studies.leaderboard.board import (
     OPEN,
     Board,
     Row,
-    curves_of,
     verdict,
 )
+from lab.studies.leaderboard.curves import RESULTS, curves_of
 from lab.studies.leaderboard.documents import markdown_pages
-from lab.studies.leaderboard.listing import RESULTS, board_of
+from lab.studies.leaderboard.listing import board_of
 from lab.studies.leaderboard.page import board_page
 
 PLAIN, NORMED = ("z_loss",), ("qk_layernorm", "z_loss")

@@ -20,7 +20,8 @@ from lab.records.store import NO_METRICS, Records
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.arms import arm_cards, meanings
-from lab.studies.leaderboard.board import NO_DIFFERENCE, OPEN, Board, curves_of
+from lab.studies.leaderboard.board import NO_DIFFERENCE, OPEN, Board
+from lab.studies.leaderboard.curves import curves_of
 from lab.studies.leaderboard.listing import board_of
 from lab.studies.leaderboard.transfer import (
     NOT_ON_BOARD,

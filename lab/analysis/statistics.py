@@ -95,6 +95,22 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
     return Interval(mean, mean - half, mean + half, n, shown, error)
 
 
+def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
+    """The probability that the interval of a mean excludes a bound at this distance from it.
+
+    Args:
+        seeds: over which the mean is taken.
+        distance: from the mean to the bound, in any unit.
+        spread: standard deviation over seeds, in the same unit, above zero.
+        alpha: one minus the level of the two-sided interval.
+
+    References:
+        Cohen 1988, Statistical power analysis for the behavioral sciences, section 2; by the noncentral t.
+    """
+    critical = scipy.special.stdtrit(seeds - 1, 1 - alpha / 2)
+    return float(1 - scipy.special.nctdtr(seeds - 1, distance / spread * math.sqrt(seeds), critical))
+
+
 def share_interval(hits: int, trials: int, level: float = 0.95) -> Interval:
     """Exact interval of the share of hits in independent trials; all NaN without a trial.
 

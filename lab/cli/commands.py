@@ -221,6 +221,9 @@ def _leaderboard(arguments: list[str]) -> None:
     if given.recipe:
         _recipe(Path(given.recipe), given.folders)
         return
+    if given.pairs:
+        _pairs(given.folders)
+        return
     board = listing.board_of(given.folders)
     if given.html:
         from lab.core import files
@@ -237,6 +240,18 @@ def _leaderboard(arguments: list[str]) -> None:
             say(line)
 
 
+def _pairs(folders: Sequence[Path]) -> None:
+    from lab.cli.pairs import plan_pairs
+    from lab.studies.leaderboard import listing, pairs_to_train
+
+    found = listing.board_folders(folders)
+    if len(found) > 1:
+        raise RequestError(f"lab leaderboard DIR --pairs takes one board, and there are {len(found)}")
+    best, stage = pairs_to_train.best_pairs(listing.board_of(found)), pairs_to_train.stage_of(found[0])
+    for line in pairs_to_train.lines([plan_pairs(one, stage.words) for one in best], stage):
+        say(line)
+
+
 def _recipe(file: Path, folders: Sequence[Path]) -> None:
     from lab.cli.recipe import read_recipe
     from lab.studies.leaderboard import recipe
@@ -250,13 +265,14 @@ def _recipe(file: Path, folders: Sequence[Path]) -> None:
 
 def _transfer(arguments: list[str]) -> None:
     from lab.studies.leaderboard import listing, transfer
+    from lab.studies.leaderboard.curves import RESULTS
 
     given = OptionParser("transfer").read(arguments)
     if len(given.folders) > 1:
         raise RequestError("lab transfer [TABLE.csv] [--board DIR]; a table has the columns a, b and outcome")
     pairs = transfer.read_outcomes(given.folders[0]) if given.folders else transfer.published()
     board = listing.board_of([Path(given.board)] if given.board else [])
-    for line in transfer.lines(transfer.predict(board, pairs, listing.RESULTS)):
+    for line in transfer.lines(transfer.predict(board, pairs, RESULTS)):
         say(line)
 
 

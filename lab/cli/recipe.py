@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ def read_recipe(file: Path) -> Recipe:
     Raises:
         RequestError: the file is no sweep, has too few learning rates, or sweeps anything but learning rate and seed.
     """
-    trees = _trees(file, [])
+    trees = points_of(file, [])
     lrs, seeds = (sorted({tree_value(tree, key) for tree in trees}) for key in SWEPT)
     if len(lrs) < FEWEST_LRS:
         raise RequestError(
@@ -34,18 +34,19 @@ def read_recipe(file: Path) -> Recipe:
     own, names = trees[0], frozenset(map(str, trees[0]["intervention"]))
     optimizer = str(own["optimizer"]["name"])
     choices = [choice for card in arm_cards().values() if (choice := _choice(card, names, optimizer))]
-    reasons = {choice.name: _reason_of_card(arm_cards()[choice.name], own) for choice in choices}
+    reasons = {choice.name: reason_of_card(arm_cards()[choice.name], own) for choice in choices}
     left = [choice for choice in choices if not reasons[choice.name]]
     composed = composed_arms(file, left, own)
-    reasons |= {choice.name: _reason_of_config(choice.name, composed[choice.name]) for choice in left}
+    reasons |= {choice.name: reason_of_config([choice.name], composed[choice.name]) for choice in left}
     arms = [choice for choice in choices if not reasons[choice.name]]
     refused = {name: reason for name, reason in reasons.items() if reason}
     return Recipe(file, names, optimizer, len(lrs), tuple(map(int, seeds)), arms, refused)
 
 
-def _trees(file: Path, words: Sequence[str]) -> Sequence[Tree]:
+def points_of(file: Path, words: Sequence[str]) -> Sequence[Tree]:
+    """The points of a sweep, given by name or by file, with these overrides."""
     sweep = launch.find_sweep(str(file))
-    request = launch.read_request(words, "lab leaderboard --recipe", name=sweep.stem, sweep=sweep)
+    request = launch.read_request(words, "lab leaderboard", name=sweep.stem, sweep=sweep)
     return multirun.compose(request).trees
 
 
@@ -70,31 +71,35 @@ def composed_arms(file: Path, choices: Sequence[ArmChoice], own: Tree) -> dict[s
     first = [f"{key}={tree_value(own, key)!r}" for key in SWEPT]
     trees: dict[str, Tree] = {}
     if added := [choice.name for choice in choices if choice.word.startswith("intervention")]:
-        (all_of_them,) = _trees(file, [f"intervention=[{','.join(sorted({*own['intervention'], *added}))}]", *first])
-        every = all_of_them["intervention"]
+        (all_of_them,) = points_of(file, [f"intervention=[{','.join(sorted({*own['intervention'], *added}))}]", *first])
         for name in added:
-            kept = {key: value for key, value in every.items() if key == name or key in own["intervention"]}
-            trees[name] = {**all_of_them, "intervention": kept}
+            trees[name] = with_interventions(all_of_them, {name, *own["intervention"]})
     if optimizers := [choice for choice in choices if choice.word.startswith("optimizer")]:
         words = ",".join(choice.name for choice in optimizers)
-        points = _trees(file, [f"optimizer={words}", *first])
+        points = points_of(file, [f"optimizer={words}", *first])
         trees |= {choice.name: tree for choice, tree in zip(optimizers, points, strict=True)}
     return trees
 
 
-def _reason_of_card(card: ArmCard, own: Tree) -> str:
+def with_interventions(tree: Tree, names: Collection[str]) -> Tree:
+    """The point of a config with those of its interventions that have these names."""
+    kept = {key: value for key, value in tree["intervention"].items() if key in names}
+    return {**tree, "intervention": kept}
+
+
+def reason_of_card(card: ArmCard, own: Tree) -> str:
     """Why an arm cannot stand beside the recipe, by what its card says; empty where nothing on it speaks against it."""
     if card.lr != SAME:
         return "its learning rate means something else, so it takes a sweep of its own"
     for key, value in card.nothing_where.items():
-        found = tree_value(own, key)
-        if found == value or (value == "on" and found is not None):
+        is_on = key.removeprefix("intervention.") in own["intervention"]
+        if is_on if value == "on" else tree_value(own, key) == value:
             return f"it does nothing under {card.nothing_under}"
     return ""
 
 
-def _reason_of_config(name: str, tree: Tree) -> str:
-    """Why the config of an arm cannot be trained, or does nothing; empty where it can."""
+def reason_of_config(names: Sequence[str], tree: Tree) -> str:
+    """Why the config with these arms cannot be trained, or one of them does nothing; empty where it can."""
     from lab.sweeping.cautions import find_cautions
     from lab.training.config import run_config
 
@@ -102,4 +107,4 @@ def _reason_of_config(name: str, tree: Tree) -> str:
         config = run_config(tree)
     except RequestError as refusal:
         return str(refusal)
-    return next((line for line in find_cautions([config]) if line.startswith(name)), "")
+    return next((line for line in find_cautions([config]) if line.startswith(tuple(names))), "")

@@ -155,6 +155,7 @@ COMMANDS: dict[str, Command] = {
         "rank changes of a recipe by how they lower LR sensitivity (default: results)",
         "runs/leaderboard",
         {
+            "--pairs": "instead, which pairs of the best dozen arms to train next, then which of them help",
             "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
             "--html FILE": "write a page whose tables can be sorted and filtered",
             "--csv": "print a line of CSV for each comparison",

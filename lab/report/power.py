@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-import scipy  # its parts are loaded when they are used
 
 from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, INCONCLUSIVE, READINGS, alpha_of
 from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence, MissingRunsError
 from lab.analysis.judging.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
-from lab.analysis.statistics import FEWEST_SEEDS, Interval
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, power_of
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
 from lab.report.scoreboard import ScoreboardRow, read
@@ -34,17 +33,13 @@ def seeds_for(distance: float, spread: float, alpha: float, power: float = POWER
 
     Returns:
         The number of seeds; infinite if the mean lies beyond the bound, or if ``MOST_SEEDS`` are too few.
-
-    References:
-        Cohen 1988, Statistical power analysis for the behavioral sciences, section 2; by the noncentral t.
     """
     if not distance > 0:
         return math.inf
     if not spread:
         return FEWEST_SEEDS
     for count in range(FEWEST_SEEDS, MOST_SEEDS + 1):
-        critical = scipy.special.stdtrit(count - 1, 1 - alpha / 2)
-        if 1 - scipy.special.nctdtr(count - 1, distance / spread * math.sqrt(count), critical) >= power:
+        if power_of(count, distance, spread, alpha) >= power:
             return count
     return math.inf
 

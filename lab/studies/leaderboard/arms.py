@@ -72,6 +72,13 @@ def left_out() -> Mapping[str, str]:
 
 
 @cache
+def combinations() -> Mapping[str, str]:
+    """Published pairs of interventions that are arms of their own, ``A+B``, with their source."""
+    entries: dict[str, str] = load(FILE)["combinations"]
+    return entries
+
+
+@cache
 def not_here() -> Mapping[str, str]:
     """Published changes that the lab does not have, with the reason."""
     entries: dict[str, str] = load(FILE)["not_here"]

@@ -20,75 +20,45 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from lab.analysis.curves import configs, load, points, setting_name, setting_text
-from lab.analysis.sensitivity import judge, per_seed
+from lab.analysis.curves import setting_name, setting_text
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, difference, holm, student_t
-from lab.analysis.text import listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
-from lab.records import store
-from lab.records.store import ORDER, Records
+from lab.records.store import ORDER
+from lab.studies.leaderboard.arms import combinations
+from lab.studies.leaderboard.curves import (
+    GROUPS,
+    MEASURES,
+    PART,
+    SPIKES,
+    Curve,
+    Keys,
+    Setting,
+    read_curves,
+)
 
 ALPHA, MARGIN = 0.05, 0.06  # MARGIN in nats per token
 HELPS, HARMS, NO_DIFFERENCE, OPEN, NOT_COMPARABLE = "helps", "harms", "no difference", "open", "not comparable"
 VERDICTS = (HELPS, NO_DIFFERENCE, OPEN, HARMS, NOT_COMPARABLE)
 QK = "qk_layernorm"
 WITHOUT, WITH = "without qk-layernorm", "with qk-layernorm"
-# Groups of keys that distinguish arms; all other keys are settings that a panel shares.
-GROUPS = ("intervention", "optimizer", "schedule", "parametrization", "guest")
 # Settings that become part of a panel's title if panels differ in them.
 NAMING = ("sweep", "data.name", "model.width", "model.depth")
-# Measures of one seed of an arm, in the order of their columns.
-MEASURES = ("above", "total", "best", "range", "at_3", "at_10")
-PART = "above"  # the measure of the rule
 SAME, SHIFTED, OTHER = "same", "shifted", "other"
 
-Keys = Mapping[str, Hashable]
-# The keys that a panel shares, with their values.
-Setting = tuple[tuple[str, Hashable], ...]
 
-
-class Curve(NamedTuple):
-    """The runs of one config, which differ in learning rate and seed.
+class Pair(NamedTuple):
+    """What a pair of arms is compared with.
 
     Attributes:
-        interventions: the names of its interventions.
-        keys: the keys of its config that distinguish arms, with their values.
-        setting: the other keys, with their values.
-        seeds: a row per seed with the whole grid of learning rates. The columns are ``MEASURES`` and four more.
-            ``eta_div`` is log10 of the smallest unstable learning rate, or one step above the grid. ``unstable`` is the
-            number of unstable learning rates, and ``censored`` is whether there is none. ``trains`` is 1 if the best
-            loss beats a bigram model.
-        lrs: the grid, in rising order.
-        incomplete: how many seeds are left out because a learning rate is missing.
-        runs: how many runs were trained.
-        parameters: number of all parameters of the model.
-        seconds: wall time of a run by seed, a median over learning rates.
-        source: the source of its records.
-        losses: mean loss over these seeds, by learning rate; only for rates at which it is finite.
+        better: the name of its better half, the member with the lower mean of the instability part on these seeds.
+        interaction: the effect of the pair minus the sum of both members' effects, paired by seed, with its 95 %
+            interval; above zero the pair falls short of the sum.
     """
 
-    interventions: frozenset[str]
-    keys: Keys
-    setting: Setting
-    seeds: pd.DataFrame
-    lrs: tuple[float, ...]
-    incomplete: int
-    runs: int
-    parameters: int
-    seconds: pd.Series
-    source: Source
-    losses: Mapping[float, float]
-
-
-class Source(NamedTuple):
-    """The source of records: the days and commands, and the versions of the lab that trained the runs."""
-
-    days: str
-    command: str
-    versions: str
+    better: str
+    interaction: Interval
 
 
 class Row(NamedTuple):
@@ -109,6 +79,7 @@ class Row(NamedTuple):
         neighbour: the arm one rank below, by its mean; empty at the end.
         beats_neighbour: whether the 95 % interval of the difference from it lies below zero.
         cost: wall time of a run over that of the reference, a geometric mean over seeds; NaN if it was not recorded.
+        pair: of a pair of arms, whose ``reference`` is its better half; None for a single arm.
     """
 
     name: str
@@ -124,6 +95,7 @@ class Row(NamedTuple):
     neighbour: str
     beats_neighbour: bool
     cost: float
+    pair: Pair | None = None
 
     @property
     def seeds(self) -> int:
@@ -155,6 +127,27 @@ class Panel(NamedTuple):
     reference: Curve
     rank: tuple[int, int] | None
     rows: Sequence[Row]
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether its rows are pairs of arms; they have no ranks."""
+        return any(row.pair for row in self.rows)
+
+
+class Base(NamedTuple):
+    """The reference of a panel.
+
+    Attributes:
+        title: of the panel.
+        curve: the reference.
+        curves: all curves of its setting.
+        with_qk: the same recipe with qk-layernorm; None if there is none, or if this one has it.
+    """
+
+    title: str
+    curve: Curve
+    curves: Sequence[Curve]
+    with_qk: Curve | None
 
 
 class Reference(NamedTuple):
@@ -212,17 +205,22 @@ class Board:
 
     @cached_property
     def panels(self) -> list[Panel]:
-        """A panel for each setting that has a reference, with and without qk-layernorm."""
+        """A panel of single arms for each setting that has a reference, with and without qk-layernorm."""
+        return [panel for base in self.bases if (panel := self._panel(base)).rows]
+
+    @cached_property
+    def bases(self) -> list[Base]:
+        """The references of the panels."""
         settings = list(dict.fromkeys(one.setting for one in self.curves))
-        panels = []
+        bases = []
         for setting in settings:
             inside = [one for one in self.curves if one.setting == setting]
-            bases = {has_qk: self._base(inside, has_qk=has_qk) for has_qk in (False, True)}
-            for has_qk, base in bases.items():
-                if base is not None:
+            found = {has_qk: self._base(inside, has_qk=has_qk) for has_qk in (False, True)}
+            for has_qk, curve in found.items():
+                if curve is not None:
                     title = ", ".join([WITH if has_qk else WITHOUT, *_setting_parts(setting, settings)])
-                    panels.append(self._panel(title, inside, base, bases[True] if not has_qk else None))
-        return [panel for panel in panels if panel.rows]
+                    bases.append(Base(title, curve, inside, found[True] if not has_qk else None))
+        return bases
 
     def _base(self, curves: Iterable[Curve], *, has_qk: bool) -> Curve | None:
         wanted = self.reference.interventions | ({QK} if has_qk else set())
@@ -231,7 +229,7 @@ class Board:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of all panels."""
+        """The rows of all panels of single arms."""
         return [row for panel in self.panels for row in panel.rows]
 
     def find(self, added: Collection[str], setting: Setting) -> Curve | None:
@@ -273,20 +271,35 @@ class Board:
         names += [f"no {name}" for name in sorted(lacking)]
         return ("+".join(names), curve, base) if names else None
 
-    def _panel(self, title: str, curves: Sequence[Curve], base: Curve, with_qk: Curve | None) -> Panel:
-        mine = [one for one in curves if (QK in one.interventions) == (QK in base.interventions)]
-        mine += [with_qk] if with_qk is not None else []
-        changes = _distinct([change for one in mine if (change := self.compared(one, base)) is not None])
-        drafts = [self._draft(title, *change, grid=base.lrs) for change in changes]
-        adjusted = holm([draft.p for draft in drafts])
-        judged = [
-            draft._replace(p_adjusted=p, verdict=verdict(draft.differences.get(PART), p, draft.lr_meaning))
-            for draft, p in zip(drafts, adjusted, strict=True)
-        ]
-        ranked, rank = _ranked(judged, base)
-        return Panel(title, base, rank, ranked)
+    def members(self, curve: Curve, base: Base) -> dict[str, Curve] | None:
+        """Both members of a pair of arms by name: the curves that add one of its two interventions to a reference.
 
-    def _draft(self, title: str, name: str, curve: Curve, reference: Curve, grid: tuple[float, ...]) -> Row:
+        None if the curve is no such pair, or is a combination that was published and so is an arm of its own. What
+        qk-layernorm adds to an arm is the panel with qk-layernorm.
+        """
+        recipe = base.curve.interventions
+        added = sorted(curve.interventions - recipe)
+        if len(added) != 2 or QK in added or recipe - curve.interventions or "+".join(added) in combinations():
+            return None
+        wanted = {name: recipe | {name} for name in added}
+        found = {
+            name: one
+            for one in base.curves
+            for name, interventions in wanted.items()
+            if one.interventions == interventions and _recipe_keys(one.keys) == self._base_keys
+        }
+        return found if len(found) == len(added) and _recipe_keys(curve.keys) == self._base_keys else None
+
+    def _panel(self, base: Base) -> Panel:
+        mine = [one for one in base.curves if (QK in one.interventions) == (QK in base.curve.interventions)]
+        mine = [one for one in mine if self.members(one, base) is None]
+        mine += [base.with_qk] if base.with_qk is not None else []
+        changes = _distinct([change for one in mine if (change := self.compared(one, base.curve)) is not None])
+        drafts = [self.draft(base.title, *change, grid=base.curve.lrs) for change in changes]
+        ranked, rank = _ranked(judged(drafts), base.curve)
+        return Panel(base.title, base.curve, rank, ranked)
+
+    def draft(self, title: str, name: str, curve: Curve, reference: Curve, grid: tuple[float, ...]) -> Row:
         """A row that is not judged yet."""
         meaning = self.meaning(name, curve, grid)
         differences = paired(curve, reference)
@@ -302,6 +315,15 @@ class Board:
         if OTHER in meanings or not set(curve.lrs) <= set(grid):
             return OTHER
         return SHIFTED if SHIFTED in meanings else SAME
+
+
+def judged(drafts: Sequence[Row]) -> list[Row]:
+    """Rows with their verdicts and with p adjusted over all of them (Holm 1979)."""
+    adjusted = holm([draft.p for draft in drafts])
+    return [
+        draft._replace(p_adjusted=p, verdict=verdict(draft.differences.get(PART), p, draft.lr_meaning))
+        for draft, p in zip(drafts, adjusted, strict=True)
+    ]
 
 
 def verdict(instability: Interval | None, p_adjusted: float, lr_meaning: str) -> str:
@@ -321,7 +343,8 @@ def paired(curve: Curve, reference: Curve) -> dict[str, Interval]:
     """Differences of two curves by measure, over the seeds that both have, with 95 % intervals."""
     seeds = curve.seeds.index.intersection(reference.seeds.index)
     both = curve.seeds.loc[seeds, list(MEASURES)] - reference.seeds.loc[seeds, list(MEASURES)]
-    return {measure: student_t(both[measure]) for measure in MEASURES}
+    counted = {SPIKES: math.hypot(curve.spikes.resolution, reference.spikes.resolution)}
+    return {measure: student_t(both[measure], resolution=counted.get(measure, 0.0)) for measure in MEASURES}
 
 
 def p_of(curve: Curve, reference: Curve, measure: str = PART) -> float:
@@ -377,79 +400,13 @@ def surely_lower(curves: Sequence[Curve]) -> np.ndarray[Any, np.dtype[np.bool_]]
     return lower
 
 
-def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
-    """The curves of these records.
-
-    Args:
-        sources: the source of each run, by its id.
-    """
-    ended = judge(points(records.runs))
-    cards = records.runs.set_index("id")
-    first = ended.drop_duplicates("curve")
-    keys, of_key = configs(cards.loc[first["id"]].reset_index())
-    seeds = _by_seed(ended)
-    curves = []
-    for number, key in zip(first["curve"], keys, strict=True):
-        runs = ended[ended["curve"] == number]
-        cards_of = cards.loc[runs["id"]]
-        config = of_key[key]
-        names = frozenset(name for name in str(config["intervention"]).split("+") if name != "none")
-        mine = seeds[seeds["curve"] == number].set_index("seed")
-        lrs = tuple(sorted(runs["lr"].unique()))
-        whole = mine[mine["lrs_run"] == len(lrs)]
-        seconds = cards_of["wall_seconds"].astype(float).groupby(runs["seed"].to_numpy()).median()
-        within = runs[runs["seed"].isin(whole.index)]
-        curves.append(
-            Curve(
-                names,
-                {name: value for name, value in config.items() if name.partition(".")[0] in GROUPS},
-                tuple((name, value) for name, value in config.items() if name.partition(".")[0] not in GROUPS),
-                whole.drop(columns=["curve", "lrs_run"]),
-                lrs,
-                len(mine) - len(whole),
-                len(runs),
-                int(cards_of["parameters"].iloc[0]) if cards_of["parameters"].notna().all() else 0,
-                seconds.dropna(),
-                sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
-                (within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
-            )
-        )
-    return curves
-
-
-def _by_seed(ended: pd.DataFrame) -> pd.DataFrame:
-    """The measures, with a row for each curve and seed."""
-    seeds = per_seed(ended).set_index(["curve", "seed"])
-    rows = []
-    for _, runs in ended.groupby(["curve", "seed"], sort=False):
-        curve, seed = runs["curve"].iloc[0], runs["seed"].iloc[0]
-        one, by_lr = seeds.loc[(curve, seed)], runs.sort_values("lr")
-        log_lr, loss = np.log10(by_lr["lr"].to_numpy()), by_lr["capped"].to_numpy()
-        best = int(loss.argmin())
-        step = float(np.diff(log_lr).min()) if len(log_lr) > 1 else math.nan
-        censored = bool(math.isnan(one["eta_div"]))
-        log_lost = log_lr[-1] + step if censored else math.log10(one["eta_div"])
-        at_3, at_10 = (_interpolated(log_lr, loss, log_lr[best] + math.log10(times)) for times in (3, 10))
-        row = {"curve": curve, "seed": seed, "above": one["above"], "total": one["total"], "best": loss[best]}
-        row |= {"range": log_lost - log_lr[best], "at_3": at_3, "at_10": at_10, "eta_div": log_lost}
-        row |= {"unstable": int((by_lr["outcome"] != "").sum()), "censored": censored, "lrs_run": len(by_lr)}
-        rows.append({**row, "trains": float(loss[best] < by_lr["loss_bigram"].iloc[0])})
-    return pd.DataFrame(rows)
-
-
-def _interpolated(log_lr: np.ndarray, loss: np.ndarray, at: float) -> float:
-    """The loss between two learning rates, straight in log LR; NaN outside the grid."""
-    inside = at <= log_lr[-1] + 0.05  # tolerance: 3e-1 counts as 10 times 3e-2 in spite of rounding
-    return float(np.interp(at, log_lr, loss)) if inside else math.nan
-
-
 def read_board(folders: Sequence[Path], meaning_of: Mapping[str, str], reference: Reference | None = None) -> Board:
     """The board of these results folders: each has its own panels if each holds the reference, else all share them.
 
     Raises:
         RequestError: a folder cannot be read, holds no run that ended, or none of them holds the reference.
     """
-    apart = [_read(folder) for folder in folders]
+    apart = [read_curves(folder) for folder in folders]
     if len(apart) > 1 and all(_has_reference(curves, reference) for curves in apart):
         names = [(("sweep", folder.resolve().name),) for folder in folders]
         together = [
@@ -458,21 +415,7 @@ def read_board(folders: Sequence[Path], meaning_of: Mapping[str, str], reference
             for curve in curves
         ]
         return Board(together, meaning_of, reference)
-    return Board(apart[0] if len(apart) == 1 else _read(*folders), meaning_of, reference)
-
-
-def _read(*folders: Path) -> list[Curve]:
-    records, sources = load(*folders), dict[str, Source]()
-    for folder in folders:
-        runs = store.read(folder).runs
-        requests = store.requests(folder)
-        days = sorted({request.day for request in requests.values()} - {""})
-        about = Source(" to ".join(dict.fromkeys([*days[:1], *days[-1:]])), "; ".join(store.commands(folder)), "")
-        versions = zip(runs["id"], runs["versions"], strict=True)
-        sources |= {run: about._replace(versions=str(its_versions)) for run, its_versions in versions}
-    if not (records.runs["status"] != "failed").any():
-        raise RequestError(f"no run of {listed(map(str, folders))} ended")
-    return curves_of(records, sources)
+    return Board(apart[0] if len(apart) == 1 else read_curves(*folders), meaning_of, reference)
 
 
 def _has_reference(curves: Sequence[Curve], reference: Reference | None) -> bool:

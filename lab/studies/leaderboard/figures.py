@@ -13,7 +13,8 @@ from lab.analysis.rendering.panels import Dot
 from lab.core.errors import RequestError
 from lab.records.store import Records
 from lab.studies.leaderboard.arms import meanings
-from lab.studies.leaderboard.board import HARMS, HELPS, MARGIN, NO_DIFFERENCE, OPEN, PART, Board, Panel, Row, curves_of
+from lab.studies.leaderboard.board import HARMS, HELPS, MARGIN, NO_DIFFERENCE, OPEN, Board, Panel, Row
+from lab.studies.leaderboard.curves import PART, curves_of
 
 FEWEST_ARMS = 12  # of a board; fewer arms are compared by every other figure
 INK = {"color": style.INK, "linestyle": ""}

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, thousandths
-from lab.analysis.text import finite, listed, plain_text
+from lab.analysis.text import finite, plain_text
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import (
-    ALPHA,
-    MARGIN,
-    MEASURES,
     NOT_COMPARABLE,
-    PART,
-    VERDICTS,
     Board,
     Panel,
     Row,
     read_board,
 )
+from lab.studies.leaderboard.curves import MEASURES, PART, RESULTS, SPIKES, Curve
+from lab.studies.leaderboard.notes import board_notes
+from lab.studies.leaderboard.pairs import pair_panels, sum_word
+from lab.studies.leaderboard.planted_spikes import planted_of
+from lab.studies.leaderboard.spikes import PER_STEPS
 
-RESULTS = Path("results")
 MEASURE_NAMES = {
     "above": "instability part",
     "total": "sensitivity",
@@ -35,8 +34,10 @@ MEASURE_NAMES = {
     "range": "log10 unstable / best LR",
     "at_3": "loss at 3x",
     "at_10": "loss at 10x",
+    "spikes": f"spikes / {PER_STEPS:,} steps",
 }
 INSTABILITY = MEASURE_NAMES[PART]
+NONE = Interval(math.nan, math.nan, math.nan, 0)
 TICK = "\N{CHECK MARK}"
 
 
@@ -59,6 +60,11 @@ def board_of(folders: Sequence[Path]) -> Board:
         RequestError: see ``read_board`` and ``board_folders``.
     """
     return read_board(board_folders(folders), meanings())
+
+
+def all_panels(board: Board) -> list[Panel]:
+    """The panels of single arms, then those of pairs."""
+    return [*board.panels, *pair_panels(board)]
 
 
 def change(interval: Interval) -> str:
@@ -86,111 +92,119 @@ def ranks_shown(ranks: tuple[int, int] | None) -> str:
 
 
 def table(panel: Panel) -> pd.DataFrame:
-    """A row for each arm of a panel, below that of the reference, which has its own values instead of differences."""
+    """A row for each arm of a panel, below that of the reference, which has its own values instead of differences.
+
+    Columns that no row of the panel can fill are left out: spikes that were not recorded, spikes that were not planted,
+    and ranks of pairs, which have a better half and a sum instead.
+    """
     reference = panel.reference
     levels = {MEASURE_NAMES[measure]: level(reference.seeds[measure]) for measure in MEASURES}
+    spikes = MEASURE_NAMES[SPIKES]
     first = {
         "arm": "(reference)",
         "verdict": "",
+        "better half": "",
         INSTABILITY: levels.pop(INSTABILITY),
         "p (Holm)": "",
+        "sum of both": "",
+        "interaction": "",
         "rank": ranks_shown(panel.rank),
         "beats reference": "",
         "beats next": "",
         **levels,
+        spikes: _at_lr(levels[spikes], reference),
+        "planted spike": "",
         "parameters": f"{reference.parameters:,}",
         "runs": str(reference.runs),
         "seeds": str(len(reference.seeds)),
     }
-    return pd.DataFrame([first, *map(_cells, panel.rows)])
+    made = pd.DataFrame([first, *(_cells(row, planted_of(panel, row)) for row in panel.rows)])
+    if panel.has_pairs:
+        unused = ["rank", "beats reference", "beats next"]
+    else:
+        unused = ["better half", "sum of both", "interaction"]
+    unused += [name for name in (spikes, "planted spike") if (made[name] == "").all()]
+    return made.drop(columns=unused)
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _at_lr(text: str, curve: Curve) -> str:
+    """A rate of spikes with the learning rate at which they were counted."""
+    return f"{text} at {curve.spikes.lr:g}{' (top)' * curve.spikes.is_top}" if text else ""
+
+
+def _cells(row: Row, planted: Mapping[str, Interval]) -> dict[str, str]:
     comparable = row.verdict != NOT_COMPARABLE
     differences = {MEASURE_NAMES[measure]: change(row.differences[measure]) for measure in MEASURES}
     if not comparable:
         differences |= {MEASURE_NAMES[measure]: "" for measure in ("above", "total")}
+    spikes = MEASURE_NAMES[SPIKES]
     return {
         "arm": row.name,
         "verdict": row.verdict,
+        "better half": row.pair.better if row.pair else "",
         INSTABILITY: differences.pop(INSTABILITY),
         "p (Holm)": p_shown(row.p_adjusted),
+        "sum of both": sum_word(row.pair.interaction) if row.pair else "",
+        "interaction": change(row.pair.interaction) if row.pair else "",
         "rank": ranks_shown(row.ranks),
         "beats reference": TICK if row.beats_reference else "",
         "beats next": TICK if row.beats_neighbour else "",
         **differences,
+        spikes: _at_lr(differences[spikes], row.curve),
+        "planted spike": "; ".join(f"{burst} {updates(one)}" for burst, one in planted.items()),
         "parameters": f"{row.parameters_added:+,}",
         "runs": str(row.curve.runs),
         "seeds": str(row.seeds),
     }
 
 
+def updates(interval: Interval) -> str:
+    """A difference of durations with its interval: ``+7.2 [+2.8, +11.7]``."""
+    return f"{interval.mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]"
+
+
 def lines(board: Board) -> Iterator[str]:
     """Yield the lines of the board for a terminal."""
-    for panel in board.panels:
+    for panel in all_panels(board):
         yield f"{panel.title}:"
         yield from (f"  {line}" for line in plain_text(table(panel)))
         yield ""
-    yield from notes(board)
-
-
-def notes(board: Board) -> Iterator[str]:
-    """Yield notes for the reader, a sentence each: counts, the rule, and what was left out."""
-    rows = board.rows
-    counts = [f"{n} {name}" for name in VERDICTS if (n := sum(row.verdict == name for row in rows))]
-    yield f"{len(rows)} comparison{'s' * (len(rows) != 1)}: {', '.join(counts) or 'none'}."
-    yield (
-        "The row of the reference has its values; the other rows have differences from it, paired by seed, with 95 % "
-        "intervals (nats/token; decades of learning rate)."
-    )
-    yield (
-        f"Rule: no difference if the 90 % interval of the instability part lies within {MARGIN:g} nats; else helps "
-        f"or harms if its Holm-adjusted p in the panel is below {ALPHA:g}."
-    )
-    yield "Ranks are the ranges that pairwise 95 % intervals leave open, not corrected for the number of pairs."
-    if own := sorted({row.name for panel in board.panels for row in panel.rows if row.curve is panel.reference}):
-        yield f"The reference has {listed(own)}: the row compares it with the arm that lacks this, and has no rank."
-    if others := sorted({row.name for row in rows if row.verdict == NOT_COMPARABLE}):
-        yield (
-            f"Not comparable by sensitivity, since their learning rate means something else: {listed(others)}. "
-            "Comparable are their best loss, the smallest unstable learning rate over the best one, and the loss at 3 "
-            "and 10 times the best one."
-        )
-    if open_ended := sorted({row.name for row in rows if row.curve.seeds["censored"].any()}):
-        yield (
-            f"{len(open_ended)} arms have seeds without an unstable learning rate; for these it counts as one step "
-            "above the grid."
-        )
-    counts_of_runs = sorted({row.curve.runs for row in rows})
-    if len(counts_of_runs) > 1:
-        yield f"Arms have from {counts_of_runs[0]} to {counts_of_runs[-1]} runs; the protocol asks for equal numbers."
-    if partial := sum(one.incomplete for one in board.curves):
-        yield f"{partial} seeds of arms lack a learning rate and are left out."
+    yield from board_notes(board)
 
 
 def as_json(board: Board) -> str:
     """A list of objects, one for each comparison; null where unknown."""
-    return json.dumps([plain(row) for row in board.rows], indent=1, allow_nan=False, ensure_ascii=False)
+    return json.dumps(_plain_rows(board), indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def plain(row: Row) -> dict[str, Any]:
-    """A row in plain values."""
+def _plain_rows(board: Board) -> list[dict[str, Any]]:
+    return [plain(row, planted_of(panel, row)) for panel in all_panels(board) for row in panel.rows]
+
+
+def plain(row: Row, planted: Mapping[str, Interval]) -> dict[str, Any]:
+    """A row in plain values.
+
+    Args:
+        planted: durations of planted spikes, as ``planted_of`` gives them.
+    """
     ranks = row.ranks or (None, None)
     differences = {
-        measure: {
-            "difference": finite(one.mean),
-            "low": finite(one.low),
-            "high": finite(one.high),
-            "reference": finite(float(row.reference.seeds[measure].mean())),
-        }
+        measure: {**_ends(one), "reference": finite(float(row.reference.seeds[measure].mean()))}
         for measure, one in row.differences.items()
     }
+    spikes = row.curve.spikes
     return {
         "arm": row.name,
         "panel": row.panel,
         "verdict": row.verdict,
         "lr": row.lr_meaning,
         **differences,
+        "spikes_at_lr": finite(spikes.lr),
+        "spikes_at_top": spikes.is_top,
+        "planted_spike": {burst: _ends(one) for burst, one in planted.items()} or None,
+        "better_half": row.pair.better if row.pair else None,
+        "interaction": _ends(row.pair.interaction if row.pair else NONE),
+        "sum_of_both": sum_word(row.pair.interaction) if row.pair else None,
         "p": finite(row.p),
         "p_holm": finite(row.p_adjusted),
         "rank_low": ranks[0],
@@ -207,7 +221,11 @@ def plain(row: Row) -> dict[str, Any]:
     }
 
 
+def _ends(interval: Interval) -> dict[str, float | None]:
+    return {"difference": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high)}
+
+
 def as_csv(board: Board) -> str:
     """A line for each comparison, with the columns of ``as_json``; nested keys are joined by a point."""
-    flat = pd.json_normalize([{**plain(row), "loss_by_lr": None} for row in board.rows]).drop(columns="loss_by_lr")
+    flat = pd.json_normalize([{**row, "loss_by_lr": None} for row in _plain_rows(board)]).drop(columns="loss_by_lr")
     return flat.to_csv(index=False, lineterminator="\n", float_format="%.6g").rstrip("\n")

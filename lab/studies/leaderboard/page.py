@@ -13,43 +13,61 @@ from markupsafe import Markup
 from lab.analysis.rendering import html
 from lab.analysis.text import count, listed
 from lab.studies.leaderboard.arms import arm_cards
-from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, PART, Board, Curve, Panel, Row
-from lab.studies.leaderboard.listing import change, notes, table
+from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, Board, Panel, Row
+from lab.studies.leaderboard.curves import PART, Curve
+from lab.studies.leaderboard.listing import all_panels, change, table
+from lab.studies.leaderboard.notes import board_notes
 
 PIECES = html.pieces(Path(__file__).with_name("board.html"))
-# In units of the drawings: both ends of the axis, the height of a row, and the height below the axis.
-LEFT, RIGHT, ROW, BELOW = 204.0, 744.0, 16.0, 34.0
-SCATTER_HEIGHT, NAMED_POINTS, NAME_WIDTH, NAME_HEIGHT = 300.0, 16, 110.0, 13.0
+# In units of the drawings: both ends of the axis, the height of a row, the height below the axis, and the width of a
+# character of a name.
+LEFT, RIGHT, ROW, BELOW, CHARACTER = 204.0, 744.0, 16.0, 34.0, 6.8
+SCATTER_HEIGHT, NAMED_POINTS, NAME_HEIGHT = 300.0, 16, 13.0
 THUMB = (92.0, 34.0)
 TITLE = "Which change of the recipe makes it less sensitive to its learning rate?"
 
 
 def board_page(board: Board) -> str:
     """The whole page."""
-    panels = board.panels
+    panels = all_panels(board)
     body = [
         Markup(PIECES.style()),
-        html.paragraph(_lead(board), "lead"),
-        html.bullets(list(notes(board))),
-        *(section for panel in panels for section in _sections(panel, _not_beside(panel, panels))),
+        html.paragraph(_lead(panels), "lead"),
+        html.bullets(list(board_notes(board))),
+        *(section for panel in panels for section in _sections(panel, _not_beside(panel, board.panels))),
         html.section("How this was made", *map(html.paragraph, _sources(board))),
     ]
     return html.document(TITLE, body)
 
 
-def _lead(board: Board) -> str:
+def _lead(panels: Sequence[Panel]) -> str:
     """The arms that help, in a sentence for each panel."""
     said = []
-    for panel in board.panels:
+    for panel in panels:
         helping = [row.name for row in panel.rows if row.verdict == HELPS]
         arms = sum(row.verdict != NOT_COMPARABLE for row in panel.rows)
-        found = f"{len(helping)} of {arms} arms help{'s' * (len(helping) == 1)}: {listed(helping)}" if helping else ""
-        said.append(f"{panel.title[:1].upper()}{panel.title[1:]}, {found or f'none of {arms} arms certainly helps'}.")
+        what, beyond = ("pairs", f" beyond {_other(panel)}") if panel.has_pairs else ("arms", "")
+        found = f"none of {arms} {what} certainly helps{beyond}"
+        if helping:
+            verb = f"helps{beyond}" if len(helping) == 1 else f"help{beyond.replace('its', 'their')}"
+            found = f"{len(helping)} of {arms} {what} {verb}: {listed(helping)}"
+        said.append(f"{_title(panel)}, {found}.")
     return " ".join(said)
+
+
+def _title(panel: Panel) -> str:
+    return f"{panel.title[:1].upper()}{panel.title[1:]}"
+
+
+def _other(panel: Panel) -> str:
+    """With what the rows of a panel are compared."""
+    return "its better half" if panel.has_pairs else "the reference"
 
 
 def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
     """Arms of other panels that the interventions of this panel's reference exclude."""
+    if panel.has_pairs:
+        return []
     here, everywhere = {row.name for row in panel.rows}, [row.name for other in panels for row in other.rows]
     cards = arm_cards()
     excluded = panel.reference.interventions
@@ -61,17 +79,16 @@ def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
 
 
 def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
-    title = f"{panel.title[:1].upper()}{panel.title[1:]}"
     drawn = [row for row in panel.rows if row.verdict != NOT_COMPARABLE and row.differences[PART].n]
     parts = []
     if drawn:
         parts += [Markup(PIECES.forest(_forest(panel, drawn)))]
-        parts += [_note("Instability part minus that of the reference, with 95 % intervals; shaded: the margin.")]
+        parts += [_note(f"Instability part minus that of {_other(panel)}, with 95 % intervals; shaded: the margin.")]
     parts.append(Markup(PIECES.table(_table(panel))))
     if not_beside:
         parts.append(_note(f"Not applicable beside the reference of this panel: {listed(not_beside)}."))
     costed = [row for row in drawn if math.isfinite(row.cost)]
-    if costed:
+    if costed and not panel.has_pairs:
         parts += [Markup(PIECES.scatter(_scatter(panel, costed)))]
         parts += [
             _note(
@@ -79,7 +96,7 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
                 "Other work may have run on the machine when times were measured."
             )
         ]
-    yield html.section(title, *parts)
+    yield html.section(_title(panel), *parts)
 
 
 def _note(text: str) -> Markup:
@@ -167,18 +184,19 @@ def _forest(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "label": f"differences in the instability part, {panel.title}",
         "height": ROW * (len(rows) + 1) + BELOW,
+        "more": max(0.0, math.ceil(CHARACTER * max(len(row.name) for row in rows)) - LEFT),
         "rows": drawn,
         "zero": round(x(0), 1),
         "margin": (round(x(-MARGIN), 1), round(x(MARGIN) - x(-MARGIN), 1)),
         "ticks": [{"x": round(x(tick), 1), "text": f"{tick:g}"} for tick in _ticks(*span)],
-        "axis": "instability part minus that of the reference (nats/token)",
+        "axis": f"instability part minus that of {_other(panel)} (nats/token)",
     }
 
 
 def _scatter(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     costs, means = [row.cost for row in rows], [row.differences[PART].mean for row in rows]
     widths, heights = (min(*costs, 0.9), max(*costs, 1.1)), (min(*means, -MARGIN), max(*means, MARGIN))
-    x, y = _scale(widths, (LEFT + 12, RIGHT - 90)), _scale(heights, (SCATTER_HEIGHT - BELOW - 10, 10))
+    x, y = _scale(widths, (LEFT + 12, RIGHT - 12)), _scale(heights, (SCATTER_HEIGHT - BELOW - 10, 10))
     named = _named([(row.name, x(row.cost), y(row.differences[PART].mean)) for row in _by_size(rows)])
     return {
         "label": f"differences in the instability part against the time of a run, {panel.title}",
@@ -209,14 +227,17 @@ def _by_size(rows: Sequence[Row]) -> list[Row]:
 def _named(points: Sequence[tuple[str, float, float]]) -> set[str]:
     """The points whose names are written, chosen in the given order so that no name covers another."""
     written: list[tuple[str, float, float]] = []
+    width = 2 * CHARACTER * max(len(name) for name, _, _ in points)  # names reach from their points to either side
     for point in points:
-        if all(abs(point[1] - x) > NAME_WIDTH or abs(point[2] - y) > NAME_HEIGHT for _, x, y in written):
+        if all(abs(point[1] - x) > width or abs(point[2] - y) > NAME_HEIGHT for _, x, y in written):
             written.append(point)
     return {name for name, _, _ in written[:NAMED_POINTS]}
 
 
 def _hover(row: Row) -> str:
-    return f"{row.name}, {row.panel}\n{row.verdict}: {change(row.differences[PART])} nats/token\n{row.seeds} seeds"
+    of_pair = f"\nbetter half: {row.pair.better}" if row.pair else ""
+    difference = f"{row.verdict}: {change(row.differences[PART])} nats/token"
+    return f"{row.name}, {row.panel}{of_pair}\n{difference}\n{row.seeds} seeds"
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -12,7 +12,8 @@ from lab.analysis.text import listed
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.leaderboard.arms import meanings
-from lab.studies.leaderboard.board import HELPS, PART, QK, Panel, Reference, Row, read_board
+from lab.studies.leaderboard.board import HELPS, QK, Panel, Reference, Row, read_board
+from lab.studies.leaderboard.curves import PART
 from lab.studies.leaderboard.listing import change, p_shown
 
 FEWEST_LRS = 4

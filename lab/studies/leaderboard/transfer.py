@@ -23,7 +23,8 @@ from lab.core.shipped import load
 from lab.records import store
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.arms import known
-from lab.studies.leaderboard.board import ALPHA, NO_DIFFERENCE, OPEN, QK, SAME, Board, Curve, Setting, p_of
+from lab.studies.leaderboard.board import ALPHA, NO_DIFFERENCE, OPEN, QK, SAME, Board, p_of
+from lab.studies.leaderboard.curves import Curve, Setting
 
 FILE = Path(__file__).with_name("outcomes.yaml")
 A, B, EQUAL = "a", "b", "equal"

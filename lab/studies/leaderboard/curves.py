@@ -1,0 +1,163 @@
+"""The curves of a board: the runs of one config, measured seed by seed over the whole grid of learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.curves import configs, load, points
+from lab.analysis.sensitivity import judge, per_seed
+from lab.analysis.text import listed
+from lab.core.errors import RequestError
+from lab.records import store
+from lab.records.store import Records
+from lab.studies.leaderboard.spikes import NOT_COUNTED, Spikes, counted_at, losses_of, spike_rate
+
+RESULTS = Path("results")  # the folder of committed results
+# Groups of keys that distinguish arms; all other keys are settings that a panel shares.
+GROUPS = ("intervention", "optimizer", "schedule", "parametrization", "guest")
+# Measures of one seed of an arm, in the order of their columns.
+MEASURES = ("above", "total", "best", "range", "at_3", "at_10", "spikes")
+PART, SPIKES = "above", "spikes"  # the measure of the rule, and the rate of loss spikes
+
+Keys = Mapping[str, Hashable]
+# The keys that a panel shares, with their values.
+Setting = tuple[tuple[str, Hashable], ...]
+
+
+class Curve(NamedTuple):
+    """The runs of one config, which differ in learning rate and seed.
+
+    Attributes:
+        interventions: the names of its interventions.
+        keys: the keys of its config that distinguish arms, with their values.
+        setting: the other keys, with their values.
+        seeds: a row per seed with the whole grid of learning rates. The columns are ``MEASURES`` and four more.
+            ``eta_div`` is log10 of the smallest unstable learning rate, or one step above the grid. ``unstable`` is the
+            number of unstable learning rates, and ``censored`` is whether there is none. ``trains`` is 1 if the best
+            loss beats a bigram model.
+        lrs: the grid, in rising order.
+        incomplete: how many seeds are left out because a learning rate is missing.
+        runs: how many runs were trained.
+        parameters: number of all parameters of the model.
+        seconds: wall time of a run by seed, a median over learning rates.
+        source: the source of its records.
+        spikes: at which learning rate loss spikes are counted; their rates are a column of ``seeds``.
+        losses: mean loss over these seeds, by learning rate; only for rates at which it is finite.
+    """
+
+    interventions: frozenset[str]
+    keys: Keys
+    setting: Setting
+    seeds: pd.DataFrame
+    lrs: tuple[float, ...]
+    incomplete: int
+    runs: int
+    parameters: int
+    seconds: pd.Series
+    source: Source
+    losses: Mapping[float, float]
+    spikes: Spikes = NOT_COUNTED
+
+
+class Source(NamedTuple):
+    """The source of records: the days and commands, and the versions of the lab that trained the runs."""
+
+    days: str
+    command: str
+    versions: str
+
+
+def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
+    """The curves of these records.
+
+    Args:
+        sources: the source of each run, by its id.
+    """
+    ended = judge(points(records.runs))
+    cards = records.runs.set_index("id")
+    first = ended.drop_duplicates("curve")
+    keys, of_key = configs(cards.loc[first["id"]].reset_index())
+    seeds, losses = _by_seed(ended), losses_of(records)
+    curves = []
+    for number, key in zip(first["curve"], keys, strict=True):
+        runs = ended[ended["curve"] == number]
+        cards_of = cards.loc[runs["id"]]
+        config = of_key[key]
+        names = frozenset(name for name in str(config["intervention"]).split("+") if name != "none")
+        mine = seeds[seeds["curve"] == number].set_index("seed")
+        lrs = tuple(sorted(runs["lr"].unique()))
+        whole = mine[mine["lrs_run"] == len(lrs)]
+        seconds = cards_of["wall_seconds"].astype(float).groupby(runs["seed"].to_numpy()).median()
+        within = runs[runs["seed"].isin(whole.index)]
+        spikes = counted_at(lrs, whole, int(cards_of["steps"].iloc[0])) if losses else NOT_COUNTED
+        counted = within.loc[within["lr"] == spikes.lr, ["seed", "id"]].set_index("seed")["id"]
+        counted = counted[counted.isin(list(losses))]
+        rates = {seed: spike_rate(losses[run]) for seed, run in counted.items()}
+        curves.append(
+            Curve(
+                names,
+                {name: value for name, value in config.items() if name.partition(".")[0] in GROUPS},
+                tuple((name, value) for name, value in config.items() if name.partition(".")[0] not in GROUPS),
+                whole.drop(columns=["curve", "lrs_run"]).assign(spikes=pd.Series(rates, dtype=float)),
+                lrs,
+                len(mine) - len(whole),
+                len(runs),
+                int(cards_of["parameters"].iloc[0]) if cards_of["parameters"].notna().all() else 0,
+                seconds.dropna(),
+                sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
+                (within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
+                spikes._replace(runs=tuple(counted)) if rates else NOT_COUNTED,
+            )
+        )
+    return curves
+
+
+def _by_seed(ended: pd.DataFrame) -> pd.DataFrame:
+    """The measures, with a row for each curve and seed."""
+    seeds = per_seed(ended).set_index(["curve", "seed"])
+    rows = []
+    for _, runs in ended.groupby(["curve", "seed"], sort=False):
+        curve, seed = runs["curve"].iloc[0], runs["seed"].iloc[0]
+        one, by_lr = seeds.loc[(curve, seed)], runs.sort_values("lr")
+        log_lr, loss = np.log10(by_lr["lr"].to_numpy()), by_lr["capped"].to_numpy()
+        best = int(loss.argmin())
+        step = float(np.diff(log_lr).min()) if len(log_lr) > 1 else math.nan
+        censored = bool(math.isnan(one["eta_div"]))
+        log_lost = log_lr[-1] + step if censored else math.log10(one["eta_div"])
+        at_3, at_10 = (_interpolated(log_lr, loss, log_lr[best] + math.log10(times)) for times in (3, 10))
+        row = {"curve": curve, "seed": seed, "above": one["above"], "total": one["total"], "best": loss[best]}
+        row |= {"range": log_lost - log_lr[best], "at_3": at_3, "at_10": at_10, "eta_div": log_lost}
+        row |= {"unstable": int((by_lr["outcome"] != "").sum()), "censored": censored, "lrs_run": len(by_lr)}
+        rows.append({**row, "trains": float(loss[best] < by_lr["loss_bigram"].iloc[0])})
+    return pd.DataFrame(rows)
+
+
+def _interpolated(log_lr: np.ndarray, loss: np.ndarray, at: float) -> float:
+    """The loss between two learning rates, straight in log LR; NaN outside the grid."""
+    inside = at <= log_lr[-1] + 0.05  # tolerance: 3e-1 counts as 10 times 3e-2 in spite of rounding
+    return float(np.interp(at, log_lr, loss)) if inside else math.nan
+
+
+def read_curves(*folders: Path) -> list[Curve]:
+    """The curves of these results folders, read as one.
+
+    Raises:
+        RequestError: a folder cannot be read, or none of its runs ended.
+    """
+    records, sources = load(*folders), dict[str, Source]()
+    for folder in folders:
+        runs = store.read(folder).runs
+        requests = store.requests(folder)
+        days = sorted({request.day for request in requests.values()} - {""})
+        about = Source(" to ".join(dict.fromkeys([*days[:1], *days[-1:]])), "; ".join(store.commands(folder)), "")
+        versions = zip(runs["id"], runs["versions"], strict=True)
+        sources |= {run: about._replace(versions=str(its_versions)) for run, its_versions in versions}
+    if not (records.runs["status"] != "failed").any():
+        raise RequestError(f"no run of {listed(map(str, folders))} ended")
+    return curves_of(records, sources)
