@@ -150,7 +150,16 @@ def test_claims_on_what_no_run_recorded_are_open() -> None:
         assert verdict.seeds == 0
     metrics = world().metrics
     bare = world()._replace(metrics=metrics[metrics["where"] != "embedding"])
-    assert judge_claim(CLAIMS["first_layers_move_first"], [Evidence("own_spikes", bare)]).seeds == 0
+    of_stages = ("five_stages_go_before", "the_gradient_of_the_embedding_returns")
+    for name in ("first_layers_move_first", *of_stages):
+        assert judge_claim(CLAIMS[name], [Evidence("own_spikes", bare)]).seeds == 0, name
+
+
+def test_spikes_at_one_learning_rate_say_nothing_of_a_lower_one() -> None:
+    records = world()
+    high = records.runs[records.runs["optimizer.lr"] == records.runs["optimizer.lr"].max()]
+    verdict = judge_claim(CLAIMS["spikes_grow_rarer_at_a_lower_rate"], [Evidence("own_spikes", records.of(high["id"]))])
+    assert verdict.seeds == 0
 
 
 @pytest.mark.parametrize("page", [style.SCREEN, pytest.param(style.Page(3.25, 8.0), marks=pytest.mark.slow)])

@@ -24,7 +24,6 @@ from lab.sweeping import dry_run
 from sampling import few
 
 NOT_YET_TRAINED = {"leaderboard", "leaderboard_optimizers", "leaderboard_sizes"}
-NOT_YET_TRAINED |= {"own_spike_arms", "own_spike_curvature"}
 NOT_YET_TRAINED |= {"low_precision", "loss_scale"}
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 MEGABYTES = 2**20

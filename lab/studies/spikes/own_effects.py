@@ -6,7 +6,7 @@ import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.judging.verdicts import ON, QK
 from lab.studies.spikes.effects import HALF
 from lab.studies.spikes.own_alarms import alarm_traits
@@ -50,7 +50,12 @@ def spikes_grow_rarer_at_a_lower_rate(*arms: ArmTables) -> Effects:
     """A third of the spikes in 10,000 steps at the highest learning rate minus those at the lowest, mean over arms.
 
     The control: they are more than 10 at the highest.
+
+    Raises:
+        MissingRunsError: there is one learning rate only.
     """
+    if len(arms[0].lrs) == 1:
+        raise MissingRunsError("runs at one learning rate only", arms_exist=False)
     highest, lowest = (mean([_trait(arm, "rate", lr) for arm in arms]) for lr in (arms[0].lrs[-1], arms[0].lrs[0]))
     return Qualified(highest / 3 - lowest, control=exceeds(highest, MANY))
 

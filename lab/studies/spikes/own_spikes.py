@@ -42,6 +42,7 @@ SIGNALS = {
 # embedding's gradient has vanished where it is below half of what it usually is beside that of a later layer, and
 # returns where it grows tenfold; an update has two humps where its coefficient exceeds that of a uniform distribution.
 SMALL, VANISHED, RETURNED, TWO_HUMPS = 0.35, 0.5, 10.0, 5 / 9
+MEASURED_BY_STAGES = {(GRADIENT, EMBEDDING), (GRADIENT, DEEP), (UPDATE, EMBEDDING), (HUMPS, EMBEDDING)}
 STAGES = ("small_updates", "vanished_gradient", "moments_follow", "gradient_returns", "two_humps")
 
 Series = Mapping[tuple[str, str], Numbers]  # of one run, a value per step, by probe and place
@@ -136,11 +137,11 @@ def stages(series: Series, step: int, beta2: float) -> dict[str, bool]:
     beside that of the first MLP layer its gradient is below half of what it usually is in the run, 40 to 10 steps
     before.  ``moments_follow``: its second moment has fallen from 100 to 10 steps before.  ``gradient_returns``: it
     grows tenfold over its median there, in the last 10 steps or at the step itself.  ``two_humps``: its update has two
-    humps in these steps or the 5 after.  A stage that was not measured does not hold.
+    humps in these steps or the 5 after.
     """
-    gradient_n, deep_n = (series.get((GRADIENT, place), np.full(1, math.nan)) for place in (EMBEDDING, DEEP))
-    update_n, humps_n = (series.get((probe, EMBEDDING), np.full(1, math.nan)) for probe in (UPDATE, HUMPS))
-    ratio_n = gradient_n / deep_n if len(gradient_n) == len(deep_n) else np.full(1, math.nan)
+    gradient_n, deep_n = (series[GRADIENT, place] for place in (EMBEDDING, DEEP))
+    update_n, humps_n = (series[probe, EMBEDDING] for probe in (UPDATE, HUMPS))
+    ratio_n = gradient_n / deep_n
     usual = _median(ratio_n, START, len(ratio_n))
     square_n = _average(gradient_n**2, beta2)
     silent = _median(gradient_n, step - BEFORE, step - 10)
@@ -150,7 +151,7 @@ def stages(series: Series, step: int, beta2: float) -> dict[str, bool]:
         "small_updates": _median(update_n, step - 3 * BEFORE, step - BEFORE) < SMALL
         and _median(humps_n, step - 3 * BEFORE, step - BEFORE) < TWO_HUMPS,
         "vanished_gradient": _median(ratio_n, step - BEFORE, step - 10) < VANISHED * usual,
-        "moments_follow": len(square_n) > step and bool(square_n[step - 10] < square_n[step - USUAL]),
+        "moments_follow": bool(square_n[step - 10] < square_n[step - USUAL]),
         "gradient_returns": bool((returned > RETURNED * silent).any()),
         "two_humps": bool((humps > TWO_HUMPS).any()),
     }
@@ -176,18 +177,21 @@ def spike_traits(records: Records) -> pd.DataFrame:
         Columns ``rate``, spikes in 10,000 steps; ``spikes`` and ``controls``, their numbers; ``size``, the median rise
         of the training loss, and ``held_out``, of the held-out loss, nats/token, NaN without a spike.  Of each signal
         the spikes it warns of, and of each stage those it goes before, and under the same name with ``_control`` the
-        controls; ``all_stages`` are those with all five.
+        controls; ``all_stages`` are those with all five.  Signals and stages that were not measured have none.
     """
     series = measured(records)
     beta2 = records.runs.set_index("id").reindex(columns=["optimizer.beta2"])["optimizer.beta2"].fillna(0.99)
     found: dict[str, list[Spike]] = {run: [] for run in series}
     for spike in find_spikes(series):
         found[spike.run].append(spike)
-    rows = {run: _traits(series[run], spikes, float(beta2[run])) for run, spikes in found.items()}
+    staged = {run for run, each in series.items() if MEASURED_BY_STAGES <= set(each)}
+    if staged:  # a run without a spike has none before which to look, and a pruned one no values for it
+        staged |= {run for run, spikes in found.items() if not spikes}
+    rows = {run: _traits(series[run], spikes, float(beta2[run]), run in staged) for run, spikes in found.items()}
     return pd.DataFrame.from_dict(rows, orient="index", dtype=float)
 
 
-def _traits(series: Series, spikes: list[Spike], beta2: float) -> dict[str, Any]:
+def _traits(series: Series, spikes: list[Spike], beta2: float, has_stages: bool) -> dict[str, Any]:
     steps = len(series[TRAIN, ""]) - START
     controls = [spike.control for spike in spikes if spike.control >= 0]
     traits: dict[str, Any] = {
@@ -201,8 +205,9 @@ def _traits(series: Series, spikes: list[Spike], beta2: float) -> dict[str, Any]
         for name, key in SIGNALS.items():
             if key in series:
                 traits[name + suffix] = sum(not math.isnan(lead(series[key], step)) for step in at)
-        held = [stages(series, step, beta2) for step in at]
-        for stage in STAGES:
-            traits[stage + suffix] = sum(each[stage] for each in held)
-        traits[f"all_stages{suffix}"] = sum(all(each.values()) for each in held)
+        if has_stages:
+            held = [stages(series, step, beta2) for step in at]
+            for stage in STAGES:
+                traits[stage + suffix] = sum(each[stage] for each in held)
+            traits[f"all_stages{suffix}"] = sum(all(each.values()) for each in held)
     return traits
