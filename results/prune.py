@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.analysis.curves import points
+from lab.analysis.events.costs import HELD_OUT, NONE
 from lab.analysis.events.scores import score_runs
 from lab.analysis.probe_values import DISTANCE
 from lab.core import files
@@ -37,6 +38,7 @@ LEVEL = 19  # of zstd: an eighth smaller than by default, and ten times slower t
 OWN_BEFORE, OWN_AFTER = own_spikes.BEFORE + own_spikes.USUAL, AROUND
 OWN = [own_spikes.HUMPS, own_spikes.GRADIENT, own_spikes.UPDATE]
 USUAL = [(own_spikes.GRADIENT, own_spikes.EMBEDDING), (own_spikes.GRADIENT, own_spikes.DEEP)]
+LOSSES, NOW_AND_THEN = [own_spikes.TRAIN, HELD_OUT], 25  # steps
 
 
 def read_around_spikes(records: store.Records) -> tuple[pd.Series, pd.Series]:
@@ -50,6 +52,18 @@ def read_around_spikes(records: store.Records) -> tuple[pd.Series, pd.Series]:
         for step in (spike.step, spike.control):
             near |= (metrics["id"] == spike.run) & metrics["step"].between(step - OWN_BEFORE, step + OWN_AFTER)
     return of_tensors, places.isin(USUAL) | (near & places.isin(signals))
+
+
+def counted_alone(records: store.Records) -> pd.Series:
+    """Which values are of runs measured at every step of which only the number of their spikes is read, and no loss."""
+    metrics, runs = records.metrics, records.runs
+    is_high = runs["optimizer.lr"] == runs["optimizer.lr"].max()
+    is_seen = bool(metrics["probe"].isin(OWN).any())
+    alone = own_spikes.measured(records).keys() - (set(runs.loc[is_high, "id"]) if is_seen else set())
+    answered = runs.reindex(columns=["id", "response", "probes.every"])
+    answered = answered[(answered["response"].fillna(NONE) != NONE) & (answered["probes.every"] == 1)]
+    is_rare = metrics["id"].isin(answered["id"]) & (metrics["step"] % NOW_AND_THEN != 0)
+    return is_rare | (metrics["id"].isin(list(alone)) & ~metrics["probe"].isin(LOSSES))
 
 
 def prune(folder: Path) -> None:
@@ -73,6 +87,7 @@ def prune(folder: Path) -> None:
         ordered = metrics.sort_values("value", kind="stable", na_position="last")
         largest = ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
         is_read |= largest & (~of_tensors | (metrics["probe"] == own_spikes.UPDATE))
+    is_read &= ~counted_alone(records)
     if points(runs)["arm"].nunique() > MOST_ARMS:
         counted = [run for curve in curves_of(store.Records(runs, metrics), {}) for run in curve.spikes.runs]
         is_read = (metrics["probe"] == TRAIN) & metrics["id"].isin(counted)

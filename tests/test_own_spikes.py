@@ -130,7 +130,9 @@ def test_alarms_are_scored_on_the_spikes_themselves() -> None:
     assert scores["false_alarms"].sum() == 0
     # from step 500 on without 40 steps before the spike and 20 after its end
     clean = scores.loc[scores["burst"] != OWN, "clean_steps"]
-    assert set(clean) == {400, 400 - 40 - 4 - 20}
+    assert set(clean) == {400 - 40 - 4 - 20}
+    rates = world().runs.set_index("id")["optimizer.lr"]
+    assert set(rates[scores["id"]]) == {rates.max()}
 
 
 def test_false_alarms_are_those_far_from_any_spike() -> None:
@@ -183,7 +185,13 @@ def test_a_pruned_folder_has_the_same_traits_scores_and_figures(tmp_path: Path) 
     subprocess.run([sys.executable, Path(__file__).parents[1] / "results/prune.py", tmp_path / "own"], check=True)
     less = store.read(tmp_path / "own")
     assert len(less.metrics) < 0.8 * len(whole.metrics)
-    pd.testing.assert_frame_equal(spike_traits(less), spike_traits(whole))
+    high = whole.runs.loc[whole.runs["optimizer.lr"] == whole.runs["optimizer.lr"].max(), "id"]
+    counts = ["rate", "spikes", "controls", "size", "held_out"]
+    traits, usual = spike_traits(less), spike_traits(whole)
+    pd.testing.assert_frame_equal(traits.loc[high, usual.columns], usual.loc[high])
+    pd.testing.assert_frame_equal(traits[counts], usual[counts])
+    low = less.metrics[~less.metrics["id"].isin(high)]
+    assert set(low["probe"]) == {"train_loss", "val_loss"}
     pd.testing.assert_frame_equal(score_own(less), score_own(whole))
     runs = judge(points(whole.runs))
     drawn = [

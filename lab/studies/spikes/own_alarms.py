@@ -22,7 +22,7 @@ SPIKE = "spike"
 
 
 def score_own(records: Records) -> pd.DataFrame:
-    """Score each alarm on spikes of the runs' own, as ``score_runs`` does on labelled bursts.
+    """Score each alarm on spikes of the runs' own at the highest learning rate, as ``score_runs`` does on bursts.
 
     The label is the spike itself: one that the loss on fixed held-out rows shows as well. An alarm is a hit if it
     begins from 40 steps before the spike to 20 after, and false from step 500 on if it begins at no such step, and at
@@ -32,7 +32,8 @@ def score_own(records: Records) -> pd.DataFrame:
         The columns of ``score_runs``: a row per spike and kind of alarm, and for each run and kind a row of burst
         ``none`` with its false alarms. The loss itself is no alarm here.
     """
-    series = measured(records)
+    lr = records.runs["optimizer.lr"]
+    series = measured(records._replace(runs=records.runs[lr == lr.max()]))
     spikes: dict[str, list[Spike]] = {run: [] for run in series}
     for spike in find_spikes(series):
         spikes[spike.run].append(spike)

@@ -110,7 +110,8 @@ def _draw(axes: Axes, series: Series, line: Line, step: int, look: dict[str, obj
 def alarms_on_own_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
     """How well each alarm finds loss spikes that no bad data bring: its hits, its lead, its false alarms.
 
-    An alarm finds a spike if it begins from 40 steps before it to 20 after. It is false if it begins far from any.
+    Runs are those at the highest learning rate. An alarm finds a spike if it begins from 40 steps before it to 20
+    after. It is false if it begins far from any.
     """
     scores = score_own(records)
     scores = scores[scores["id"].isin(runs["id"])]

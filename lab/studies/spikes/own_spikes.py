@@ -184,7 +184,7 @@ def spike_traits(records: Records) -> pd.DataFrame:
     found: dict[str, list[Spike]] = {run: [] for run in series}
     for spike in find_spikes(series):
         found[spike.run].append(spike)
-    staged = {run for run, each in series.items() if MEASURED_BY_STAGES <= set(each)}
+    staged = {run for run, each in series.items() if set(each) >= MEASURED_BY_STAGES}
     if staged:  # a run without a spike has none before which to look, and a pruned one no values for it
         staged |= {run for run, spikes in found.items() if not spikes}
     rows = {run: _traits(series[run], spikes, float(beta2[run]), run in staged) for run, spikes in found.items()}
