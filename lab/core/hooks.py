@@ -28,7 +28,17 @@ ANNOUNCEMENTS = (
     *TENSOR_POINTS,
     *("query_key", "log_z", "train_loss", "val_loss"),
     *("gradients", "successive_gradients", "parameters", "clipped_gradients", "adam", "adam_direction", "direction"),
-    *("descent", "noise", "batch", "loss_scale", "initial_parameters", "rounding", "gradient_rounding", "gains"),
+    *(
+        "descent",
+        "noise",
+        "batch",
+        "sources",
+        "loss_scale",
+        "initial_parameters",
+        "rounding",
+        "gradient_rounding",
+        "gains",
+    ),
 )
 Callback = Callable[..., None]
 _callback: ContextVar[Callback | None] = ContextVar("callback", default=None)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -106,6 +106,10 @@ class Corpus(ABC):
     def pair_counts(self) -> scipy.sparse.csr_array:
         """Count how often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
 
+    def rows_by_source(self, seed: int, step: int, batch_size: int) -> dict[str, int]:
+        """How many of the training windows of a step are of each source, by its name; empty if they have none."""
+        return {}
+
     def validation(self, seq_len: int, targets: float = math.inf) -> Tokens:
         """``held_out`` windows, or about as many of them, evenly spaced, as hold so many targets."""
         windows = self.held_out(seq_len)
@@ -139,6 +143,7 @@ class Corpus(ABC):
             )
 
 
+Language = TypeVar("Language", bound=Corpus)
 _corpora: dict[tuple[Any, ...], Corpus] = {}
 _up_to_date: set[tuple[Any, ...]] = set()
 
@@ -168,11 +173,11 @@ def look_again() -> None:
 
 
 def open_source(
-    kind: Callable[..., Corpus],
+    kind: Callable[..., Language],
     scores: NDArray[np.float64],
     exponent: float,
     notes: Callable[[float], Mapping[str, Any]],
-) -> Corpus:
+) -> Language:
     """Make the tables of an endless language: ``thresholds [rank]`` of 2**32, and ``successors [..., rank]``.
 
     Args:

@@ -61,6 +61,8 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[StepResult]:
             listener("val_loss", "", fleet.evaluation.loss(whole=False))
         if listener.measures("batch"):
             listener("batch", "", *fleet.feed.sizes(step))
+        if listener.measures("sources"):
+            listener("sources", "", fleet.feed.rows_by_source(step))
         listener.probe_values |= fleet.step(step)
         if last:
             yield _evaluated(steps, step, listener, fleet.evaluation.loss(whole=True))

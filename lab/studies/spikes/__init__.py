@@ -4,6 +4,7 @@ FIRST_FIGURES = (
     "own_spikes",
     "alarms_on_own_spikes",
     "spike_causes",
+    "sources",
     "updates_and_descent",
     "responses",
     "repeated_bursts",
