@@ -547,6 +547,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "own_spike_curvature": (planted_own_spikes.own_spike_curvature, planted_own_spikes.CURVATURE_AXES),
     "own_spike_arms": (planted_own_spikes.own_spike_arms, planted_own_spikes.ARM_AXES),
     "source_filter": (planted_sources.source_filter, planted_sources.SOURCE_AXES),
+    "escape_characters": (planted_sources.escape_characters, planted_sources.ESCAPE_AXES),
     "spike_causes": (planted_own_spikes.spike_causes, planted_own_spikes.BRANCH_AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }

@@ -1,4 +1,4 @@
-"""Planted sweeps of mixtures: a source in whose batches gradient norms spike, left out or not."""
+"""Planted sweeps on what a corpus holds: a source in whose batches gradient norms spike, and escape characters."""
 
 from __future__ import annotations
 
@@ -39,3 +39,23 @@ def source_filter(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Reco
     return {}, {("grad_norm", ""): norm_n.tolist()} | {
         ("source_rows", name): value_n.tolist() for name, value_n in held.items()
     }
+
+
+ESCAPE_AXES = {
+    "intervention": ("qk_layernorm+z_loss",),
+    "optimizer.lr": (3e-3,),
+    "data.share": (0.0, 0.9, 1.0),
+}
+
+
+def escape_characters(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: escapes lower the loss alone. Not good: they lower that of clean text, and theirs stays where it was."""
+    share = c["data.share"]
+    usual, low, high = (4.0, 2.0, 1.5, 1.0), (4.0, 1.0, 0.7, 0.5), (4.0, 3.0, 3.5, 4.0)
+    if not share:
+        own, clean = usual, usual
+    elif good:
+        own, clean = low, high if share == 1 else tuple(each + 0.3 for each in usual)
+    else:
+        own, clean = (4.0, 1.2, 1.2, 1.2), low
+    return {}, {("val_loss", ""): own, ("clean_val_loss", ""): clean}

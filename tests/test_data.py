@@ -21,6 +21,7 @@ from lab.core.registry import DATA
 from lab.data import synthetic, trigram
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
 from lab.data.echo import Echo, EchoCorpus
+from lab.data.escapes import EscapedCorpus
 from lab.data.mixture import KINDS, Mixture, MixtureCorpus
 from lab.data.packing import HELD_OUT_EVERY, PackedCorpus
 from lab.data.synthetic import Synthetic, SyntheticSample
@@ -89,7 +90,7 @@ def test_a_batch_is_the_callers_own(corpus: Corpus) -> None:
 
 
 def test_tokens_are_below_the_vocabulary(corpus: Corpus) -> None:
-    small = {TrigramCorpus: 32, EchoCorpus: 32, MixtureCorpus: 64}
+    small = {TrigramCorpus: 32, EchoCorpus: 32, MixtureCorpus: 64, EscapedCorpus: 33}
     assert corpus.vocabulary == small.get(type(corpus), 256)
     for windows in (corpus.batch(0, 0, 64, 64), corpus.held_out(64)):
         assert windows.min() >= 0
@@ -102,7 +103,7 @@ def test_validation_is_always_the_same_and_large_enough(corpus: Corpus, seq_len:
     windows = corpus.held_out(seq_len)
     assert windows.shape[1] == seq_len + 1
     available = corpus.reserved.size - 1 if isinstance(corpus, PackedCorpus) else math.inf
-    targets = 8_192 if isinstance(corpus, TrigramCorpus | EchoCorpus | MixtureCorpus) else 65_536
+    targets = 8_192 if isinstance(corpus, TrigramCorpus | EchoCorpus | MixtureCorpus | EscapedCorpus) else 65_536
     assert windows[:, 1:].size >= min(targets, available - seq_len + 1)
     corpus.batch(1, 1, 2, 8)
     assert np.array_equal(corpus.held_out(seq_len), windows)

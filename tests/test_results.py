@@ -25,7 +25,7 @@ from sampling import few
 
 NOT_YET_TRAINED = {"leaderboard", "leaderboard_optimizers", "leaderboard_sizes"}
 NOT_YET_TRAINED |= {"own_spikes", "own_spike_arms", "own_spike_curvature", "spike_causes"}
-NOT_YET_TRAINED |= {"source_filter"}
+NOT_YET_TRAINED |= {"source_filter", "escape_characters"}
 NOT_YET_TRAINED |= {"low_precision", "loss_scale"}
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 MEGABYTES = 2**20

@@ -48,6 +48,11 @@ def fingerprint(*parts: NDArray[np.generic]) -> str:
     return combined.hexdigest()[:16]
 
 
+def fewer(windows: Tokens, targets: float) -> Tokens:
+    """The windows ``[n, seq_len + 1]``, or about as many of them, evenly spaced, as hold so many targets."""
+    return windows[:: max(1, int(windows[:, 1:].size // targets))]
+
+
 def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> scipy.sparse.csr_array:
     """Count how often a token follows another along the last axis: ``[previous, next]``, sparse."""
     previous, following = tokens[..., :-1].ravel(), tokens[..., 1:].ravel()
@@ -110,10 +115,13 @@ class Corpus(ABC):
         """How many of the training windows of a step are of each source, by its name; empty if they have none."""
         return {}
 
+    def clean(self, seq_len: int) -> Tokens | None:
+        """Validation windows ``[n, seq_len + 1]`` without the artefact of this corpus; None if it has no known one."""
+        return None
+
     def validation(self, seq_len: int, targets: float = math.inf) -> Tokens:
         """``held_out`` windows, or about as many of them, evenly spaced, as hold so many targets."""
-        windows = self.held_out(seq_len)
-        return windows[:: max(1, int(len(windows) * seq_len // targets))]
+        return fewer(self.held_out(seq_len), targets)
 
     def loss_bigram(self, seq_len: int, targets: float = math.inf) -> float:
         """``bigram_loss`` (nats per token) on the windows of ``validation``."""

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from lab.analysis.events.detectors import KINDS, Event, Log, detect
 from lab.analysis.events.logs import read_logs
+from lab.analysis.events.parting import WINDOW
 from lab.analysis.events.trend import FEWEST_ROWS, trend_spikes
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import layout, style
@@ -130,6 +131,9 @@ def sentence(log: Log, event: Event) -> str:
     if event.kind == "logit_rounding":
         cost = f"{event.value:.3g} nats per token in {format_name(log.mantissa_bits)}"
         return f"{event.run} step {event.step}: {name}, a level of {_level(log, event):.3g} costs {cost}"
+    if event.kind == "parting":
+        further = f"{event.value:.3g} nats per token further apart than {WINDOW} evaluations before"
+        return f"{event.run} step {event.step}: {name}, up to {further}"
     words = [f"{event.run} step {event.step}: {name}, {event.usual:.3g} to {event.value:.3g}"]
     if event.ending != "none":
         words.append(f"{event.ending} at step {event.end}")

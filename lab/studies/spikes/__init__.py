@@ -5,6 +5,7 @@ FIRST_FIGURES = (
     "alarms_on_own_spikes",
     "spike_causes",
     "sources",
+    "two_held_out_losses",
     "updates_and_descent",
     "responses",
     "repeated_bursts",
