@@ -37,7 +37,8 @@ class Log(NamedTuple):
         columns: measurements ``[n]`` by name, NaN where one is missing: ``loss``, and if logged ``grad_norm``, ``lr``,
             ``loss_scale``, ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``. Two follow
             from measurements of output logits: their level ``output_logit``, and ``logit_rounding``, the loss that
-            rounding them adds, nats per token. ``parting`` follows from two held-out losses; see ``parting.parting``.
+            rounding them adds, nats per token. ``parting`` follows from two held-out losses, ``val_loss`` and
+            ``clean_val_loss``, of which each holds up to the next; see ``parting.parting``.
         note: how the rows differ from those in the file; empty if they do not.
         mantissa_bits: stored mantissa bits of the format that rounds output logits.
     """

@@ -165,14 +165,16 @@ def _made_log(
         name: of the log.
         values: a row for each step with a loss.
         mantissa_bits: as in ``Log``.
-        held_out: held-out losses by column, indexed by steps of their own; where they part, they do so up to the next.
+        held_out: held-out losses by column, indexed by steps of their own; each holds up to the next.
         note: as in ``Log``.
     """
     left_out = {*OUTPUT_LOGITS, *HELD_OUT}
     columns = {str(column): values[column].to_numpy(dtype=float) for column in values if column not in left_out}
     if all(column in held_out for column in HELD_OUT):
-        apart = parting(*(held_out[column] for column in HELD_OUT))
-        columns["parting"] = apart.reindex(values.index, method="ffill").to_numpy(dtype=float)
+        both = {column: held_out[column].dropna() for column in HELD_OUT}
+        both["parting"] = parting(*both.values())
+        for column, each in both.items():
+            columns[column] = each.reindex(values.index, method="ffill").to_numpy(dtype=float)
     level_n = _output_logits(values)
     if not np.isnan(level_n).all():
         columns |= {"output_logit": level_n, "logit_rounding": rounding_cost(level_n, mantissa_bits)}

@@ -28,6 +28,7 @@ from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, spi
 MARGIN = 100
 # Nobody opens more figures than this; every event has its line.
 MOST_FIGURES = 50
+HELD_OUT_LABELS = {"val_loss": "held-out loss,\nnats/token", "clean_val_loss": "on clean text,\nnats/token"}
 LONGEST_NAME = 100  # letters of a run's name that become part of a file name
 
 
@@ -164,12 +165,20 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
 def event_figure(log: Log, event: Event) -> Sheet:
     """The loss around an alarm, and other measurements at the same steps, on one axis of steps."""
     columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
+    if event.kind == "parting":
+        columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
     row = int(np.flatnonzero(log.step_n == event.step)[0])
     end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
     shown = slice(max(0, row - MARGIN), end + MARGIN + 1)
     sheet, [panels] = layout.facets([sentence(log, event)], list(columns.values()), 8.0)
     for axes, column in zip(panels, columns, strict=True):
-        _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=column != "loss")
+        _panel(
+            axes,
+            log.step_n[shown],
+            log.columns[column][shown],
+            event,
+            logarithmic=column != "loss" and column not in HELD_OUT_LABELS,
+        )
     panels[-1].set_xlabel("step")
     return sheet
 
