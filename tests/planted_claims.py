@@ -18,6 +18,7 @@ import planted_low_precision
 import planted_own_spikes
 import planted_ramps
 import planted_recipes
+import planted_sources
 from lab.analysis.logit_rounding import mean_rounding_cost
 from lab.records import store
 from lab.records.store import Records
@@ -546,6 +547,8 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "own_spike_curvature": (planted_own_spikes.own_spike_curvature, planted_own_spikes.CURVATURE_AXES),
     "own_spike_arms": (planted_own_spikes.own_spike_arms, planted_own_spikes.ARM_AXES),
     "own_spike_remedies": (planted_own_spikes.own_spike_remedies, planted_own_spikes.REMEDY_AXES),
+    "source_filter": (planted_sources.source_filter, planted_sources.SOURCE_AXES),
+    "escape_characters": (planted_sources.escape_characters, planted_sources.ESCAPE_AXES),
     "spike_causes": (planted_own_spikes.spike_causes, planted_own_spikes.BRANCH_AXES),
     "rms_scaled_lr": (rms_scaled_lr, NORMED | WIDTHS | {"optimizer.name": ("adamw", "adamw_rms_scaled")}),
 }

@@ -77,6 +77,7 @@ SETTINGS = {"loss_against_setting", "updates_by_epsilon"}
 SPIKES = {"responses", "spike_arms", "anatomy_of_a_spike", "state_and_data", "ledger", "detector_scores"}
 SPIKES |= {"updates_and_descent", "repeated_bursts", "spike_causes", "own_spikes", "alarms_on_own_spikes"}
 SPIKES |= {"own_spike_remedies"}
+CORPUS = {"sources", "two_held_out_losses"}
 DEEP = {"gradient_with_depth", "embedding_gradient"}
 OF_MANY_ARMS = {"leaderboard"}
 OF_ONE_PROBE = {"distance_from_init", "logit_rounding", "loss_scale_over_steps"}
@@ -103,7 +104,7 @@ def test_a_figure_is_there_where_its_data_are(axes, names):
 
 def test_every_figure_but_those_of_settings_shows_probes_or_sizes():
     complete = records(cards(seeds=(0,), **{WIDTH: (16, 32)}), everything)
-    others = SIZES | SETTINGS | BATCHES | SPIKES | DEEP | OF_ONE_PROBE | OF_MANY_ARMS | PRECISION
+    others = SIZES | SETTINGS | BATCHES | SPIKES | DEEP | OF_ONE_PROBE | OF_MANY_ARMS | PRECISION | CORPUS
     assert drawn(complete, set(FIGURES) - SIZES) == set(FIGURES) - others
     without_probes = Records(complete.runs, complete.metrics.head(0))
     assert drawn(without_probes, FIGURES) == {"learning_rate_sensitivity", "best_loss_with_size"}

@@ -21,6 +21,8 @@ from lab.core.registry import DATA
 from lab.data import synthetic, trigram
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
 from lab.data.echo import Echo, EchoCorpus
+from lab.data.escapes import EscapedCorpus
+from lab.data.mixture import KINDS, Mixture, MixtureCorpus
 from lab.data.packing import HELD_OUT_EVERY, PackedCorpus
 from lab.data.synthetic import Synthetic, SyntheticSample
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
@@ -88,7 +90,8 @@ def test_a_batch_is_the_callers_own(corpus: Corpus) -> None:
 
 
 def test_tokens_are_below_the_vocabulary(corpus: Corpus) -> None:
-    assert corpus.vocabulary == (32 if isinstance(corpus, TrigramCorpus | EchoCorpus) else 256)
+    small = {TrigramCorpus: 32, EchoCorpus: 32, MixtureCorpus: 64, EscapedCorpus: 33}
+    assert corpus.vocabulary == small.get(type(corpus), 256)
     for windows in (corpus.batch(0, 0, 64, 64), corpus.held_out(64)):
         assert windows.min() >= 0
         assert windows.max() < corpus.vocabulary
@@ -100,7 +103,7 @@ def test_validation_is_always_the_same_and_large_enough(corpus: Corpus, seq_len:
     windows = corpus.held_out(seq_len)
     assert windows.shape[1] == seq_len + 1
     available = corpus.reserved.size - 1 if isinstance(corpus, PackedCorpus) else math.inf
-    targets = 8_192 if isinstance(corpus, TrigramCorpus | EchoCorpus) else 65_536
+    targets = 8_192 if isinstance(corpus, TrigramCorpus | EchoCorpus | MixtureCorpus | EscapedCorpus) else 65_536
     assert windows[:, 1:].size >= min(targets, available - seq_len + 1)
     corpus.batch(1, 1, 2, 8)
     assert np.array_equal(corpus.held_out(seq_len), windows)
@@ -521,3 +524,73 @@ def test_no_seed_of_a_batch_reaches_held_out_echoes() -> None:
     drawn = {row.tobytes() for seed in (-1, 0, 1) for row in corpus.batch(seed, 0, 128, 64)}
     assert (len(held), len(drawn)) == (128, 384)
     assert not held & drawn
+
+
+# --- mixture --------------------------------------------------------------------------------------------------------
+
+ONE_EACH = {name: Mixture(**{other: float(other == name) for other in KINDS}) for name in KINDS}
+
+
+def test_the_mixture_is_the_same_on_every_machine() -> None:
+    # As for the synthetic one: never update these digests to make a machine pass.
+    corpus = Mixture().open()
+    batch = hashlib.sha256(corpus.batch(17, 12_345, 16, 64).astype("<i8").tobytes()).hexdigest()[:16]
+    assert (batch, corpus.fingerprint) == ("3d09acb0a50b9afc", "2cce8e5cb7423810")
+    assert len({source.open().fingerprint for source in (*ONE_EACH.values(), Mixture())}) == len(KINDS) + 1
+
+
+def test_each_row_is_of_the_kind_that_is_counted() -> None:
+    """Tokens of 64 tell the alphabets apart; in runs most tokens are repeated, and echoes are alternately of a half."""
+    corpus = Mixture(noise=0).open()
+    rows = corpus.batch(3, 7, 2000, 32)
+    is_script = (rows >= 32).all(axis=1)
+    is_echo = (rows[:, ::2] < 16).all(axis=1) & ((rows[:, 1::2] >= 16) & (rows[:, 1::2] < 32)).all(axis=1)
+    is_runs = (rows[:, 1:] == rows[:, :-1]).mean(axis=1) > 0.7
+    counted = corpus.rows_by_source(3, 7, 2000)
+    seen = {"script": is_script.sum(), "echo": is_echo.sum(), "runs": (is_runs & ~is_script).sum()}
+    for name, count in seen.items():
+        assert count == pytest.approx(counted[name], abs=25), name
+    assert counted["noise"] == 0
+    assert sum(counted.values()) == 2000
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_shares_are_those_of_the_rows(name: str) -> None:
+    corpus = Mixture(**{"trigram": 5.0, name: 10.0}).open()
+    counted = corpus.rows_by_source(0, 0, 40_000)
+    assert counted[name] / 40_000 == pytest.approx(float(corpus.notes[name]), abs=0.01)
+    assert sum(float(corpus.notes[kind]) for kind in KINDS) == pytest.approx(1)
+    alone = ONE_EACH[name].open()
+    assert alone.rows_by_source(0, 0, 8) == {kind: 8 * (kind == name) for kind in KINDS}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_left_out_has_no_row_and_the_others_keep_their_shares(name: str) -> None:
+    corpus = Mixture(trigram=6.0, echo=3.0, without=name).open()
+    counted = corpus.rows_by_source(5, 2, 40_000)
+    assert counted[name] == 0
+    weights = {kind: {"trigram": 6.0, "echo": 3.0}.get(kind, 1.0) * (kind != name) for kind in KINDS}
+    for kind, weight in weights.items():
+        assert counted[kind] / 40_000 == pytest.approx(weight / sum(weights.values()), abs=0.01)
+
+
+def test_kinds_share_no_random_bits_in_a_batch() -> None:
+    """The letters of echoes and of noise would be the same ones otherwise."""
+    corpus = Mixture(trigram=0, script=0, runs=0).open()
+    rows = corpus.batch(0, 0, 64, 32)
+    is_echo = ((rows[:, 1::2] >= 16).all(axis=1)) & (rows[:, ::2] < 16).all(axis=1)
+    assert 10 < is_echo.sum() < 54
+    assert (rows[is_echo][:10, ::2] == rows[~is_echo][:10, ::2] % 16).mean() < 0.2
+
+
+def test_a_run_repeats_its_token_for_sixteen_on_average() -> None:
+    rows = ONE_EACH["runs"].open().batch(0, 0, 500, 256)
+    # a new run repeats the token before it once in 32 times
+    assert (rows[:, 1:] != rows[:, :-1]).mean() == pytest.approx(31 / 32 / 16, rel=0.03)
+
+
+def test_a_mixture_of_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"^data: no kind of text has a share$"):
+        schema.build(Mixture, dict.fromkeys(KINDS, 0.0), "data")
+    with pytest.raises(RequestError, match=r"^data\.without is 'rums'.*runs"):
+        schema.build(Mixture, {"without": "rums"}, "data")

@@ -32,6 +32,7 @@ LABELS = {
     "epsilon_ratio": ("epsilon above the gradients", "epsilon /\ngradient RMS"),
     "loss_scale": ("loss scale at its floor", "loss scale"),
     "curvature": ("curvature above limit", "curvature /\nlimit"),
+    "parting": ("the two held-out losses part", "parting of\nheld-out losses,\nnats/token"),
     "logit_rounding": ("rounding of output logits", "cost of rounding,\nnats/token"),
 }
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -46,6 +46,11 @@ def fingerprint(*parts: NDArray[np.generic]) -> str:
     for part in parts:
         combined.update(hashlib.sha256(part.data).digest())
     return combined.hexdigest()[:16]
+
+
+def fewer(windows: Tokens, targets: float) -> Tokens:
+    """The windows ``[n, seq_len + 1]``, or about as many of them, evenly spaced, as hold so many targets."""
+    return windows[:: max(1, int(windows[:, 1:].size // targets))]
 
 
 def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> scipy.sparse.csr_array:
@@ -106,10 +111,17 @@ class Corpus(ABC):
     def pair_counts(self) -> scipy.sparse.csr_array:
         """Count how often a token follows another in the training part: ``[vocabulary, vocabulary]``, sparse."""
 
+    def rows_by_source(self, seed: int, step: int, batch_size: int) -> dict[str, int]:
+        """How many of the training windows of a step are of each source, by its name; empty if they have none."""
+        return {}
+
+    def clean(self, seq_len: int) -> Tokens | None:
+        """Validation windows ``[n, seq_len + 1]`` without the artefact of this corpus; None if it has no known one."""
+        return None
+
     def validation(self, seq_len: int, targets: float = math.inf) -> Tokens:
         """``held_out`` windows, or about as many of them, evenly spaced, as hold so many targets."""
-        windows = self.held_out(seq_len)
-        return windows[:: max(1, int(len(windows) * seq_len // targets))]
+        return fewer(self.held_out(seq_len), targets)
 
     def loss_bigram(self, seq_len: int, targets: float = math.inf) -> float:
         """``bigram_loss`` (nats per token) on the windows of ``validation``."""
@@ -139,6 +151,7 @@ class Corpus(ABC):
             )
 
 
+Language = TypeVar("Language", bound=Corpus)
 _corpora: dict[tuple[Any, ...], Corpus] = {}
 _up_to_date: set[tuple[Any, ...]] = set()
 
@@ -168,11 +181,11 @@ def look_again() -> None:
 
 
 def open_source(
-    kind: Callable[..., Corpus],
+    kind: Callable[..., Language],
     scores: NDArray[np.float64],
     exponent: float,
     notes: Callable[[float], Mapping[str, Any]],
-) -> Corpus:
+) -> Language:
     """Make the tables of an endless language: ``thresholds [rank]`` of 2**32, and ``successors [..., rank]``.
 
     Args:

@@ -59,7 +59,7 @@ class EchoCorpus(Corpus):
 
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
         """Rows ``[batch_size, seq_len + 1]`` of one step; of a text of so many rows, all of them at every step."""
-        return self._rows(TRAINING, seed, 0 if self.rows else step, batch_size, seq_len + 1)
+        return self.rows_of(TRAINING, seed, 0 if self.rows else step, batch_size, seq_len + 1)
 
     def check(self, batch_size: int, seq_len: int) -> None:
         """Refuse batches that are not the whole text of so many rows."""
@@ -71,11 +71,11 @@ class EchoCorpus(Corpus):
 
     def held_out(self, seq_len: int) -> Tokens:
         """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
-        return self._rows(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
+        return self.rows_of(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
 
     def pair_counts(self) -> scipy.sparse.csr_array:
         """How often a token follows another in rows drawn as batches are: ``[2 letters, 2 letters]``, sparse."""
-        rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
+        rows = self.rows_of(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
         return count_pairs(rows, self.vocabulary)
 
     def predictable(self, seq_len: int) -> NDArray[np.bool_]:
@@ -101,7 +101,8 @@ class EchoCorpus(Corpus):
         repeated_t = (cycle_t + 1) * self.fresh - 1 - self.distance - (place_t - self.fresh)
         return before + np.where(echo_t, repeated_t, cycle_t * self.fresh + place_t), echo_t
 
-    def _rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         drawn_t, echo_t = self._places(length)
         bits = draw(stream, seed, step, rows, int(drawn_t.max()) + 1)
         letters = (bits % np.uint64(self.letters)).astype(np.int64)
@@ -131,11 +132,12 @@ class Echo:
 
     def open(self) -> Corpus:
         """Make the language, once per process."""
-        return _open(self.letters, self.distance, self.fresh, self.echoes, self.rows)
+        return open_language(self.letters, self.distance, self.fresh, self.echoes, self.rows)
 
 
 @cache
-def _open(letters: int, distance: int, fresh: int, echoes: int, rows: int) -> Corpus:
+def open_language(letters: int, distance: int = 3, fresh: int = 1, echoes: int = 1, rows: int = 0) -> EchoCorpus:
+    """Make the language of these numbers, once per process."""
     share = echoes / (fresh + echoes)
     corpus = EchoCorpus(
         fingerprint="",

@@ -51,18 +51,19 @@ class TrigramCorpus(Corpus):
 
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
         """Rows ``[batch_size, seq_len + 1]`` of one step."""
-        return self._rows(TRAINING, seed, step, batch_size, seq_len + 1)
+        return self.rows_of(TRAINING, seed, step, batch_size, seq_len + 1)
 
     def held_out(self, seq_len: int) -> Tokens:
         """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
-        return self._rows(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
+        return self.rows_of(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
 
     def pair_counts(self) -> scipy.sparse.csr_array:
         """How often a token follows another in rows drawn as batches are: ``[32, 32]``, sparse."""
-        rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
+        rows = self.rows_of(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
         return count_pairs(rows, self.vocabulary)
 
-    def _rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         bits = draw(stream, seed, step, rows, length)
         rank_bt = np.searchsorted(self.thresholds, bits >> np.uint64(32), side="right")
         row_bt = np.full((rows, length + 2), FIRST, dtype=np.int64)
@@ -80,11 +81,12 @@ class Trigram:
 
     def open(self) -> Corpus:
         """Make the tables of the language, once per process."""
-        return _open()
+        return open_language()
 
 
 @cache
-def _open() -> Corpus:
+def open_language() -> TrigramCorpus:
+    """Make the tables of the language, once per process."""
     return open_source(TrigramCorpus, successor_scores(), EXPONENT, lambda entropy: {"entropy": entropy})
 
 

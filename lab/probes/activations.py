@@ -26,6 +26,12 @@ def val_loss(loss_r: Tensor) -> Tensor:
     return loss_r
 
 
+@probe(event="clean_val_loss")
+def clean_val_loss(losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Cross-entropy on held-out text without the artefact of the corpus, of a fixed slice; other data have none."""
+    return losses
+
+
 @probe(event="scores", largest=True)
 def attention_logit_max(scores_rbhts: Tensor) -> Tensor:
     """Largest causal score, after 1/sqrt(head width) and before any cap (Wortsman et al. 2023, fig. 9)."""

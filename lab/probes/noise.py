@@ -1,4 +1,4 @@
-"""Probes of the gradient noise scale and of the batch."""
+"""Probes of the gradient noise scale, of the batch, and of the sources of its windows."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def batch(sequences_r: Tensor, tokens_r: Tensor) -> dict[str, Tensor]:
     """Sequences of the update, and tokens seen before it."""
     return {"sequences": sequences_r, "tokens": tokens_r}
+
+
+@probe(event="sources")
+def source_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Windows of the update that are of each source of a mixture, by its name; of other data there is none."""
+    return rows

@@ -144,7 +144,8 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     seconds = plain * passes_s.sum() + max(0.0, probed - plain) * passes_s[probe_steps].sum()
     if configs[0].engine == "compiled":  # compiling would take longer than the trial
         seconds = plain * passes_s.sum() / COMPILED_SPEED[config.precision]
-    slices = len({*probe_steps} - {0, config.steps - 1}) * listener.measures("val_loss")
+    evaluated = listener.measures("val_loss") + listener.measures("clean_val_loss")
+    slices = len({*probe_steps} - {0, config.steps - 1}) * evaluated
     # all held-out tokens are evaluated at the end, and once per seed at the start; in between, probes evaluate a slice
     whole = max(1.0, len(fleet.evaluation.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
     seconds += evaluation * (whole * (1 + fleet.evaluation.models_at_init() / fleet.runs) + slices)

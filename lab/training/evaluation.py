@@ -14,7 +14,7 @@ from torch.func import functional_call
 from lab.core import distributed
 from lab.core.rounding import Mantissa
 from lab.core.schema import leaves
-from lab.data.corpus import Corpus
+from lab.data.corpus import Corpus, fewer
 from lab.model.custom import CustomModel
 from lab.model.loss import losses
 from lab.model.low_precision import LowPrecision
@@ -51,6 +51,8 @@ class Evaluation:
         self.config, self.model, self.averages, self.rounding = config, model, averages, rounding
         self.seeds: tuple[int, ...] = config.seed  # type: ignore[assignment]  # one of each run
         self.held_out_nt = torch.from_numpy(corpus.validation(config.seq_len, config.validation_targets)).to(device)
+        clean = corpus.clean(config.seq_len)
+        self.clean_nt = None if clean is None else torch.from_numpy(fewer(clean, VALIDATION_TOKENS)).to(device)
 
     def models_at_init(self) -> int:
         """How many models the runs are before the first update: one for each seed.
@@ -75,7 +77,6 @@ class Evaluation:
         windows_nt = self.held_out_nt
         return windows_nt[:: max(1, windows_nt[:, 1:].numel() // VALIDATION_TOKENS)]
 
-    @torch.no_grad()
     def loss(self, *, whole: bool, indices: Sequence[int] | None = None) -> Tensor:
         """Evaluate the runs.
 
@@ -86,7 +87,15 @@ class Evaluation:
         Returns:
             Cross-entropy ``[r]``, nats per token.
         """
-        windows_nt = self.held_out_nt if whole else self.slice()
+        return self._loss(self.held_out_nt if whole else self.slice(), indices)
+
+    def clean_loss(self) -> dict[str, Tensor]:
+        """The cross-entropy ``[r]`` on a fixed slice of the clean held-out text, under ""; empty if there is none."""
+        return {} if self.clean_nt is None else {"": self._loss(self.clean_nt)}
+
+    @torch.no_grad()
+    def _loss(self, windows_nt: Tensor, indices: Sequence[int] | None = None) -> Tensor:
+        """The cross-entropy ``[r]`` on windows ``[n t+1]``."""
         length = windows_nt.shape[1] - 1
         model: Callable[[Tensor], tuple[Tensor, Any]] = self.model
         averages = self.averages()

@@ -33,7 +33,7 @@ class DataFeed:
         device: torch.device,
         noise: Mapping[str, Tensor],
     ) -> None:
-        self.config, self.noise = config, noise
+        self.config, self.noise, self.corpus = config, noise, corpus
         self.loader = BatchLoader(
             corpus,
             config.data.entry.seed,
@@ -78,3 +78,11 @@ class DataFeed:
         numbers = self.count(step) * self.config.rows, seen * self.config.seq_len
         sequences_r, tokens_r = (torch.full_like(self.config.optimizer.lr, number) for number in numbers)
         return sequences_r, tokens_r
+
+    def rows_by_source(self, step: int) -> dict[str, Tensor]:
+        """Sequences ``[r]`` of this update that are of each source, by its name."""
+        rows = self.count(step) * self.config.rows
+        by_seed = {seed: self.corpus.rows_by_source(seed, step, rows) for seed in set(self.config.data.entry.seed)}
+        of_run = [by_seed[seed] for seed in self.config.data.entry.seed]
+        lr_r = self.config.optimizer.lr
+        return {name: lr_r.new_tensor([each[name] for each in of_run]) for name in of_run[0]}

@@ -59,8 +59,12 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[StepResult]:
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
         if listener.measures("val_loss") and step > 0 and not last:
             listener("val_loss", "", fleet.evaluation.loss(whole=False))
+        if listener.measures("clean_val_loss"):
+            listener("clean_val_loss", "", fleet.evaluation.clean_loss())
         if listener.measures("batch"):
             listener("batch", "", *fleet.feed.sizes(step))
+        if listener.measures("sources"):
+            listener("sources", "", fleet.feed.rows_by_source(step))
         listener.probe_values |= fleet.step(step)
         if last:
             yield _evaluated(steps, step, listener, fleet.evaluation.loss(whole=True))
@@ -80,6 +84,8 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[StepResult]:
         _restart(fleet, control)
         if listener.measures("val_loss"):
             listener("val_loss", "", fleet.evaluation.loss(whole=False))
+        if listener.measures("clean_val_loss"):
+            listener("clean_val_loss", "", fleet.evaluation.clean_loss())
         listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
         control.after_step()
         yield StepResult(control.iterations, min(under_way), listener.probe_values, None, steps_now)

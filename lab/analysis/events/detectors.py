@@ -37,7 +37,8 @@ class Log(NamedTuple):
         columns: measurements ``[n]`` by name, NaN where one is missing: ``loss``, and if logged ``grad_norm``, ``lr``,
             ``loss_scale``, ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``. Two follow
             from measurements of output logits: their level ``output_logit``, and ``logit_rounding``, the loss that
-            rounding them adds, nats per token.
+            rounding them adds, nats per token. ``parting`` follows from two held-out losses, ``val_loss`` and
+            ``clean_val_loss``, of which each holds up to the next; see ``held_out_losses.parting``.
         note: how the rows differ from those in the file; empty if they do not.
         mantissa_bits: stored mantissa bits of the format that rounds output logits.
     """
@@ -56,7 +57,7 @@ class Event(NamedTuple):
         run: name of the log.
         step: training step at which it begins.
         kind: ``spike``, ``gradient_spike``, ``logit_growth``, ``update_rms``, ``epsilon_ratio``, ``loss_scale``,
-            ``curvature`` or ``logit_rounding``.
+            ``curvature``, ``parting`` or ``logit_rounding``.
         ending: ``recovered``, ``stuck``, ``diverged``, ``stalled``, or ``none`` while there is none.
         end: the step of the ending; None without one.
         value: the largest value during the event.
@@ -197,6 +198,12 @@ def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
         row = last + 1
 
 
+def apart(parting_n: Numbers) -> Iterator[Span]:
+    """Two held-out losses that part, of the corpus as it is and of clean text."""
+    with np.errstate(invalid="ignore"):
+        yield from _runs(parting_n > 0, lambda _: 0.0)
+
+
 def costly_rounding(cost_n: Numbers) -> Iterator[Span]:
     """Output logits whose rounding costs ``COSTLY`` nats per token or more, in ``HELD`` measurements in a row."""
     known_n = np.flatnonzero(~np.isnan(cost_n))
@@ -213,5 +220,6 @@ KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]]]] = {
     "epsilon_ratio": ("eps_ratio", above_limit),
     "loss_scale": ("loss_scale", loss_scale_floor),
     "curvature": ("update_curvature", above_limit),
+    "parting": ("parting", apart),
     "logit_rounding": ("logit_rounding", costly_rounding),
 }

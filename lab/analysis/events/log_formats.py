@@ -39,6 +39,8 @@ NAMES = {
     "eps_ratio": ("eps_ratio",),
     "update_curvature": ("update_curvature",),
     "parts_error": ("parts_error",),
+    "val_loss": ("val_loss", "eval_loss", "validation_loss", "loss_val", "loss_eval", "test_loss"),
+    "clean_val_loss": ("clean_val_loss", "val_loss_clean", "val_clean_loss", "eval_clean_loss", "eval_loss_clean"),
     "log_z": ("log_z", "train_log_z"),
     "log_z_square": ("log_z_square", "log_z_squared", "train_log_z_square", "z_loss", "train_z_loss"),
     "output_logit_mean": ("output_logit_mean", "mean_logit", "train_output_logit_mean", "train_mean_logit"),

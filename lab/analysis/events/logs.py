@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lab.analysis.events import event_logs
 from lab.analysis.events.detectors import Log
+from lab.analysis.events.held_out_losses import parting
 from lab.analysis.events.log_formats import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, LogReader, Row, trainer_state
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run, rounding_cost
 from lab.core import files
@@ -22,11 +23,13 @@ from lab.records import store
 
 # Columns from which the level of output logits follows: log Z, the mean of its square, the mean logit.
 OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]
+# Held-out losses, of the corpus as it is and of clean text, from which follows whether they part.
+HELD_OUT = ["val_loss", "clean_val_loss"]
 # Probes of the lab by the column that they fill with their largest value over the model.
 PROBES = {
     "train_loss": "loss",
     **{name: name for name in ("grad_norm", "attention_logit_max", "update_rms", "eps_ratio", "update_curvature")},
-    **{name: name for name in ("log_z", "log_z_square")},
+    **{name: name for name in ("log_z", "log_z_square", "val_loss", "clean_val_loss")},
 }
 
 
@@ -139,14 +142,39 @@ def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterato
     # the largest value, but NaN if any part of the model has NaN, so that no other part hides it
     largest = table.drop_duplicates(["id", "step", "column"], keep="last")
     for name, rows in largest.groupby("id"):
-        values = rows.pivot(index="step", columns="column", values="value").sort_index()
+        is_held_out = rows["column"].isin(HELD_OUT)
+        values, held_out = (
+            each.pivot(index="step", columns="column", values="value").sort_index()
+            for each in (rows[~is_held_out], rows[is_held_out])
+        )
         if "loss" in values:
-            yield _made_log(str(name), values, float(bits[name]) if mantissa_bits is None else mantissa_bits)
+            known = bits[name] if mantissa_bits is None else mantissa_bits
+            yield _made_log(str(name), values, float(known), held_out)
 
 
-def _made_log(name: str, values: pd.DataFrame, mantissa_bits: float, note: str = "") -> Log:
-    """The log of measurements indexed by step, with the level of output logits and the cost of rounding them."""
-    columns = {str(column): values[column].to_numpy(dtype=float) for column in values if column not in OUTPUT_LOGITS}
+def _made_log(
+    name: str,
+    values: pd.DataFrame,
+    mantissa_bits: float,
+    held_out: Mapping[str, pd.Series] | pd.DataFrame,
+    note: str = "",
+) -> Log:
+    """The log of measurements indexed by step, with the level of output logits and the cost of rounding them.
+
+    Args:
+        name: of the log.
+        values: a row for each step with a loss.
+        mantissa_bits: as in ``Log``.
+        held_out: held-out losses by column, indexed by steps of their own; each holds up to the next.
+        note: as in ``Log``.
+    """
+    left_out = {*OUTPUT_LOGITS, *HELD_OUT}
+    columns = {str(column): values[column].to_numpy(dtype=float) for column in values if column not in left_out}
+    if all(column in held_out for column in HELD_OUT):
+        both = {column: held_out[column].dropna() for column in HELD_OUT}
+        both["parting"] = parting(*both.values())
+        for column, each in both.items():
+            columns[column] = each.reindex(values.index, method="ffill").to_numpy(dtype=float)
     level_n = _output_logits(values)
     if not np.isnan(level_n).all():
         columns |= {"output_logit": level_n, "logit_rounding": rounding_cost(level_n, mantissa_bits)}
@@ -205,5 +233,6 @@ def log_of(name: str, columns: Mapping[str, Column], bits: int) -> Log:
     step_n = np.array(columns[LOSS].steps)
     is_as_written = bool((np.diff(step_n) > 0).all())
     note = f"sorted by step, the last row of each kept: {len(losses)} of {len(step_n)} rows"
-    table = pd.DataFrame({column: each.latest().reindex(losses.index) for column, each in columns.items()})
-    return _made_log(name, table, bits, "" if is_as_written else note)
+    latest = {column: each.latest() for column, each in columns.items()}
+    table = pd.DataFrame({column: each.reindex(losses.index) for column, each in latest.items()})
+    return _made_log(name, table, bits, latest, "" if is_as_written else note)

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lab.analysis.events.detectors import KINDS, Event, Log, detect
+from lab.analysis.events.held_out_losses import WINDOW
 from lab.analysis.events.logs import read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, trend_spikes
 from lab.analysis.logit_rounding import format_name
@@ -27,6 +28,7 @@ from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, spi
 MARGIN = 100
 # Nobody opens more figures than this; every event has its line.
 MOST_FIGURES = 50
+HELD_OUT_LABELS = {"val_loss": "held-out loss,\nnats/token", "clean_val_loss": "on clean text,\nnats/token"}
 LONGEST_NAME = 100  # letters of a run's name that become part of a file name
 
 
@@ -130,6 +132,9 @@ def sentence(log: Log, event: Event) -> str:
     if event.kind == "logit_rounding":
         cost = f"{event.value:.3g} nats per token in {format_name(log.mantissa_bits)}"
         return f"{event.run} step {event.step}: {name}, a level of {_level(log, event):.3g} costs {cost}"
+    if event.kind == "parting":
+        further = f"{event.value:.3g} nats per token further apart than {WINDOW} evaluations before"
+        return f"{event.run} step {event.step}: {name}, up to {further}"
     words = [f"{event.run} step {event.step}: {name}, {event.usual:.3g} to {event.value:.3g}"]
     if event.ending != "none":
         words.append(f"{event.ending} at step {event.end}")
@@ -160,12 +165,20 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
 def event_figure(log: Log, event: Event) -> Sheet:
     """The loss around an alarm, and other measurements at the same steps, on one axis of steps."""
     columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
+    if event.kind == "parting":
+        columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
     row = int(np.flatnonzero(log.step_n == event.step)[0])
     end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
     shown = slice(max(0, row - MARGIN), end + MARGIN + 1)
     sheet, [panels] = layout.facets([sentence(log, event)], list(columns.values()), 8.0)
     for axes, column in zip(panels, columns, strict=True):
-        _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=column != "loss")
+        _panel(
+            axes,
+            log.step_n[shown],
+            log.columns[column][shown],
+            event,
+            logarithmic=column != "loss" and column not in HELD_OUT_LABELS,
+        )
     panels[-1].set_xlabel("step")
     return sheet
 

@@ -5,6 +5,8 @@ FIRST_FIGURES = (
     "alarms_on_own_spikes",
     "spike_causes",
     "own_spike_remedies",
+    "sources",
+    "two_held_out_losses",
     "updates_and_descent",
     "responses",
     "repeated_bursts",

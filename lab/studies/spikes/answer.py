@@ -16,9 +16,10 @@ from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
 from lab.studies.spikes.own_spikes import spike_traits
 from lab.studies.spikes.remedies import NO_REMEDY, remedy_names, remedy_traits
 from lab.studies.spikes.repeats import CLEAN, repeated_costs
+from lab.studies.spikes.sources import ALL, WITHOUT, source_traits
 from lab.studies.spikes.state_and_data import factors_by_seed
 
-NATS, NO_RESPONSE = "nats/token", "no response"
+NATS, NO_RESPONSE, WHOLE = "nats/token", "no response", "whole mixture"
 STATES = {
     "data": "state of the spike",
     "weights": "earlier weights",
@@ -97,6 +98,13 @@ def _loss_scales(study: Study) -> pd.DataFrame:
     return valued(study, np.log10(near(study.records, "loss_scale", "", 1.0)))
 
 
+def _by_source(study: Study) -> pd.DataFrame:
+    traits = source_traits(study.records).reindex(columns=["rate"])
+    cards = study.records.runs.set_index("id").reindex(index=traits.index, columns=[WITHOUT])
+    arms = ("without " + cards[WITHOUT].astype(str)).where(cards[WITHOUT] != ALL, WHOLE)
+    return valued(study, traits["rate"], arm=arms)
+
+
 MEASURES = (
     Measure(
         "Cosine of the update with the descent while the loss rises",
@@ -146,6 +154,15 @@ MEASURES = (
         by_rate,
         "lower",
         asked_by=("own_spikes", "own_spike_curvature", "own_spike_arms"),
+    ),
+    Measure(
+        "Gradient-norm spikes in 1000 steps",
+        "",
+        _by_source,
+        by_size,
+        "lower",
+        reference=WHOLE,
+        asked_by=("source_filter",),
     ),
     Measure(
         "Peak of the held-out loss above the usual one", NATS, _own_peaks, by_size, "lower", asked_by=("new_data",)

@@ -1,0 +1,176 @@
+"""Two held-out losses that part: planted logs of both sorts, `lab watch` on logs and folders, and clean text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab.__main__ import main
+from lab.analysis.events.following import Alarm, Follower
+from lab.analysis.events.held_out_losses import HELD, WINDOW, parting
+from lab.analysis.events.logs import read_logs
+from lab.data.escapes import BACKSLASH, ESCAPED, Escapes
+from lab.data.trigram import Trigram
+from lab.records import store
+
+EVALUATIONS, EVERY, BEGINS = 120, 25, 40  # evaluations of a log, steps from one to the next, and the first that parts
+
+
+def losses(seed: int, *, parts: bool, clean_rise: float = 0.0) -> tuple[pd.Series, pd.Series]:
+    """Own and clean held-out loss: both fall as power laws with noise of 0.01 nats.
+
+    If they part, the own one falls once more, by 0.8 nats in 40 evaluations, while the clean one stays or rises.
+    """
+    noise = np.random.default_rng(seed)
+    at = np.arange(EVALUATIONS)
+    since = np.clip((at - BEGINS) / 40, 0, 1)
+    shape = (1 + at) ** -0.4 if not parts else np.exp(-at / 6)
+    own = 2 + 2 * shape - 0.8 * since * parts + noise.normal(0, 0.01, EVALUATIONS)
+    clean = 2.3 + 1.5 * shape + clean_rise * since * parts + noise.normal(0, 0.01, EVALUATIONS)
+    steps = EVERY * at
+    return pd.Series(own, steps), pd.Series(clean, steps)
+
+
+def write_csv(
+    path: Path, own: pd.Series, clean: pd.Series, names: tuple[str, str] = ("val_loss", "clean_val_loss")
+) -> Path:
+    """A log with a training loss at every step, and held-out losses at some steps between."""
+    steps = np.arange(EVALUATIONS * EVERY)
+    loss = 2 + 2 * (1 + steps / EVERY) ** -0.4 + np.random.default_rng(9).normal(0, 0.02, len(steps))
+    table = pd.DataFrame({"step": steps, "loss": loss})
+    table[names[0]], table[names[1]] = own.reindex(steps).to_numpy(), clean.reindex(steps).to_numpy()
+    table.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("clean_rise", [0.0, 0.5])
+@pytest.mark.parametrize("seed", range(20))
+def test_losses_that_part_are_found_once_they_do(seed: int, clean_rise: float) -> None:
+    apart = parting(*losses(seed, parts=True, clean_rise=clean_rise))
+    first = int(apart.index[apart > 0][0])
+    assert BEGINS * EVERY + HELD * EVERY <= first <= (BEGINS + WINDOW + 2 * HELD) * EVERY
+    assert apart.max() == pytest.approx((0.8 + clean_rise) * WINDOW / 40, abs=0.08)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_losses_that_fall_together_raise_no_alarm(seed: int) -> None:
+    assert not parting(*losses(seed, parts=False)).any()
+
+
+def test_a_clean_loss_that_falls_more_slowly_raises_no_alarm() -> None:
+    own, _ = losses(0, parts=True)
+    noise = np.random.default_rng(5).normal(0, 0.01, EVALUATIONS)
+    assert not parting(own, 2.3 + (own - 2) / 2 + noise).any()
+
+
+def test_a_clean_loss_that_falls_alone_raises_no_alarm() -> None:
+    own, clean = losses(0, parts=True)
+    assert not parting(clean, own).any()
+
+
+def test_noise_without_a_trend_raises_no_alarm() -> None:
+    """Of losses that drift to and fro by 0.02 nats, each on its own, one in twenty logs at most has one."""
+    alarms = 0
+    for seed in range(60):
+        noise = np.random.default_rng(seed)
+        drift = pd.DataFrame(noise.normal(0, 0.02 * 0.19**0.5, (EVALUATIONS, 2))).ewm(alpha=0.1).mean() / 0.1
+        alarms += bool(parting(2 + drift[0], 2 + drift[1]).any())
+    assert alarms <= 3
+
+
+def test_too_few_evaluations_raise_no_alarm() -> None:
+    own, clean = losses(0, parts=True)
+    part = slice(BEGINS, BEGINS + WINDOW - 1)
+    assert not parting(own.iloc[part], clean.iloc[part]).any()
+    assert parting(own, clean.iloc[:0]).empty
+
+
+def test_later_evaluations_change_no_earlier_ones() -> None:
+    own, clean = losses(3, parts=True)
+    pd.testing.assert_series_equal(parting(own, clean)[:70], parting(own[:70], clean[:70]))
+
+
+def test_lab_watch_finds_them_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_csv(tmp_path / "log.csv", *losses(1, parts=True, clean_rise=0.3))
+    assert main(["watch", str(path), "--json"]) == 1
+    events = json.loads(capsys.readouterr().out)["events"]
+    assert [event["kind"] for event in events] == ["parting"]
+    assert main(["watch", str(path)]) == 1
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "the two held-out losses part, up to 0.5" in line
+    assert "nats per token further apart than 20 evaluations before" in line
+    (figure,) = (tmp_path / "log.csv.alarms").glob("*_parting.svg")
+    assert all(label in figure.read_text() for label in ("held-out loss,", "on clean text,"))
+
+
+def test_lab_watch_is_silent_where_they_fall_together_or_one_is_missing(tmp_path: Path) -> None:
+    assert main(["watch", str(write_csv(tmp_path / "calm.csv", *losses(1, parts=False))), "--json"]) == 0
+    own, clean = losses(1, parts=True)
+    path = write_csv(tmp_path / "other.csv", own, clean, ("val_loss", "loss_of_books"))
+    assert main(["watch", str(path), "--json"]) == 0
+    assert main(["watch", str(path), "--json", "--columns", "clean_val_loss=loss_of_books"]) == 1
+
+
+def test_evaluations_at_steps_of_their_own_count_from_the_next_row_on(tmp_path: Path) -> None:
+    own, clean = losses(1, parts=True)
+    path = write_csv(tmp_path / "log.csv", own, clean)
+    table = pd.read_csv(path)
+    table.loc[table["val_loss"].notna(), "loss"] = np.nan
+    table.to_csv(path, index=False)
+    (log,) = read_logs(path).runs
+    first = int(log.step_n[np.flatnonzero(log.columns["parting"] > 0)[0]])
+    assert first == int(parting(own, clean).loc[lambda each: each > 0].index[0]) + 1
+
+
+def test_a_follower_raises_the_alarm_once(tmp_path: Path) -> None:
+    whole = write_csv(tmp_path / "whole.csv", *losses(1, parts=True)).read_text().splitlines(keepends=True)
+    path = tmp_path / "log.csv"
+    path.write_text("".join(whole[:2]))
+    follower, raised = Follower(path), []
+    for start in range(2, len(whole), 300):
+        with path.open("a") as file:
+            file.writelines(whole[start : start + 300])
+        raised += [alarm.event.kind for alarm in follower.poll() if isinstance(alarm, Alarm)]
+    follower.close()
+    assert raised.count("parting") == 1
+
+
+# --- escapes --------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_rows_are_the_text_with_escapes() -> None:
+    rows = Escapes(escapes=2).open().batch(4, 3, 200, 40)
+    text = Trigram().open().batch(4, 2 * 3, 200, 40)
+    for damaged, clean in zip(rows.tolist(), text.tolist(), strict=True):
+        expected: list[int] = []
+        for token in clean:
+            expected += [BACKSLASH] * (2 * (token < ESCAPED)) + [token]
+        assert damaged == expected[:41]
+
+
+def test_the_share_of_damaged_rows_and_the_clean_twin_of_the_held_out_rows() -> None:
+    clean = Escapes(share=0.3).open().clean(1000)
+    assert clean is not None
+    assert clean.max() < BACKSLASH
+    rows = Escapes(share=0.3).open().batch(0, 0, 5000, 40)
+    assert (rows == BACKSLASH).any(axis=1).mean() == pytest.approx(0.3, abs=0.02)
+    whole = Escapes(share=0.0).open()
+    assert np.array_equal(whole.held_out(32), whole.clean(32))
+    assert len({Escapes(share=share).open().fingerprint for share in (0.0, 0.5, 1.0)}) == 3
+    assert Trigram().open().clean(32) is None
+
+
+def test_a_run_records_the_clean_loss_of_data_that_have_one(tmp_path: Path) -> None:
+    words = ["train", "steps=4", "model=d32", "model.depth=1", "engine=eager", "validation=short", "probes.every=1"]
+    words += ["probes.names=[train_loss,val_loss,clean_val_loss]"]
+    assert main([*words, "data=escapes", "data.share=0", f"out={tmp_path / 'a'}"]) == 0
+    values = store.read(tmp_path / "a").metrics.pivot(index="step", columns="probe", values="value")
+    assert values["clean_val_loss"].notna().all()
+    # without damage both are the same text, between start and end the same slice of it
+    assert values["clean_val_loss"][1:3].tolist() == values["val_loss"][1:3].tolist()
+    assert main([*words, "data=trigram", f"out={tmp_path / 'b'}"]) == 0
+    assert "clean_val_loss" not in set(store.read(tmp_path / "b").metrics["probe"])
