@@ -6,8 +6,11 @@ each block, the embedding's gradient, and in models without blocks the sizes of 
 of labelled spikes keeps that as well.  Nobody reads entropies of attention or the size of output logits.  Of cosines
 those of all weights are read, and where there are any, the updates of every tensor.  Of distances from the initial
 values those of the embedding's tables are read.  Where runs spiked by themselves, tensors are read around these spikes
-and around the like steps without one, and the gradients that say what is usual throughout.  The page of
-a board of many arms has one figure, of final losses, so only training losses are read there in which it counts spikes.
+and around the like steps without one, and the gradients that say what is usual throughout.  Below the
+highest learning rate, and where no tensor was measured, only the number of such spikes is read, so losses do.  Where a
+response answers spikes, events hold them, and where sources are ranked, gradient norms do: a figure reads losses now
+and then.  The page of a board of many arms has one figure, of final losses, so only training losses are read there in
+which it counts spikes.
 """
 
 import sys
@@ -25,7 +28,7 @@ from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from lab.studies.leaderboard.curves import curves_of
 from lab.studies.leaderboard.spikes import TRAIN
-from lab.studies.spikes import own_spikes
+from lab.studies.spikes import own_spikes, sources
 from lab.studies.spikes.figures import AROUND
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
@@ -62,7 +65,10 @@ def counted_alone(records: store.Records) -> pd.Series:
     alone = own_spikes.measured(records).keys() - (set(runs.loc[is_high, "id"]) if is_seen else set())
     answered = runs.reindex(columns=["id", "response", "probes.every"])
     answered = answered[(answered["response"].fillna(NONE) != NONE) & (answered["probes.every"] == 1)]
-    is_rare = metrics["id"].isin(answered["id"]) & (metrics["step"] % NOW_AND_THEN != 0)
+    is_rare = metrics["id"].isin(answered["id"]) | (
+        metrics["probe"].eq(sources.ROWS).any() & (metrics["probe"] == TRAIN)
+    )
+    is_rare &= metrics["step"] % NOW_AND_THEN != 0
     return is_rare | (metrics["id"].isin(list(alone)) & ~metrics["probe"].isin(LOSSES))
 
 

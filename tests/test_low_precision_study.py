@@ -61,3 +61,13 @@ def test_the_question_of_loss_scales_is_answered_by_the_number_of_spikes(good: b
     said = answer(study_of(records), ["loss_scale"], judge_all([Evidence("loss_scale", records)]))
     assert said.word == word
     assert said.contrasts[0].measure.name == "Loss spikes in 1000 updates"
+
+
+def test_the_question_of_formats_is_answered_by_the_instability_part_of_each() -> None:
+    records = world("low_precision")
+    said = answer(study_of(records), ["low_precision"])
+    (one,) = said.contrasts
+    assert one.reference == "fp32"
+    assert set(one.differences) == {"fp8_current", "fp8_delayed", "mxfp8", "mxfp8, rounded gains"}
+    changes = {column: cell.mean for column, cell in one.differences["fp8_current"].items()}
+    assert changes["with GELU alone"] > 0.1 > abs(changes["with SwiGLU alone"])

@@ -45,7 +45,7 @@ COMMANDS = [
 # The tables of `lab claims --markdown` in the README of the results.
 TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 # Pages that quote effects of claims, each between a mark with the claim's name and an end, and how many at least.
-QUOTING = {"README.md": 10, "docs/before_you_launch.md": 10, "docs/my_run_has_spiked.md": 3}
+QUOTING = {"README.md": 10, "docs/before_you_launch.md": 10, "docs/low_precision.md": 1, "docs/my_run_has_spiked.md": 3}
 QUOTED = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
 NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and its interval

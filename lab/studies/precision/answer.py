@@ -4,13 +4,50 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.contrasts import Measure, by_rate, valued
-from lab.analysis.sensitivity import Study
+from lab.analysis.contrasts import Measure, by_column, by_rate, valued
+from lab.analysis.sensitivity import WINDOW, Study, Window, per_seed
 from lab.studies.precision.measures import spike_rate
+
+GAINS = "norm_gains"
 
 
 def _spikes(study: Study) -> pd.DataFrame:
     return valued(study, spike_rate(study.records))
 
 
-MEASURES = (Measure("Loss spikes in 1000 updates", "", _spikes, by_rate, "lower", asked_by=("loss_scale",)),)
+def _by_format(study: Study) -> pd.DataFrame:
+    """The points of a sweep over formats, under the names of the formats; the other interventions make the columns."""
+    runs = study.records.runs.set_index("id").reindex(columns=["precision", GAINS, "intervention"])
+    if runs["precision"].nunique() < 2:
+        return study.points.iloc[:0]
+    formats = runs["precision"].astype(str) + runs[GAINS].map({"rounded": ", rounded gains"}).fillna("")
+    recipes = runs["intervention"].astype(str).str.split("+").map(_recipe)
+    points = study.points
+    return points.assign(arm=points["id"].map(formats), column=points["id"].map(recipes))
+
+
+def _recipe(interventions: list[str]) -> str:
+    activation = "SwiGLU" if "swiglu" in interventions else "GELU"
+    return f"with {activation} {'and qk-layernorm' if 'qk_layernorm' in interventions else 'alone'}"
+
+
+def _instability(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+    """Means of the instability part of LR sensitivity in each ``column``."""
+    parts = per_seed(points, *window).set_index(["curve", "seed"])["above"].to_dict()
+    keys = zip(points["curve"], points["seed"], strict=True)
+    return by_column(points.assign(value=[parts[key] for key in keys]))
+
+
+MEASURES = (
+    Measure(
+        "Instability part of LR sensitivity",
+        "nats/token",
+        _by_format,
+        _instability,
+        "lower",
+        reference="fp32",
+        asked_by=("low_precision",),
+        pairs=("seed", "lr", "column"),
+    ),
+    Measure("Loss spikes in 1000 updates", "", _spikes, by_rate, "lower", asked_by=("loss_scale",)),
+)

@@ -28,9 +28,10 @@ def rounding_faults(records: Records, runs: pd.DataFrame) -> Sheet:
     The first row is the largest share, over products, of a gradient's entries that round to zero. The second is the
     largest share of an operand's entries beyond the largest number of its format. The third is the largest share of the
     gains of a norm that MXFP8 would round to one number, whether gains are rounded or not. Means over seeds, one line
-    per learning rate.
+    per learning rate; arms with qk-layernorm are left out if there are others.
     """
-    without = runs[~runs["arm"].str.contains("qk_layernorm", regex=False)]
+    has_qk = records.runs["intervention"].astype(str).str.contains("qk_layernorm", regex=False)
+    without = runs[runs["id"].isin(records.runs.loc[~has_qk, "id"])]
     rows = [
         ProbeSeries("gradient_underflow", None, "gradients that\nround to zero", "linear"),
         ProbeSeries("saturation", None, "saturated\nentries", "linear"),

@@ -8,8 +8,9 @@ import pandas as pd
 from lab.analysis.contrasts import ANY_SWEEP, Measure, by_column, by_rate, by_size, final_losses, valued
 from lab.analysis.events.costs import NONE, named_costs, spike_costs
 from lab.analysis.grouping import arm_labels
-from lab.analysis.probe_values import near
+from lab.analysis.probe_values import late, near
 from lab.analysis.sensitivity import Study
+from lab.studies.spikes import escape_effects
 from lab.studies.spikes.adam_updates import update_traits
 from lab.studies.spikes.branches import NAMES, SAME, changes
 from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
@@ -105,7 +106,16 @@ def _by_source(study: Study) -> pd.DataFrame:
     return valued(study, traits["rate"], arm=arms)
 
 
+def _held_out(study: Study) -> pd.DataFrame:
+    """The loss on clean held-out text, and that on held-out text of the corpus as it is, in the last tenth of a run."""
+    names = {"of clean text": escape_effects.CLEAN, "of the corpus as it is": escape_effects.OWN}
+    values = {name: late(study.records, probe, "") for name, probe in names.items()}
+    tables = [valued(study, value, column=pd.Series(name, value.index)) for name, value in values.items()]
+    return pd.concat(tables if all(map(len, tables)) else [study.points.head(0)])
+
+
 MEASURES = (
+    Measure("Late held-out loss", NATS, _held_out, by_column, "lower", asked_by=("escape_characters",)),
     Measure(
         "Cosine of the update with the descent while the loss rises",
         "",
