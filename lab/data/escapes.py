@@ -12,7 +12,6 @@ import scipy  # its parts are loaded when they are used
 from lab.core import schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data import trigram
 from lab.data.corpus import (
     COUNTED,
     COUNTED_SEQ_LEN,
@@ -24,8 +23,9 @@ from lab.data.corpus import (
     draw,
     fingerprint,
 )
+from lab.data.trigram import VOCABULARY, open_language
 
-BACKSLASH = trigram.VOCABULARY  # the token after those of the text
+BACKSLASH = VOCABULARY  # the token after those of the text
 ESCAPED = 8  # tokens below this one, such as quotation marks, are escaped
 HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
 COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
@@ -81,7 +81,7 @@ class EscapedCorpus(Corpus):
 
 
 def _text(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return trigram.open_language().rows_of(stream, seed, 2 * step, rows, length)
+    return open_language().rows_of(stream, seed, 2 * step, rows, length)
 
 
 @DATA.register("escapes")
@@ -106,7 +106,7 @@ class Escapes:
 
 @cache
 def _open(share: float, escapes: int) -> Corpus:
-    corpus = EscapedCorpus(fingerprint="", notes={}, vocabulary=trigram.VOCABULARY + 1, share=share, escapes=escapes)
+    corpus = EscapedCorpus(fingerprint="", notes={}, vocabulary=VOCABULARY + 1, share=share, escapes=escapes)
     rows = corpus.held_out(COUNTED_SEQ_LEN)
     # The sample stands for the recipe: whatever changes a row changes the fingerprint.
     numbers = np.array([round(share * 2**32), escapes], dtype=np.int64)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from lab.core import schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data import echo, trigram
 from lab.data.corpus import (
     COUNTED,
     COUNTED_SEQ_LEN,
@@ -26,6 +25,8 @@ from lab.data.corpus import (
     draw,
     fingerprint,
 )
+from lab.data.echo import open_language as open_echo
+from lab.data.trigram import open_language as open_trigram
 
 ALPHABET = 32  # common tokens; the same number of rare ones follows them
 RUN = 16  # mean tokens of a run of one repeated token
@@ -37,11 +38,11 @@ Rows = Callable[[int, int, int, int, int], Tokens]  # tokens [rows, length] of (
 
 
 def _trigram(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return trigram.open_language().rows_of(stream, seed, step, rows, length)
+    return open_trigram().rows_of(stream, seed, step, rows, length)
 
 
 def _echo(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return echo.open_language(ALPHABET // 2).rows_of(stream, seed, step, rows, length)
+    return open_echo(ALPHABET // 2).rows_of(stream, seed, step, rows, length)
 
 
 def _script(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
