@@ -6,11 +6,11 @@ each block, the embedding's gradient, and in models without blocks the sizes of 
 of labelled spikes keeps that as well.  Nobody reads entropies of attention or the size of output logits.  Of cosines
 those of all weights are read, and where there are any, the updates of every tensor.  Of distances from the initial
 values those of the embedding's tables are read.  Where runs spiked by themselves, tensors are read around these spikes
-and around the like steps without one, and the gradients that say what is usual throughout.  Below the
-highest learning rate, and where no tensor was measured, only the number of such spikes is read, so losses do.  Where a
-response answers spikes, events hold them, and where sources are ranked, gradient norms do: a figure reads losses now
-and then.  The page of a board of many arms has one figure, of final losses, so only training losses are read there in
-which it counts spikes.
+and around the like steps without one, and the gradients that say what is usual throughout.  Below the highest learning
+rate, and where no tensor was measured, only the number of such spikes is read, for which losses are enough.  Where a
+response answers spikes, events hold them, and where sources are ranked, gradient norms do: a figure reads one loss in
+25 steps.  The page of a board of many arms has one figure, of final losses.  There only the training losses are read in
+which the board counts spikes.
 """
 
 import sys
@@ -27,7 +27,6 @@ from lab.records import store
 from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from lab.studies.leaderboard.curves import curves_of
-from lab.studies.leaderboard.spikes import TRAIN
 from lab.studies.spikes import own_spikes, sources
 from lab.studies.spikes.figures import AROUND
 
@@ -57,8 +56,11 @@ def read_around_spikes(records: store.Records) -> tuple[pd.Series, pd.Series]:
     return of_tensors, places.isin(USUAL) | (near & places.isin(signals))
 
 
-def counted_alone(records: store.Records) -> pd.Series:
-    """Which values are of runs measured at every step of which only the number of their spikes is read, and no loss."""
+def unread_beside_counts(records: store.Records) -> pd.Series:
+    """Which values nobody reads in runs measured at every step, of which claims read the number of spikes.
+
+    Left out are all probes but losses, or losses but for one in 25 where events or gradient norms hold the spikes.
+    """
     metrics, runs = records.metrics, records.runs
     is_high = runs["optimizer.lr"] == runs["optimizer.lr"].max()
     is_seen = bool(metrics["probe"].isin(OWN).any())
@@ -66,7 +68,7 @@ def counted_alone(records: store.Records) -> pd.Series:
     answered = runs.reindex(columns=["id", "response", "probes.every"])
     answered = answered[(answered["response"].fillna(NONE) != NONE) & (answered["probes.every"] == 1)]
     is_rare = metrics["id"].isin(answered["id"]) | (
-        metrics["probe"].eq(sources.ROWS).any() & (metrics["probe"] == TRAIN)
+        metrics["probe"].eq(sources.ROWS).any() & (metrics["probe"] == own_spikes.TRAIN)
     )
     is_rare &= metrics["step"] % NOW_AND_THEN != 0
     return is_rare | (metrics["id"].isin(list(alone)) & ~metrics["probe"].isin(LOSSES))
@@ -93,10 +95,10 @@ def prune(folder: Path) -> None:
         ordered = metrics.sort_values("value", kind="stable", na_position="last")
         largest = ~ordered.duplicated(["id", "step", "probe"], keep="last").sort_index()
         is_read |= largest & (~of_tensors | (metrics["probe"] == own_spikes.UPDATE))
-    is_read &= ~counted_alone(records)
+    is_read &= ~unread_beside_counts(records)
     if points(runs)["arm"].nunique() > MOST_ARMS:
         counted = [run for curve in curves_of(store.Records(runs, metrics), {}) for run in curve.spikes.runs]
-        is_read = (metrics["probe"] == TRAIN) & metrics["id"].isin(counted)
+        is_read = (metrics["probe"] == own_spikes.TRAIN) & metrics["id"].isin(counted)
     read = metrics[is_read]
     # neighbours that are alike compress better; names keep the order in which a run first recorded them
     order = read[["probe", "where", "id"]].apply(lambda column: pd.factorize(column)[0])

@@ -29,7 +29,7 @@ from lab.data.echo import open_language as open_echo
 from lab.data.trigram import open_language as open_trigram
 
 ALPHABET = 32  # common tokens; the same number of rare ones follows them
-RUN = 16  # mean tokens of a run of one repeated token
+RUN = 16  # how often a token is repeated, on average, before another follows
 HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
 COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
 ALL = "none"  # leaves nothing out
@@ -65,7 +65,7 @@ def _letters(bits_bt: NDArray[np.uint64]) -> Tokens:
     return (bits_bt % np.uint64(ALPHABET)).astype(np.int64)
 
 
-# In this order: trigram text, echoes, trigram text in an alphabet of its own, runs of a repeated token, noise.
+# In this order: trigram text, echoes, trigram text in an alphabet of its own, repeated tokens, noise.
 KINDS: Mapping[str, Rows] = {"trigram": _trigram, "echo": _echo, "script": _script, "runs": _runs, "noise": _noise}
 
 
@@ -122,7 +122,7 @@ class Mixture:
 
     Attributes:
         trigram, echo, script, runs, noise: shares of the rows, relative to their sum: the languages ``trigram`` and
-            ``echo``, the first in an alphabet of its own, runs of a repeated token, and random tokens.
+            ``echo``, the first in an alphabet of its own, repeated tokens, and random tokens.
         without: a kind that is left out, or ``none``; the others keep their relative shares.
         seed: of the batches.
     """

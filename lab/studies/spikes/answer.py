@@ -17,10 +17,10 @@ from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
 from lab.studies.spikes.own_spikes import spike_traits
 from lab.studies.spikes.remedies import NO_REMEDY, remedy_names, remedy_traits
 from lab.studies.spikes.repeats import CLEAN, repeated_costs
-from lab.studies.spikes.sources import ALL, WITHOUT, source_traits
+from lab.studies.spikes.sources import ALL, WHOLE, WITHOUT, source_traits
 from lab.studies.spikes.state_and_data import factors_by_seed
 
-NATS, NO_RESPONSE, WHOLE = "nats/token", "no response", "whole mixture"
+NATS, NO_RESPONSE = "nats/token", "no response"
 STATES = {
     "data": "state of the spike",
     "weights": "earlier weights",

@@ -109,8 +109,8 @@ def _traits(card: Mapping[Hashable, Any], events: Sequence[Event]) -> tuple[floa
     more = max(0, len(spikes) - 1)
     rate = PER_STEPS * more / (steps - spikes[0]) if spikes else 0.0
     returned = [_comes_back(events[place:]) for place, (_, _, kind, _) in enumerate(events) if kind == "rewind"]
-    passed_over = max((batch - step for step, batch, _, _ in events[-1:]), default=0)
-    lost = np.nansum([card["rewound_steps"], passed_over])
+    last_step, last_batch = events[-1][:2] if events else (0, 0)
+    lost = np.nansum([card["rewound_steps"], last_batch - last_step])
     overall = PER_STEPS * len(spikes) / steps
     return more, rate, overall, len(returned), sum(returned), float(lost), float(card["final_val_loss"])
 

@@ -10,9 +10,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import student_t
 from lab.records.store import Records
-from lab.studies.spikes.sources import ALL, COUNTS, PER_STEPS, START, WITHOUT, ranked, source_traits
-
-USUAL = "whole mixture"
+from lab.studies.spikes.sources import ALL, COUNTS, PER_STEPS, START, WHOLE, WITHOUT, ranked, source_traits
 
 
 @figure("sources")
@@ -37,17 +35,17 @@ def sources(records: Records, runs: pd.DataFrame) -> Sheet:
         row: _dot(PER_STEPS * whole[f"{name}.spikes"] / whole[f"{name}.batches"].clip(lower=1), f"batches with {name}")
         for row, name in enumerate(order, 1)
     }
-    rates = {0: _dot(whole["rate"], USUAL)} | {
+    rates = {0: _dot(whole["rate"], WHOLE)} | {
         row: _dot(traits.loc[without == name, "rate"], f"without {name}") for row, name in enumerate(order, 1)
     }
-    names = [USUAL, *order]
+    names = [WHOLE, *order]
     columns = layout.columns_for(2, panels.NARROWEST_ROWS)
     sheet, ((batches,), (steps,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
     panels.rows(batches, names, [(panels.arm_look(0), held)])
     panels.rows(steps, names, [(panels.arm_look(0), rates)])
     batches.set_xlabel(f"spikes in {PER_STEPS} batches\nthat hold the source")
     steps.set_xlabel(f"spikes in {PER_STEPS} steps\nwithout the source")
-    panels.level(steps, float(whole["rate"].mean()), USUAL, style.DASHED, upright=True)
+    panels.level(steps, float(whole["rate"].mean()), WHOLE, style.DASHED, upright=True)
     for axes in (batches, steps):
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     sheet.note(f"Spikes from step {START} on, in {len(whole)} runs of the whole mixture.")

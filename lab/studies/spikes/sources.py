@@ -12,6 +12,7 @@ from lab.core.detectors import Numbers
 from lab.records.store import Records
 
 WITHOUT, ALL = "data.without", "none"
+WHOLE = "whole mixture"  # what runs are called from which nothing was left out
 GRADIENT, ROWS = "grad_norm", "source_rows"
 # Before this step a model is still learning, and a spike is not counted.
 START = 500
