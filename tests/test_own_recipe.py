@@ -330,6 +330,8 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
     elsewhere = {
         "noise",
         "batch",
+        "sources",
+        "clean_val_loss",
         "loss_scale",
         "successive_gradients",
         "initial_parameters",
