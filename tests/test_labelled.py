@@ -190,6 +190,7 @@ def test_the_answer_speaks_of_alarms(folder: Path) -> None:
     assert (lead.mean, false_alarms.mean, round(false_alarms.high, 2)) == (8, 0, 0.7)
 
 
+@pytest.mark.slow
 def test_a_pruned_folder_has_the_same_scores(folder: Path) -> None:
     whole = score_runs(store.read(folder))
     assert whole.loc[whole["kind"] == "update_rms", "hit"].sum() == 12

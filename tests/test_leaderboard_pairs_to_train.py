@@ -69,6 +69,7 @@ def test_pairs_that_planning_refuses_are_left_out(pairs: PanelPairs) -> None:
     assert ("peri_ln", "score_softcap") in pairs.pairs
 
 
+@pytest.mark.slow
 def test_the_command_trains_pairs_members_and_reference_on_fresh_seeds(pairs: PanelPairs, folder: Path) -> None:
     shown = list(lines([pairs], stage_of(folder)))
     (command,) = [line.strip() for line in shown if line.strip().startswith("lab sweep")]

@@ -103,6 +103,7 @@ def test_runs_measured_now_and_then_have_no_column_and_the_board_says_so() -> No
     assert any("Spikes are not counted" in line for line in lines(made))
 
 
+@pytest.mark.slow
 def test_a_pruned_board_counts_the_same_spikes(tmp_path: Path) -> None:
     names = [names for names in planted_board.arms() if "z_loss" in names][:42]
     effects = dict.fromkeys([PLAIN, *names], -0.3)

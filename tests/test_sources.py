@@ -41,7 +41,7 @@ def whole(records: Records) -> pd.DataFrame:
     return source_traits(records).loc[ids]
 
 
-@pytest.mark.parametrize("micro", ["", "batch.micro_batch=2"])
+@pytest.mark.parametrize("micro", ["", pytest.param("batch.micro_batch=2", marks=pytest.mark.slow)])
 def test_the_probe_counts_rows_of_each_source_of_each_batch(tmp_path: Path, micro: str) -> None:
     words = ["train", "-m", "data=mixture", "steps=6", "batch_size=4", "seed=0,5", "model=d32", "model.depth=1"]
     words += ["probes.every=1", "probes.names=[source_rows]", "engine=eager", "validation=short", f"out={tmp_path}"]
