@@ -37,8 +37,8 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
 
     A restart log lists the steps at which a run is restarted with other settings. A thin upright line is a restart, and
     the text above it shows the settings that changed. Learning rates (LR) and weight decays are multiples of those at
-    the start. Solid lines are means over the seeds of restarted runs and over a few
-    steps; dashed ones are those of runs without restarts. The first twentieth of the steps is left out.
+    the start. Solid lines are means over the seeds of restarted runs and over a few steps. The first twentieth of the
+    steps is left out.
     """
     table = _arranged(records, runs)
     groups = [group for _, group in table[table[LEDGER] != NONE].groupby(["rest", LEDGER], sort=False)]
@@ -66,6 +66,7 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
         axes.tick_params(labelbottom=row == len(groups) - 1)
         axes.set_title(style.wrapped(group["name"].iloc[0], sheet.column_width))
     sheet.keys(("peak learning rate", layout.line_keys(shades)))
+    sheet.explain(CONTROL, "Dashed lines are those of runs without restarts.")
     for sentence in _onsets(records):
         sheet.note(sentence)
     return sheet
