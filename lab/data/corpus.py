@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from lab.core.errors import RequestError
 
 HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, fewer in a small corpus
-COUNTED_SEQ_LEN = 64  # of the rows of an endless language that the bigram model is counted on
 BACKOFF = 2.0  # pseudo-counts that a bigram row borrows from the unigram
 
 # Independent random streams: no two overlap, for any seeds.
@@ -151,7 +150,6 @@ class Corpus(ABC):
             )
 
 
-Language = TypeVar("Language", bound=Corpus)
 _corpora: dict[tuple[Any, ...], Corpus] = {}
 _up_to_date: set[tuple[Any, ...]] = set()
 
@@ -178,35 +176,3 @@ def once(read: Callable[Arguments, Corpus]) -> Callable[Arguments, Corpus]:
 def look_again() -> None:
     """Read every source again when it is next opened, since its files may have changed."""
     _up_to_date.clear()
-
-
-def open_source(
-    kind: Callable[..., Language],
-    scores: NDArray[np.float64],
-    exponent: float,
-    notes: Callable[[float], Mapping[str, Any]],
-) -> Language:
-    """Make the tables of an endless language: ``thresholds [rank]`` of 2**32, and ``successors [..., rank]``.
-
-    Args:
-        kind: takes the tables.
-        scores: of each next token after each context, ``[..., next]``; the lowest has rank 0.
-        exponent: of the Zipf law over the ranks of a successor.
-        notes: what is noted of the corpus, from the entropy of a rank in nats.
-    """
-    share = np.arange(1.0, scores.shape[-1] + 1) ** -exponent
-    share /= share.sum()
-    # Integers, so that no machine sees another rank or order: logarithms and powers differ between machines by about
-    # 1e-15, whereas every threshold is further than 1e-3 from where its rounding turns, and any two scores of a
-    # context's successors differ by more than 1e-8.
-    thresholds = np.rint(share.cumsum() * 2**32).astype(np.uint64)
-    successors = np.argsort(scores, axis=-1, kind="stable")
-    corpus = kind(
-        fingerprint="",
-        notes=notes(float(-(share * np.log(share)).sum())),
-        vocabulary=scores.shape[-1],
-        thresholds=thresholds,
-        successors=successors,
-    )
-    # The sample stands for the recipe: whatever changes a row changes the fingerprint.
-    return replace(corpus, fingerprint=fingerprint(thresholds, successors, corpus.held_out(COUNTED_SEQ_LEN)))

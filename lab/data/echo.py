@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import math
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.core import schema
 from lab.core.errors import RequestError
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data.corpus import (
-    COUNTED,
-    COUNTED_SEQ_LEN,
-    HELD_OUT,
-    TRAINING,
-    Corpus,
-    Tokens,
-    count_pairs,
-    draw,
-    fingerprint,
-)
-
-HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
-COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
+from lab.data.corpus import TRAINING, Corpus, Tokens, draw
+from lab.data.endless import EndlessCorpus
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EchoCorpus(Corpus):
+class EchoCorpus(EndlessCorpus):
     """Rows of cycles: ``fresh`` letters drawn uniformly of ``letters``, then ``echoes`` of letters drawn before.
 
     The first echo of a cycle repeats the letter ``distance`` letters before the last one, the next echo the letter
@@ -52,11 +38,6 @@ class EchoCorpus(Corpus):
     echoes: int
     rows: int = 0
 
-    @property
-    def longest(self) -> int:
-        """No row is too long."""
-        return sys.maxsize
-
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
         """Rows ``[batch_size, seq_len + 1]`` of one step; of a text of so many rows, all of them at every step."""
         return self.rows_of(TRAINING, seed, 0 if self.rows else step, batch_size, seq_len + 1)
@@ -68,15 +49,6 @@ class EchoCorpus(Corpus):
             raise RequestError(
                 f"data.rows={self.rows} is a text that each batch holds as a whole; say batch_size={self.rows}"
             )
-
-    def held_out(self, seq_len: int) -> Tokens:
-        """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
-        return self.rows_of(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
-
-    def pair_counts(self) -> scipy.sparse.csr_array:
-        """How often a token follows another in rows drawn as batches are: ``[2 letters, 2 letters]``, sparse."""
-        rows = self.rows_of(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
-        return count_pairs(rows, self.vocabulary)
 
     def predictable(self, seq_len: int) -> NDArray[np.bool_]:
         """Whether the letter of each target ``[seq_len]`` was shown before in its row."""
@@ -149,6 +121,4 @@ def open_language(letters: int, distance: int = 3, fresh: int = 1, echoes: int =
         echoes=echoes,
         rows=rows,
     )
-    # The sample stands for the recipe: whatever changes a row changes the fingerprint.
-    numbers = np.array([letters, distance, fresh, echoes, *[rows] * bool(rows)], dtype=np.int64)
-    return replace(corpus, fingerprint=fingerprint(numbers, corpus.held_out(COUNTED_SEQ_LEN)))
+    return corpus.identified(np.array([letters, distance, fresh, echoes, *[rows] * bool(rows)], dtype=np.int64))

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.core import schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data.corpus import (
-    COUNTED,
-    COUNTED_SEQ_LEN,
-    HELD_OUT,
-    TRAINING,
-    Corpus,
-    Tokens,
-    count_pairs,
-    draw,
-    fingerprint,
-)
+from lab.data.corpus import TRAINING, Corpus, Tokens, draw
 from lab.data.echo import open_language as open_echo
+from lab.data.endless import EndlessCorpus
 from lab.data.trigram import open_language as open_trigram
 
 ALPHABET = 32  # common tokens; the same number of rare ones follows them
 RUN = 16  # how often a token is repeated, on average, before another follows
-HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
-COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
 ALL = "none"  # leaves nothing out
 
 Rows = Callable[[int, int, int, int, int], Tokens]  # tokens [rows, length] of (stream, seed, step, rows, length)
@@ -70,30 +57,13 @@ KINDS: Mapping[str, Rows] = {"trigram": _trigram, "echo": _echo, "script": _scri
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MixtureCorpus(Corpus):
+class MixtureCorpus(EndlessCorpus):
     """Rows of several kinds: each row is of one kind, drawn by ``thresholds [kind]`` of 2**32, the sums of shares.
 
     The rows of a kind are those that it has in other shares as well, in the same order.
     """
 
     thresholds: NDArray[np.uint64]
-
-    @property
-    def longest(self) -> int:
-        """No row is too long."""
-        return sys.maxsize
-
-    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
-        """Rows ``[batch_size, seq_len + 1]`` of one step."""
-        return self.rows_of(TRAINING, seed, step, batch_size, seq_len + 1)
-
-    def held_out(self, seq_len: int) -> Tokens:
-        """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
-        return self.rows_of(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
-
-    def pair_counts(self) -> scipy.sparse.csr_array:
-        """How often a token follows another in rows drawn as batches are: ``[64, 64]``, sparse."""
-        return count_pairs(self.rows_of(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1), self.vocabulary)
 
     def rows_by_source(self, seed: int, step: int, batch_size: int) -> dict[str, int]:
         """How many training rows of a step are of each kind, also of those without a share."""
@@ -156,5 +126,4 @@ def _open(weights: tuple[float, ...]) -> Corpus:
         vocabulary=2 * ALPHABET,
         thresholds=np.rint(shares.cumsum() * 2**32).astype(np.uint64),
     )
-    # The sample stands for the recipe: whatever changes a row changes the fingerprint.
-    return replace(corpus, fingerprint=fingerprint(corpus.thresholds, corpus.held_out(COUNTED_SEQ_LEN)))
+    return corpus.identified(corpus.thresholds)

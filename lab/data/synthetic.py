@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
-import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.core import schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
 from lab.data.corpus import (
-    COUNTED,
-    COUNTED_SEQ_LEN,
     DEFINITION,
-    HELD_OUT,
     HELD_OUT_TARGETS,
-    TRAINING,
     Bits,
     Corpus,
     Tokens,
-    count_pairs,
     draw,
     fingerprint,
-    open_source,
 )
+from lab.data.endless import COUNTED_SEQ_LEN, EndlessCorpus, open_source
 from lab.data.packing import PackedCorpus
 
 VOCABULARY = 256
@@ -35,12 +29,11 @@ EXPONENT = 1.8  # of the Zipf law over the ranks of a successor
 TILT = 0.3  # how much low tokens are preferred as successors
 QUOTING = 0.9  # share of the rows that quote themselves
 SHORTEST = 8  # tokens of a quotation; the longest is a third of the row
-COUNTED_ROWS = 16_384  # rows of 65 tokens that the bigram model is counted on
 FIRST = 0  # the token assumed before every row
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SyntheticCorpus(Corpus):
+class SyntheticCorpus(EndlessCorpus):
     """Rows from a first-order source: ``successors[previous, rank]``, the rank below ``thresholds[rank]`` of 2**32.
 
     The rank follows a Zipf law of exponent 1.8 and entropy h.  In nine of ten rows a segment of 8 tokens to a third of
@@ -50,28 +43,14 @@ class SyntheticCorpus(Corpus):
     segment costs.  Rows shorter than 24 tokens quote nothing.
     """
 
+    held_out_targets: ClassVar = HELD_OUT_TARGETS
+    counted_rows: ClassVar = 16_384
+
     thresholds: NDArray[np.uint64]
     successors: Tokens
 
-    @property
-    def longest(self) -> int:
-        """No row is too long."""
-        return sys.maxsize
-
-    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
-        """Rows ``[batch_size, seq_len + 1]`` of one step."""
-        return self._rows(TRAINING, seed, step, batch_size, seq_len + 1)
-
-    def held_out(self, seq_len: int) -> Tokens:
-        """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
-        return self._rows(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
-
-    def pair_counts(self) -> scipy.sparse.csr_array:
-        """How often a token follows another in a million tokens drawn as batches are: ``[256, 256]``, sparse."""
-        rows = self._rows(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
-        return count_pairs(rows, self.vocabulary)
-
-    def _rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         bits = draw(stream, seed, step, rows, length + 4)
         rank_tb = np.searchsorted(self.thresholds, bits[:, 4:].T >> np.uint64(32), side="right")
         # A quoted token is drawn again as its original was: after the same token, at the same rank.

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.core import schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data.corpus import (
-    COUNTED,
-    COUNTED_SEQ_LEN,
-    DEFINITION,
-    HELD_OUT,
-    TRAINING,
-    Corpus,
-    Tokens,
-    count_pairs,
-    draw,
-    open_source,
-)
+from lab.data.corpus import DEFINITION, Corpus, Tokens, draw
+from lab.data.endless import EndlessCorpus, open_source
 
 VOCABULARY = 32
 EXPONENT = 2.5  # of the Zipf law over the ranks of a successor
-HELD_OUT_TARGETS = 8_192  # few, so that validating a short run costs less than training it
-COUNTED_ROWS = 4_096  # rows of 65 tokens that the bigram model is counted on
 FIRST = 0  # the two tokens assumed before every row
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrigramCorpus(Corpus):
+class TrigramCorpus(EndlessCorpus):
     """Rows from a second-order source: ``successors[two back, one back, rank]``, the rank from a Zipf law.
 
     A successor's score is one number for the token before plus one for the token two back, so attention to the token
@@ -43,24 +29,6 @@ class TrigramCorpus(Corpus):
 
     thresholds: NDArray[np.uint64]
     successors: Tokens
-
-    @property
-    def longest(self) -> int:
-        """No row is too long."""
-        return sys.maxsize
-
-    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
-        """Rows ``[batch_size, seq_len + 1]`` of one step."""
-        return self.rows_of(TRAINING, seed, step, batch_size, seq_len + 1)
-
-    def held_out(self, seq_len: int) -> Tokens:
-        """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
-        return self.rows_of(HELD_OUT, 0, 0, -(-HELD_OUT_TARGETS // seq_len), seq_len + 1)
-
-    def pair_counts(self) -> scipy.sparse.csr_array:
-        """How often a token follows another in rows drawn as batches are: ``[32, 32]``, sparse."""
-        rows = self.rows_of(COUNTED, 0, 0, COUNTED_ROWS, COUNTED_SEQ_LEN + 1)
-        return count_pairs(rows, self.vocabulary)
 
     def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
