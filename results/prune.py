@@ -21,7 +21,7 @@ import pandas as pd
 from lab.analysis.curves import points
 from lab.analysis.events.costs import HELD_OUT, NONE
 from lab.analysis.events.scores import score_runs
-from lab.analysis.probe_values import DISTANCE
+from lab.analysis.probe_values import DISTANCE, TRAIN
 from lab.core import files
 from lab.records import store
 from lab.records.parts import written
@@ -40,7 +40,7 @@ LEVEL = 19  # of zstd: an eighth smaller than by default, and ten times slower t
 OWN_BEFORE, OWN_AFTER = own_spikes.BEFORE + own_spikes.USUAL, AROUND
 OWN = [own_spikes.HUMPS, own_spikes.GRADIENT, own_spikes.UPDATE]
 USUAL = [(own_spikes.GRADIENT, own_spikes.EMBEDDING), (own_spikes.GRADIENT, own_spikes.DEEP)]
-LOSSES, NOW_AND_THEN = [own_spikes.TRAIN, HELD_OUT], 25  # steps
+LOSSES, NOW_AND_THEN = [TRAIN, HELD_OUT], 25  # steps
 
 
 def read_around_spikes(records: store.Records) -> tuple[pd.Series, pd.Series]:
@@ -68,7 +68,7 @@ def unread_beside_counts(records: store.Records) -> pd.Series:
     answered = runs.reindex(columns=["id", "response", "probes.every"])
     answered = answered[(answered["response"].fillna(NONE) != NONE) & (answered["probes.every"] == 1)]
     is_rare = metrics["id"].isin(answered["id"]) | (
-        metrics["probe"].eq(sources.ROWS).any() & (metrics["probe"] == own_spikes.TRAIN)
+        metrics["probe"].eq(sources.ROWS).any() & (metrics["probe"] == TRAIN)
     )
     is_rare &= metrics["step"] % NOW_AND_THEN != 0
     return is_rare | (metrics["id"].isin(list(alone)) & ~metrics["probe"].isin(LOSSES))
@@ -98,7 +98,7 @@ def prune(folder: Path) -> None:
     is_read &= ~unread_beside_counts(records)
     if points(runs)["arm"].nunique() > MOST_ARMS:
         counted = [run for curve in curves_of(store.Records(runs, metrics), {}) for run in curve.spikes.runs]
-        is_read = (metrics["probe"] == own_spikes.TRAIN) & metrics["id"].isin(counted)
+        is_read = (metrics["probe"] == TRAIN) & metrics["id"].isin(counted)
     read = metrics[is_read]
     # neighbours that are alike compress better; names keep the order in which a run first recorded them
     order = read[["probe", "where", "id"]].apply(lambda column: pd.factorize(column)[0])

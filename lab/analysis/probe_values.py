@@ -1,4 +1,4 @@
-"""Functions that reduce the records of a probe to one number per run."""
+"""Functions that reduce the records of a probe to one number per run, or order them by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 import numpy as np
 import pandas as pd
 
+from lab.core.detectors import Numbers
 from lab.records.store import Records
+
+TRAIN = "train_loss"
 
 # The probe of the distance from initialization, and the part of the model where it measures that of learned positions.
 DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
@@ -18,6 +21,16 @@ def updates(runs: pd.DataFrame) -> pd.Series:
     """Updates that each run made, by run id: its steps, or fewer if it chose its own batches; 1 if unknown."""
     by_id = runs.set_index("id")
     return by_id["updates"].fillna(by_id.get("steps", 1)).astype(int).rename("updates")
+
+
+def training_losses(records: Records) -> dict[str, Numbers]:
+    """Training losses ``[n]`` in the order of steps, by run id, of the runs that recorded them at every step."""
+    runs = records.runs.reindex(columns=["id", "probes.every", "steps"])
+    lengths = runs[runs["probes.every"] == 1].set_index("id")["steps"]
+    metrics = records.metrics[(records.metrics["probe"] == TRAIN) & records.metrics["id"].isin(lengths.index)]
+    ordered = metrics.sort_values("step", kind="stable")
+    values = {str(run): rows.to_numpy(dtype=float) for run, rows in ordered.groupby("id", observed=True)["value"]}
+    return {run: loss_n for run, loss_n in values.items() if len(loss_n) == lengths[run]}
 
 
 def near(records: Records, probe: str, where: str, part: float) -> pd.Series:

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import configs, load, points
+from lab.analysis.probe_values import training_losses
 from lab.analysis.sensitivity import judge, per_seed
 from lab.analysis.text import listed
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.records.store import Records
-from lab.studies.leaderboard.spikes import NOT_COUNTED, Spikes, counted_at, losses_of, spike_rate
+from lab.studies.leaderboard.spikes import NOT_COUNTED, Spikes, counted_at, spike_rate
 
 RESULTS = Path("results")  # the folder of committed results
 # Groups of keys that distinguish arms; all other keys are settings that a panel shares.
@@ -83,7 +84,7 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
     cards = records.runs.set_index("id")
     first = ended.drop_duplicates("curve")
     keys, of_key = configs(cards.loc[first["id"]].reset_index())
-    seeds, losses = _by_seed(ended), losses_of(records)
+    seeds, losses = _by_seed(ended), training_losses(records)
     curves = []
     for number, key in zip(first["curve"], keys, strict=True):
         runs = ended[ended["curve"] == number]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, thousandths
 from lab.analysis.text import finite, plain_text
 from lab.core.errors import RequestError
@@ -25,7 +26,6 @@ from lab.studies.leaderboard.curves import MEASURES, PART, RESULTS, SPIKES, Curv
 from lab.studies.leaderboard.notes import board_notes
 from lab.studies.leaderboard.pairs import pair_panels, sum_word
 from lab.studies.leaderboard.planted_spikes import planted_of
-from lab.studies.leaderboard.spikes import PER_STEPS
 
 MEASURE_NAMES = {
     "above": "instability part",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.text import listed
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, VERDICTS, Board
 from lab.studies.leaderboard.pairs import pair_panels
 from lab.studies.leaderboard.planted_spikes import planted_of
-from lab.studies.leaderboard.spikes import PER_STEPS
 
 
 def board_notes(board: Board) -> Iterator[str]:

@@ -8,11 +8,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.events.detectors import loss_spikes
+from lab.analysis.events.scores import PER_STEPS
 from lab.core.detectors import FEWEST, Numbers
-from lab.records.store import Records
-
-PER_STEPS = 1000  # steps to which rates of spikes refer
-TRAIN = "train_loss"
 
 
 class Spikes(NamedTuple):
@@ -33,16 +30,6 @@ class Spikes(NamedTuple):
 
 
 NOT_COUNTED = Spikes(math.nan, False, 0.0)
-
-
-def losses_of(records: Records) -> dict[str, Numbers]:
-    """Training losses ``[n]`` in the order of steps, by run id, of the runs that recorded them at every step."""
-    runs = records.runs.reindex(columns=["id", "probes.every", "steps"])
-    lengths = runs[runs["probes.every"] == 1].set_index("id")["steps"]
-    metrics = records.metrics[(records.metrics["probe"] == TRAIN) & records.metrics["id"].isin(lengths.index)]
-    ordered = metrics.sort_values("step", kind="stable")
-    values = {str(run): rows.to_numpy(dtype=float) for run, rows in ordered.groupby("id", observed=True)["value"]}
-    return {run: loss_n for run, loss_n in values.items() if len(loss_n) == lengths[run]}
 
 
 def counted_at(lrs: tuple[float, ...], seeds: pd.DataFrame, steps: int) -> Spikes:

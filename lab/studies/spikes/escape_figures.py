@@ -8,6 +8,7 @@ from lab.analysis.drawing.registry import figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.rendering.layout import Sheet
 from lab.records.store import Records
+from lab.studies.spikes.escape_effects import CLEAN, OWN
 
 
 @figure("two_held_out_losses")
@@ -17,5 +18,5 @@ def two_held_out_losses(records: Records, runs: pd.DataFrame) -> Sheet:
     Where the second falls and the first does not, the model learns an artefact of the corpus. Lines are means over
     seeds, one per learning rate.
     """
-    clean = ProbeSeries("clean_val_loss", "", "clean text\n(nats/token)")
-    return over_steps(records, runs, [clean, ProbeSeries("val_loss", "", "own text\n(nats/token)", "loss")])
+    clean = ProbeSeries(CLEAN, "", "clean text\n(nats/token)")
+    return over_steps(records, runs, [clean, ProbeSeries(OWN, "", "own text\n(nats/token)", "loss")])

@@ -13,9 +13,10 @@ from lab.analysis.events.costs import NONE
 from lab.analysis.events.detectors import KINDS, Log, detect, loss_spikes
 from lab.analysis.events.logs import logs_of
 from lab.analysis.events.scores import COLUMNS
+from lab.analysis.probe_values import TRAIN
 from lab.core.detectors import MERGE
 from lab.records.store import Records
-from lab.studies.spikes.own_spikes import BEFORE, START, TRAIN, Spike, find_spikes, measured
+from lab.studies.spikes.own_spikes import BEFORE, START, Spike, find_spikes, measured
 
 OWN = "own"  # in the place of a burst's name
 SPIKE = "spike"

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.events.costs import HELD_OUT
 from lab.analysis.events.scores import AlarmScore, summarize
+from lab.analysis.probe_values import TRAIN
 from lab.analysis.rendering import layout, panels, scales
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
@@ -27,7 +28,6 @@ from lab.studies.spikes.own_spikes import (
     EMBEDDING,
     GRADIENT,
     KEYS,
-    TRAIN,
     UPDATE,
     Series,
     find_spikes,

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.costs import HELD_OUT, NONE
 from lab.analysis.events.detectors import loss_spikes
+from lab.analysis.probe_values import TRAIN
 from lab.core.detectors import LEAST_RISE, NORMAL, Numbers
 from lab.records.store import Records
 
-TRAIN = "train_loss"
 # Before this step a model is still learning, and a spike is not counted.
 START = 500
 PER_STEPS = 10_000  # rates are in so many steps

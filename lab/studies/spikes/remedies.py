@@ -11,12 +11,12 @@ import pandas as pd
 
 from lab.analysis.events.costs import NONE
 from lab.analysis.events.detectors import loss_spikes
+from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.probe_values import training_losses
 from lab.core.detectors import MERGE
 from lab.records.store import Records
 from lab.studies.spikes.effects import RESPONSES
-from lab.studies.spikes.own_spikes import TRAIN
 
-PER_STEPS = 1000  # rates are in so many steps
 SHRINK = "intervention.embedding_gradient_shrink"
 # What a remedy is called, by its name among ``RESPONSES``.
 NAMES = {
@@ -29,7 +29,7 @@ NAMES = {
     "restart_newest": "newest state, lower LR",
 }
 NO_REMEDY, SHRUNK_NAME = NAMES["none"], "shrunk embedding gradient"
-NUMBERS = ("steps", "probes.every", "spikes", "rewound_steps", "final_val_loss")
+NUMBERS = ("steps", "spikes", "rewound_steps", "final_val_loss")
 COLUMNS = ("more", "rate", "overall", "answered", "returned", "lost", "final")
 
 Event = tuple[int, int, str, float]  # step, batch, kind and value
@@ -50,7 +50,7 @@ def remedy_traits(records: Records) -> pd.DataFrame:
     """
     cards = _own(records)
     events = _happened(records, cards[cards["spikes"].notna()])
-    losses = _losses(records, cards[cards["spikes"].isna() & (cards["probes.every"] == 1)])
+    losses = training_losses(records)
     rows: dict[str, tuple[float, ...]] = {}
     for card in cards.to_dict("records"):
         run = str(card["id"])
@@ -90,17 +90,6 @@ def _happened(records: Records, cards: pd.DataFrame) -> dict[str, list[Event]]:
     for run, step, batch, kind, value in zip(*columns, strict=True):
         happened[str(run)].append((int(step), int(batch), str(kind), float(value)))
     return happened
-
-
-def _losses(records: Records, cards: pd.DataFrame) -> dict[str, Any]:
-    """The training loss of each of these runs at every step ``[n]``, NaN where there is none."""
-    lengths = dict(zip(cards["id"].astype(str), cards["steps"].astype(int), strict=True))
-    metrics = records.metrics[(records.metrics["probe"] == TRAIN) & records.metrics["id"].isin(list(lengths))]
-    losses: dict[str, Any] = {}
-    for run, rows in metrics.groupby("id", observed=True):
-        losses[str(run)] = np.full(lengths[str(run)], math.nan)
-        losses[str(run)][rows["step"].to_numpy(dtype=np.int64)] = rows["value"].to_numpy(dtype=float)
-    return losses
 
 
 def _traits(card: Mapping[Hashable, Any], events: Sequence[Event]) -> tuple[float, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup
 from lab.analysis.judging.verdicts import STEPS
 from lab.studies.spikes.effects import HALF, RESPONSES
-from lab.studies.spikes.remedies import PER_STEPS, SHRINK, remedy_traits
+from lab.studies.spikes.remedies import SHRINK, remedy_traits
 
 KNOWN_TO = 0.01  # a share of few spikes is known to no less
 # Spikes in 1,000 steps: fewer without a remedy leave it nothing to do.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import student_t
 from lab.records.store import Records
-from lab.studies.spikes.sources import ALL, COUNTS, PER_STEPS, START, WHOLE, WITHOUT, ranked, source_traits
+from lab.studies.spikes.own_spikes import START
+from lab.studies.spikes.sources import ALL, COUNTS, WHOLE, WITHOUT, ranked, source_traits
 
 
 @figure("sources")

@@ -8,16 +8,15 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.events.detectors import gradient_spikes
+from lab.analysis.events.scores import PER_STEPS
 from lab.core.detectors import Numbers
 from lab.records.store import Records
+from lab.studies.spikes.own_spikes import START
 
 WITHOUT, ALL = "data.without", "none"
 WHOLE = "whole mixture"  # what runs are called from which nothing was left out
 GRADIENT, ROWS = "grad_norm", "source_rows"
-# Before this step a model is still learning, and a spike is not counted.
-START = 500
 COUNTS = ("spikes", "batches", "norm")  # columns of each source
-PER_STEPS = 1000  # rates are in so many steps, or batches
 
 
 def source_traits(records: Records) -> pd.DataFrame:
