@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,9 @@ import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HELD_OUT_TARGETS = 65_536  # predicted tokens of a validation, fewer in a small corpus
 BACKOFF = 2.0  # pseudo-counts that a bigram row borrows from the unigram
@@ -26,6 +29,7 @@ TRAINING, HELD_OUT, COUNTED, DEFINITION, BURST = range(5)
 Tokens = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 Arguments = ParamSpec("Arguments")
+Windows = TypeVar("Windows", Tokens, "Tensor")
 
 
 def draw(stream: int, seed: int, step: int, rows: int, columns: int) -> Bits:
@@ -47,9 +51,10 @@ def fingerprint(*parts: NDArray[np.generic]) -> str:
     return combined.hexdigest()[:16]
 
 
-def fewer(windows: Tokens, targets: float) -> Tokens:
+def fewer(windows: Windows, targets: float) -> Windows:
     """The windows ``[n, seq_len + 1]``, or about as many of them, evenly spaced, as hold so many targets."""
-    return windows[:: max(1, int(windows[:, 1:].size // targets))]
+    count, length = windows.shape
+    return windows[:: max(1, int(count * (length - 1) // targets))]
 
 
 def count_pairs(tokens: NDArray[np.integer], vocabulary: int) -> scipy.sparse.csr_array:

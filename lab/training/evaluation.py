@@ -74,8 +74,7 @@ class Evaluation:
 
     def slice(self) -> Tensor:
         """The held-out windows ``[n t+1]`` that are evaluated between start and end."""
-        windows_nt = self.held_out_nt
-        return windows_nt[:: max(1, windows_nt[:, 1:].numel() // VALIDATION_TOKENS)]
+        return fewer(self.held_out_nt, VALIDATION_TOKENS)
 
     def loss(self, *, whole: bool, indices: Sequence[int] | None = None) -> Tensor:
         """Evaluate the runs.

@@ -57,10 +57,7 @@ def train(fleet: Fleet, done: int = 0) -> Iterator[StepResult]:
         steps = fleet.feed.updates(step)
         last = step == steps - 1
         listener = Listener(probes.names if probes.fires(step, steps) else (), fleet.engine.faults)
-        if listener.measures("val_loss") and step > 0 and not last:
-            listener("val_loss", "", fleet.evaluation.loss(whole=False))
-        if listener.measures("clean_val_loss"):
-            listener("clean_val_loss", "", fleet.evaluation.clean_loss())
+        _evaluate_slices(fleet, listener, at_an_end=last or step == 0)
         if listener.measures("batch"):
             listener("batch", "", *fleet.feed.sizes(step))
         if listener.measures("sources"):
@@ -82,10 +79,7 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[StepResult]:
         listener = Listener(probes.names if fires else (), fleet.engine.faults)
         control.before_step()
         _restart(fleet, control)
-        if listener.measures("val_loss"):
-            listener("val_loss", "", fleet.evaluation.loss(whole=False))
-        if listener.measures("clean_val_loss"):
-            listener("clean_val_loss", "", fleet.evaluation.clean_loss())
+        _evaluate_slices(fleet, listener)
         listener.probe_values |= fleet.advance(control.clock, with_probes=fires)
         control.after_step()
         yield StepResult(control.iterations, min(under_way), listener.probe_values, None, steps_now)
@@ -94,6 +88,14 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[StepResult]:
     yield _evaluated(
         control.iterations, steps - 1, Listener(probes.names, fleet.engine.faults), fleet.evaluation.loss(whole=True)
     )
+
+
+def _evaluate_slices(fleet: Fleet, listener: Listener, *, at_an_end: bool = False) -> None:
+    """Measure held-out losses on slices of their text; at an end of the run that of the corpus is measured on all."""
+    if listener.measures("val_loss") and not at_an_end:
+        listener("val_loss", "", fleet.evaluation.loss(whole=False))
+    if listener.measures("clean_val_loss"):
+        listener("clean_val_loss", "", fleet.evaluation.clean_loss())
 
 
 def _restart(fleet: Fleet, control: Control) -> None:
