@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet
 import pytest
 
 from lab.core import files
@@ -37,6 +38,16 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
     assert metrics["step"].tolist() == [0, 3]
     assert metrics["where"].tolist() == ["", "block0.attention.query"]
     assert math.isnan(metrics["value"][1])
+
+
+def test_tables_whose_text_has_either_type_are_read_together(tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": pd.array(["a", None], dtype="string"), "step": [0, 1]})
+    texts = pyarrow.Table.from_pandas(table, preserve_index=False)
+    large = pyarrow.schema([("id", pyarrow.large_string()), ("step", pyarrow.int64())], texts.schema.metadata)
+    pyarrow.parquet.write_table(texts.cast(large), tmp_path / "large.parquet")
+    files.write_table(tmp_path / "small.parquet", table)
+    both = files.read_tables([tmp_path / "large.parquet", tmp_path / "small.parquet"])
+    pd.testing.assert_frame_equal(both, pd.concat([table, table], ignore_index=True))
 
 
 def test_no_column_is_dropped_and_the_fixed_ones_are_always_there(folder: Path) -> None:

@@ -219,9 +219,12 @@ def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, 
     import pyarrow.parquet
 
     content = pyarrow.Table.from_pandas(table, preserve_index=False)
-    content = content.replace_schema_metadata({**content.schema.metadata, b"seal": SEAL + ZEROS})
+    # a second copy of the schema, and extremes that nobody reads, would be half of a table of runs
+    packing |= {"store_schema": False, "write_statistics": False, "compression": "zstd"}
     with atomic_write(path, within=within) as temporary:
-        pyarrow.parquet.write_table(content, temporary, compression="zstd", **packing)
+        with pyarrow.parquet.ParquetWriter(temporary, content.schema, **packing) as writer:
+            writer.write_table(content)
+            writer.add_key_value_metadata({**content.schema.metadata, b"seal": SEAL + ZEROS})
         written = temporary.read_bytes()
         with open(temporary, "r+b") as file:
             file.seek(written.rindex(SEAL) + len(SEAL))
@@ -249,7 +252,9 @@ def read_tables(paths: Iterable[Path]) -> pd.DataFrame:
     """
     import pyarrow  # slow to load, and needed only to read
 
-    table: pd.DataFrame = pyarrow.concat_tables(content.read() for content in _opened(paths)).to_pandas()
+    # the schema of older tables calls text large
+    parts = pyarrow.concat_tables((content.read() for content in _opened(paths)), promote_options="permissive")
+    table: pd.DataFrame = parts.to_pandas()
     return table
 
 
