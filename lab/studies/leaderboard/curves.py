@@ -102,18 +102,18 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
         rates = {seed: spike_rate(losses[run]) for seed, run in counted.items()}
         curves.append(
             Curve(
-                names,
-                {name: value for name, value in config.items() if name.partition(".")[0] in GROUPS},
-                tuple((name, value) for name, value in config.items() if name.partition(".")[0] not in GROUPS),
-                whole.drop(columns=["curve", "lrs_run"]).assign(spikes=pd.Series(rates, dtype=float)),
-                lrs,
-                len(mine) - len(whole),
-                len(runs),
-                int(cards_of["parameters"].iloc[0]) if cards_of["parameters"].notna().all() else 0,
-                seconds.dropna(),
-                sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
-                (within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
-                spikes._replace(runs=tuple(counted)) if rates else NOT_COUNTED,
+                interventions=names,
+                keys={name: value for name, value in config.items() if name.partition(".")[0] in GROUPS},
+                setting=tuple((name, value) for name, value in config.items() if name.partition(".")[0] not in GROUPS),
+                seeds=whole.drop(columns=["curve", "lrs_run"]).assign(spikes=pd.Series(rates, dtype=float)),
+                lrs=lrs,
+                incomplete=len(mine) - len(whole),
+                runs=len(runs),
+                parameters=int(cards_of["parameters"].iloc[0]) if cards_of["parameters"].notna().all() else 0,
+                seconds=seconds.dropna(),
+                source=sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
+                losses=(within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
+                spikes=spikes._replace(runs=tuple(counted)) if rates else NOT_COUNTED,
             )
         )
     return curves
