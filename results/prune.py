@@ -101,8 +101,8 @@ def prune(folder: Path) -> None:
         is_read = (metrics["probe"] == TRAIN) & metrics["id"].isin(counted)
     read = metrics[is_read]
     # neighbours that are alike compress better; names keep the order in which a run first recorded them
-    order = read[["probe", "where", "id"]].apply(lambda column: pd.factorize(column)[0])
-    order = order.assign(step=read["step"]).sort_values([*order, "step"], kind="stable").index
+    order = read.assign(**{name: pd.factorize(read[name])[0] for name in ("probe", "where", "id")})
+    order = order.sort_values(["probe", "where", "id", "step"], kind="stable").index
     store.write_metrics(path, read.loc[order].reset_index(drop=True), level=LEVEL)
 
 

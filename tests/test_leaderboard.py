@@ -93,6 +93,14 @@ def test_two_seeds_decide_nothing() -> None:
     assert math.isnan(found.p)
 
 
+def test_work_beside_one_seed_does_not_change_a_cost() -> None:
+    runs = planted.table(planted_board.cards({PLAIN: 0.0, ("peri_ln", "z_loss"): 0.0}))
+    is_arm = runs["intervention"] == "peri_ln+z_loss"
+    runs["wall_seconds"] = 2.0 + runs["seed"] % 5 + is_arm.astype(float)
+    runs.loc[is_arm & (runs["seed"] == 11), "wall_seconds"] = 200.0
+    assert row(Board(curves_of(Records(runs, NO_METRICS), {}), {}), "peri_ln").cost == pytest.approx(3 / 2)
+
+
 def test_the_ninety_percent_interval_decides_equivalence() -> None:
     """A difference whose 90 % interval ends just inside the margin, or just outside."""
     values = [-0.02, 0.0, 0.02, -0.01, 0.01, 0.0]

@@ -78,7 +78,8 @@ class Row(NamedTuple):
             reference.
         neighbour: the arm one rank below, by its mean; empty at the end.
         beats_neighbour: whether the 95 % interval of the difference from it lies below zero.
-        cost: wall time of a run over that of the reference, a geometric mean over seeds; NaN if it was not recorded.
+        cost: the shortest wall time of a run, over seeds, over that of the reference; NaN if it was not recorded. Other
+            work on the machine only lengthens a run, so the mean over seeds would measure that.
         pair: of a pair of arms, whose ``reference`` is its better half; None for a single arm.
     """
 
@@ -306,7 +307,7 @@ class Board:
         p = p_of(curve, reference) if meaning == SAME else math.nan
         return Row(
             *(name, title, curve, reference, meaning, OPEN, differences, p, math.nan, None, "", False),
-            cost=_cost(curve, reference),
+            cost=float(curve.seconds.min() / reference.seconds.min()),
         )
 
     def meaning(self, name: str, curve: Curve, grid: tuple[float, ...]) -> str:
@@ -353,11 +354,6 @@ def p_of(curve: Curve, reference: Curve, measure: str = PART) -> float:
     if len(seeds) < FEWEST_SEEDS:
         return math.nan
     return difference(reference.seeds.loc[seeds, measure], curve.seeds.loc[seeds, measure]).p()
-
-
-def _cost(curve: Curve, reference: Curve) -> float:
-    ratios = np.log((curve.seconds / reference.seconds).dropna().astype(float))
-    return float(np.exp(ratios.mean())) if len(ratios) else math.nan
 
 
 def _ranked(rows: Sequence[Row], base: Curve) -> tuple[list[Row], tuple[int, int] | None]:

@@ -92,8 +92,8 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
         parts += [Markup(PIECES.scatter(_scatter(panel, costed)))]
         parts += [
             _note(
-                "Instability part minus that of the reference, against the time of a run over that of the reference. "
-                "Other work may have run on the machine when times were measured."
+                "Instability part minus that of the reference, against the time of a run over that of the reference, "
+                "each the shortest over seeds: other work on the machine only lengthens a run."
             )
         ]
     yield html.section(_title(panel), *parts)
