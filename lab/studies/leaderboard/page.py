@@ -33,8 +33,8 @@ def board_page(board: Board) -> str:
     body = [
         Markup(PIECES.style()),
         html.paragraph(_lead(panels), "lead"),
-        html.bullets(list(board_notes(board))),
         *(section for panel in panels for section in _sections(panel, _not_beside(panel, board.panels))),
+        html.section("How to read the numbers", html.bullets(list(board_notes(board)))),
         html.section("How this was made", *map(html.paragraph, _sources(board))),
     ]
     return html.document(TITLE, body)
@@ -83,7 +83,12 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
     parts = []
     if drawn:
         parts += [Markup(PIECES.forest(_forest(panel, drawn)))]
-        parts += [_note(f"Instability part minus that of {_other(panel)}, with 95 % intervals; shaded: the margin.")]
+        parts += [
+            _note(
+                f"Instability part minus that of {_other(panel)}, with 95 % intervals; shaded: the margin. "
+                "Blue helps, orange harms, green makes no difference, grey is open."
+            )
+        ]
     parts.append(Markup(PIECES.table(_table(panel))))
     if not_beside:
         parts.append(_note(f"Not applicable beside the reference of this panel: {listed(not_beside)}."))
