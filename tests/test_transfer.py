@@ -107,13 +107,14 @@ def test_the_score_counts_decided_pairs_only() -> None:
         pair("relu", ""),
         pair("dyt", "", "equal"),
         pair("peri_ln", "", "a"),
+        pair("relu", "", "equal"),
         pair("nope", ""),
     ]
     found = predict(made, pairs, RESULTS)
-    assert [one.agrees for one in found if one.is_decided] == [True, True, False]
+    assert [one.agrees for one in found if one.is_decided] == [True, True, False, False]
     counted = score(found)
-    assert (counted.decided, counted.agreeing) == (3, 2)
-    exact = binomtest(2, 3).proportion_ci(method="exact")
+    assert (counted.decided, counted.agreeing, counted.reversed) == (4, 2, 1)
+    exact = binomtest(2, 4).proportion_ci(method="exact")
     assert (counted.share.low, counted.share.high) == pytest.approx(tuple(exact))
 
 
@@ -202,7 +203,9 @@ def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFix
     table = tmp_path / "mine.csv"
     table.write_text("a,b,outcome,measure\nrelu,reference,a,\nrelu,,b,above\n")
     assert main(["transfer", str(table), "--board", folder]) == 0
-    assert "1 of 2 decided pairs agree: 50%" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1 of 2 decided pairs agree: 50 %, 95 % interval" in shown
+    assert "as the less stable: 1." in shown
 
 
 @pytest.mark.parametrize(

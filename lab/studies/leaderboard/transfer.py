@@ -274,11 +274,13 @@ class Score(NamedTuple):
 
     Attributes:
         agreeing: number of decided pairs that agree.
+        reversed: number of pairs of which the arm that was published as the less stable is predicted.
         share: share of decided pairs that agree, with its exact 95 % interval.
     """
 
     decided: int
     agreeing: int
+    reversed: int
     share: Interval
 
 
@@ -286,7 +288,14 @@ def score(predictions: Sequence[Prediction]) -> Score:
     """The score of decided predictions against published outcomes."""
     decided = [one for one in predictions if one.is_decided]
     agreeing = sum(one.agrees for one in decided)
-    return Score(len(decided), agreeing, share_interval(agreeing, len(decided)))
+    opposite = sum({one.word, one.pair.outcome} == {A, B} for one in decided)
+    return Score(len(decided), agreeing, opposite, share_interval(agreeing, len(decided)))
+
+
+def agreement(counted: Score) -> str:
+    """How many decided pairs agree, and their share with its interval."""
+    mean, low, high = (f"{100 * value:.0f} %" for value in counted.share[:3])
+    return f"{counted.agreeing} of {counted.decided} decided pairs agree: {mean}, 95 % interval {low} to {high}"
 
 
 def rank_correlations(predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -344,11 +353,8 @@ def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
     yield ""
     counted = score(predictions)
     if counted.decided:
-        low, high = counted.share.low, counted.share.high
-        yield (
-            f"{counted.agreeing} of {counted.decided} decided pairs agree: {counted.share.mean:.0%}, 95 % interval "
-            f"{low:.0%} to {high:.0%}; a coin agrees with half."
-        )
+        yield f"{agreement(counted)}; a coin agrees with half."
+        yield f"Predictions of the arm that was published as the less stable: {counted.reversed}."
     else:
         yield "No pair is decided."
     for word in (OPEN, NOT_ON_BOARD):
