@@ -201,13 +201,17 @@ def row_name(name: str) -> str:
 def rows(axes: Axes, names: Sequence[str], groups: Sequence[tuple[Mapping[str, Any], Mapping[int, Dot]]]) -> None:
     """Draw a row for each name, the first at the top, and in it a dot with its interval for each group that has one.
 
+    Groups stand one above the other, unless no row has dots of two.
+
     Args:
         axes: the panel.
         names: the names of the rows.
         groups: for each group the look of its dots, and the dots by number of their row.
     """
+    taken = [row for _, dots_of in groups for row in dots_of]
+    room = ROOM if len(set(taken)) < len(taken) else 0.0
     for position, (look, dots_of) in enumerate(groups):
-        offset = ROOM * ((position + 0.5) / len(groups) - 0.5)
+        offset = room * ((position + 0.5) / len(groups) - 0.5)
         if dots_of:
             heights = [row + offset for row in dots_of]
             draw_dots(axes, heights, list(dots_of.values()), sideways=True, **{**look, "linestyle": ""})
