@@ -1,4 +1,4 @@
-"""Write ``docs/interventions/``: a page for every arm of the board, from ``arms.yaml`` and the committed results.
+"""Write ``docs/interventions/``: a page and a drawing for every arm of the board, from ``arms.yaml`` and the results.
 
 ``python docs/interventions.py`` writes them anew; a test compares.
 """
@@ -23,7 +23,7 @@ def excludes() -> dict[str, set[str]]:
 
 
 def pages() -> dict[str, str]:
-    """The pages by file name."""
+    """The pages and drawings by file name."""
     try:
         board = board_of([])
     except RequestError:  # not trained yet
@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     made = pages()
-    for old in FOLDER.glob("*.md"):
+    for old in FOLDER.iterdir():
         if old.name not in made:
             old.unlink()
     for name, text in made.items():

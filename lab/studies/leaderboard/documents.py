@@ -1,9 +1,13 @@
-"""A page of Markdown for every arm of the leaderboard: its description and its results."""
+"""A page of Markdown for every arm of the leaderboard, its description and its results, and a drawing of its curves."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+from lab.analysis.rendering import html
 from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, QK, WITH, WITHOUT, Board, Row
 from lab.studies.leaderboard.listing import change, p_shown, ranks_shown
@@ -16,14 +20,19 @@ LR_MEANINGS = {
 }
 COLUMNS = (
     *("arm", "panel", "verdict", "instability part", "p (Holm)", "rank", "best loss", "log10 unstable/best LR"),
-    *("parameters", "seeds"),
+    *("parameters", "time", "seeds"),
 )
+DRAWING = html.pieces(Path(__file__).with_name("arm.svg"))
+# Of a panel of a drawing: its size, and the ends of its axes.
+WIDTH, HEIGHT, IN_A_ROW = 380, 240, 2
+LEFT, RIGHT, TOP, BOTTOM = 44, 368, 28, 196
+DECADES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # Interventions of the default recipe, which an example command combines with an arm.
 BESIDE = ("z_loss",)
 
 
 def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """The pages by file name, including the index.
+    """The pages and drawings by file name, including the index.
 
     Args:
         board: the board; None before it is trained.
@@ -31,7 +40,43 @@ def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]])
     """
     rows = board.rows if board else []
     pages = {f"{name}.md": _page(card, rows, excludes.get(name, ())) for name, card in arm_cards().items()}
-    return {INDEX: _index(rows, excludes), **pages}
+    drawings = {f"{name}.svg": _drawing(name, mine) for name in arm_cards() if (mine := _drawn(name, rows))}
+    return {INDEX: _index(rows, excludes), **pages, **drawings}
+
+
+def _drawn(name: str, rows: Collection[Row]) -> list[Row]:
+    """The comparisons of an arm alone that have losses to draw."""
+    return [row for row in rows if row.name == name and row.curve.losses and row.reference.losses]
+
+
+def _drawing(name: str, rows: Collection[Row]) -> str:
+    columns = min(IN_A_ROW, len(rows))
+    return f"{DRAWING.curves(name, [_panel(row) for row in rows], WIDTH, HEIGHT, columns)}\n"
+
+
+def _panel(row: Row) -> dict[str, Any]:
+    """The places of both curves and of the ticks, in units of the drawing."""
+    curves = (row.curve.losses, row.reference.losses)
+    lrs, losses = [lr for curve in curves for lr in curve], [loss for curve in curves for loss in curve.values()]
+    low, high = min(losses), max(losses)
+
+    def x(lr: float) -> float:
+        return round(LEFT + 8 + (RIGHT - LEFT - 16) * math.log(lr / min(lrs)) / math.log(max(lrs) / min(lrs)), 1)
+
+    def y(loss: float) -> float:
+        return round(BOTTOM - 8 - (BOTTOM - TOP - 16) * (loss - low) / (high - low or 1.0), 1)
+
+    of_arm, of_reference = (" ".join(f"{x(lr)},{y(loss)}" for lr, loss in sorted(curve.items())) for curve in curves)
+    return {
+        "title": row.panel,
+        "of_arm": of_arm,
+        "of_reference": of_reference,
+        "lrs": [(x(lr), f"{lr:g}") for lr in DECADES if min(lrs) <= lr <= max(lrs)],
+        "losses": [(y(loss), f"{loss:.2f}") for loss in (low, (low + high) / 2, high)],
+        "left": LEFT,
+        "right": RIGHT,
+        "bottom": BOTTOM,
+    }
 
 
 def _page(card: ArmCard, rows: Collection[Row], excluded: Collection[str]) -> str:
@@ -87,6 +132,9 @@ def _on_board(card: ArmCard, rows: Collection[Row]) -> Iterator[str]:
         "[the board](index.md) says what the columns are."
     )
     yield ""
+    if _drawn(card.name, rows):
+        yield f"![Final loss against learning rate, with {card.name} and without it]({card.name}.svg)"
+        yield ""
     yield from _table(mine)
     for source in dict.fromkeys(row.curve.source for row in mine):
         about = " · ".join(part for part in (source.days, f"`{source.command}`", source.versions) if part.strip("`"))
@@ -109,6 +157,7 @@ def _table(rows: Collection[Row]) -> Iterator[str]:
             change(row.differences["best"]),
             change(row.differences["range"]),
             f"{row.parameters_added:+,}",
+            "" if math.isnan(row.cost) else f"x {row.cost:.2f}",
             str(row.seeds),
         )
         yield f"| {' | '.join(map(_cell, cells))} |"

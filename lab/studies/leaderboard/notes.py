@@ -39,6 +39,8 @@ def board_notes(board: Board) -> Iterator[str]:
             f"{len(open_ended)} arms have seeds without an unstable learning rate; for these it counts as one step "
             "above the grid."
         )
+    if untrained := sorted({row.name for row in rows if (row.curve.seeds["trains"] == 0).all() and row.seeds}):
+        yield f"No run of {listed(untrained)} ended better than a bigram model, so its instability part says little."
     counts_of_runs = sorted({row.curve.runs for row in rows})
     if len(counts_of_runs) > 1:
         yield f"Arms have from {counts_of_runs[0]} to {counts_of_runs[-1]} runs; the protocol asks for equal numbers."
