@@ -80,6 +80,7 @@ notebooks/06_predicting_instability
 notebooks/07_your_own_question
 notebooks/08_loss_spikes
 notebooks/09_batch_size
+notebooks/10_which_intervention
 notebooks/11_own_spikes_and_low_precision
 ```
 

@@ -10,6 +10,7 @@ import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from scipy.stats import t, ttest_1samp
@@ -321,7 +322,7 @@ def test_pages_of_arms_are_up_to_date() -> None:
     """`python docs/interventions.py` writes them."""
     folder = Path(__file__).parents[1] / "docs" / "interventions"
     made = runpy.run_path(str(folder.with_suffix(".py")))["pages"]()
-    assert {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")} == made
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == made
 
 
 def test_a_page_has_the_rows_of_its_arm() -> None:
@@ -339,6 +340,22 @@ def test_a_page_has_the_rows_of_its_arm() -> None:
     index = {line.split("(")[0]: line for line in pages["index.md"].splitlines() if line.startswith("| [")}
     assert index["| [peri_ln]"].endswith("| helps | no difference |")
     assert index["| [qk_rmsnorm]"].endswith("| not trained | not applicable |")
+
+
+def test_a_drawing_of_an_arm_has_both_curves_of_each_panel() -> None:
+    """In the plant an arm that helps ends lower than its reference at high learning rates, where y grows downwards."""
+    made = board({("peri_ln", "z_loss"): -0.2, ("peri_ln", "qk_layernorm", "z_loss"): 0.0, NORMED: 0.0}, spread=0.0)
+    pages = markdown_pages(made, {})
+    drawing = ElementTree.fromstring(pages["peri_ln.svg"])
+    lines = [one.attrib for one in drawing.findall(".//{*}polyline")]
+    assert [one["class"] for one in lines] == ["reference", "arm"] * 2
+    reference, arm = ([tuple(map(float, point.split(","))) for point in one["points"].split()] for one in lines[:2])
+    assert len(reference) == len(arm) == len(planted_board.LRS)
+    assert [x for x, _ in reference] == [x for x, _ in arm] == sorted({x for x, _ in arm})
+    assert arm[-1][1] > reference[-1][1]
+    assert lines[2]["points"] == lines[3]["points"]
+    assert "dyt.svg" not in pages
+    assert "](peri_ln.svg)" in pages["peri_ln.md"]
 
 
 def test_the_page_pins_the_reference_links_every_row_and_loads_nothing(
@@ -424,6 +441,8 @@ def test_the_figure_shows_every_comparable_arm_with_its_verdict() -> None:
     texts = [text.split("\n") for points in drawing.points for text in points.texts]
     verdicts = {(name, verdict) for name, verdict, *_ in texts}
     assert {("peri_ln", HELPS), ("dyt", HARMS)} <= verdicts
+    heights = {height for points in drawing.points for height in points.line.get_ydata()}
+    assert heights == set(range(len(heights)))  # each on the line of its name
     assert {name for name, _ in verdicts} == {
         row.name for row in board(effects, meanings()).rows if row.verdict != NOT_COMPARABLE
     }

@@ -33,6 +33,7 @@ TITLES = [
     "07_your_own_question",
     "08_loss_spikes",
     "09_batch_size",
+    "10_which_intervention",
     "11_own_spikes_and_low_precision",
 ]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.comprehension)
