@@ -47,6 +47,7 @@ from lab.studies.leaderboard.board import (
 from lab.studies.leaderboard.curves import RESULTS, curves_of
 from lab.studies.leaderboard.documents import markdown_pages
 from lab.studies.leaderboard.listing import board_of
+from lab.studies.leaderboard.notes import board_notes
 from lab.studies.leaderboard.page import board_page
 
 PLAIN, NORMED = ("z_loss",), ("qk_layernorm", "z_loss")
@@ -100,6 +101,15 @@ def test_work_beside_one_seed_does_not_change_a_cost() -> None:
     runs["wall_seconds"] = 2.0 + runs["seed"] % 5 + is_arm.astype(float)
     runs.loc[is_arm & (runs["seed"] == 11), "wall_seconds"] = 200.0
     assert row(Board(curves_of(Records(runs, NO_METRICS), {}), {}), "peri_ln").cost == pytest.approx(3 / 2)
+
+
+def test_notes_name_arms_that_never_acted_and_arms_that_never_trained() -> None:
+    made = records({("peri_ln", "z_loss"): 0.0, ("relu", "z_loss"): -0.1, ("dyt", "z_loss"): 0.0}, spread=0.0)
+    is_dyt = made.runs["intervention"] == "dyt+z_loss"
+    made.runs.loc[is_dyt, "final_val_loss"] = made.runs["loss_bigram"] + 0.1
+    notes = "\n".join(board_notes(Board(curves_of(made, {}), {})))
+    assert "The runs of peri_ln end as those of the reference do" in notes
+    assert "No run of dyt ended better than a bigram model" in notes
 
 
 def test_the_ninety_percent_interval_decides_equivalence() -> None:

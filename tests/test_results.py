@@ -23,7 +23,7 @@ from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
 from lab.sweeping import dry_run
 from sampling import few
 
-NOT_YET_TRAINED = {"leaderboard_optimizers", "leaderboard_sizes"}
+NOT_YET_TRAINED = {"leaderboard_sizes"}
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 MEGABYTES = 2**20
 PRODUCTS = ", fp32 products by "  # of oneDNN on some processors, of MKL on others

@@ -21,7 +21,7 @@ from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.arms import arm_cards, meanings
 from lab.studies.leaderboard.board import NO_DIFFERENCE, OPEN, Board
-from lab.studies.leaderboard.curves import curves_of
+from lab.studies.leaderboard.curves import Curve, curves_of
 from lab.studies.leaderboard.listing import board_of
 from lab.studies.leaderboard.transfer import (
     NOT_ON_BOARD,
@@ -157,6 +157,28 @@ def test_a_trend_is_the_slope_of_the_difference_over_sizes_of_one_text() -> None
     assert found.n == 6
     assert trend(*runs[:2]) is None
     assert trend(*runs[:2], runs[2].assign(**{"data.name": "trigram"})) is None
+
+
+def test_a_trend_takes_the_seeds_of_one_sweep() -> None:
+    """A second sweep has fewer arms of the smallest size, and other seeds."""
+
+    def curves(sweep: str, width: int, effects: Effects, seeds: tuple[int, ...]) -> list[Curve]:
+        size = {"model.width": width, "parameters": 10 * width**2}
+        runs = planted.table(planted_board.cards({PLAIN: 0.0, **effects}, seeds, spread=1e-3, **size))
+        made = curves_of(Records(runs, NO_METRICS), {})
+        return [one._replace(setting=(*one.setting, ("sweep", sweep))) for one in made]
+
+    sizes = [
+        curve
+        for width, effect in ((32, -0.1), (64, -0.2), (128, -0.3))
+        for curve in curves("sizes", width, {("relu", "z_loss"): effect, ("dyt", "z_loss"): 0.0}, (30, 31, 32))
+    ]
+    others = curves("board", 32, {("relu", "z_loss"): 0.1}, (10, 11, 12))
+    for some in ([*others, *sizes], [*sizes, *others]):
+        (found,) = predict(Board(some, meanings()), [pair("relu", "")], RESULTS)
+        assert found.trend is not None
+        assert found.trend.n == 3
+        assert found.trend.mean == pytest.approx(-0.1 / (2 * math.log10(2)), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,12 @@ def leaderboard(folder: str | Path, panel: str = "") -> pd.DataFrame:
     return listing.table(panels[panel or next(iter(panels))]).set_index("arm")
 
 
-def transfer(folder: str | Path) -> pd.DataFrame:
+def transfer(folder: str | Path, *others: str | Path) -> pd.DataFrame:
     """Published orderings of large models and what the board predicts of them, as `lab transfer` prints them.
 
     Args:
         folder: of results that hold the reference of the board; claims are judged on the folders beside it.
+        others: folders with more of the board.
 
     Returns:
         A row for each pair of arms.
@@ -85,5 +86,5 @@ def transfer(folder: str | Path) -> pd.DataFrame:
     """
     from lab.studies.leaderboard import listing, transfer
 
-    board = listing.board_of([Path(folder)])
+    board = listing.board_of([Path(folder), *map(Path, others)])
     return transfer.table(transfer.predict(board, transfer.published(), Path(folder).resolve().parent))

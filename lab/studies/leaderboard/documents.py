@@ -24,8 +24,8 @@ COLUMNS = (
 )
 DRAWING = html.pieces(Path(__file__).with_name("arm.svg"))
 # Of a panel of a drawing: its size, and the ends of its axes.
-WIDTH, HEIGHT, IN_A_ROW = 380, 240, 2
-LEFT, RIGHT, TOP, BOTTOM = 44, 368, 28, 196
+WIDTH, HEIGHT, IN_A_ROW = 380, 256, 2
+LEFT, RIGHT, TOP, BOTTOM = 44, 368, 40, 208
 DECADES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # Interventions of the default recipe, which an example command combines with an arm.
 BESIDE = ("z_loss",)

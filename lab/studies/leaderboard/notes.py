@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.text import listed
-from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, VERDICTS, Board
+from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, VERDICTS, Board, Row
 from lab.studies.leaderboard.pairs import pair_panels
 from lab.studies.leaderboard.planted_spikes import planted_of
 
@@ -39,6 +39,8 @@ def board_notes(board: Board) -> Iterator[str]:
             f"{len(open_ended)} arms have seeds without an unstable learning rate; for these it counts as one step "
             "above the grid."
         )
+    if idle := sorted({row.name for row in rows if _equal(row)}):
+        yield f"The runs of {listed(idle)} end as those of the reference do: the change never acted on them."
     if untrained := sorted({row.name for row in rows if (row.curve.seeds["trains"] == 0).all() and row.seeds}):
         yield f"No run of {listed(untrained)} ended better than a bigram model, so its instability part says little."
     counts_of_runs = sorted({row.curve.runs for row in rows})
@@ -48,6 +50,11 @@ def board_notes(board: Board) -> Iterator[str]:
         yield f"{partial} seeds of arms lack a learning rate and are left out."
     yield from _pair_notes(board)
     yield from _spike_notes(board)
+
+
+def _equal(row: Row) -> bool:
+    """Whether an arm and its reference have the same losses to the last bit."""
+    return bool(row.curve.losses) and row.curve.losses == row.reference.losses
 
 
 def _pair_notes(board: Board) -> Iterator[str]:

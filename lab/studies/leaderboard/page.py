@@ -32,7 +32,7 @@ def board_page(board: Board) -> str:
     panels = all_panels(board)
     body = [
         Markup(PIECES.style()),
-        html.paragraph(_lead(panels), "lead"),
+        _lead(panels),
         *(section for panel in panels for section in _sections(panel, _not_beside(panel, board.panels))),
         html.section("How to read the numbers", html.bullets(list(board_notes(board)))),
         html.section("How this was made", *map(html.paragraph, _sources(board))),
@@ -40,8 +40,8 @@ def board_page(board: Board) -> str:
     return html.document(TITLE, body)
 
 
-def _lead(panels: Sequence[Panel]) -> str:
-    """The arms that help, in a sentence for each panel."""
+def _lead(panels: Sequence[Panel]) -> Markup:
+    """The arms that help, in a sentence for each panel; a list of more than two sentences."""
     said = []
     for panel in panels:
         helping = [row.name for row in panel.rows if row.verdict == HELPS]
@@ -52,11 +52,11 @@ def _lead(panels: Sequence[Panel]) -> str:
             verb = f"helps{beyond}" if len(helping) == 1 else f"help{beyond.replace('its', 'their')}"
             found = f"{len(helping)} of {arms} {what} {verb}: {listed(helping)}"
         said.append(f"{_title(panel)}, {found}.")
-    return " ".join(said)
+    return html.paragraph(" ".join(said), "lead") if len(said) <= 2 else html.bullets(said)
 
 
 def _title(panel: Panel) -> str:
-    return f"{panel.title[:1].upper()}{panel.title[1:]}"
+    return f"{panel.title[:1].upper()}{panel.title[1:]}".replace(", ", " · ")
 
 
 def _other(panel: Panel) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -213,12 +213,17 @@ def _predict(board: Board, pair: Pair, settings: Sequence[Setting]) -> Predictio
 
 
 def _trend(board: Board, pair: Pair, mine: Setting, settings: Sequence[Setting], measure: Measure) -> Interval | None:
-    """How the difference of two arms grows with the size, in settings that are this one but for the size."""
-    by_size = dict[float, pd.Series]()
+    """How the difference of two arms grows with the size, in settings that are this one but for the size.
+
+    Of several sweeps that with the most sizes: others may have other seeds.
+    """
+    by_sweep = dict[Hashable, dict[float, pd.Series]]()
     for setting in settings:
         a, b = board.find(pair.a, setting), board.find(pair.b, setting)
         if a is not None and b is not None and _but_for_size(setting) == _but_for_size(mine):
-            by_size[float(b.parameters)] = a.seeds[measure.key] - b.seeds[measure.key]
+            of_sweep = by_sweep.setdefault(dict(setting).get("sweep"), {})
+            of_sweep[float(b.parameters)] = a.seeds[measure.key] - b.seeds[measure.key]
+    by_size = max(by_sweep.values(), key=len, default={})
     if len(by_size) < FEWEST_SIZES:
         return None
     return student_t(slope(pd.DataFrame(by_size).dropna().astype(float)))
