@@ -16,18 +16,16 @@ from pathlib import Path
 
 import pytest
 
-import planted
-import planted_board
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.judging import history
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
-from lab.records import store
-from lab.records.store import NO_METRICS, Records
 from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
+from lab.studies.leaderboard.listing import board_of, headline
+from lab.studies.leaderboard.transfer import agreement, predict, published, score
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -48,6 +46,8 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 QUOTING = {"README.md": 10, "docs/before_you_launch.md": 10, "docs/low_precision.md": 1, "docs/my_run_has_spiked.md": 3}
 QUOTED = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
+BOARD = re.compile(r"(<!-- board -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
 NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and its interval
 # Sweeps that are judged in a moment, and on one text.
 A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")
@@ -113,6 +113,25 @@ def quote(text: str, effects: dict[str, str], tally: str) -> str:
 def tally_of_the_results() -> str:
     """The line that counts the verdicts of all claims that are not ours."""
     return re.findall(r"^- (\d+ claims: .*)\.$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+
+
+def quote_board(text: str) -> str:
+    """Put what helps on each board, and the agreement with what was published, where the README marks them."""
+    changes = {"leaderboard": "Changes of the model", "leaderboard_optimizers": "Optimizers, clipping and decay"}
+    lines = [
+        f"- {named} {panel.title}: {headline(panel)}.\n"
+        for sweep, named in changes.items()
+        for panel in board_of([RESULTS / sweep]).panels
+    ]
+    counted = score(predict(board_of([]), published(), RESULTS))
+    text = BOARD.sub(lambda found: f"{found[1]}{''.join(lines)}{found[3]}", text)
+    said = f"{agreement(counted)}. Predictions of the less stable arm: {counted.reversed}"
+    return TRANSFER.sub(lambda found: f"{found[1]}{said}{found[3]}", text)
+
+
+def test_the_board_in_the_readme_is_that_of_the_committed_results() -> None:
+    assert quote_board(README) == README
+    assert len(BOARD.findall(README)) == len(TRANSFER.findall(README)) == 1
 
 
 @pytest.mark.parametrize("page", QUOTING)
@@ -207,8 +226,6 @@ def test_the_lab_commands_work_in_their_order(
     (tmp_path / "README.md").write_text(README)
     for log in ("log.csv", "replay.csv"):
         (tmp_path / log).write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
-    cards = planted_board.cards({("z_loss",): 0.0, ("qk_layernorm", "z_loss"): -0.1})
-    store.write_imported(tmp_path / "runs" / "leaderboard", Records(planted.table(cards), NO_METRICS))
     (tmp_path / "mine.yaml").write_text(RECIPE)
     requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
     assert len(requests) >= 6
@@ -251,4 +268,4 @@ if __name__ == "__main__":  # the tables and the effects, put where they stand
     (RESULTS / "README.md").write_text(results, encoding="utf-8")
     for page in QUOTING:
         quoted = quote((HOME / page).read_text(encoding="utf-8"), effects_of_the_results(), tally_of_the_results())
-        (HOME / page).write_text(quoted, encoding="utf-8")
+        (HOME / page).write_text(quote_board(quoted), encoding="utf-8")

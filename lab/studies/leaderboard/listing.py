@@ -12,10 +12,11 @@ import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, thousandths
-from lab.analysis.text import finite, plain_text
+from lab.analysis.text import finite, listed, plain_text
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import (
+    HELPS,
     NOT_COMPARABLE,
     Board,
     Panel,
@@ -65,6 +66,22 @@ def board_of(folders: Sequence[Path]) -> Board:
 def all_panels(board: Board) -> list[Panel]:
     """The panels of single arms, then those of pairs."""
     return [*board.panels, *pair_panels(board)]
+
+
+def compared_with(panel: Panel) -> str:
+    """What the rows of a panel are compared with, in words."""
+    return "its better half" if panel.has_pairs else "the reference"
+
+
+def headline(panel: Panel) -> str:
+    """Which arms help: ``2 of 39 arms help: peri_ln and qk_layernorm``."""
+    helping = [row.name for row in panel.rows if row.verdict == HELPS]
+    compared = sum(row.verdict != NOT_COMPARABLE for row in panel.rows)
+    what, beyond = ("pairs", f" beyond {compared_with(panel)}") if panel.has_pairs else ("arms", "")
+    if not helping:
+        return f"none of {compared} {what} certainly helps{beyond}"
+    verb = f"helps{beyond}" if len(helping) == 1 else f"help{beyond.replace('its', 'their')}"
+    return f"{len(helping)} of {compared} {what} {verb}: {listed(helping)}"
 
 
 def change(interval: Interval) -> str:

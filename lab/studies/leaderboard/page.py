@@ -13,9 +13,9 @@ from markupsafe import Markup
 from lab.analysis.rendering import html
 from lab.analysis.text import count, listed
 from lab.studies.leaderboard.arms import arm_cards
-from lab.studies.leaderboard.board import HELPS, MARGIN, NOT_COMPARABLE, Board, Panel, Row
+from lab.studies.leaderboard.board import MARGIN, NOT_COMPARABLE, Board, Panel, Row
 from lab.studies.leaderboard.curves import PART, Curve
-from lab.studies.leaderboard.listing import all_panels, change, table
+from lab.studies.leaderboard.listing import all_panels, change, compared_with, headline, table
 from lab.studies.leaderboard.notes import board_notes
 
 PIECES = html.pieces(Path(__file__).with_name("board.html"))
@@ -42,26 +42,12 @@ def board_page(board: Board) -> str:
 
 def _lead(panels: Sequence[Panel]) -> Markup:
     """The arms that help, in a sentence for each panel; a list of more than two sentences."""
-    said = []
-    for panel in panels:
-        helping = [row.name for row in panel.rows if row.verdict == HELPS]
-        arms = sum(row.verdict != NOT_COMPARABLE for row in panel.rows)
-        what, beyond = ("pairs", f" beyond {_other(panel)}") if panel.has_pairs else ("arms", "")
-        found = f"none of {arms} {what} certainly helps{beyond}"
-        if helping:
-            verb = f"helps{beyond}" if len(helping) == 1 else f"help{beyond.replace('its', 'their')}"
-            found = f"{len(helping)} of {arms} {what} {verb}: {listed(helping)}"
-        said.append(f"{_title(panel)}, {found}.")
+    said = [f"{_title(panel)}, {headline(panel)}." for panel in panels]
     return html.paragraph(" ".join(said), "lead") if len(said) <= 2 else html.bullets(said)
 
 
 def _title(panel: Panel) -> str:
     return f"{panel.title[:1].upper()}{panel.title[1:]}".replace(", ", " · ")
-
-
-def _other(panel: Panel) -> str:
-    """With what the rows of a panel are compared."""
-    return "its better half" if panel.has_pairs else "the reference"
 
 
 def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
@@ -85,7 +71,7 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
         parts += [Markup(PIECES.forest(_forest(panel, drawn)))]
         parts += [
             _note(
-                f"Instability part minus that of {_other(panel)}, with 95 % intervals; shaded: the margin. "
+                f"Instability part minus that of {compared_with(panel)}, with 95 % intervals; shaded: the margin. "
                 "Blue helps, orange harms, green makes no difference, grey is open."
             )
         ]
@@ -194,7 +180,7 @@ def _forest(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
         "zero": round(x(0), 1),
         "margin": (round(x(-MARGIN), 1), round(x(MARGIN) - x(-MARGIN), 1)),
         "ticks": [{"x": round(x(tick), 1), "text": f"{tick:g}"} for tick in _ticks(*span)],
-        "axis": f"instability part minus that of {_other(panel)} (nats/token)",
+        "axis": f"instability part minus that of {compared_with(panel)} (nats/token)",
     }
 
 
