@@ -103,6 +103,24 @@ def test_work_beside_one_seed_does_not_change_a_cost() -> None:
     assert row(Board(curves_of(Records(runs, NO_METRICS), {}), {}), "peri_ln").cost == pytest.approx(3 / 2)
 
 
+def test_a_window_of_higher_learning_rates_gives_the_board_of_their_sensitivity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The grid is ten times as high, and so is the window; on the usual window some of it is outside."""
+    arms = {PLAIN: 0.0, ("peri_ln", "z_loss"): -0.1}
+    low = written(tmp_path / "low", records(arms))
+    high = written(tmp_path / "high", records(arms, lrs=[10 * lr for lr in planted_board.LRS]))
+    expected = leaderboard(low)["instability part"].tolist()
+    assert leaderboard(high, window=(3e-3, 3))["instability part"].tolist() == expected
+    assert leaderboard(high)["instability part"].tolist() != expected
+    assert main(["leaderboard", str(high), "--window", "3e-3", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert expected[1] in shown
+    assert "Sensitivity is a mean over learning rates from 0.003 to 3." in shown
+    assert main(["leaderboard", str(high), "--pairs", "--window", "3e-3", "3"]) == 2
+    assert "--window goes with neither --recipe nor --pairs" in capsys.readouterr().err
+
+
 def test_notes_name_arms_that_never_acted_and_arms_that_never_trained() -> None:
     made = records({("peri_ln", "z_loss"): 0.0, ("relu", "z_loss"): -0.1, ("dyt", "z_loss"): 0.0}, spread=0.0)
     is_dyt = made.runs["intervention"] == "dyt+z_loss"

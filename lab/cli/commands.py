@@ -215,16 +215,19 @@ def _claims(arguments: list[str]) -> None:
 
 
 def _leaderboard(arguments: list[str]) -> None:
+    from lab.analysis.sensitivity import WINDOW
     from lab.studies.leaderboard import listing
 
     given = OptionParser("leaderboard").read(arguments)
+    if given.window and (given.recipe or given.pairs):
+        raise RequestError("--window goes with neither --recipe nor --pairs, whose runs are those of 3e-4 to 3e-1")
     if given.recipe:
         _recipe(Path(given.recipe), given.folders)
         return
     if given.pairs:
         _pairs(given.folders)
         return
-    board = listing.board_of(given.folders)
+    board = listing.board_of(given.folders, _window(given) or WINDOW)
     if given.html:
         from lab.core import files
         from lab.studies.leaderboard.page import board_page

@@ -159,6 +159,7 @@ COMMANDS: dict[str, Command] = {
             "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
             "--html FILE": "write a page whose tables can be sorted and filtered",
             "--csv": "print a line of CSV for each comparison",
+            **_WINDOW,
             **_JSON,
         },
     ),

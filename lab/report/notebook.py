@@ -49,23 +49,24 @@ def show(records: Records, name: str, window: Sequence[float] = WINDOW) -> Shown
     return Shown(layout.svg(drawing, name), drawing.caption)
 
 
-def leaderboard(folder: str | Path, panel: str = "") -> pd.DataFrame:
+def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = WINDOW) -> pd.DataFrame:
     """The board of interventions, as `lab leaderboard` prints it.
 
     Args:
         folder: of results that hold the reference.
         panel: its title; the first panel without one.
+        window: as for ``show``.
 
     Returns:
         A row for each arm below that of the reference: verdict, differences from the reference in nats per token with
         95 % intervals over seeds, ranks and counts.
 
     Raises:
-        RequestError: no such folder or panel, or no reference in it.
+        RequestError: no such folder or panel, no reference in it, or the window is invalid.
     """
     from lab.studies.leaderboard import listing
 
-    panels = {each.title: each for each in listing.board_of([Path(folder)]).panels}
+    panels = {each.title: each for each in listing.board_of([Path(folder)], window_of(window)).panels}
     if panel and panel not in panels:
         raise RequestError(f"no panel {panel!r}; {nearest(panel, panels)}")
     return listing.table(panels[panel or next(iter(panels))]).set_index("arm")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.analysis.curves import setting_name, setting_text
+from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, difference, holm, student_t
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
@@ -396,13 +397,18 @@ def surely_lower(curves: Sequence[Curve]) -> np.ndarray[Any, np.dtype[np.bool_]]
     return lower
 
 
-def read_board(folders: Sequence[Path], meaning_of: Mapping[str, str], reference: Reference | None = None) -> Board:
+def read_board(
+    folders: Sequence[Path],
+    meaning_of: Mapping[str, str],
+    reference: Reference | None = None,
+    window: Window = WINDOW,
+) -> Board:
     """The board of these results folders: each has its own panels if each holds the reference, else all share them.
 
     Raises:
         RequestError: a folder cannot be read, holds no run that ended, or none of them holds the reference.
     """
-    apart = [read_curves(folder) for folder in folders]
+    apart = [read_curves(folder, window=window) for folder in folders]
     if len(apart) > 1 and all(_has_reference(curves, reference) for curves in apart):
         names = [(("sweep", folder.resolve().name),) for folder in folders]
         together = [
@@ -411,7 +417,7 @@ def read_board(folders: Sequence[Path], meaning_of: Mapping[str, str], reference
             for curve in curves
         ]
         return Board(together, meaning_of, reference)
-    return Board(apart[0] if len(apart) == 1 else read_curves(*folders), meaning_of, reference)
+    return Board(apart[0] if len(apart) == 1 else read_curves(*folders, window=window), meaning_of, reference)
 
 
 def _has_reference(curves: Sequence[Curve], reference: Reference | None) -> bool:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lab.analysis.curves import configs, load, points
 from lab.analysis.probe_values import training_losses
-from lab.analysis.sensitivity import judge, per_seed
+from lab.analysis.sensitivity import WINDOW, Window, judge, per_seed
 from lab.analysis.text import listed
 from lab.core.errors import RequestError
 from lab.records import store
@@ -49,6 +49,7 @@ class Curve(NamedTuple):
         seconds: wall time of a run by seed, a median over learning rates.
         source: the source of its records.
         spikes: at which learning rate loss spikes are counted; their rates are a column of ``seeds``.
+        window: the learning rates over which sensitivity is a mean.
         losses: mean loss over these seeds, by learning rate; only for rates at which it is finite.
     """
 
@@ -62,6 +63,7 @@ class Curve(NamedTuple):
     parameters: int
     seconds: pd.Series
     source: Source
+    window: Window
     losses: Mapping[float, float]
     spikes: Spikes = NOT_COUNTED
 
@@ -74,17 +76,18 @@ class Source(NamedTuple):
     versions: str
 
 
-def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
+def curves_of(records: Records, sources: Mapping[str, Source], window: Window = WINDOW) -> list[Curve]:
     """The curves of these records.
 
     Args:
         sources: the source of each run, by its id.
+        window: the learning rates over which sensitivity is a mean.
     """
     ended = judge(points(records.runs))
     cards = records.runs.set_index("id")
     first = ended.drop_duplicates("curve")
     keys, of_key = configs(cards.loc[first["id"]].reset_index())
-    seeds, losses = _by_seed(ended), training_losses(records)
+    seeds, losses = _by_seed(ended, window), training_losses(records)
     curves = []
     for number, key in zip(first["curve"], keys, strict=True):
         runs = ended[ended["curve"] == number]
@@ -112,6 +115,7 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
                 parameters=int(cards_of["parameters"].iloc[0]) if cards_of["parameters"].notna().all() else 0,
                 seconds=seconds.dropna(),
                 source=sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
+                window=window,
                 losses=(within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
                 spikes=spikes._replace(runs=tuple(counted)) if rates else NOT_COUNTED,
             )
@@ -119,9 +123,9 @@ def curves_of(records: Records, sources: Mapping[str, Source]) -> list[Curve]:
     return curves
 
 
-def _by_seed(ended: pd.DataFrame) -> pd.DataFrame:
+def _by_seed(ended: pd.DataFrame, window: Window) -> pd.DataFrame:
     """The measures, with a row for each curve and seed."""
-    seeds = per_seed(ended).set_index(["curve", "seed"])
+    seeds = per_seed(ended, *window).set_index(["curve", "seed"])
     rows = []
     for _, runs in ended.groupby(["curve", "seed"], sort=False):
         curve, seed = runs["curve"].iloc[0], runs["seed"].iloc[0]
@@ -145,7 +149,7 @@ def _interpolated(log_lr: np.ndarray, loss: np.ndarray, at: float) -> float:
     return float(np.interp(at, log_lr, loss)) if inside else math.nan
 
 
-def read_curves(*folders: Path) -> list[Curve]:
+def read_curves(*folders: Path, window: Window = WINDOW) -> list[Curve]:
     """The curves of these results folders, read as one.
 
     Raises:
@@ -161,4 +165,4 @@ def read_curves(*folders: Path) -> list[Curve]:
         sources |= {run: about._replace(versions=str(its_versions)) for run, its_versions in versions}
     if not (records.runs["status"] != "failed").any():
         raise RequestError(f"no run of {listed(map(str, folders))} ended")
-    return curves_of(records, sources)
+    return curves_of(records, sources, window)

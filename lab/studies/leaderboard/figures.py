@@ -10,6 +10,7 @@ from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
+from lab.analysis.sensitivity import Window
 from lab.core.errors import RequestError
 from lab.records.store import Records
 from lab.studies.leaderboard.arms import meanings
@@ -26,8 +27,8 @@ LOOKS = {
 }
 
 
-@figure("leaderboard")
-def leaderboard(records: Records, runs: pd.DataFrame) -> Sheet:
+@figure("leaderboard", over_window=True)
+def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     """Instability part of LR sensitivity minus that of the reference, by intervention.
 
     A row per intervention, without and with qk-layernorm. Differences are paired by seed, and bars are 95 % intervals.
@@ -35,7 +36,7 @@ def leaderboard(records: Records, runs: pd.DataFrame) -> Sheet:
     lines differences count as none.
     """
     try:
-        board = Board(curves_of(records, {}), meanings())
+        board = Board(curves_of(records, {}, window), meanings())
     except RequestError as refusal:
         raise NothingToDrawError(f"nothing to draw: {refusal}") from None
     shown = {panel.title: _rows(panel) for panel in board.panels}

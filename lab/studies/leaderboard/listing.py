@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, thousandths
 from lab.analysis.text import finite, listed, plain_text
 from lab.core.errors import RequestError
@@ -54,13 +55,13 @@ def board_folders(given: Sequence[Path]) -> list[Path]:
     return folders
 
 
-def board_of(folders: Sequence[Path]) -> Board:
-    """The board of these folders, or of the committed results.
+def board_of(folders: Sequence[Path], window: Window = WINDOW) -> Board:
+    """The board of these folders, or of the committed results; sensitivity is a mean over ``window``.
 
     Raises:
         RequestError: see ``read_board`` and ``board_folders``.
     """
-    return read_board(board_folders(folders), meanings())
+    return read_board(board_folders(folders), meanings(), window=window)
 
 
 def all_panels(board: Board) -> list[Panel]:

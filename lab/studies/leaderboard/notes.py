@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.sensitivity import WINDOW
 from lab.analysis.text import listed
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, VERDICTS, Board, Row
 from lab.studies.leaderboard.pairs import pair_panels
@@ -25,6 +26,8 @@ def board_notes(board: Board) -> Iterator[str]:
         f"Rule: no difference if the 90 % interval of the instability part lies within {MARGIN:g} nats; else helps "
         f"or harms if its Holm-adjusted p in the panel is below {ALPHA:g}."
     )
+    for low, high in {one.window for one in board.curves} - {WINDOW}:
+        yield f"Sensitivity is a mean over learning rates from {low:g} to {high:g}."
     yield "Ranks are the ranges that pairwise 95 % intervals leave open, not corrected for the number of pairs."
     if own := sorted({row.name for panel in board.panels for row in panel.rows if row.curve is panel.reference}):
         yield f"The reference has {listed(own)}: the row compares it with the arm that lacks this, and has no rank."
