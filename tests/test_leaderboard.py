@@ -19,7 +19,7 @@ import planted
 import planted_board
 from drawn_texts import complaints
 from lab.__main__ import main
-from lab.analysis import leaderboard, sensitivity, transfer
+from lab.analysis import leaderboard, sensitivity, study, transfer
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.statistics import student_t
@@ -29,6 +29,7 @@ from lab.core.shipped import data_folder, load
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.report import build
+from lab.report.answers import answer
 from lab.report.build import make_report
 from lab.studies.figures import FIGURES
 from lab.studies.leaderboard.arms import arm_cards, left_out, meanings
@@ -476,6 +477,18 @@ def test_the_figure_shows_every_comparable_arm_with_its_verdict() -> None:
     }
     with pytest.raises(NothingToDrawError, match="2 of the 12 arms"):
         FIGURES["leaderboard"](records({("z_loss",): 0.0, ("peri_ln", "z_loss"): -0.1, ("dyt", "z_loss"): 0.1}))
+
+
+def test_the_report_on_a_board_answers_with_changes_of_the_instability_part(tmp_path: Path) -> None:
+    """Not with the arm of most parameters, which has no other of its size to be compared with."""
+    effects = dict.fromkeys(planted_board.arms(), 0.0) | {("peri_ln", "z_loss"): -0.1, ("dyt", "z_loss"): 0.1}
+    said = answer(study(written(tmp_path / "board", records(effects))))
+    assert re.fullmatch(r"Change of the instability part without .* for peri_ln to .* for dyt\.", str(said))
+    (shown,) = said.contrasts
+    expected = row(board(effects, meanings()), "peri_ln").differences["above"]
+    assert shown.levels["peri_ln"]["without qk-layernorm"] == expected
+    few = written(tmp_path / "few", records({NORMED: -0.1, ("peri_ln", "z_loss"): -0.1}))
+    assert "Change of the instability part" not in str(answer(study(few)))
 
 
 def test_notebooks_get_the_board_as_tables(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
         board = Board(curves_of(records, {}, window), meanings())
     except RequestError as refusal:
         raise NothingToDrawError(f"nothing to draw: {refusal}") from None
-    shown = {panel.title: _rows(panel) for panel in board.panels}
+    shown = {panel.title: comparable(panel) for panel in board.panels}
     names = list(dict.fromkeys(name for rows in shown.values() for name in rows))
     if len(names) < FEWEST_ARMS:
         raise NothingToDrawError(f"nothing to draw: {len(names)} of the {FEWEST_ARMS} arms that a board takes")
@@ -56,7 +56,7 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     return sheet
 
 
-def _rows(panel: Panel) -> dict[str, Row]:
+def comparable(panel: Panel) -> dict[str, Row]:
     """By name, those whose learning rate means the same, in rising order of the difference."""
     comparable = [row for row in panel.rows if row.verdict in LOOKS]
     return {row.name: row for row in sorted(comparable, key=lambda row: row.differences[PART].mean)}

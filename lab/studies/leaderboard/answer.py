@@ -1,0 +1,33 @@
+"""What each arm of a board takes off the instability part, as the answer of a report on it."""
+
+from __future__ import annotations
+
+from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
+from lab.analysis.sensitivity import Study
+from lab.core.errors import RequestError
+from lab.studies.leaderboard.arms import meanings
+from lab.studies.leaderboard.board import Board
+from lab.studies.leaderboard.curves import PART, curves_of
+from lab.studies.leaderboard.figures import FEWEST_ARMS, comparable
+from lab.studies.leaderboard.listing import NONE
+
+CHANGE = Measure("Change of the instability part", "nats/token", own_points, by_column)
+
+
+def contrasts(study: Study) -> list[Contrast]:
+    """Of each arm in each panel, minus the arm that lacks its change; empty unless the records are a board."""
+    if study.points["arm"].nunique() < FEWEST_ARMS:
+        return []
+    try:
+        board = Board(curves_of(study.records, {}, study.window), meanings())
+    except RequestError:
+        return []
+    panels = {panel.title: comparable(panel) for panel in reversed(board.panels)}
+    names = list(dict.fromkeys(name for rows in reversed(panels.values()) for name in rows))
+    if len(names) < FEWEST_ARMS:
+        return []
+    levels = {
+        name: {title: rows[name].differences[PART] if name in rows else NONE for title, rows in panels.items()}
+        for name in names
+    }
+    return [Contrast(CHANGE, "", levels, {})]
