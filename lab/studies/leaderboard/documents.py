@@ -10,7 +10,7 @@ from typing import Any
 from lab.analysis.rendering import html
 from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, QK, WITH, WITHOUT, Board, Row
-from lab.studies.leaderboard.listing import change, p_shown, ranks_shown
+from lab.studies.leaderboard.listing import change, headline, p_shown, ranks_shown
 
 INDEX = "index.md"
 LR_MEANINGS = {
@@ -41,7 +41,7 @@ def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]])
     rows = board.rows if board else []
     pages = {f"{name}.md": _page(card, rows, excludes.get(name, ())) for name, card in arm_cards().items()}
     drawings = {f"{name}.svg": _drawing(name, mine) for name in arm_cards() if (mine := _drawn(name, rows))}
-    return {INDEX: _index(rows, excludes), **pages, **drawings}
+    return {INDEX: _index(board, excludes), **pages, **drawings}
 
 
 def _drawn(name: str, rows: Collection[Row]) -> list[Row]:
@@ -163,7 +163,8 @@ def _table(rows: Collection[Row]) -> Iterator[str]:
         yield f"| {' | '.join(map(_cell, cells))} |"
 
 
-def _index(rows: Collection[Row], excludes: Mapping[str, Collection[str]]) -> str:
+def _index(board: Board | None, excludes: Mapping[str, Collection[str]]) -> str:
+    rows, panels = (board.rows, board.panels) if board else ([], [])
     lines = [
         "# Interventions and optimizers",
         "",
@@ -173,8 +174,12 @@ def _index(rows: Collection[Row], excludes: Mapping[str, Collection[str]]) -> st
         "*helps* or *harms* where the instability part of learning-rate sensitivity differs from that of the reference",
         f"with a Holm-adjusted p below {ALPHA:g}. It makes *no difference* where the 90 % interval lies within",
         f"{MARGIN:g} nats/token. Ranks are the ranges that pairwise 95 % intervals leave open.",
+        "`lab leaderboard --html board.html` writes the board as a page that sorts and filters;",
+        "`lab leaderboard --recipe mine.yaml` tries the arms on a recipe of your own.",
         "",
     ]
+    if panels:
+        lines += ["## What helps", "", *(f"- {panel.title}: {headline(panel)}." for panel in panels), ""]
     for is_optimizer, title in ((False, "Interventions"), (True, "Optimizers")):
         cards = [card for card in arm_cards().values() if card.is_optimizer == is_optimizer]
         if cards:
