@@ -24,8 +24,8 @@ COLUMNS = (
 )
 DRAWING = html.pieces(Path(__file__).with_name("arm.svg"))
 # Of a panel of a drawing: its size, and the ends of its axes.
-WIDTH, HEIGHT, IN_A_ROW = 380, 256, 2
-LEFT, RIGHT, TOP, BOTTOM = 44, 368, 40, 208
+WIDTH, HEIGHT, IN_A_ROW = 380, 272, 2
+LEFT, RIGHT, TOP, BOTTOM = 44, 368, 54, 222
 DECADES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # Interventions of the default recipe, which an example command combines with an arm.
 BESIDE = ("z_loss",)
@@ -66,9 +66,11 @@ def _panel(row: Row) -> dict[str, Any]:
     def y(loss: float) -> float:
         return round(BOTTOM - 8 - (BOTTOM - TOP - 16) * (loss - low) / (high - low or 1.0), 1)
 
+    beside, _, setting = row.panel.partition(", ")
     of_arm, of_reference = (" ".join(f"{x(lr)},{y(loss)}" for lr, loss in sorted(curve.items())) for curve in curves)
     return {
-        "title": row.panel,
+        "beside": beside,
+        "setting": setting,
         "of_arm": of_arm,
         "of_reference": of_reference,
         "lrs": [(x(lr), f"{lr:g}") for lr in DECADES if min(lrs) <= lr <= max(lrs)],
