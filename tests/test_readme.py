@@ -22,6 +22,7 @@ from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.judging import history
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
+from lab.analysis.sensitivity import Window
 from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.listing import board_of, headline
@@ -123,6 +124,8 @@ def quote_board(text: str) -> str:
         for sweep, named in changes.items()
         for panel in board_of([RESULTS / sweep]).panels
     ]
+    other = board_of([RESULTS / "other_text" / "leaderboard"], Window(3e-3, 3))
+    lines.append(f"- Arms that help or harm, on another text {other.panels[0].title}: {headline(other.panels[0])}.\n")
     counted = score(predict(board_of([]), published(), RESULTS))
     text = BOARD.sub(lambda found: f"{found[1]}{''.join(lines)}{found[3]}", text)
     said = f"{agreement(counted)}. Predictions of the less stable arm: {counted.reversed}"
