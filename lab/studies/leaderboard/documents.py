@@ -96,15 +96,11 @@ def _page(card: ArmCard, rows: Collection[Row], excluded: Collection[str]) -> st
         facts["does nothing under"] = card.nothing_under
     if excluded:
         facts["cannot stand beside"] = ", ".join(map(_linked, sorted(excluded)))
-    lines = [f"# {card.title}", "", f"`{card.name}`, {_article(group)}.", "", "| | |", "|---|---|"]
+    lines = [f"# {card.title}", "", f"`{card.name}`, an {group}.", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
     return "\n".join(
         [*lines, "", "```sh", _command(card), "```", "", "## On the board", "", *_on_board(card, rows), ""]
     )
-
-
-def _article(group: str) -> str:
-    return f"an {group}"
 
 
 def _command(card: ArmCard) -> str:
