@@ -47,7 +47,7 @@ from lab.studies.leaderboard.board import (
 )
 from lab.studies.leaderboard.curves import RESULTS, curves_of
 from lab.studies.leaderboard.documents import markdown_pages
-from lab.studies.leaderboard.listing import board_of
+from lab.studies.leaderboard.listing import board_of, headline
 from lab.studies.leaderboard.notes import board_notes
 from lab.studies.leaderboard.page import board_page
 
@@ -119,16 +119,23 @@ def test_a_window_of_higher_learning_rates_gives_the_board_of_their_sensitivity(
     assert expected[1] in shown
     assert "Sensitivity is a mean over learning rates from 0.003 to 3." in shown
     assert main(["leaderboard", str(high), "--pairs", "--window", "3e-3", "3"]) == 2
-    assert "--window goes with neither --recipe nor --pairs" in capsys.readouterr().err
+    assert "--window does not go with --recipe or --pairs" in capsys.readouterr().err
+    assert main(["leaderboard", str(high), "--window", "10", "20"]) == 2
+    assert "lies from 10 to 20; theirs are" in capsys.readouterr().err
 
 
 def test_notes_name_arms_that_never_acted_and_arms_that_never_trained() -> None:
-    made = records({("peri_ln", "z_loss"): 0.0, ("relu", "z_loss"): -0.1, ("dyt", "z_loss"): 0.0}, spread=0.0)
+    """By panel: with qk-layernorm dyt trains, and peri_ln acts."""
+    beside = {("dyt", "qk_layernorm", "z_loss"): -0.01, ("peri_ln", "qk_layernorm", "z_loss"): -0.1, NORMED: -0.01}
+    without = {("peri_ln", "z_loss"): 0.0, ("relu", "z_loss"): -0.1, ("dyt", "z_loss"): 0.1}
+    made = records({**without, **beside}, spread=0.0)
     is_dyt = made.runs["intervention"] == "dyt+z_loss"
     made.runs.loc[is_dyt, "final_val_loss"] = made.runs["loss_bigram"] + 0.1
-    notes = "\n".join(board_notes(Board(curves_of(made, {}), {})))
-    assert "The runs of peri_ln end as those of the reference do" in notes
-    assert "No run of dyt ended better than a bigram model" in notes
+    notes = [note for note in board_notes(Board(curves_of(made, {}), {})) if "qk-layernorm, " in note]
+    assert notes[0].startswith("Without qk-layernorm, runs of peri_ln end as those of the reference do")
+    assert notes[1].startswith("Without qk-layernorm, no run of dyt ended better than a bigram model")
+    assert notes[2].startswith("With qk-layernorm, runs of dyt end as those")
+    assert len(notes) == 3
 
 
 def test_the_ninety_percent_interval_decides_equivalence() -> None:
@@ -371,6 +378,40 @@ def test_a_page_has_the_rows_of_its_arm() -> None:
     assert index["| [qk_rmsnorm]"].endswith("| not trained | not applicable |")
 
 
+def test_the_headline_counts_arms_by_verdict_and_marks_a_higher_sensitivity() -> None:
+    effects = {("peri_ln", "z_loss"): -0.2, ("relu", "z_loss"): -0.2, ("dyt", "z_loss"): 0.2}
+    cards = planted.table(planted_board.cards({PLAIN: 0.0, **effects}, spread=0.01))
+    is_slow = (cards["intervention"] == "relu+z_loss") & (cards["optimizer.lr"] < 2e-3)
+    cards.loc[is_slow, "final_val_loss"] += 1.0
+    (panel,) = Board(curves_of(Records(cards, NO_METRICS), {}), {}).panels
+    raises = "relu (raises LR sensitivity as a whole)"
+    assert headline(panel) in (
+        f"2 of 3 arms help: {first} and {second}; 1 harms: dyt; 6 seeds"
+        for first, second in (("peri_ln", raises), (raises, "peri_ln"))
+    )
+
+
+def test_the_headline_says_where_there_is_too_little_to_take_off() -> None:
+    effects = {PLAIN: 0.0, ("peri_ln", "z_loss"): 0.0, NORMED: -0.3, ("qk_layernorm", "relu", "z_loss"): -0.3}
+    _, beside = board(effects, spread=0.001).panels
+    assert headline(beside).startswith("none of 1 arms is shown to help: all of the instability part, 0.05")
+    assert headline(beside).endswith(" nats, is less than the margin of 0.06; 6 seeds")
+    (alone,) = board({("peri_ln", "z_loss"): 0.0}, spread=0.001).panels
+    assert headline(alone) == "none of 1 arms is shown to help; 6 seeds"
+
+
+def test_the_index_finds_an_optimizer_by_itself_and_with_its_schedule() -> None:
+    cards = [*planted_board.cards({PLAIN: 0.0, NORMED: 0.0})]
+    arm = {"optimizer": "schedule_free", "optimizer.name": "schedule_free", "schedule.name": "constant"}
+    cards += planted_board.cards({PLAIN: -0.1}, **arm)
+    made = Board(curves_of(Records(planted.table(cards), NO_METRICS), {}), meanings())
+    pages = markdown_pages(made, {})
+    index = {line.split("(")[0]: line for line in pages["index.md"].splitlines() if line.startswith("| [")}
+    assert index["| [schedule_free]"].endswith("| not comparable | not trained |")
+    assert index["| [adamw_qk_clip]"].endswith("| not trained | not applicable |")
+    assert "schedule_free.svg" in pages
+
+
 def test_a_drawing_of_an_arm_has_both_curves_of_each_panel() -> None:
     """In the plant an arm that helps ends lower than its reference at high learning rates, where y grows downwards."""
     made = board({("peri_ln", "z_loss"): -0.2, ("peri_ln", "qk_layernorm", "z_loss"): 0.0, NORMED: 0.0}, spread=0.0)
@@ -384,6 +425,8 @@ def test_a_drawing_of_an_arm_has_both_curves_of_each_panel() -> None:
     assert arm[-1][1] > reference[-1][1]
     assert lines[2]["points"] == lines[3]["points"]
     assert "dyt.svg" not in pages
+    alone = markdown_pages(board({("peri_ln", "z_loss"): 0.0}, lrs=[1e-2]), {})
+    assert len(ElementTree.fromstring(alone["peri_ln.svg"]).findall(".//{*}polyline")) == 2
     assert "](peri_ln.svg)" in pages["peri_ln.md"]
 
 

@@ -26,7 +26,7 @@ from lab.analysis.sensitivity import Window
 from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.listing import board_of, headline
-from lab.studies.leaderboard.transfer import agreement, predict, published, score
+from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -126,9 +126,9 @@ def quote_board(text: str) -> str:
     ]
     other = board_of([RESULTS / "other_text" / "leaderboard"], Window(3e-3, 3))
     lines.append(f"- Arms that help or harm, on another text {other.panels[0].title}: {headline(other.panels[0])}.\n")
-    counted = score(predict(board_of([]), published(), RESULTS))
+    predictions = predict(board_of([]), published(), RESULTS)
     text = BOARD.sub(lambda found: f"{found[1]}{''.join(lines)}{found[3]}", text)
-    said = f"{agreement(counted)}. Predictions of the less stable arm: {counted.reversed}"
+    said = f"{agreement(score(predictions))}. {by_prediction(predictions)}"
     return TRANSFER.sub(lambda found: f"{found[1]}{said}{found[3]}", text)
 
 

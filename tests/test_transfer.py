@@ -26,6 +26,7 @@ from lab.studies.leaderboard.listing import board_of
 from lab.studies.leaderboard.transfer import (
     NOT_ON_BOARD,
     Pair,
+    lines,
     measures,
     predict,
     published,
@@ -113,9 +114,22 @@ def test_the_score_counts_decided_pairs_only() -> None:
     found = predict(made, pairs, RESULTS)
     assert [one.agrees for one in found if one.is_decided] == [True, True, False, False]
     counted = score(found)
-    assert (counted.decided, counted.agreeing, counted.reversed) == (4, 2, 1)
+    assert (counted.decided, counted.agreeing, counted.opposite) == (4, 2, 1)
     exact = binomtest(2, 4).proportion_ci(method="exact")
     assert (counted.share.low, counted.share.high) == pytest.approx(tuple(exact))
+
+
+def test_pairs_at_the_end_of_the_grid_are_counted_and_left_out_once() -> None:
+    """In the plant both stay stable up to the end of the grid: the same smallest unstable rate means nothing."""
+    made = board({("relu", "z_loss"): -0.34, ("dyt", "z_loss"): -0.34, ("peri_ln", "z_loss"): 0.3}, spread=0.001)
+    pairs = [pair("relu", "dyt", "a", "eta_div"), pair("relu", "peri_ln", "a", "eta_div")]
+    found = predict(made, pairs, RESULTS)
+    assert [(one.word, one.is_censored) for one in found] == [(NO_DIFFERENCE, True), ("a", False)]
+    shown = "\n".join(lines(found))
+    assert "1 of 2 decided pairs agree" in shown
+    assert "1 decided pairs compare arms at the end of the scale" in shown
+    assert "Without these, 1 of 1 decided pairs agree" in shown
+    assert "Where the board names an arm, 1 of 1 agree; where it predicts no difference, 0 of 1." in shown
 
 
 def test_rank_correlation_is_spearmans() -> None:
@@ -227,7 +241,7 @@ def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["transfer", str(table), "--board", folder]) == 0
     shown = capsys.readouterr().out
     assert "1 of 2 decided pairs agree: 50 %, 95 % interval" in shown
-    assert "as the less stable: 1." in shown
+    assert "In 1 pairs the board predicts the arm that was published as the less stable." in shown
 
 
 @pytest.mark.parametrize(

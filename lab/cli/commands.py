@@ -220,7 +220,7 @@ def _leaderboard(arguments: list[str]) -> None:
 
     given = OptionParser("leaderboard").read(arguments)
     if given.window and (given.recipe or given.pairs):
-        raise RequestError("--window goes with neither --recipe nor --pairs, whose runs are those of 3e-4 to 3e-1")
+        raise RequestError("--window does not go with --recipe or --pairs, which use learning rates from 3e-4 to 3e-1")
     if given.recipe:
         _recipe(Path(given.recipe), given.folders)
         return

@@ -219,7 +219,7 @@ def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, 
     import pyarrow.parquet
 
     content = pyarrow.Table.from_pandas(table, preserve_index=False)
-    # a second copy of the schema, and extremes that nobody reads, would be half of a table of runs
+    # a second copy of the schema, and the least and largest value of each column, would be half of a table of runs
     packing |= {"store_schema": False, "write_statistics": False, "compression": "zstd"}
     with atomic_write(path, within=within) as temporary:
         with pyarrow.parquet.ParquetWriter(temporary, content.schema, **packing) as writer:
@@ -252,10 +252,17 @@ def read_tables(paths: Iterable[Path]) -> pd.DataFrame:
     """
     import pyarrow  # slow to load, and needed only to read
 
-    # the schema of older tables calls text large
-    parts = pyarrow.concat_tables((content.read() for content in _opened(paths)), promote_options="permissive")
-    table: pd.DataFrame = parts.to_pandas()
+    table: pd.DataFrame = pyarrow.concat_tables(_plain_text(content.read()) for content in _opened(paths)).to_pandas()
     return table
+
+
+def _plain_text(table: pyarrow.Table) -> pyarrow.Table:
+    """The same table; the schema of older ones calls its text large."""
+    import pyarrow
+
+    text = {pyarrow.large_string(): pyarrow.string()}
+    fields = [field.with_type(text.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pyarrow.schema(fields, table.schema.metadata))
 
 
 def read_distinct(path: Path, column: str) -> list[str]:

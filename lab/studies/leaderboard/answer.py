@@ -22,12 +22,14 @@ def contrasts(study: Study) -> list[Contrast]:
         board = Board(curves_of(study.records, {}, study.window), meanings())
     except RequestError:
         return []
-    panels = {panel.title: comparable(panel) for panel in reversed(board.panels)}
-    names = list(dict.fromkeys(name for rows in reversed(panels.values()) for name in rows))
+    panels = {panel.title: comparable(panel) for panel in board.panels}
+    names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
     if len(names) < FEWEST_ARMS:
         return []
+    # a report speaks of the last column, which here is the panel without qk-layernorm
+    columns = dict(reversed(panels.items()))
     levels = {
-        name: {title: rows[name].differences[PART] if name in rows else NONE for title, rows in panels.items()}
+        name: {title: rows[name].differences[PART] if name in rows else NONE for title, rows in columns.items()}
         for name in names
     }
     return [Contrast(CHANGE, "", levels, {})]

@@ -80,7 +80,7 @@ class Row(NamedTuple):
         neighbour: the arm one rank below, by its mean; empty at the end.
         beats_neighbour: whether the 95 % interval of the difference from it lies below zero.
         cost: the shortest wall time of a run, over seeds, over that of the reference; NaN if it was not recorded. Other
-            work on the machine only lengthens a run, so the mean over seeds would measure that.
+            work on the machine only lengthens a run, so the shortest is the best estimate.
         pair: of a pair of arms, whose ``reference`` is its better half; None for a single arm.
     """
 
@@ -308,7 +308,7 @@ class Board:
         p = p_of(curve, reference) if meaning == SAME else math.nan
         return Row(
             *(name, title, curve, reference, meaning, OPEN, differences, p, math.nan, None, "", False),
-            cost=float(curve.seconds.min() / reference.seconds.min()),
+            cost=_cost(curve, reference),
         )
 
     def meaning(self, name: str, curve: Curve, grid: tuple[float, ...]) -> str:
@@ -355,6 +355,11 @@ def p_of(curve: Curve, reference: Curve, measure: str = PART) -> float:
     if len(seeds) < FEWEST_SEEDS:
         return math.nan
     return difference(reference.seeds.loc[seeds, measure], curve.seeds.loc[seeds, measure]).p()
+
+
+def _cost(curve: Curve, reference: Curve) -> float:
+    whole, part = reference.seconds.min(), curve.seconds.min()
+    return float(part / whole) if whole > 0 else math.nan
 
 
 def _ranked(rows: Sequence[Row], base: Curve) -> tuple[list[Row], tuple[int, int] | None]:

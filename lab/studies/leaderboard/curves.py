@@ -153,7 +153,7 @@ def read_curves(*folders: Path, window: Window = WINDOW) -> list[Curve]:
     """The curves of these results folders, read as one.
 
     Raises:
-        RequestError: a folder cannot be read, or none of its runs ended.
+        RequestError: a folder cannot be read, none of its runs ended, or no learning rate lies in the window.
     """
     records, sources = load(*folders), dict[str, Source]()
     for folder in folders:
@@ -165,4 +165,10 @@ def read_curves(*folders: Path, window: Window = WINDOW) -> list[Curve]:
         sources |= {run: about._replace(versions=str(its_versions)) for run, its_versions in versions}
     if not (records.runs["status"] != "failed").any():
         raise RequestError(f"no run of {listed(map(str, folders))} ended")
+    lrs = sorted(records.runs["optimizer.lr"].dropna().unique())
+    if not any(window.low <= lr <= window.high for lr in lrs):
+        raise RequestError(
+            f"no learning rate of {listed(map(str, folders))} lies from {window.low:g} to {window.high:g}; theirs are "
+            f"{lrs[0]:g} to {lrs[-1]:g}"
+        )
     return curves_of(records, sources, window)

@@ -10,6 +10,7 @@ from typing import Any
 from lab.analysis.rendering import html
 from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, QK, WITH, WITHOUT, Board, Row
+from lab.studies.leaderboard.curves import PART
 from lab.studies.leaderboard.listing import change, headline, p_shown, ranks_shown
 
 INDEX = "index.md"
@@ -26,6 +27,7 @@ DRAWING = html.pieces(Path(__file__).with_name("arm.svg"))
 # Of a panel of a drawing: its size, and the ends of its axes.
 WIDTH, HEIGHT, IN_A_ROW = 380, 272, 2
 LEFT, RIGHT, TOP, BOTTOM = 44, 368, 54, 222
+SCHEDULES = ({"constant"},)  # that an optimizer needs for itself, and that then stands in the name of its row
 DECADES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # Interventions of the default recipe, which an example command combines with an arm.
 BESIDE = ("z_loss",)
@@ -44,9 +46,13 @@ def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]])
     return {INDEX: _index(board, excludes), **pages, **drawings}
 
 
+def _alone(name: str, rows: Collection[Row]) -> list[Row]:
+    """The comparisons of an arm without others, but with the schedule that an optimizer needs."""
+    return [row for row in rows if row.name == name or set(row.name.split("+")) - {name} in SCHEDULES]
+
+
 def _drawn(name: str, rows: Collection[Row]) -> list[Row]:
-    """The comparisons of an arm alone that have losses to draw."""
-    return [row for row in rows if row.name == name and row.curve.losses and row.reference.losses]
+    return [row for row in _alone(name, rows) if row.curve.losses and row.reference.losses]
 
 
 def _drawing(name: str, rows: Collection[Row]) -> str:
@@ -59,9 +65,10 @@ def _panel(row: Row) -> dict[str, Any]:
     curves = (row.curve.losses, row.reference.losses)
     lrs, losses = [lr for curve in curves for lr in curve], [loss for curve in curves for loss in curve.values()]
     low, high = min(losses), max(losses)
+    decades = math.log(max(lrs) / min(lrs)) or 1.0
 
     def x(lr: float) -> float:
-        return round(LEFT + 8 + (RIGHT - LEFT - 16) * math.log(lr / min(lrs)) / math.log(max(lrs) / min(lrs)), 1)
+        return round(LEFT + 8 + (RIGHT - LEFT - 16) * math.log(lr / min(lrs)) / decades, 1)
 
     def y(loss: float) -> float:
         return round(BOTTOM - 8 - (BOTTOM - TOP - 16) * (loss - low) / (high - low or 1.0), 1)
@@ -135,7 +142,9 @@ def _on_board(card: ArmCard, rows: Collection[Row]) -> Iterator[str]:
         yield ""
     yield from _table(mine)
     for source in dict.fromkeys(row.curve.source for row in mine):
-        about = " · ".join(part for part in (source.days, f"`{source.command}`", source.versions) if part.strip("`"))
+        first, *others = source.command.split("; ")
+        more = f" and {len(others)} more ([results](../../results/README.md#what-the-folders-hold))" if others else ""
+        about = " · ".join(part for part in (source.days, f"`{first}`{more}" if first else "", source.versions) if part)
         yield ""
         yield f"From {about}."
 
@@ -149,7 +158,7 @@ def _table(rows: Collection[Row]) -> Iterator[str]:
             row.name,
             row.panel,
             row.verdict,
-            change(row.differences["above"]) if is_comparable else "",
+            change(row.differences[PART]) if is_comparable else "",
             p_shown(row.p_adjusted),
             ranks_shown(row.ranks),
             change(row.differences["best"]),
@@ -171,7 +180,14 @@ def _index(board: Board | None, excludes: Mapping[str, Collection[str]]) -> str:
         "models. The rule stands in the header of `sweeps/leaderboard.yaml` and was fixed before its runs. An arm",
         "*helps* or *harms* where the instability part of learning-rate sensitivity differs from that of the reference",
         f"with a Holm-adjusted p below {ALPHA:g}. It makes *no difference* where the 90 % interval lies within",
-        f"{MARGIN:g} nats/token. Ranks are the ranges that pairwise 95 % intervals leave open.",
+        f"{MARGIN:g} nats/token, even if a smaller difference is certain. Ranks are the ranges that pairwise 95 %",
+        "intervals leave open.",
+        "",
+        "On the page of an arm `p (Holm)` is adjusted over the arms of its panel. Best loss, and log10 of the smallest",
+        "unstable learning rate over the best one, are differences from the reference. `parameters` is how many are",
+        "added, and `time` that of a run over that of the reference. Other work ran on the machine, so small",
+        "differences in time say nothing. Below, each arm has the verdict of the first sweep that trained it.",
+        "",
         "`lab leaderboard --html board.html` writes the board as a page that sorts and filters;",
         "`lab leaderboard --recipe mine.yaml` tries the arms on a recipe of your own.",
         "",
@@ -192,7 +208,7 @@ def _index(board: Board | None, excludes: Mapping[str, Collection[str]]) -> str:
 def _index_row(card: ArmCard, rows: Collection[Row], excluded: Collection[str]) -> str:
     words = []
     for panel in (WITHOUT, WITH):
-        mine = [row.verdict for row in rows if row.name == card.name and row.panel.startswith(panel)]
-        applies = panel == WITHOUT or (card.name != QK and QK not in excluded)
-        words.append(", ".join(dict.fromkeys(mine)) or ("not trained" if applies else "not applicable"))
+        mine = [row.verdict for row in _alone(card.name, rows) if row.panel.startswith(panel)]
+        applies = panel == WITHOUT or (card.name != QK and QK not in {*excluded, *card.not_beside})
+        words.append(mine[0] if mine else "not trained" if applies else "not applicable")
     return f"| [{card.name}]({card.name}.md) | {_cell(card.title)} | {' | '.join(words)} |"

@@ -17,8 +17,11 @@ from lab.analysis.text import finite, listed, plain_text
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import (
+    HARMS,
     HELPS,
+    MARGIN,
     NOT_COMPARABLE,
+    OPEN,
     Board,
     Panel,
     Row,
@@ -40,6 +43,7 @@ MEASURE_NAMES = {
 }
 INSTABILITY = MEASURE_NAMES[PART]
 NONE = Interval(math.nan, math.nan, math.nan, 0)
+BEYOND = (" beyond its better half", " beyond their better halves")
 TICK = "\N{CHECK MARK}"
 
 
@@ -75,14 +79,28 @@ def compared_with(panel: Panel) -> str:
 
 
 def headline(panel: Panel) -> str:
-    """Which arms help: ``2 of 39 arms help: peri_ln and qk_layernorm``."""
-    helping = [row.name for row in panel.rows if row.verdict == HELPS]
-    compared = sum(row.verdict != NOT_COMPARABLE for row in panel.rows)
-    what, beyond = ("pairs", f" beyond {compared_with(panel)}") if panel.has_pairs else ("arms", "")
-    if not helping:
-        return f"none of {compared} {what} certainly helps{beyond}"
-    verb = f"helps{beyond}" if len(helping) == 1 else f"help{beyond.replace('its', 'their')}"
-    return f"{len(helping)} of {compared} {what} {verb}: {listed(helping)}"
+    """Which arms help or harm, and how many are open: ``2 of 39 arms help: nope and peri_ln; 3 open; 6 seeds``.
+
+    It marks arms that help but raise the whole sensitivity, and says if there is too little to take off.
+    """
+    judged = [row for row in panel.rows if row.verdict != NOT_COMPARABLE]
+    helping, harming, unsure = ([row for row in judged if row.verdict == each] for each in (HELPS, HARMS, OPEN))
+    what, one, many = ("arms", "", "") if not panel.has_pairs else ("pairs", *BEYOND)
+    said = f"none of {len(judged)} {what} is shown to help{one}"
+    if helping:
+        verb = f"helps{one}" if len(helping) == 1 else f"help{many}"
+        said = f"{len(helping)} of {len(judged)} {what} {verb}: {listed(map(_helping, helping))}"
+    elif not panel.has_pairs and (whole := panel.reference.seeds[PART]).mean() < MARGIN:
+        said += f": all of the instability part, {level(whole)} nats, is less than the margin of {MARGIN:g}"
+    if harming:
+        said += f"; {len(harming)} {'harms' if len(harming) == 1 else 'harm'}: {listed(row.name for row in harming)}"
+    if unsure:
+        said += f"; {len(unsure)} open"
+    return f"{said}; {max((row.seeds for row in judged), default=0)} seeds"
+
+
+def _helping(row: Row) -> str:
+    return f"{row.name} (raises LR sensitivity as a whole)" if row.differences["total"].low > 0 else row.name
 
 
 def change(interval: Interval) -> str:
@@ -215,6 +233,7 @@ def plain(row: Row, planted: Mapping[str, Interval]) -> dict[str, Any]:
         "arm": row.name,
         "panel": row.panel,
         "verdict": row.verdict,
+        "window": [*row.curve.window],
         "lr": row.lr_meaning,
         **differences,
         "spikes_at_lr": finite(spikes.lr),

@@ -84,7 +84,7 @@ def _sections(panel: Panel, not_beside: Sequence[str]) -> Iterator[Markup]:
         parts += [
             _note(
                 "Instability part minus that of the reference, against the time of a run over that of the reference, "
-                "each the shortest over seeds: other work on the machine only lengthens a run."
+                "each the shortest over seeds. Other work ran on the machine, so small differences in time say nothing."
             )
         ]
     yield html.section(_title(panel), *parts)

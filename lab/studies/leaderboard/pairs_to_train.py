@@ -226,7 +226,7 @@ def _answer(pairs: PanelPairs, rows: Sequence[Row], stage: Stage) -> Iterator[st
     helping = [row for row in rows if row.verdict == HELPS]
     judged = f"judged on {len(stage.seeds)} seeds that chose none of their members, with Holm's correction"
     if not helping:
-        yield f"Pairs {pairs.title}: none of {len(rows)} certainly helps beyond its better half, {judged}."
+        yield f"Pairs {pairs.title}: none of {len(rows)} helps beyond its better half, {judged}."
         return
     verb = "helps" if len(helping) == 1 else "help"
     yield f"Pairs {pairs.title}: {len(helping)} of {len(rows)} {verb} beyond the better half, {judged}:"

@@ -31,6 +31,8 @@ A, B, EQUAL = "a", "b", "equal"
 OUTCOMES = (A, B, EQUAL)
 NOT_ON_BOARD = "not on the board"
 DEFAULT_MEASURE = "above"
+# The column that says that a seed of an arm lies at the end of the scale of a measure.
+CENSORED = {"eta_div": "censored", "trains": "trains"}
 FEWEST_RANKS = 4
 REFERENCE = "reference"
 
@@ -97,6 +99,8 @@ class Prediction(NamedTuple):
         values: means of the measure of a and of b; NaN without runs.
         reason: why there is none; empty where there is one.
         trend: slope of the difference over log10 of parameters, by seed; None below three sizes.
+        is_censored: whether in most seeds both arms lie at the end of the scale, where nothing distinguishes them: no
+            learning rate of the grid is unstable, or every run trains.
     """
 
     pair: Pair
@@ -105,6 +109,7 @@ class Prediction(NamedTuple):
     values: tuple[float, float]
     reason: str = ""
     trend: Interval | None = None
+    is_censored: bool = False
 
     @property
     def is_decided(self) -> bool:
@@ -209,7 +214,15 @@ def _predict(board: Board, pair: Pair, settings: Sequence[Setting]) -> Predictio
     interval = student_t((values[0].loc[seeds] - values[1].loc[seeds]).astype(float))
     word = _word(interval, _adjusted(board, a, b, setting, grid, measure), measure)
     trend = _trend(board, pair, setting, settings, measure)
-    return Prediction(pair, word, interval, (float(values[0].mean()), float(values[1].mean())), trend=trend)
+    means = (float(values[0].mean()), float(values[1].mean()))
+    return Prediction(pair, word, interval, means, trend=trend, is_censored=_is_censored(a, b, measure))
+
+
+def _is_censored(a: Curve, b: Curve, measure: Measure) -> bool:
+    if measure.key not in CENSORED:
+        return False
+    first, second = (curve.seeds[CENSORED[measure.key]].astype(bool) for curve in (a, b))
+    return bool((first & second.reindex(first.index, fill_value=False)).mean() > 0.5)
 
 
 def _trend(board: Board, pair: Pair, mine: Setting, settings: Sequence[Setting], measure: Measure) -> Interval | None:
@@ -279,13 +292,13 @@ class Score(NamedTuple):
 
     Attributes:
         agreeing: number of decided pairs that agree.
-        reversed: number of pairs of which the arm that was published as the less stable is predicted.
+        opposite: number of pairs of which the arm that was published as the less stable is predicted.
         share: share of decided pairs that agree, with its exact 95 % interval.
     """
 
     decided: int
     agreeing: int
-    reversed: int
+    opposite: int
     share: Interval
 
 
@@ -301,6 +314,17 @@ def agreement(counted: Score) -> str:
     """How many decided pairs agree, and their share with its interval."""
     mean, low, high = (f"{100 * value:.0f} %" for value in counted.share[:3])
     return f"{counted.agreeing} of {counted.decided} decided pairs agree: {mean}, 95 % interval {low} to {high}"
+
+
+def by_prediction(predictions: Sequence[Prediction]) -> str:
+    """How many predictions agree where the board names an arm, and where it predicts no difference."""
+    decided = [one for one in predictions if one.is_decided]
+    named = [one for one in decided if one.word != NO_DIFFERENCE]
+    none = [one for one in decided if one.word == NO_DIFFERENCE]
+    return (
+        f"Where the board names an arm, {sum(one.agrees for one in named)} of {len(named)} agree; where it predicts no "
+        f"difference, {sum(one.agrees for one in none)} of {len(none)}"
+    )
 
 
 def rank_correlations(predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -358,8 +382,20 @@ def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
     yield ""
     counted = score(predictions)
     if counted.decided:
-        yield f"{agreement(counted)}; a coin agrees with half."
-        yield f"Predictions of the arm that was published as the less stable: {counted.reversed}."
+        yield f"{agreement(counted)}. The interval takes pairs as independent, and pairs of one ordering share arms."
+        yield f"{by_prediction(predictions)}."
+        where = (
+            f"In {counted.opposite} pairs the board predicts"
+            if counted.opposite
+            else "In no pair does the board predict"
+        )
+        yield f"{where} the arm that was published as the less stable."
+        free = score([one for one in predictions if not one.is_censored])
+        if free.decided < counted.decided:
+            yield (
+                f"{counted.decided - free.decided} decided pairs compare arms at the end of the scale, such as two "
+                f"without an unstable learning rate in the grid. Without these, {agreement(free)}."
+            )
     else:
         yield "No pair is decided."
     for word in (OPEN, NOT_ON_BOARD):
