@@ -539,6 +539,9 @@ def test_notebooks_get_the_board_as_tables(tmp_path: Path) -> None:
     table = leaderboard(folder)
     assert [*table.index] == ["(reference)", "relu"]
     assert table.loc["relu", "verdict"] == HELPS
+    pair = {("peri_ln", "relu", "z_loss"): -0.3, ("peri_ln", "z_loss"): -0.1, ("relu", "z_loss"): -0.1}
+    pairs = leaderboard(written(tmp_path / "pairs", records(pair)), "pairs without qk-layernorm")
+    assert pairs.loc["peri_ln+relu", "verdict"] == HELPS
     with pytest.raises(RequestError, match="no panel 'with'"):
         leaderboard(folder, "with")
     assert transfer(folder).set_index("ordering").loc["T2", "predicted"] == "not on the board"

@@ -66,7 +66,8 @@ def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = W
     """
     from lab.studies.leaderboard import listing
 
-    panels = {each.title: each for each in listing.board_of([Path(folder)], window_of(window)).panels}
+    board = listing.board_of([Path(folder)], window_of(window))
+    panels = {each.title: each for each in listing.all_panels(board)}
     if panel and panel not in panels:
         raise RequestError(f"no panel {panel!r}; {nearest(panel, panels)}")
     return listing.table(panels[panel or next(iter(panels))]).set_index("arm")
