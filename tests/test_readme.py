@@ -26,6 +26,7 @@ from lab.analysis.sensitivity import Window
 from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.listing import board_of, headline
+from lab.studies.leaderboard.pairs import pair_panels
 from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score
 
 HOME = Path(__file__).parents[1]
@@ -124,6 +125,8 @@ def quote_board(text: str) -> str:
         for sweep, named in changes.items()
         for panel in board_of([RESULTS / sweep]).panels
     ]
+    (pairs,) = pair_panels(board_of([RESULTS / "leaderboard_pairs"]))
+    lines.append(f"- {pairs.title[0].upper()}{pairs.title[1:]}: {headline(pairs)}.\n")
     other = board_of([RESULTS / "other_text" / "leaderboard"], Window(3e-3, 3))
     lines.append(f"- Arms that help or harm, on another text {other.panels[0].title}: {headline(other.panels[0])}.\n")
     predictions = predict(board_of([]), published(), RESULTS)
