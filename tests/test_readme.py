@@ -126,7 +126,7 @@ def quote_board(text: str) -> str:
         for panel in board_of([RESULTS / sweep]).panels
     ]
     (pairs,) = pair_panels(board_of([RESULTS / "leaderboard_pairs"]))
-    lines.append(f"- {pairs.title[0].upper()}{pairs.title[1:]}: {headline(pairs)}.\n")
+    lines.append(f"- {pairs.heading}: {headline(pairs)}.\n")
     other = board_of([RESULTS / "other_text" / "leaderboard"], Window(3e-3, 3))
     lines.append(f"- Arms that help or harm, on another text {other.panels[0].title}: {headline(other.panels[0])}.\n")
     predictions = predict(board_of([]), published(), RESULTS)

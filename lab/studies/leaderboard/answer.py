@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
+from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.sensitivity import Study
-from lab.core.errors import RequestError
-from lab.studies.leaderboard.arms import meanings
-from lab.studies.leaderboard.board import Board
-from lab.studies.leaderboard.curves import PART, curves_of
+from lab.studies.leaderboard.curves import PART
 from lab.studies.leaderboard.figures import FEWEST_ARMS, comparable
 from lab.studies.leaderboard.listing import NONE
 
@@ -19,12 +17,8 @@ def contrasts(study: Study) -> list[Contrast]:
     if study.points["arm"].nunique() < FEWEST_ARMS:
         return []
     try:
-        board = Board(curves_of(study.records, {}, study.window), meanings())
-    except RequestError:
-        return []
-    panels = {panel.title: comparable(panel) for panel in board.panels}
-    names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
-    if len(names) < FEWEST_ARMS:
+        names, panels = comparable(study.records, study.window)
+    except NothingToDrawError:
         return []
     # a report speaks of the last column, which here is the panel without qk-layernorm
     columns = dict(reversed(panels.items()))

@@ -131,6 +131,11 @@ class Panel(NamedTuple):
     rows: Sequence[Row]
 
     @property
+    def heading(self) -> str:
+        """The title with a capital letter."""
+        return f"{self.title[:1].upper()}{self.title[1:]}"
+
+    @property
     def has_pairs(self) -> bool:
         """Whether its rows are pairs of arms; they have no ranks."""
         return any(row.pair for row in self.rows)

@@ -12,6 +12,7 @@ from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, QK, WITH, WITHOUT, Board, Row
 from lab.studies.leaderboard.curves import PART
 from lab.studies.leaderboard.listing import change, headline, p_shown, ranks_shown
+from lab.studies.leaderboard.page import linear
 
 INDEX = "index.md"
 LR_MEANINGS = {
@@ -27,7 +28,7 @@ DRAWING = html.pieces(Path(__file__).with_name("arm.svg"))
 # Of a panel of a drawing: its size, and the ends of its axes.
 WIDTH, HEIGHT, IN_A_ROW = 380, 272, 2
 LEFT, RIGHT, TOP, BOTTOM = 44, 368, 54, 222
-SCHEDULES = ({"constant"},)  # that an optimizer needs for itself, and that then stands in the name of its row
+SCHEDULE = "constant"  # that an optimizer needs for itself, and that then stands in the name of its row
 DECADES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # Interventions of the default recipe, which an example command combines with an arm.
 BESIDE = ("z_loss",)
@@ -48,7 +49,7 @@ def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]])
 
 def _alone(name: str, rows: Collection[Row]) -> list[Row]:
     """The comparisons of an arm without others, but with the schedule that an optimizer needs."""
-    return [row for row in rows if row.name == name or set(row.name.split("+")) - {name} in SCHEDULES]
+    return [row for row in rows if row.name in (name, f"{name}+{SCHEDULE}")]
 
 
 def _drawn(name: str, rows: Collection[Row]) -> list[Row]:
@@ -65,23 +66,19 @@ def _panel(row: Row) -> dict[str, Any]:
     curves = (row.curve.losses, row.reference.losses)
     lrs, losses = [lr for curve in curves for lr in curve], [loss for curve in curves for loss in curve.values()]
     low, high = min(losses), max(losses)
-    decades = math.log(max(lrs) / min(lrs)) or 1.0
+    x, y = linear(list(map(math.log, lrs)), (LEFT + 8, RIGHT - 8)), linear(losses, (BOTTOM - 8, TOP + 8))
 
-    def x(lr: float) -> float:
-        return round(LEFT + 8 + (RIGHT - LEFT - 16) * math.log(lr / min(lrs)) / decades, 1)
-
-    def y(loss: float) -> float:
-        return round(BOTTOM - 8 - (BOTTOM - TOP - 16) * (loss - low) / (high - low or 1.0), 1)
+    def points(curve: Mapping[float, float]) -> str:
+        return " ".join(f"{x(math.log(lr)):.1f},{y(loss):.1f}" for lr, loss in sorted(curve.items()))
 
     beside, _, setting = row.panel.partition(", ")
-    of_arm, of_reference = (" ".join(f"{x(lr)},{y(loss)}" for lr, loss in sorted(curve.items())) for curve in curves)
     return {
         "beside": beside,
         "setting": setting,
-        "of_arm": of_arm,
-        "of_reference": of_reference,
-        "lrs": [(x(lr), f"{lr:g}") for lr in DECADES if min(lrs) <= lr <= max(lrs)],
-        "losses": [(y(loss), f"{loss:.2f}") for loss in (low, (low + high) / 2, high)],
+        "of_arm": points(row.curve.losses),
+        "of_reference": points(row.reference.losses),
+        "lrs": [(round(x(math.log(lr)), 1), f"{lr:g}") for lr in DECADES if min(lrs) <= lr <= max(lrs)],
+        "losses": [(round(y(loss), 1), f"{loss:.2f}") for loss in (low, (low + high) / 2, high)],
         "left": LEFT,
         "right": RIGHT,
         "bottom": BOTTOM,

@@ -35,14 +35,7 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     Left of zero an arm is less sensitive to learning rates above the best one than the reference. Within the dotted
     lines differences count as none.
     """
-    try:
-        board = Board(curves_of(records, {}, window), meanings())
-    except RequestError as refusal:
-        raise NothingToDrawError(f"nothing to draw: {refusal}") from None
-    shown = {panel.title: comparable(panel) for panel in board.panels}
-    names = list(dict.fromkeys(name for rows in shown.values() for name in rows))
-    if len(names) < FEWEST_ARMS:
-        raise NothingToDrawError(f"nothing to draw: {len(names)} of the {FEWEST_ARMS} arms that a board takes")
+    names, shown = comparable(records, window)
     columns = layout.columns_for(len(shown), panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets(list(shown), [""], panels.rows_height(names), columns)
     for rows, (axes,) in zip(shown.values(), facet_axes, strict=True):
@@ -56,10 +49,26 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     return sheet
 
 
-def comparable(panel: Panel) -> dict[str, Row]:
-    """By name, those whose learning rate means the same, in rising order of the difference."""
-    comparable = [row for row in panel.rows if row.verdict in LOOKS]
-    return {row.name: row for row in sorted(comparable, key=lambda row: row.differences[PART].mean)}
+def comparable(records: Records, window: Window) -> tuple[list[str], dict[str, dict[str, Row]]]:
+    """The names of the arms whose learning rate means the same, and their rows by panel, in order of the difference.
+
+    Raises:
+        NothingToDrawError: the records are no board, or one of few arms.
+    """
+    try:
+        board = Board(curves_of(records, {}, window), meanings())
+    except RequestError as refusal:
+        raise NothingToDrawError(f"nothing to draw: {refusal}") from None
+    panels = {panel.title: _rows(panel) for panel in board.panels}
+    names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
+    if len(names) < FEWEST_ARMS:
+        raise NothingToDrawError(f"nothing to draw: {len(names)} of the {FEWEST_ARMS} arms that a board takes")
+    return names, panels
+
+
+def _rows(panel: Panel) -> dict[str, Row]:
+    rows = [row for row in panel.rows if row.verdict in LOOKS]
+    return {row.name: row for row in sorted(rows, key=lambda row: row.differences[PART].mean)}
 
 
 def _dots(rows: Mapping[str, Row], names: Sequence[str], verdict: str) -> dict[int, Dot]:

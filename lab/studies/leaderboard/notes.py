@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.sensitivity import WINDOW
 from lab.analysis.text import listed
-from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, VERDICTS, Board, Panel, Row
+from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, VERDICTS, Board, Row
 from lab.studies.leaderboard.pairs import pair_panels
 from lab.studies.leaderboard.planted_spikes import planted_of
 
@@ -44,10 +44,10 @@ def board_notes(board: Board) -> Iterator[str]:
         )
     for panel in board.panels:
         if idle := [row.name for row in panel.rows if _equal(row)]:
-            yield f"{_beside(panel)}, runs of {listed(idle)} end as those of the reference do: the change never acted."
+            yield f"{panel.heading}, runs of {listed(idle)} end as those of the reference do: the change never acted."
         if untrained := [row.name for row in panel.rows if row.seeds and not row.curve.seeds["trains"].any()]:
             yield (
-                f"{_beside(panel)}, no run of {listed(untrained)} ended better than a bigram model, so the instability "
+                f"{panel.heading}, no run of {listed(untrained)} ended better than a bigram model, so the instability "
                 "part says little."
             )
     counts_of_runs = sorted({row.curve.runs for row in rows})
@@ -57,10 +57,6 @@ def board_notes(board: Board) -> Iterator[str]:
         yield f"{partial} seeds of arms lack a learning rate and are left out."
     yield from _pair_notes(board)
     yield from _spike_notes(board)
-
-
-def _beside(panel: Panel) -> str:
-    return f"{panel.title[0].upper()}{panel.title[1:]}"
 
 
 def _equal(row: Row) -> bool:

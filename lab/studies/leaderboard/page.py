@@ -47,7 +47,7 @@ def _lead(panels: Sequence[Panel]) -> Markup:
 
 
 def _title(panel: Panel) -> str:
-    return f"{panel.title[:1].upper()}{panel.title[1:]}".replace(", ", " · ")
+    return panel.heading.replace(", ", " · ")
 
 
 def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
@@ -142,13 +142,13 @@ def _thumb(curve: Curve, reference: Curve, *others: Curve) -> list[str]:
     """The points of a curve in a thumbnail whose axes span those of the reference."""
     lrs = [lr for one in (curve, reference, *others) for lr in one.losses]
     low, high = min(reference.losses.values()), max(reference.losses.values())
-    x = _scale([math.log10(min(lrs)), math.log10(max(lrs))], (3, THUMB[0] - 3))
-    y = _scale((low, high), (THUMB[1] - 4, 4))
+    x = linear([math.log10(min(lrs)), math.log10(max(lrs))], (3, THUMB[0] - 3))
+    y = linear((low, high), (THUMB[1] - 4, 4))
     shown = ((x(math.log10(lr)), min(max(y(loss), 1), THUMB[1] - 1)) for lr, loss in sorted(curve.losses.items()))
     return [" ".join(f"{at:.1f},{height:.1f}" for at, height in shown)]
 
 
-def _scale(values: Sequence[float], ends: tuple[float, float]) -> Any:
+def linear(values: Sequence[float], ends: tuple[float, float]) -> Any:
     """A linear map from the range of these values to a range of a drawing."""
     low, high = float(min(values)), float(max(values))
     width = high - low or 1.0
@@ -159,7 +159,7 @@ def _forest(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     intervals = [row.differences[PART] for row in rows]
     ends = [end for one in intervals for end in (one.mean, one.low, one.high) if math.isfinite(end)]
     span = (min(*ends, -2 * MARGIN), max(*ends, 2 * MARGIN))
-    x = _scale(span, (LEFT, RIGHT))
+    x = linear(span, (LEFT, RIGHT))
     drawn = [
         {
             "name": row.name,
@@ -187,7 +187,7 @@ def _forest(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
 def _scatter(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     costs, means = [row.cost for row in rows], [row.differences[PART].mean for row in rows]
     widths, heights = (min(*costs, 0.9), max(*costs, 1.1)), (min(*means, -MARGIN), max(*means, MARGIN))
-    x, y = _scale(widths, (LEFT + 12, RIGHT - 12)), _scale(heights, (SCATTER_HEIGHT - BELOW - 10, 10))
+    x, y = linear(widths, (LEFT + 12, RIGHT - 12)), linear(heights, (SCATTER_HEIGHT - BELOW - 10, 10))
     named = _named([(row.name, x(row.cost), y(row.differences[PART].mean)) for row in _by_size(rows)])
     return {
         "label": f"differences in the instability part against the time of a run, {panel.title}",
