@@ -65,13 +65,10 @@ class SensitivityCurve:
     def checked(self) -> Comparison:
         """The comparison of ``lab check``."""
         from lab.analysis.guard import check
-        from lab.core import files
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
-        checked = check.check_folder(self.folder, Path(self.baseline), self.margin, self.strict)
-        files.write_text(self.folder / "check.html", checked.page())
-        return checked.comparison
+        return check.check_folder(self.folder, Path(self.baseline), self.margin, self.strict)
 
     def check(self) -> None:
         """Compare with the baseline.

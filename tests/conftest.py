@@ -11,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import composing
-from lab.analysis.rendering.layout import Drawing
 from lab.core import machine
 from lab.records import store
 from lab.training.fleet import Fleet
@@ -80,7 +79,6 @@ def denormals() -> Iterator[None]:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of this process without figures, which take longer than a small command takes to train."""
     monkeypatch.setattr("lab.report.build.FIGURES", {})
-    monkeypatch.setattr("lab.analysis.guard.render.overlay", lambda old, new: Drawing(figsize=(1, 1)))
 
 
 @pytest.fixture

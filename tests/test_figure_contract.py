@@ -21,7 +21,6 @@ from lab.analysis import Records, load
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
-from lab.analysis.guard import baseline, render
 from lab.analysis.rendering import html, layout, marks, panels, style
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.sensitivity import HIGH, LOW, judge
@@ -213,16 +212,6 @@ def test_a_coordinate_check_can_be_read() -> None:
         ]
     )
     assert not complaints(coordinate_growth(changes))
-
-
-@pytest.mark.parametrize("widths", [(32,), (32, 64)])
-def test_the_overlay_of_a_check_can_be_read(tmp_path: Path, widths: tuple[int, ...]) -> None:
-    """Losses between 5 and 7.5, where ticks at every tenth would lie on top of one another."""
-    runs = list(planted.cards(lrs=LRS, widths=widths, loss_at_init=8.0, loss_bigram=7.0))
-    for run in runs:
-        run["final_val_loss"] = 5.0 + 0.8 * (run["final_val_loss"] - 1.9)
-    old = baseline.from_folder(planted.write(tmp_path / "runs", runs))
-    assert not complaints(render.overlay(old, old))
 
 
 def overlap(figure: Drawing) -> None:

@@ -90,7 +90,7 @@ def test_instability_alone_is_found_and_told_from_under_training() -> None:
     by_quantity = verdicts(comparison)
     assert comparison.verdict == WORSE
     assert by_quantity["its instability part"] == {f"{WORSE} {ON_LABEL}"}
-    assert by_quantity["smallest unstable one, place in the grid"] == {f"{WORSE} {ON_LABEL}"}
+    assert by_quantity["smallest unstable learning rate"] == {f"{WORSE} {ON_LABEL}"}
     assert "its under-training part" not in by_quantity
     assert "best loss" not in by_quantity
 
@@ -122,10 +122,10 @@ def test_the_best_learning_rate_may_move_by_one_step_of_the_grid() -> None:
         return change
 
     for steps in (1, -1):
-        by_quantity = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
+        by_quantity = verdicts(check(moved(steps)))["best learning rate"]
         assert by_quantity == {f"unclear {arm}" for arm in LABELS}, "a grid is too coarse to be certain of one step"
     for steps in (2, -2):
-        by_quantity = verdicts(check(moved(steps)))["best learning rate, place in the grid"]
+        by_quantity = verdicts(check(moved(steps)))["best learning rate"]
         assert by_quantity == {f"{WORSE} {arm}" for arm in LABELS}
 
 

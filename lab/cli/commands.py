@@ -307,14 +307,11 @@ def _check(arguments: list[str]) -> None:
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    checked = check.check_folder(folder, Path(given.baseline), margin, given.strict, _window(given))
-    comparison = checked.comparison
+    comparison = check.check_folder(folder, Path(given.baseline), margin, given.strict, _window(given))
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
         if path:
             files.write_text(Path(path), write(comparison))
-    if given.html or folder.is_dir():
-        files.write_text(Path(given.html or folder / "check.html"), checked.page())
     raise SystemExit(comparison.exit_code)
 
 

@@ -186,7 +186,6 @@ COMMANDS: dict[str, Command] = {
             "--baseline FILE|DIR": "the baseline: a file of lab baseline save, or a results folder",
             "--margin PERCENT": "how much a curve may worsen (default: 5%)",
             "--strict": "fail on smaller changes, too, if they are significant",
-            "--html FILE": "where the page is written (default: DIR/check.html)",
             "--junit FILE": "write the outcome for a CI system",
             "--markdown FILE": "write the outcome as Markdown",
             **_WINDOW,

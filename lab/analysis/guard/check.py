@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -45,20 +44,9 @@ def margin_of(text: str) -> float:
     return fraction
 
 
-class CheckedFolder(NamedTuple):
-    """A comparison, and the two baselines compared; None where one of them could not be read."""
-
-    comparison: Comparison
-    baselines: tuple[Baseline, Baseline] | None
-
-    def page(self) -> str:
-        """The comparison as HTML."""
-        return render.as_html(self.comparison, self.baselines)
-
-
 def check_folder(
     folder: Path, baseline: Path, margin: float = MARGIN, strict: bool = False, window: Window | None = None
-) -> CheckedFolder:
+) -> Comparison:
     """Compare a results folder with a baseline.
 
     Args:
@@ -79,9 +67,9 @@ def check_folder(
         old = baselines.read(baseline, window)
         new = baselines.from_folder(folder, window or old.window)
     except RequestError as refusal:
-        return CheckedFolder(Comparison(str(baseline), str(folder), margin, strict, [], [], [str(refusal)], []), None)
+        return Comparison(str(baseline), str(folder), margin, strict, [], [], [str(refusal)], [])
     check_window(new.runs, new.window)
-    return CheckedFolder(compare_baselines(old, new, margin, strict), (old, new))
+    return compare_baselines(old, new, margin, strict)
 
 
 def save_baseline(folder: Path, path: Path, window: Window = WINDOW) -> Iterator[str]:

@@ -27,6 +27,9 @@ class Change(NamedTuple):
 
     Attributes:
         size: parameters without embeddings.
+        before: the mean of the baseline. The quantities that change in grid steps are learning rates, and their mean is
+            geometric; infinite if no learning rate of some seed was unstable.
+        now: likewise of the new curves.
         margin: the largest change allowed, in ``unit``.
         effect: Cohen's d, for paired seeds d_z; NaN if seeds do not spread.
         equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms and
@@ -206,10 +209,12 @@ def _changes(
     arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, limits: Mapping[str, float]
 ) -> Iterator[Change]:
     for column, quantity in QUANTITIES.items():
-        old, new, limit = before[column].dropna(), now[column].dropna(), limits[quantity.unit]
+        sides = [table.dropna(subset=[column]) for table in (before, now)]
+        (old, new), limit = (side[column] for side in sides), limits[quantity.unit]
         if min(len(old), len(new)) >= FEWEST_SEEDS:
             change = difference(old, new, resolution=1.0 if quantity.unit == STEPS else 0.0)
-            interval = (float(old.mean()), float(new.mean()), change.mean, change.low, change.high, limit)
+            mean_before, mean_now = (quantity.mean(side, column) for side in sides)
+            interval = (mean_before, mean_now, change.mean, change.low, change.high, limit)
             tests = (change.effect, change.equivalence(limit), change.p(NEGLIGIBLE * limit))
             verdict = _verdict(change, limit, quantity.worse)
             yield Change(quantity.name, quantity.unit, *arm_and_size, *interval, *tests, verdict)

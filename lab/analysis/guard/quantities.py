@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis.guard.baseline import PROBES, Baseline, whole_seeds
@@ -18,11 +19,27 @@ NATS, STEPS, DECADES = "nats/token", "grid steps", "decades"
 
 
 class GuardedQuantity(NamedTuple):
-    """A quantity that is compared: its name, its unit, and the sign of a change that is worse (0: either sign)."""
+    """A quantity that is compared.
+
+    Attributes:
+        unit: the unit of its change.
+        worse: the sign of a change that is worse; 0 if either is.
+        rate: the column of the learning rate of which it is the place in the grid; empty if it is none.
+    """
 
     name: str
     unit: str
     worse: int
+    rate: str = ""
+
+    def mean(self, seeds: pd.DataFrame, column: str) -> float:
+        """Its mean over the seeds of a table of ``measured``; that of learning rates is geometric.
+
+        A seed without such a learning rate counts as infinite.
+        """
+        if self.rate:
+            return float(np.exp(np.log(seeds[self.rate].fillna(np.inf)).mean()))
+        return float(seeds[column].mean())
 
 
 QUANTITIES = {
@@ -30,8 +47,8 @@ QUANTITIES = {
     "below": GuardedQuantity("its under-training part", NATS, +1),
     "above": GuardedQuantity("its instability part", NATS, +1),
     "best": GuardedQuantity("best loss", NATS, +1),
-    "best_lr_index": GuardedQuantity("best learning rate, place in the grid", STEPS, 0),
-    "unstable_lr_index": GuardedQuantity("smallest unstable one, place in the grid", STEPS, -1),
+    "best_lr_index": GuardedQuantity("best learning rate", STEPS, 0, "best_lr"),
+    "unstable_lr_index": GuardedQuantity("smallest unstable learning rate", STEPS, -1, "eta_div"),
     "loss_at_init": GuardedQuantity("loss at initialization", NATS, 0),
     "logit_growth": GuardedQuantity("growth of the attention logits", DECADES, +1),
     "eps_ratio": GuardedQuantity("Adam's epsilon over the gradients' RMS", DECADES, +1),
@@ -39,6 +56,7 @@ QUANTITIES = {
     "param_rms": GuardedQuantity("RMS of the weights", DECADES, 0),
     "log_z_square": GuardedQuantity("mean square of log Z", DECADES, +1),
 }
+RATES = [quantity.rate for quantity in QUANTITIES.values() if quantity.rate]
 # The reasons why a quantity may be missing from a comparison over a ``{window}``.
 MISSING_BECAUSE = {
     "total": "fewer than two learning rates lie from {window}",
@@ -53,7 +71,7 @@ def margins(before: pd.DataFrame, margin: float) -> dict[str, float]:
 
 
 def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
-    """Tables by number of the curve, with a row per complete seed and a column per key of ``QUANTITIES``.
+    """Tables by number of the curve, with a row per complete seed, and a column per key of ``QUANTITIES`` and rate.
 
     Raises:
         RequestError: no seed ran at every learning rate of its curve.
@@ -71,5 +89,5 @@ def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
         index = {lr: float(n) for n, lr in enumerate(grid, 1)}
         table["best_lr_index"] = table["best_lr"].map(index)
         table["unstable_lr_index"] = table["eta_div"].map(index).fillna(len(grid) + 1.0)
-        tables[int(str(number))] = table.droplevel("curve")[list(QUANTITIES)]
+        tables[int(str(number))] = table.droplevel("curve")[[*QUANTITIES, *RATES]]
     return tables

@@ -1,4 +1,4 @@
-"""Render a comparison as text, JSON, Markdown, JUnit XML, or a page that overlays old and new curves."""
+"""Render a comparison as text, JSON, Markdown or JUnit XML."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from functools import partial
 from html import escape
-from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
-from matplotlib.lines import Line2D
 
-from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, Change, Comparison
-from lab.analysis.guard.matching import match_curves, runs_of, where
 from lab.analysis.guard.moves import Move
-from lab.analysis.rendering import html, layout, panels, scales
-from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.style import DASHED
-from lab.analysis.sensitivity import WINDOW, judge
+from lab.analysis.guard.quantities import STEPS
+from lab.analysis.sensitivity import WINDOW
 from lab.analysis.text import count, json_rows, plain_text, spell
 from lab.core.printing import printable
 
@@ -31,19 +24,12 @@ MEANING = {
     REGRESSION: "the 90 % interval of a change lies wholly outside its margin",
     CANNOT_JUDGE: "runs and baseline cannot be compared",
 }
-RULE = """A change is that of the mean over seeds, paired by seed if both sides have the same seeds. It is a regression
-if its 90 % interval lies wholly outside the margin, on the worse side. It is the same if the interval lies wholly
-inside, which is an equivalence test (two one-sided t-tests, p below 0.05). It is a drift if it is no regression but
-significant: the last column, p adjusted for the number of changes (Holm), lies below 0.05. d is Cohen's effect size."""
-MOVED = """A move is certain if its p, adjusted for the learning rates of the arm, lies below 0.05. If no move of an arm
-is certain, its largest change of final loss is shown and marked as uncertain."""
-SIDES: dict[str, dict[str, Any]] = {"baseline": {"color": "#888888", "linestyle": DASHED}, "now": {"color": "#D55E00"}}
 
 
 def headline(check: Comparison) -> str:
-    """``regression: the 90 % interval ... (2 of 14 changes; margin 5 % of the best loss)``."""
+    """``regression: the 90 % interval ... (2 of 14 quantities, margin 5 % of the best loss)``."""
     certain, n = _count_certain(check), len(check.changes)
-    tally = f"{certain} of {n} changes" if certain else f"{n} changes" if n else ""
+    tally = f"{certain} of {n} quantities" if certain else f"{n} quantities compared" if n else ""
     details = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
     details += [] if check.window == WINDOW else [f"sensitivity over learning rates from {check.window}"]
     return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(details)})"
@@ -64,8 +50,8 @@ def table(check: Comparison) -> pd.DataFrame:
             "arm": [change.arm for change in check.changes],
             "parameters": [count(change.size) for change in check.changes],
             "quantity": [change.quantity for change in check.changes],
-            "baseline": [_rounded(change.before) for change in check.changes],
-            "now": [_rounded(change.now) for change in check.changes],
+            "baseline": [_value(change, change.before) for change in check.changes],
+            "now": [_value(change, change.now) for change in check.changes],
             "change [90 % interval]": [_interval(change) for change in check.changes],
             "margin": [f"{change.margin:.3g} {change.unit}" for change in check.changes],
             "d": [_number(change.effect, ".2f") for change in check.changes],
@@ -78,6 +64,13 @@ def table(check: Comparison) -> pd.DataFrame:
 def _rounded(value: float, sign: str = "") -> str:
     """Three decimals, zero without a minus."""
     return f"{round(value, 3) + 0.0:{sign}.3f}"
+
+
+def _value(change: Change, value: float) -> str:
+    """A value of the quantity of a change: a learning rate, if it changes in steps of their grid, or three decimals."""
+    if change.unit == STEPS:
+        return f"{value:.3g}" if math.isfinite(value) else "none"
+    return _rounded(value)
 
 
 def _interval(change: Change) -> str:
@@ -156,7 +149,8 @@ def junit(check: Comparison) -> str:
         name = f"{change.arm}, {change.size} parameters: {change.quantity}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": name})
         if fails:
-            message = f"{_interval(change)} {change.unit}, margin {change.margin:.3g}"
+            before, now = (_value(change, value) for value in (change.before, change.now))
+            message = f"{before} -> {now}: {_interval(change)} {change.unit}, margin {change.margin:.3g}"
             ElementTree.SubElement(case, "failure", {"message": message})
     for reason in check.reasons:
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": CANNOT_JUDGE})
@@ -165,52 +159,3 @@ def junit(check: Comparison) -> str:
         element.attrib.update({key: printable(value) for key, value in element.attrib.items()})
     ElementTree.indent(suite, " ")
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def as_html(check: Comparison, baselines: tuple[Baseline, Baseline] | None) -> str:
-    """The page of a comparison: verdict, curves, table, remarks, and how both sides were made.
-
-    Without ``baselines``, if one could not be read, it has neither curves nor the last part.
-    """
-    body = [html.paragraph(headline(check), "lead"), html.paragraph(f"{check.folder} against {check.baseline}")]
-    if check.reasons:
-        body.append(html.section("Why it cannot be judged", html.bullets(check.reasons)))
-    if check.changes and baselines:
-        draw = partial(overlay, *baselines)
-        drawing = draw()
-        narrow = layout.narrow_svg(draw, "overlay")
-        figure = html.figure(layout.svg(drawing, "overlay"), drawing.caption, narrow=narrow)
-        body.append(html.section("Before and now", figure))
-        body.append(html.section("Changes", html.paragraph(RULE), html.table(table(check))))
-    if check.moves:
-        body.append(html.section("What moved, and where", html.paragraph(MOVED), html.bullets(moved(check))))
-    if check.remarks:
-        body.append(html.section("What else differs", html.bullets(check.remarks)))
-    titles = ("How the baseline was made", "How the runs were made")
-    for title, baseline in zip(titles, baselines or (), strict=False):
-        blocks = [html.block("\n".join(lines)) for lines in baseline.made.values()]
-        body.append(html.section(title, *blocks))
-    return html.document(f"Check: {check.verdict}", body)
-
-
-@layout.styled
-def overlay(old: Baseline, new: Baseline) -> Sheet:
-    """Final loss against learning rate, before and now.
-
-    Grey and dashed: the baseline. In colour: now. Lines are means over seeds; losses above that at initialization are
-    drawn at it.
-    """
-    pairs = match_curves(old, new).pairs
-    places = {number: where(old, number) for number in pairs}
-    titles = {number: f"{arm}, {count(size)} parameters" for number, (arm, size) in places.items()}
-    sheet, facet_axes = layout.facets(list(titles.values()), ["final held-out loss\n(nats/token)"], 15.0)
-    curves = {number: (judge(runs_of(old, number)), judge(runs_of(new, other))) for number, other in pairs.items()}
-    all_runs = pd.concat([runs for both in curves.values() for runs in both])
-    for number, (axes,) in zip(titles, facet_axes, strict=True):
-        arm, _ = places[number]
-        for (side, look), runs in zip(SIDES.items(), curves[number], strict=True):
-            panels.over(axes, runs.assign(arm=f"{side}: {arm}"), "lr", "capped", panels.FINAL_LOSS, **look)
-        scales.lr_axis(axes, curves[number][0]["lr"])
-    scales.loss_axis(facet_axes[0][0], all_runs, all_runs["capped"], bigram=False)
-    sheet.keys(("", [Line2D([], [], label=side, **look) for side, look in SIDES.items()]))
-    return sheet
