@@ -12,7 +12,7 @@ from lab.cli import commands, launch, usage
 from lab.core.errors import RequestError
 from lab.records import run_table
 
-REQUESTS = ("sweep", "train", "coordcheck", "campaign")  # which read overrides, and parse no options by the table
+REQUESTS = ("sweep", "train", "coordcheck")  # which read overrides, and parse no options by the table
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from lab.core.machine import cores
 from lab.records import plans, store
 from lab.sweeping import job, pipeline, progress
 from lab.sweeping.planner import points
-from lab.sweeping.progress import CampaignPart, FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
+from lab.sweeping.progress import FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
 from lab.sweeping.terminal import Scene, cells, scene, sketch
 from lab.training.loop import StepResult
 from lab.training.recorder import Run, fleet_summary, ranges
@@ -155,34 +156,18 @@ def test_losses_of_earlier_runs_that_diverged_are_infinite(monkeypatch: pytest.M
     assert pipeline._last_losses(Path("anywhere")) == {"a": 2.0, "b": INF, "c": INF}
 
 
-def test_a_part_of_a_campaign_says_how_long_all_of_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 10_000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    part = CampaignPart("campaign day, part 2 of 3", now - 3600, 3600.0, 7200.0, 1800.0)
-    assert part.line(0, None) == "campaign day, part 2 of 3: 1:00:00 elapsed in all, about 2:30:00 left in all"
-    now += 3600  # for half of the part, as estimated
-    assert part.line(0.5, None).endswith(": 2:00:00 elapsed in all, about 1:30:00 left in all")
-    now += 2 * 3600 + 600  # twice as slow, as ten minutes more than nothing are counted for the estimate
-    assert part.line(0.5, None).endswith(": 4:10:00 elapsed in all, about 3:00:00 left in all")
-    assert part.line(0.5, 60.0).endswith("about 1:01:00 left in all")  # what the sweep says of itself is known better
-    lines = SCENE._replace(part=part).lines({}, 0.5, 20, 80)
-    assert lines == [part.line(0.5, 20.0), *SCENE.lines({}, 0.5, 20, 80)]
-
-
 def test_a_log_gets_a_line_now_and_then() -> None:
     lines, times = Said(), []
-    part = CampaignPart("campaign day, part 1 of 1", time.monotonic(), 0.0, 10.0, 0.0)
-    log = ProgressLog(3, lines, part)
+    log = ProgressLog(3, lines)
     for second in range(7200):
         before = len(lines)
         log.show(STANDINGS, second / 7200, float(second))
         times += [second] * (len(lines) - before)
     log.close()
     assert lines[0] == "1%  1/3 fleets  1 diverged  1:00 elapsed, ? left"
-    assert lines[-2].endswith(" left")
-    assert lines[-1].startswith("campaign day, part 1 of 1: ")
-    assert times[:6] == [60, 60, 120, 120, 180, 180]
-    gaps = [later - earlier for earlier, later in zip(times[::2], times[2::2], strict=False)]
+    assert lines[-1].endswith(" left")
+    assert times[:3] == [60, 120, 180]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     assert gaps == sorted(gaps)
     assert 60 == gaps[0] < gaps[-1] < 7200 / 10
 

@@ -36,21 +36,6 @@ def _sweep(arguments: list[str]) -> None:
     launch.carry_out(launch.read_request(_without_m(arguments[1:]), command, name=sweep.stem, sweep=sweep))
 
 
-def _campaign(arguments: list[str]) -> None:
-    if not arguments:
-        _list(["campaigns"])
-        return
-    from lab.cli import campaign
-
-    given = campaign.read_arguments(arguments)
-    parts = campaign.plan(given)
-    if given.dry_run:
-        for line in campaign.table(parts):
-            say(line)
-        return
-    campaign.train(given, parts)
-
-
 def _train(arguments: list[str]) -> None:
     from lab.cli import launch
 
@@ -366,7 +351,6 @@ def _list(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
-    "campaign": _campaign,
     "train": _train,
     "import": _import,
     "report": _report,

@@ -90,7 +90,6 @@ def _detectors() -> Iterator[tuple[str, str]]:
 
 LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "sweeps": lambda: _files(shipped.sweeps().values()),
-    "campaigns": lambda: _files(shipped.campaigns().values()),
     "scales": _choices("scale"),
     "arms": _choices("arm"),
     "models": _models,
@@ -143,8 +142,8 @@ def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[
     if "query=" in " ".join(arguments):
         if index == 1:
             return sub_commands
-        if index == 2 and words[1] in ("sweep", "campaign", "list"):
-            return list({"sweep": shipped.sweeps, "campaign": shipped.campaigns}.get(words[1], lambda: LISTS)())
+        if index == 2 and words[1] in ("sweep", "list"):
+            return list(shipped.sweeps() if words[1] == "sweep" else LISTS)
         if index < 1 or words[1] not in ("sweep", "train", "coordcheck"):
             return []
         first_override = 3 if words[1] == "sweep" else 2

@@ -28,7 +28,6 @@ from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.sweeping import pipeline
 from lab.sweeping.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
-from lab.sweeping.progress import CampaignPart
 from lab.sweeping.requests import recognizable
 
 if TYPE_CHECKING:
@@ -100,12 +99,8 @@ def plan(composed: Composed) -> SweepPlan:
     return planned_sweep
 
 
-def carry_out(request: Request, part: CampaignPart | None = None) -> None:
+def carry_out(request: Request) -> None:
     """Train the points of a request, or with --dry-run estimate what that would cost.
-
-    Args:
-        request: the request.
-        part: the part of a campaign that this sweep is, if any.
 
     Raises:
         RequestError: a point cannot be composed, or is invalid; nothing is written then.
@@ -115,16 +110,15 @@ def carry_out(request: Request, part: CampaignPart | None = None) -> None:
     if composed.settings["dry_run"]:
         _estimate(composed)
     else:
-        train(composed, request, part)
+        train(composed, request)
 
 
-def train(composed: Composed, request: Request, part: CampaignPart | None = None, *, jobs_only: bool = False) -> None:
+def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> None:
     """Train the points of a request that Hydra composed.
 
     Args:
         composed: the composed request.
         request: the request itself.
-        part: the part of a campaign that this sweep is, if any.
         jobs_only: whether even a single fleet trains in a process of its own; this one keeps its settings of torch.
 
     Raises:
@@ -138,7 +132,7 @@ def train(composed: Composed, request: Request, part: CampaignPart | None = None
     launcher = composed.launcher
     planned = plan(composed)
     trains_here = getattr(launcher, "trains_here", False) and not jobs_only
-    ids = pipeline.train(planned, partial(_launch, launcher), trains_here=trains_here, part=part, **noted)
+    ids = pipeline.train(planned, partial(_launch, launcher), trains_here=trains_here, **noted)
     if known:
         known.note(ids)
 

@@ -56,16 +56,6 @@ COMMANDS: dict[str, Command] = {
         "quickstart seed=3,4",
         {**_REQUEST, "--help": "after NAME: the config of the sweep, with its comments"},
     ),
-    "campaign": Command(
-        "[NAME|FILE.yaml]",
-        "train several sweeps, first those that decide most claims per core-hour",
-        "day --dry-run",
-        {
-            "out=DIR": "the folder that holds a results folder for each sweep (default: runs/NAME)",
-            "hydra/launcher=NAME": "how jobs are run, for every sweep; likewise hydra.launcher.KEY=VALUE",
-            "--dry-run": "print runs, hours and claims of each sweep, and train nothing",
-        },
-    ),
     "train": Command(
         "[KEY=VALUE ...]",
         "train one run, or with -m a sweep without a file",

@@ -26,12 +26,6 @@ def sweeps() -> Mapping[str, Path]:
     return {path.stem: path for path in sorted(data_folder("sweeps").glob("*.yaml"))}
 
 
-@cache
-def campaigns() -> Mapping[str, Path]:
-    """The campaigns that come with the lab, by name."""
-    return {path.stem: path for path in sorted(data_folder("sweeps").glob("campaigns/*.yaml"))}
-
-
 def load(path: Path) -> Any:
     """Read a YAML file of the lab, in plain values."""
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.data.corpus import HELD_OUT_TARGETS
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.probes.listener import Listener
 from lab.records import store
@@ -38,22 +37,6 @@ ENOUGH, TOO_LONG = 0.25, 1.0
 # Measured: seconds to compile a shape for the first time, and how many times faster its steps are then.
 COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8, "fp16_emulated": 1.8}
 COMPILED_SPEED |= dict.fromkeys(LOW_PRECISIONS, 1.2)
-# By precision and engine: FLOPs per second of one core at a large width, and the width at which it reaches half of it.
-# Fitted to the idle cores of benchmarks/RESULTS.md, widths 32 to 256, within 6 %.
-CORE_SPEED = {
-    ("bf16", "compiled"): (182e9, 64),
-    ("bf16", "eager"): (114e9, 78),
-    ("fp32", "compiled"): (93e9, 42),
-    ("fp32", "eager"): (79e9, 63),
-    # not fitted: emulation rounds every operand and result in several passes
-    ("fp16_emulated", "compiled"): (60e9, 63),
-    ("fp16_emulated", "eager"): (30e9, 63),
-    # not fitted: at most 1.6 times as long as fp32 (benchmarks/low_precision.py)
-    **{(name, "compiled"): (58e9, 42) for name in LOW_PRECISIONS},
-    **{(name, "eager"): (49e9, 63) for name in LOW_PRECISIONS},
-}
-
-
 FEW_VALUES = 12  # of a key, in a summary
 
 
@@ -71,24 +54,6 @@ class Trial(NamedTuple):
     peak: float
     own: float
     parameters: tuple[int, int]
-
-
-def core_seconds(points: Sequence[Point]) -> float:
-    """Seconds that these runs take on one core of the benchmarked machine; nothing is run.
-
-    This counts the steps, two evaluations of each run on all held-out tokens, and compiling each shape once. It leaves
-    out probes, and starting and ending processes.
-    """
-    compiled = {static_key(point.config) for point in points if point.config.engine == "compiled"}
-    return sum(_run_seconds(point.config) for point in points) + COMPILING * len(compiled)
-
-
-def _run_seconds(config: RunConfig) -> float:
-    speed, half_width = CORE_SPEED[config.precision, config.engine]
-    tokens = config.trained_tokens
-    evaluated = 2 * HELD_OUT_TARGETS / 3  # a forward pass is a third of a step
-    width = config.model.width
-    return training_flops(config) * (1 + evaluated / tokens) * (width + half_width) / (speed * width)
 
 
 def run_trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:

@@ -17,7 +17,7 @@ from lab.core.files import quoted
 from lab.core.printing import say
 from lab.records import plans, store
 from lab.sweeping.growing import GrowingReport
-from lab.sweeping.progress import CampaignPart, ProgressLog, ProgressMonitor
+from lab.sweeping.progress import ProgressLog, ProgressMonitor
 from lab.sweeping.sharing import Sharing
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def train(
     question: str = "",
     one: bool = False,
     trains_here: bool = False,
-    part: CampaignPart | None = None,
 ) -> list[str]:
     """Train what is missing of a plan, then gather and report.
 
@@ -63,7 +62,6 @@ def train(
         question: the question of the sweep file, for the folder to note.
         one: whether the plan is a single run, whose outcome is printed.
         trains_here: whether to train a single fleet in this process, which saves loading torch again.
-        part: the part of a campaign that this sweep is, if any.
 
     Returns:
         The ids of the points of this shard.
@@ -77,7 +75,7 @@ def train(
     store.note_command(folder, command, question)
     with Sharing(folder, [point.id for point in missing]) as sharing:
         while fleets:
-            _train_fleets(plan._replace(fleets=fleets), launch, sharing, trains_here=trains_here, part=part)
+            _train_fleets(plan._replace(fleets=fleets), launch, sharing, trains_here=trains_here)
             fleets = _left_by_others(fleets, sharing)
         elsewhere = len(sharing.elsewhere)
     # noted again, since a shard that began at the same time may have overwritten it
@@ -87,14 +85,12 @@ def train(
     return ids
 
 
-def _train_fleets(
-    plan: SweepPlan, launch: Launch, sharing: Sharing, *, trains_here: bool, part: CampaignPart | None
-) -> None:
+def _train_fleets(plan: SweepPlan, launch: Launch, sharing: Sharing, *, trains_here: bool) -> None:
     """Freeze a plan, and train its fleets, without the runs that other commands train meanwhile."""
     folder, fleets, request = plan.folder, plan.fleets, sharing.request
     name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
     jobs = [[f"fleet={name}/{index}/{request}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
-    with _monitor(plan, name, part, sharing):
+    with _monitor(plan, name, sharing):
         if distributed.world_size() > 1:
             deaths = _on_every_rank(folder, name, len(jobs), request)
         else:
@@ -125,7 +121,7 @@ def _planned(point: Point) -> dict[str, Any]:
     return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
-def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None, sharing: Sharing) -> ProgressMonitor:
+def _monitor(plan: SweepPlan, name: str, sharing: Sharing) -> ProgressMonitor:
     """A monitor of the plan frozen under this name; it prints lines, and draws a live display in a terminal."""
     from lab.sweeping.planner import training_flops
     from lab.training.recorder import fleet_label
@@ -136,14 +132,14 @@ def _monitor(plan: SweepPlan, name: str, part: CampaignPart | None, sharing: Sha
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
-        log = ProgressLog(len(fleets), _warn, part)
+        log = ProgressLog(len(fleets), _warn)
         return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing, sharing)
     from lab.sweeping.terminal import Terminal, scene
 
     untrained = {point.id for point in missing}
     done = [point for point in mine if point.id not in untrained]
     losses = _last_losses(folder) if done else {}
-    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done], part))
+    terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done]))
     return ProgressMonitor(folder, name, labels, sizes, terminal.say, _warn, terminal, growing, sharing)
 
 

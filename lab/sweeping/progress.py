@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
 LOG_EVERY = 60.0  # seconds, and at least a tenth of the time elapsed
-TRUSTED = 600.0  # seconds of training observed that weigh as much as the estimate made before a campaign
 
 
 class ProgressWriter:
@@ -136,31 +135,6 @@ class FleetProgress(NamedTuple):
         return self.seconds / (self.seconds + self.left) if self.left else 1.0
 
 
-class CampaignPart(NamedTuple):
-    """A sweep as a part of a campaign.
-
-    Attributes:
-        title: such as ``campaign day, part 3 of 12``.
-        started: when this command began to train the campaign, on the clock of ``time.monotonic``.
-        before: estimated seconds of the parts that this command has trained.
-        seconds: estimated seconds of what is missing of this part.
-        after: estimated seconds of the parts to come.
-    """
-
-    title: str
-    started: float
-    before: float
-    seconds: float
-    after: float
-
-    def line(self, done: float, left: float | None) -> str:
-        """The time of the whole campaign, when a share ``done`` of this part is done and ``left`` seconds are left."""
-        elapsed = time.monotonic() - self.started
-        slowness = (elapsed + TRUSTED) / (self.before + self.seconds * done + TRUSTED)
-        rest = (self.seconds * (1 - done) * slowness if left is None else left) + self.after * slowness
-        return f"{self.title}: {clock(elapsed)} elapsed in all, about {clock(rest)} left in all"
-
-
 def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, elapsed: float) -> str:
     """Progress of a sweep in a line; ``fleets`` is their number, ``done`` a share of the work, ``elapsed`` seconds."""
     ended = sum(bool(fleet.verdict) for fleet in progress.values())
@@ -188,8 +162,8 @@ class Screen(Protocol):
 class ProgressLog:
     """Progress where there is no terminal: a line at intervals that grow with the time elapsed."""
 
-    def __init__(self, fleets: int, say: Callable[[str], None], part: CampaignPart | None = None) -> None:
-        self.fleets, self.say, self.part, self.due = fleets, say, part, LOG_EVERY
+    def __init__(self, fleets: int, say: Callable[[str], None]) -> None:
+        self.fleets, self.say, self.due = fleets, say, LOG_EVERY
 
     def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
         """Print the progress of the sweep if the last line is old enough."""
@@ -197,8 +171,6 @@ class ProgressLog:
             return
         self.due = elapsed + max(LOG_EVERY, elapsed / 10)
         self.say(summary(fleets, self.fleets, done, elapsed).strip())
-        if self.part:
-            self.say(self.part.line(done, seconds_left(done, elapsed)))
 
     def close(self) -> None:
         """Leave nothing to clear."""

@@ -11,7 +11,7 @@ from lab.analysis.curves import FREE, name_arms, plain
 from lab.core.printing import printable
 from lab.records.status import clock
 from lab.sweeping.planner import Point
-from lab.sweeping.progress import CampaignPart, FleetProgress, seconds_left, summary
+from lab.sweeping.progress import FleetProgress, summary
 from lab.training.config import RunConfig
 from lab.training.identity import columns
 from lab.training.recorder import ranges
@@ -94,20 +94,15 @@ NARROWEST_BAR, WIDEST_BAR = 8, 24
 
 
 class Scene(NamedTuple):
-    """The fixed part of the display: label and cells of each fleet, and losses of runs trained before.
-
-    ``part`` is the part of a campaign that the sweep is, if any.
-    """
+    """The fixed part of the display: label and cells of each fleet, and losses of runs trained before."""
 
     fleets: Sequence[tuple[str, Sequence[Cell]]]
     earlier: Sequence[tuple[Cell, float]]
-    part: CampaignPart | None = None
 
     def lines(self, progress: Mapping[int, FleetProgress], done: float, elapsed: float, width: int) -> list[str]:
         """The display, in lines of at most ``width``; ``done`` is a share of the work, ``elapsed`` in seconds."""
-        campaign = [self.part.line(done, seconds_left(done, elapsed))] if self.part else []
-        head = [*campaign, summary(progress, len(self.fleets), done, elapsed)]
-        lines = [*head, *self.under_way(progress, width), "", *sketch(self.losses(progress), width)]
+        head = summary(progress, len(self.fleets), done, elapsed)
+        lines = [head, *self.under_way(progress, width), "", *sketch(self.losses(progress), width)]
         return [line[:width].rstrip() for line in lines]
 
     def under_way(self, progress: Mapping[int, FleetProgress], width: int) -> list[str]:
@@ -134,9 +129,7 @@ class Scene(NamedTuple):
         return losses
 
 
-def scene(
-    fleets: Sequence[Sequence[Point]], earlier: Sequence[tuple[Point, float]], part: CampaignPart | None = None
-) -> Scene:
+def scene(fleets: Sequence[Sequence[Point]], earlier: Sequence[tuple[Point, float]]) -> Scene:
     """The scene of these fleets, and of runs trained earlier with their losses."""
     points = [*(point for fleet in fleets for point in fleet), *(point for point, _ in earlier)]
     cell_of = dict(zip((p.id for p in points), cells([p.config for p in points]), strict=True))
@@ -146,7 +139,7 @@ def scene(
         curves = list(dict.fromkeys(cell_of[point.id][0] for point in fleet))
         more = f" and {len(curves) - 1} more" if len(curves) > 1 else ""
         labeled.append((f"{curves[0]}{more}  seed {seeds}", [cell_of[point.id] for point in fleet]))
-    return Scene(labeled, [(cell_of[point.id], loss) for point, loss in earlier], part)
+    return Scene(labeled, [(cell_of[point.id], loss) for point, loss in earlier])
 
 
 def _bar(fleet: FleetProgress, width: int) -> str:
