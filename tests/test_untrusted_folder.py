@@ -113,11 +113,10 @@ def test_a_link_in_place_of_a_file_is_replaced_or_deleted_and_not_followed(tmp_p
 
 
 READ = ("store.json", "commands.json", "requests.json", "report.json", "verdicts_before.json", "runs/new/run.json")
-READ += ("plans/0123456789abcdef.jsonl", "checkpoints/x/fleet.json", "baseline.json", "log.jsonl")
+READ += ("plans/0123456789abcdef.jsonl", "baseline.json", "log.jsonl")
 COMMANDS = {
     "verdicts_before.json": ["claims", "{}"],
     "plans/0123456789abcdef.jsonl": ["status", "{}"],
-    "checkpoints/x/fleet.json": ["scan", "{}"],
     "baseline.json": ["baseline", "show", "{}/baseline.json"],
     "log.jsonl": ["watch", "{}/log.jsonl"],
 }

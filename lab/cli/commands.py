@@ -169,16 +169,6 @@ def _batch(arguments: list[str]) -> None:
         say(line)
 
 
-def _scan(arguments: list[str]) -> None:
-    from lab.sweeping import scan
-
-    given = OptionParser("scan").read(arguments)
-    if len(given.folders) != 1:
-        raise RequestError("scan the checkpoints of which folder? lab scan DIR [--run ID] [--json]")
-    for line in scan.scan_lines(given.folders[0], given.run, as_json=given.json):
-        say(line)
-
-
 def _watch(arguments: list[str]) -> None:
     from lab.cli import watching
 
@@ -357,7 +347,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "coordcheck": _coordcheck,
     "predict": _predict,
     "batch": _batch,
-    "scan": _scan,
     "watch": _watch,
     "claims": _claims,
     "leaderboard": _leaderboard,

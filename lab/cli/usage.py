@@ -108,12 +108,6 @@ COMMANDS: dict[str, Command] = {
         "runs/noise",
         _JSON,
     ),
-    "scan": Command(
-        "DIR",
-        "measure the best single step from a checkpoint at each batch size",
-        "runs/frozen",
-        {"--run ID": "the run whose checkpoint is scanned (default: the only one)", **_JSON},
-    ),
     "watch": Command(
         "DIR|LOG",
         "find loss spikes and other alarms, also in logs of other trainers",
