@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import planted
-import planted_claims
 from lab.__main__ import main
 from lab.analysis import probe_values, sensitivity
 from lab.analysis.curves import points
@@ -24,7 +23,6 @@ from lab.analysis.sensitivity import judge, study
 from lab.analysis.statistics import student_t
 from lab.report import findings, scoreboard
 from lab.studies.claims import CLAIMS
-from lab.studies.wortsman import replication
 
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
 BOUNDS = CLAIMS["qk_layernorm_bounds_the_logits"]
@@ -263,20 +261,6 @@ def test_every_figure_named_is_ours() -> None:
     from lab.studies.figures import FIGURES
 
     assert {CLAIMS[name].shown_in for name in CLAIMS} <= set(FIGURES)
-
-
-def test_the_replication_by_others_is_held_against_our_curves() -> None:
-    runs = planted_claims.cards("output_logits", {0: True, 1: True, 2: True})
-    calm, starts, shares, set_up = list(replication.compare([Evidence("ours", planted_claims.records(runs))]))[1:]
-    assert "theirs 0.007; ours 0.000" in calm
-    assert starts.endswith("0.03 at 221M; ours 0.03 at 24.6k, 0.03 at 98.3k")
-    # planted rises of 0.1 and 0.5 per decade above 1e-2, beside an under-training part of 0.02 * log10(10/3) / 5
-    low, rise = 0.02 * math.log10(1e-2 / 3e-3), sum(math.log10(lr / 1e-2) for lr in (3e-2, 1e-1, 3e-1))
-    share = (low + 0.1 * rise) / (low + 0.5 * rise)
-    assert f"0.27 at 221M; ours {share:.2f} at 24.6k" in shares
-    assert "SwiGLU" in set_up
-    assert all(losses.notna().to_numpy().all() and losses.shape == (5, 7) for losses in replication.theirs()[:2])
-    assert "not run" in "".join(replication.compare([]))
 
 
 def test_the_optimum_between_grid_points_is_found() -> None:

@@ -14,10 +14,9 @@ from markupsafe import escape
 import planted
 from lab.__main__ import main
 from lab.analysis.judging import history
-from lab.analysis.judging.decision import VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import Verdict, judge_claim
-from lab.report import revision, scoreboard
+from lab.report import scoreboard
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
 
@@ -113,70 +112,6 @@ def test_decay_times_steps_is_that_of_decay_that_does_not_depend_on_the_learning
     coupled = records._replace(runs=records.runs.assign(**{"optimizer.name": "adamw_coupled"}))
     claim = CLAIMS["qk_layernorm_bounds_the_logits"]._replace(holds={})
     assert judge_claim(claim, [Evidence("qk_layernorm", coupled)]).decay_times_steps == []
-
-
-@pytest.mark.parametrize(
-    ("now", "cell"),
-    [
-        (verdict("reproduced"), "reproduced"),
-        (verdict("contradicted"), "reproduced; since then: the rule is another"),
-        (
-            verdict("inconclusive", "undertrained: at"),
-            "reproduced; since then: the rule is another; under-training cautions every claim on S",
-        ),
-        (
-            verdict("inconclusive", "the control shows no effect of width"),
-            "reproduced; since then: the rule is another; a control must fail",
-        ),
-        (
-            verdict("not testable here", "with neither"),
-            "reproduced; since then: the rule is another; the setting must show what the claim presumes",
-        ),
-        (
-            verdict("inconclusive", sweep="mup", steps=(200,)),
-            "reproduced; since then: the rule is another; judged on its own sweep, not on qk_layernorm; "
-            "200 steps, not 1000",
-        ),
-    ],
-)
-def test_a_changed_verdict_says_why(now: Verdict, cell: str) -> None:
-    earlier = revision.EarlierVerdict("1", "sizes", "reproduced", "qk_layernorm", [1000], "the rule is another")
-    assert revision.revised(earlier, now) == cell
-    assert revision.revised(None, now) == ""
-    if now.verdict == "contradicted":
-        assert revision.revised(earlier._replace(rule=""), now) == "reproduced; since then: other runs"
-
-
-def test_earlier_verdicts_stand_beside_those_of_their_folder_and_dropped_claims_above(
-    tmp_path: Path, page_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    common = {"sweep": "qk_layernorm", "steps": [1000]}
-    earlier = {
-        "instability_rises_without": {"figure": "1", "claim": "it rises", "verdict": "reproduced", "rule": ""} | common,
-        "gone": {"figure": "E.11", "claim": "all is lost", "verdict": "contradicted", "rule": "not claimed"} | common,
-    }
-    assert "by earlier rules" not in page_of(tmp_path, "--verdict", "not run")
-    (tmp_path / revision.FILE).write_text(json.dumps(earlier))
-    text = page_of(tmp_path, "--verdict", "not run")
-    assert row_of(text, FALLS.sentence)["by earlier rules"] == "reproduced; since then: no steps, not 1000"
-    assert escape('Figure E.11, dropped: "all is lost" (contradicted); not claimed.') in text
-    (tmp_path / revision.FILE).write_text('{"gone": {"figure": "E.11"}}')
-    assert main(["claims", str(tmp_path), "--html", str(tmp_path / "claims.html")]) == 2
-    assert "cannot be read as verdicts" in capsys.readouterr().err
-
-
-def test_the_committed_earlier_verdicts_are_those_of_before_and_say_why_claims_were_dropped() -> None:
-    earlier = revision.earlier_verdicts([RESULTS])
-    verdicts = [entry.verdict for entry in earlier.values()]
-    assert {name: verdicts.count(name) for name in VERDICTS if name in verdicts} == {
-        "reproduced": 36,
-        "contradicted": 14,
-        "inconclusive": 24,
-    }
-    dropped = {name: entry for name, entry in earlier.items() if name not in set(CLAIMS)}
-    assert {entry.figure for entry in dropped.values()} == {"E.1", "E.11"}
-    assert all(entry.rule for entry in dropped.values())
-    assert all(CLAIMS[name].figure == entry.figure for name, entry in earlier.items() if name not in dropped)
 
 
 def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart() -> None:

@@ -112,10 +112,9 @@ def test_a_link_in_place_of_a_file_is_replaced_or_deleted_and_not_followed(tmp_p
     assert (tmp_path / "mine/precious").read_text() == "precious"
 
 
-READ = ("store.json", "commands.json", "requests.json", "report.json", "verdicts_before.json", "runs/new/run.json")
+READ = ("store.json", "commands.json", "requests.json", "report.json", "runs/new/run.json")
 READ += ("plans/0123456789abcdef.jsonl", "baseline.json", "log.jsonl")
 COMMANDS = {
-    "verdicts_before.json": ["claims", "{}"],
     "plans/0123456789abcdef.jsonl": ["status", "{}"],
     "baseline.json": ["baseline", "show", "{}/baseline.json"],
     "log.jsonl": ["watch", "{}/log.jsonl"],

@@ -29,9 +29,7 @@ from lab.analysis.statistics import benjamini_hochberg, thousandths
 from lab.analysis.text import count, plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
-from lab.report.revision import EarlierVerdict, dropped, earlier_verdicts, revised
 from lab.studies.claims import CLAIMS
-from lab.studies.wortsman.replication import compare
 
 # Marks around the two tables in a document.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
@@ -39,9 +37,9 @@ SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject --
 EFFECT = "effect [95 % interval]"
 COLUMNS_OF_PAGE = (
     *("claim", "verdict", EFFECT, "q", "seeds", "why not", "readings", "stated in", "about"),
-    *("parameters", "steps", "λT", "on other text", "by earlier rules"),
+    *("parameters", "steps", "λT", "on other text"),
 )
-PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about", "by earlier rules")
+PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about")
 FALSE_SHARE = 0.05  # expected share of false decisions among the decided claims that are counted as certain
 # The folder, inside one of results, of sweeps trained on a corpus that every machine has; and the figures judged on it.
 OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
@@ -225,9 +223,9 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
         and verdict in ("", row.verdict.verdict)
     ]
     if style[-1:] == ("--html",):
-        return page(rows, earlier_verdicts(folders), all_of_them=bool(verdict))
+        return page(rows, all_of_them=bool(verdict))
     if not style:
-        below = list(_drawn(rows) if source else compare(evidence) if not figure + verdict else ())
+        below = list(_drawn(rows)) if source else []
         return "\n".join([*text(rows, all_of_them=bool(verdict)), *[""] * bool(below), *below])
     return as_json(rows) if style[-1] == "--json" else markdown_tables(rows)
 
@@ -373,22 +371,16 @@ def _few_columns(rows: Sequence[ScoreboardRow], subject: str) -> list[str]:
     return lines
 
 
-def page(rows: Sequence[ScoreboardRow], earlier: Mapping[str, EarlierVerdict], *, all_of_them: bool = False) -> str:
-    """A page of every claim with everything that is known of it; its table can be sorted and filtered.
-
-    Args:
-        earlier: verdicts by earlier rules, shown beside those of today.
-    """
+def page(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> str:
+    """A page of every claim with everything that is known of it; its table can be sorted and filtered."""
     every, (rows, hidden) = rows, _run_only(rows, all_of_them=all_of_them)
     known = table(rows)
     known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
     known["about"] = [row.claim.about for row in rows]
     known["on other text"] = [row.on_other_text for row in rows]
-    known["by earlier rules"] = [revised(earlier.get(row.claim.name), row.verdict) for row in rows]
-    columns = known[list(COLUMNS_OF_PAGE) if earlier else list(COLUMNS_OF_PAGE[:-1])]
-    notes = [f"{note}." for note in (*tallies(every), *hidden, *dropped(earlier, set(CLAIMS)))]
+    notes = [f"{note}." for note in (*tallies(every), *hidden)]
     body = [
         html.bullets(notes),
-        html.table(columns, prose=PROSE, sorts=True),
+        html.table(known[list(COLUMNS_OF_PAGE)], prose=PROSE, sorts=True),
     ]
     return html.document("Claims of papers and their verdicts", body)
