@@ -87,6 +87,18 @@ def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.Cap
     assert not list(Path().iterdir())
 
 
+def test_a_floor_that_makes_each_learning_rate_an_arm_is_said_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lab.sweeping.dry_run.estimate", lambda *_, **__: ["estimated"])
+    monkeypatch.setattr("lab.sweeping.pipeline.train", lambda *_, **__: [])
+    floor = "schedule.floor='${divide:${optimizer.lr},10}'"
+    for dry_run in (["--dry-run"], []):
+        assert lab("train", "-m", "steps=30", *ONE[1:], "optimizer.lr=1e-2,3e-2,1e-1", floor, *dry_run) == 0
+        caution = "lab: schedule.floor has another value at each learning rate, so each of 3 learning rates is an arm "
+        assert caution in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["train", "--cfg", "job"], ["sweep", "smoke", "seed=3,4", "--cfg", "job"]])
 def test_the_config_is_shown_and_nothing_runs(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert lab(*words) == 0

@@ -342,6 +342,22 @@ def test_linear_is_a_ramp_and_then_a_straight_line_to_the_floor() -> None:
     assert shape_sr[2:, 1].tolist() == [1] * 8  # a peak below the floor is the floor
 
 
+@pytest.mark.parametrize("name", ["cosine", "linear", "wsd", "wsd_sqrt"])
+def test_a_floor_is_a_share_of_each_peak_or_absolute_whichever_is_higher(name: str) -> None:
+    own = {"cooldown": 0.5} if name.startswith("wsd") else {}
+    peak_r = torch.tensor([1e-3, 0.1, 10.0], dtype=torch.float64)
+
+    def low_r(**floors: float) -> torch.Tensor:
+        schedule = stack([build(SCHEDULES[name], {"warmup": 0.0, **own, **floors}, "schedule")] * 3, CPU)
+        return schedule.shape(100_000, peak_r)[-1] * peak_r
+
+    assert low_r(floor=0.0, floor_share=0.1).tolist() == pytest.approx([1e-4, 1e-2, 1.0], rel=0.05)
+    assert low_r(floor=2e-3, floor_share=0.1).tolist() == pytest.approx([1e-3, 1e-2, 1.0], rel=0.05)
+    assert torch.equal(low_r(floor=1e-5, floor_share=0.0), low_r(floor=1e-5))
+    with pytest.raises(RequestError, match=r"schedule.floor_share must be at most 1"):
+        low_r(floor=0.0, floor_share=1.5)
+
+
 def test_rsqrt_falls_as_one_over_the_root_of_the_step() -> None:
     peak_r = torch.tensor([0.1, 0.1], dtype=torch.float64)
     shape_sr = build(SCHEDULES["rsqrt"], {"warmup": 4}, "schedule").shape(65, peak_r)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.sweeping.cautions import find_cautions
+from lab.sweeping.cautions import find_cautions, find_single_rates
 from small import configs
 
 HOME = Path(__file__).parents[1]
@@ -44,6 +44,58 @@ def test_what_has_nothing_to_attach_to_is_said() -> None:
         for name in ("kappa_transplant", "qk_layernorm")
     ]
     assert list(find_cautions(requested[3:])) == []
+
+
+def test_a_floor_that_no_peak_exceeds_is_said() -> None:
+    lrs = ("optimizer.lr=0.01", "optimizer.lr=0.1", "optimizer.lr=0.2")
+    (line,) = find_cautions(configs(*lrs, shared=("schedule.floor=0.1",)))
+    assert line.startswith("the schedule is constant after its warm-up in 2 of 3 runs: a floor of 0.1 is not below ")
+    assert "a peak of 0.01" in line
+    assert "schedule.floor_share" in line
+    (line,) = find_cautions(configs(*lrs, shared=("schedule=wsd", "schedule.floor_share=1")))
+    assert "in 3 of 3 runs" in line
+    assert list(find_cautions(configs(*lrs, shared=("schedule.floor=9e-3",)))) == []
+    assert list(find_cautions(configs(*lrs, shared=("schedule=constant",)))) == []
+
+
+RATES = ("optimizer.lr=0.01", "optimizer.lr=0.03", "optimizer.lr=0.1")
+FOLLOWING = {
+    "schedule.floor": "schedule.floor='${divide:${optimizer.lr},10}'",
+    "optimizer.weight_decay": "optimizer.weight_decay='${divide:${optimizer.lr},100}'",
+    "intervention.z_loss.coefficient": "intervention.z_loss.coefficient=${optimizer.lr}",
+}
+
+
+@pytest.mark.parametrize("key", FOLLOWING)
+def test_a_key_that_makes_each_learning_rate_an_arm_is_named(key: str) -> None:
+    shapes = ("model.width=16 seed=0", "model.width=16 seed=1", "model.width=32 seed=0")
+    requested = configs(*(f"{rate} {shape} {FOLLOWING[key]}" for rate in RATES for shape in shapes))
+    (line,) = find_single_rates(requested)
+    assert line.startswith(f"{key} has another value at each learning rate")
+    assert ("schedule.floor_share" in line) == (key == "schedule.floor")
+
+
+def test_all_keys_that_follow_the_learning_rate_are_named_together() -> None:
+    (line,) = find_single_rates(configs(*RATES, shared=tuple(FOLLOWING.values())))
+    assert line.startswith(
+        "intervention.z_loss.coefficient, optimizer.weight_decay and schedule.floor have other values at each "
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [f"{rate} schedule.floor_share={share}" for rate in RATES for share in (0, 0.1)],
+        [f"{rate} batch_size={size} seed={seed}" for rate in RATES for size in (2, 4) for seed in (0, 1)],
+        [f"optimizer={name} optimizer.lr={lr}" for name, lr in (("adamw", 0.01), ("lion", 0.001), ("sgd", 1))],
+        ["optimizer.lr=0.01 steps=10", "optimizer.lr=0.01 steps=20"],
+        RATES,
+        RATES[:1],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_sweep_whose_arms_have_several_learning_rates_needs_no_word(words: list[str]) -> None:
+    assert list(find_single_rates(configs(*words))) == []
 
 
 ENDED = "interrupted; the same command trains what is missing\n"

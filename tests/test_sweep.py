@@ -21,9 +21,10 @@ def ids(*overrides: str) -> list[str]:
 CHANGES = (
     "optimizer.lr=2e-2 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=inf optimizer.beta1=0.8 "
     "seed=1 data.seed=1 "
-    "schedule=constant schedule.warmup=0.2 schedule.floor=0 parametrization=mup_simple model.width=32 model.depth=1 "
-    "model.head_width=16 steps=13 seq_len=11 batch_size=5 intervention=[z_loss] intervention=[] data=stdlib "
-    "optimizer=adamw_coupled optimizer.chain=[adam,peak,schedule] intervention.z_loss.coefficient=1e-3 probes.every=4 "
+    "schedule=constant schedule.warmup=0.2 schedule.floor=0 schedule.floor_share=0.1 parametrization=mup_simple "
+    "model.width=32 model.depth=1 model.head_width=16 steps=13 seq_len=11 batch_size=5 intervention=[z_loss] "
+    "intervention=[] data=stdlib optimizer=adamw_coupled optimizer.chain=[adam,peak,schedule] "
+    "intervention.z_loss.coefficient=1e-3 probes.every=4 "
     "probes.names=[val_loss]"
 )
 NO_CHANGES = "out=elsewhere device=cpu model.name=x scale.name=x intervention=[z_loss,qk_layernorm]"
@@ -33,6 +34,12 @@ def test_the_id_covers_whatever_can_change_a_record_and_nothing_else() -> None:
     changed = [change for change in CHANGES.split() if not change.startswith("optimizer.chain")]
     assert len({*ids("", *changed)}) == 1 + len(changed)
     assert {*ids("", *NO_CHANGES.split())} == {*ids("")}
+
+
+def test_a_floor_without_a_share_of_the_peak_leaves_an_id_what_it_was() -> None:
+    before = tree()
+    del before["schedule"]["floor_share"]
+    assert [points([before])[0].id] == ids("schedule.floor_share=0")
 
 
 def test_a_link_less_in_the_chain_is_another_run() -> None:
@@ -87,7 +94,8 @@ def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:
     per_run = "optimizer.lr=1 optimizer.eps=1e-6 optimizer.weight_decay=0 optimizer.clip=2 optimizer.beta1=0.8 "
     per_run += "optimizer.beta2=0.9 "
     per_run += (
-        "seed=1 data.seed=2 schedule.warmup=3 schedule.floor=0 intervention.z_loss.coefficient=1 out=x scale.name=x"
+        "seed=1 data.seed=2 schedule.warmup=3 schedule.floor=0 schedule.floor_share=0.1 "
+        "intervention.z_loss.coefficient=1 out=x scale.name=x"
     )
     assert {static_key(config) for config in configs("", *per_run.split())} == {static_key(configs("")[0])}
     static = (

@@ -29,25 +29,36 @@ def _steps(steps: float, peak_r: Tensor, done_s: Tensor | None) -> Tensor:
     return done_s.to(peak_r.device, peak_r.dtype).unsqueeze(1)
 
 
+def _floor(floor: Tensor | float, share: Tensor | float, peak_r: Tensor) -> Tensor:
+    """Return the floor ``[r]`` over the peak: the higher of an absolute one and a share of the peak, at most 1."""
+    return torch.maximum(floor / peak_r, torch.as_tensor(share, dtype=peak_r.dtype, device=peak_r.device)).clamp(max=1)
+
+
 def _fall(step_s1: Tensor, begin_r: Tensor, steps: float, floor_r: Tensor, power: float = 1.0) -> Tensor:
     """Return a fall ``[s r]`` from 1 at ``begin_r`` to the floor at ``steps``, by the ``power`` of the progress."""
     progress_sr = ((step_s1 - begin_r) / (steps - begin_r).clamp(min=1)).clamp(0, 1)
-    return 1 - (1 - floor_r.clamp(max=1)) * progress_sr**power
+    return 1 - (1 - floor_r) * progress_sr**power
 
 
 @SCHEDULES.register("cosine")
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up, then half a cosine down to an absolute floor (Wortsman et al. 2023, sec. 2.1)."""
+    """Linear warm-up, then half a cosine down to a floor (Wortsman et al. 2023, sec. 2.1).
+
+    Attributes:
+        floor: the learning rate at the end.
+        floor_share: the same as a share of the peak; the higher of the two holds.
+    """
 
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
+    floor_share: PerRun = bounded(0.0, at_least=0, at_most=1)
 
     def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak ``[s r]``; computed as a shape, never as one rate over the other."""
         step_s1 = _steps(steps, peak_r, done_s)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
-        floor_r = (self.floor / peak_r).clamp(max=1)
+        floor_r = _floor(self.floor, self.floor_share, peak_r)
         progress_sr = ((step_s1 - warmup_r) / (steps - warmup_r).clamp(min=1)).clamp(0, 1)
         cosine_sr = floor_r + (1 - floor_r) * 0.5 * (1 + torch.cos(math.pi * progress_sr))
         return torch.where(step_s1 < warmup_r, ramp_sr, cosine_sr)
@@ -56,16 +67,18 @@ class Cosine:
 @SCHEDULES.register("linear")
 @dataclass(frozen=True)
 class LinearDecay:
-    """Linear warm-up, then a straight line down to an absolute floor."""
+    """Linear warm-up, then a straight line down to a floor, given as that of the cosine."""
 
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
+    floor_share: PerRun = bounded(0.0, at_least=0, at_most=1)
 
     def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
         """Return LR over peak at every step, ``[s r]``."""
         step_s1 = _steps(steps, peak_r, done_s)
         warmup_r, ramp_sr = _ramp(step_s1, steps, self.warmup)
-        return torch.where(step_s1 < warmup_r, ramp_sr, _fall(step_s1, warmup_r, steps, self.floor / peak_r))
+        floor_r = _floor(self.floor, self.floor_share, peak_r)
+        return torch.where(step_s1 < warmup_r, ramp_sr, _fall(step_s1, warmup_r, steps, floor_r))
 
 
 @SCHEDULES.register("rsqrt")
@@ -86,11 +99,15 @@ class ReciprocalSquareRoot:
 @SCHEDULES.register("wsd")
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    """Linear warm-up, then the peak, then a straight line down to an absolute floor (Hu et al. 2024, sec. 4)."""
+    """Linear warm-up, then the peak, then a straight line down to a floor (Hu et al. 2024, sec. 4).
+
+    The floor is given as that of the cosine.
+    """
 
     warmup: PerRun = bounded(at_least=0)
     cooldown: PerRun = bounded(above=0, at_most=1)
     floor: PerRun = bounded(at_least=0)
+    floor_share: PerRun = bounded(0.0, at_least=0, at_most=1)
     power: ClassVar[float] = 1.0  # of the progress through the cooldown
 
     def shape(self, steps: float, peak_r: Tensor, done_s: Tensor | None = None) -> Tensor:
@@ -100,7 +117,8 @@ class WarmupStableDecay:
         begin_r = torch.maximum(
             warmup_r, torch.as_tensor((1 - self.cooldown) * steps, dtype=peak_r.dtype, device=peak_r.device)
         )
-        return torch.where(step_s1 < begin_r, ramp_sr, _fall(step_s1, begin_r, steps, self.floor / peak_r, self.power))
+        floor_r = _floor(self.floor, self.floor_share, peak_r)
+        return torch.where(step_s1 < begin_r, ramp_sr, _fall(step_s1, begin_r, steps, floor_r, self.power))
 
 
 @SCHEDULES.register("wsd_sqrt")

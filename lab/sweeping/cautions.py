@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from numbers import Real
 
+from lab.analysis.curves import ENTRIES, FREE, LR, SHAPE
+from lab.analysis.text import listed
 from lab.core.hooks import HookIntervention
 from lab.training.config import RunConfig
+from lab.training.identity import columns
 
 OUTSIDE_BLOCKS = {"embedding", "readout", "logits"}  # kinds of hook points that a model of depth 0 has, too
+FLOOR, FLOOR_SHARE = "schedule.floor", "schedule.floor_share"
 
 
 def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
     """Yield a line for each setting that does nothing, or less than its name says, in some of these runs."""
     yield from _long_warmups(configs)
+    yield from _high_floors(configs)
     yield from _unattached_interventions(configs)
 
 
@@ -32,6 +38,58 @@ def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
             f"the warm-up lasts to the end of {too_long.total()} of {len(configs)} runs: one of {warmup:g} {over} in a "
             f"run of {duration} lets the learning rate rise to {last / warmup:.0%} of its peak and no further"
         )
+
+
+def _high_floors(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield a line about floors of the learning rate that its peak does not exceed."""
+    floors: Counter[tuple[float, float]] = Counter()
+    for config in configs:
+        entry, lr = config.schedule.entry, config.optimizer.lr
+        floor = max(getattr(entry, "floor", 0.0), getattr(entry, "floor_share", 0.0) * lr)
+        floors[floor, lr] += floor >= lr
+    too_high = +floors
+    if too_high:
+        (floor, lr), _ = too_high.most_common(1)[0]
+        yield (
+            f"the schedule is constant after its warm-up in {too_high.total()} of {len(configs)} runs: a floor of "
+            f"{floor:g} is not below a peak of {lr:g}; {FLOOR_SHARE}=0.1 ends at a tenth of each peak"
+        )
+
+
+def find_single_rates(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield a line if numbers that vary with the learning rate leave arms of a single learning rate.
+
+    Args:
+        configs: all that a request asks for, whether or not they are trained already.
+    """
+    rows = [columns(config) for config in configs]
+    no_settings = {*FREE, ENTRIES}
+    settings = dict.fromkeys(key for row in rows for key in row if key not in no_settings and "probes." not in key)
+    values = {key: [row.get(key) for row in rows] for key in settings}
+    varying = {key: each for key, each in values.items() if len(set(each)) > 1}
+    numbers = [key for key, each in varying.items() if key not in SHAPE and all(map(_is_number_or_absent, each))]
+
+    def rates_of_arms(keys: Sequence[str]) -> list[set[float]]:
+        """The learning rates of each arm, if these keys distinguish arms."""
+        rates: dict[tuple[object, ...], set[float]] = {}
+        for index, row in enumerate(rows):
+            rates.setdefault(tuple(varying[key][index] for key in keys), set()).add(row[LR])
+        return list(rates.values())
+
+    named = [key for key in varying if key not in numbers]
+    following = [key for key in numbers if all(len(rates) == 1 for rates in rates_of_arms([*named, key]))]
+    rates = max(map(len, rates_of_arms([key for key in varying if key not in following])), default=0)
+    if following and rates > 1:
+        have = "have other values" if len(following) > 1 else "has another value"
+        floor = f"; {FLOOR_SHARE}=0.1 ends at a tenth of each peak" if FLOOR in following else ""
+        yield (
+            f"{listed(sorted(following))} {have} at each learning rate, so each of {rates} learning rates is an arm "
+            f"of its own, and none has a sensitivity{floor}"
+        )
+
+
+def _is_number_or_absent(value: object) -> bool:
+    return value is None or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:

@@ -29,10 +29,12 @@ Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 
 
 def print_cautions(plan: SweepPlan) -> None:
-    """Print cautions about the missing runs before they are trained."""
-    from lab.sweeping.cautions import find_cautions
+    """Print cautions about the missing runs before they are trained, and about the arms of the whole request."""
+    from lab.sweeping.cautions import find_cautions, find_single_rates
 
     for line in find_cautions([point.config for point in plan.missing]):
+        _warn(line)
+    for line in find_single_rates([point.config for point in plan.requested]):
         _warn(line)
 
 
