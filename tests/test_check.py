@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -204,6 +205,27 @@ def test_what_moved_is_told_by_learning_rate(folders: dict[str, Path], saved: Pa
     printed = json.loads(run("check", folders["moved"], *words, "--json")[1])
     assert {move["lr"] for move in printed["moves"]} == {0.1, 0.3}
     assert "What moved" not in run("check", folders["good"], *words)[1]
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown", "save"])
+def test_an_output_goes_through_a_link_and_into_a_pipe(
+    option: str, folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
+) -> None:
+    plain, target, link, pipe = (tmp_path / name for name in ("plain", "target", "link", "pipe"))
+    target.write_bytes(saved.read_bytes())
+    link.symlink_to("target")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (plain, link, pipe):
+        words = ("baseline", "save", folders["good"], path)
+        if option != "save":
+            words = ("check", folders["good"], "--baseline", saved, option, path)
+        code, _, error = run(*words)
+        assert (code, error) == (0, "")
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    with open(reader, encoding="utf-8") as piped:
+        assert target.read_text() == plain.read_text() == piped.read()
 
 
 def test_a_verdict_is_told_even_if_its_file_cannot_be_written(

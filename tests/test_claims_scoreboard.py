@@ -39,9 +39,11 @@ def row_of(page: str, sentence: str) -> dict[str, str]:
 def page_of(tmp_path: Path) -> Callable[..., str]:
     """What ``lab claims DIR --html FILE`` writes, with more words."""
 
+    (tmp_path / "claims.html").symlink_to("target.html")
+
     def page(folder: Path, *words: str) -> str:
         assert main(["claims", str(folder), "--html", str(tmp_path / "claims.html"), *words]) == 0
-        return (tmp_path / "claims.html").read_text()
+        return (tmp_path / "target.html").read_text()
 
     return page
 

@@ -4,11 +4,13 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import shutil
 import sysconfig
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -277,10 +279,10 @@ def test_text_that_is_not_there_is_refused_in_one_line(tmp_path: Path, path: str
 def test_an_unreadable_file_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files(tmp_path / "locked", 3)
 
-    def deny(_: Path) -> bytes:
+    def deny(*_: Any) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", deny)  # a mode of 000 would not stop the superuser
+    monkeypatch.setattr(os, "open", deny)  # a mode of 000 would not stop the superuser
     with pytest.raises(RequestError, match=r"cannot read .*000\.txt: Permission denied"):
         opened(tmp_path / "locked")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,18 @@ def parquet(file: Path, texts: list[str]) -> Path:
 
 def said(tokens: np.ndarray) -> list[str]:
     return tokens.tobytes().decode().split("\0")
+
+
+@pytest.mark.parametrize("source", [Text, JsonLines, Parquet])
+def test_a_pipe_or_a_device_is_no_data(source: Any, tmp_path: Path) -> None:
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("text", "jsonl", "parquet"):  # found in the folder, too
+        (tmp_path / "inside").mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / f"inside/a.{name.replace('text', 'txt')}")
+    for path in ("endless", "pipe", "inside"):
+        with pytest.raises(RequestError, match=r"^cannot read .*: not a file$"):
+            opened(source(str(tmp_path / path)))
 
 
 WRITTEN: dict[str, tuple[Callable[..., Path], Any]] = {"jsonl": (jsonl, JsonLines), "parquet": (parquet, Parquet)}

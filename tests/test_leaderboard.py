@@ -436,7 +436,9 @@ def test_the_page_pins_the_reference_links_every_row_and_loads_nothing(
     effects = {("peri_ln", "z_loss"): -0.1, ("qk_rmsnorm", "z_loss"): 0.0, ("qk_layernorm", "relu", "z_loss"): 0.0}
     folder = written(tmp_path, records({NORMED: -0.1, **effects}))
     file = tmp_path / "board.html"
+    file.symlink_to("target.html")
     assert main(["leaderboard", str(folder), "--html", str(file)]) == 0
+    assert file.is_symlink()
     assert capsys.readouterr().out == f"page: {file}\n"
     text = file.read_text(encoding="utf-8")
     head, body = re.findall(r"<thead>(.*?)</thead>\s*<tbody>(.*?)</tbody>", text, re.DOTALL)[0]

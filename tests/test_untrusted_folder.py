@@ -113,8 +113,10 @@ def test_a_link_in_place_of_a_file_is_replaced_or_deleted_and_not_followed(tmp_p
 
 
 READ = ("store.json", "commands.json", "requests.json", "report.json", "runs/new/run.json")
-READ += ("plans/0123456789abcdef.jsonl", "baseline.json", "log.jsonl")
+READ += ("plans/0123456789abcdef.jsonl", "baseline.json", "log.jsonl", "readings.csv", "outcomes.csv")
 COMMANDS = {
+    "readings.csv": ["claims", "{}"],
+    "outcomes.csv": ["transfer", "{}/outcomes.csv"],
     "plans/0123456789abcdef.jsonl": ["status", "{}"],
     "baseline.json": ["baseline", "show", "{}/baseline.json"],
     "log.jsonl": ["watch", "{}/log.jsonl"],

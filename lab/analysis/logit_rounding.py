@@ -12,6 +12,7 @@ import scipy  # its parts are loaded when they are used
 from numpy.typing import ArrayLike, NDArray
 
 from lab.analysis.probe_values import near
+from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.store import RUN_COLUMNS, Records
 
@@ -133,4 +134,4 @@ def published() -> pd.DataFrame:
         arXiv:2601.02031, repository flxst/output-embedding-centering, ``loss_overview_all.csv``: baseline without
         z-loss, 1e5 steps, one seed.
     """
-    return pd.read_csv(PUBLISHED, comment="#")
+    return files.read_csv(PUBLISHED, comment="#")

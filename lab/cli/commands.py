@@ -185,7 +185,7 @@ def _claims(arguments: list[str]) -> None:
     chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
     text = scoreboard.render(given.folders or [Path("results")], *formats, **chosen)
     if given.html:
-        files.write_text(Path(given.html), text)
+        files.write_output(Path(given.html), text)
     say(f"page: {given.html}" if given.html else text)
 
 
@@ -207,7 +207,7 @@ def _leaderboard(arguments: list[str]) -> None:
         from lab.core import files
         from lab.studies.leaderboard.page import board_page
 
-        files.write_text(Path(given.html), board_page(board))
+        files.write_output(Path(given.html), board_page(board))
         say(f"page: {given.html}")
     elif given.json:
         say(listing.as_json(board))
@@ -286,7 +286,7 @@ def _check(arguments: list[str]) -> None:
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
         if path:
-            files.write_text(Path(path), write(comparison))
+            files.write_output(Path(path), write(comparison))
     raise SystemExit(comparison.exit_code)
 
 

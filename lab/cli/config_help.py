@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from lab.cli import hydra_app
 from lab.cli.compose import Request, compose_config, groups
+from lab.core.files import read_text
 from lab.core.shipped import comment_of
 
 KEY = re.compile(r"( *)([\w.-]+):")
@@ -32,7 +33,7 @@ def lines(request: Request) -> Iterator[str]:
     for folder in folders:
         for group, path in [("", "config.yaml"), *((group, f"{group}/{name}.yaml") for group, name in chosen.items())]:
             if (folder / path).is_file():
-                comments |= _comments((folder / path).read_text(encoding="utf-8"), group)
+                comments |= _comments(read_text(folder / path), group)
     own_keys = OmegaConf.masked_copy(config, [key for key in map(str, config) if key not in ("hydra", "fleet")])
     yield ""
     yield "keys, as in optimizer.lr=3e-3:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from lab.cli.compose import (
 )
 from lab.cli.points import Tree, TreeComposer
 from lab.core.errors import RequestError, nearest
-from lab.core.files import quoted
+from lab.core.files import quoted, read_text
 from lab.core.printing import say
 from lab.core.shipped import question, sweeps
 
@@ -63,7 +64,7 @@ def read_sweep(path: Path) -> DictConfig:
         RequestError: the file is not YAML, holds no mapping, or is empty.
     """
     try:
-        content = OmegaConf.load(path)
+        content = OmegaConf.load(io.StringIO(read_text(path)))
     except Exception as error:  # the YAML reader raises errors of many types
         raise RequestError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, DictConfig) or not content:
@@ -107,7 +108,7 @@ def read_request(
     added = [f"sweeps={GIVEN}"] if sweep else []
     if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
         added.append(f"out={quoted(Path('runs', name))}")
-    asked = question(sweep.read_text(encoding="utf-8")) if sweep else ""
+    asked = question(read_text(sweep)) if sweep else ""
     request = Request([*added, *overrides], config_dir, files, flags if shows else (), command, asked)
     if shows or sweep not in (None, *sweeps().values()) or not override_rules.chooses_own_files_only(request):
         point = override_rules.first_point(request, one=one)

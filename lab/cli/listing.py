@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
+from lab.core.files import read_text
 from lab.core.registry import first_line, others_add
 
 # Decorators of the lab's own entries.
@@ -22,7 +23,7 @@ REGISTERING = re.compile(r"^@(probe|figure|[A-Z_]+\.register)\(", re.MULTILINE)
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
     for path in paths:
-        yield path.stem, shipped.comment_of(path.read_text(encoding="utf-8"))
+        yield path.stem, shipped.comment_of(read_text(path))
 
 
 def _choices(group: str) -> Callable[[], Iterator[tuple[str, str]]]:
@@ -44,7 +45,7 @@ def _own_entries() -> dict[str, dict[str, str]]:
     """
     entries: dict[str, dict[str, str]] = defaultdict(dict)
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        source = path.read_text(encoding="utf-8")
+        source = read_text(path)
         if not REGISTERING.search(source):
             continue
         for node in ast.parse(source).body:

@@ -58,6 +58,21 @@ def write_text(path: Path, text: str, *, within: Path | None = None) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_output(path: Path, text: str) -> None:
+    """Write a text where a user wants it: to a file atomically, also through a link; into a device or a pipe as it is.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as refusal:
+            raise RequestError(f"cannot write {path}: {refusal.strerror}") from None
+    else:
+        write_text(Path(os.path.realpath(path)), text)
+
+
 def write_csv(path: Path, table: pd.DataFrame, *, within: Path | None = None, **form: Any) -> None:
     """Write a table as CSV, atomically and ``printable``, since terminals show it; ``form`` goes to ``to_csv``."""
     write_text(path, printable(table.to_csv(index=False, lineterminator="\n", **form)), within=within)
@@ -122,8 +137,10 @@ def remove(path: Path, *, within: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> io.BufferedReader:
     """Open a file to read; not a pipe, which may keep its reader waiting, nor a device, which may have no end.
+
+    Whatever the lab reads is opened here, by this function or those below.
 
     Raises:
         OSError: it cannot be opened, or is no file.
@@ -146,6 +163,29 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest // MIB} MiB", str(path))
     return content
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file.
+
+    Raises:
+        OSError: see ``read_bytes``.
+        ValueError: it is not UTF-8.
+    """
+    return read_bytes(path).decode()
+
+
+def read_csv(path: Path, **form: Any) -> pd.DataFrame:
+    """The table in a CSV file; ``form`` goes to ``pandas.read_csv``.
+
+    Raises:
+        OSError: see ``read_bytes``.
+        ValueError: it is no such table.
+    """
+    import pandas  # slow to load
+
+    table: pd.DataFrame = pandas.read_csv(io.BytesIO(read_bytes(path)), **form)
+    return table
 
 
 def read_json(path: Path, kind: type[Json]) -> Json:

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from lab.core.files import read_text
+
 DEFAULT_SCALE = "cpu"
 
 
@@ -28,7 +30,7 @@ def sweeps() -> Mapping[str, Path]:
 
 def load(path: Path) -> Any:
     """Read a YAML file of the lab, in plain values."""
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def comment_of(text: str) -> str:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 import lab.data.packing as packing
-from lab.core import schema
+from lab.core import files, schema
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
@@ -139,7 +139,8 @@ def _corpus(paths: list[Path], origin: str, notes: Notes, tokenizer: str, vocabu
 def _read(file: Path) -> bytes:
     """The bytes of a text file; as for git, a file with a NUL byte is none."""
     try:
-        content = file.read_bytes()
+        with files.open_file(file) as opened:
+            content = opened.read()
     except OSError as fault:
         raise RequestError(f"cannot read {file}: {fault.strerror}") from None
     if (position := content.find(0)) >= 0:
@@ -215,14 +216,14 @@ def _open(kind: str, path: str, field: str, tokenizer: str, vocabulary: int) -> 
 
 def _digest(file: Path) -> str:
     try:
-        with open(file, "rb") as content:
+        with files.open_file(file) as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as fault:
         raise RequestError(f"cannot read {file}: {fault.strerror}") from None
 
 
 def _lines(file: Path, field: str) -> Iterator[str]:
-    with open(file, "rb") as lines:
+    with files.open_file(file) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -253,7 +254,7 @@ def _rows(file: Path, field: str) -> Iterator[str]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(file) as table:
+        with files.open_file(file) as opened, parquet.ParquetFile(opened) as table:
             if field not in table.schema_arrow.names:
                 raise RequestError(f"{file}: no field {field!r}; {nearest(field, table.schema_arrow.names)}")
             batches = (batch.to_pylist() for batch in table.iter_batches(columns=[field]))

@@ -16,6 +16,7 @@ from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.analysis.text import count, listed, of_arm, spell
 from lab.core import shipped
+from lab.core.files import read_text
 from lab.records import store
 from lab.report.comparisons import recipe_of, reference_arm
 from lab.report.findings import PART_SUBJECTS, part_subjects
@@ -57,7 +58,7 @@ def _question_of_shipped_sweep(command: str) -> str:
         return ""
     name = words[words.index("sweep") + 1] if "sweep" in words[:-1] else ""
     sweeps = shipped.sweeps()
-    return shipped.question(sweeps[name].read_text(encoding="utf-8")) if name in sweeps else ""
+    return shipped.question(read_text(sweeps[name])) if name in sweeps else ""
 
 
 class Answer(NamedTuple):

@@ -164,7 +164,7 @@ def save(baseline: Baseline, path: Path) -> None:
         if seeds < FEWEST_SEEDS:
             shortage = f"{arm} at {size:,} parameters has {seeds} whole seeds"
             raise RequestError(f"{baseline.source}: {shortage}; a baseline takes {FEWEST_SEEDS}")
-    files.write_text(path, as_text(baseline))
+    files.write_output(path, as_text(baseline))
 
 
 def whole_seeds(runs: pd.DataFrame) -> pd.DataFrame:

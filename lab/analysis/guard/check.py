@@ -76,7 +76,7 @@ def save_baseline(folder: Path, path: Path, window: Window = WINDOW) -> Iterator
     """Write the baseline of a results folder; yields lines about its content, or its differences from the old file."""
     new = baselines.from_folder(folder, window)
     check_window(new.runs, window)
-    old = baselines.read(path) if path.exists() else None
+    old = baselines.read(path) if path.is_file() else None
     baselines.save(new, path)
     yield f"{path}: {len(new.runs)} runs of {folder}"
     if old is not None and old.window != window:

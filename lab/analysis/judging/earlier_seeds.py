@@ -15,6 +15,7 @@ import pandas as pd
 
 from lab.analysis.judging.effects import DIGITS, Qualified
 from lab.analysis.judging.evidence import ArmTables
+from lab.core import files
 from lab.core.errors import RequestError
 
 PATTERN = "earlier_seeds.*.csv"
@@ -33,7 +34,7 @@ def read(folder: Path) -> pd.DataFrame:
     tables = []
     for path in sorted(folder.glob(PATTERN)):
         try:
-            table = pd.read_csv(path, dtype=dict.fromkeys(KEY, str), na_filter=False)
+            table = files.read_csv(path, dtype=dict.fromkeys(KEY, str), na_filter=False)
             tables.append(table.set_index(KEY).replace("", "nan").astype(float))
         except (OSError, ValueError, KeyError):
             raise RequestError(f"{path} cannot be read as a table with columns {','.join(KEY)} and seeds") from None

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-
 from lab.analysis.judging.decision import DECIDED
+from lab.core import files
 from lab.core.errors import RequestError
 
 FILE = "readings.csv"
@@ -57,7 +56,7 @@ def readings(folders: Sequence[Path]) -> Mapping[str, list[ClaimReading]]:
             try:
                 return {
                     str(claim): [ClaimReading(*row) for row in rows[list(ClaimReading._fields)].itertuples(index=False)]
-                    for claim, rows in pd.read_csv(path).groupby("claim", sort=False)
+                    for claim, rows in files.read_csv(path).groupby("claim", sort=False)
                 }
             except (OSError, ValueError, KeyError):
                 columns = ",".join(("claim", *ClaimReading._fields))

@@ -13,10 +13,11 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from lab.core.files import read_text
 from lab.core.printing import printable
 
 HERE = Path(__file__).parent
-STYLE, SCRIPT = (HERE.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+STYLE, SCRIPT = (read_text(HERE / name) for name in ("page.css", "page.js"))
 # The only script that a browser may run; styles are allowed inline, since drawings carry their own.
 SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (

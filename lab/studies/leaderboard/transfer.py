@@ -141,11 +141,11 @@ def read_outcomes(path: Path) -> list[Pair]:
     Raises:
         RequestError: the table cannot be read, a column is missing, or an arm, an outcome or a measure is unknown.
     """
-    if not path.is_file():
-        raise RequestError(f"no table of outcomes {path}")
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, nrows=files.MOST_CELLS)
-    except (OSError, ValueError) as fault:
+        table = files.read_csv(path, dtype=str, keep_default_na=False, nrows=files.MOST_CELLS)
+    except OSError as fault:
+        raise RequestError(f"no table of outcomes {path}: {fault.strerror}") from None
+    except ValueError as fault:
         raise RequestError(f"{path} is no CSV table: {' '.join(str(fault).split())}") from None
     if missing := [column for column in ("a", "b", "outcome") if column not in table]:
         raise RequestError(f"{path} has no column {missing[0]!r}; it takes a, b and outcome, and measure if any")
