@@ -18,6 +18,7 @@ import lab.training.config  # noqa: F401  (these fill the registries)
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build, stack
 from lab.model.config import ModelConfig
+from lab.model.layers import Operands
 from lab.model.parametrization import Standard
 from lab.model.transformer import Transformer
 from lab.optim.optimizer import Optimizer, build_optimizer
@@ -60,7 +61,7 @@ def model(
     vocabulary: int = 11,
     changes: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float64,
-    operands: torch.dtype | None = None,
+    operands: Operands | None = None,
 ) -> Transformer:
     """Runs of these seeds at initialization."""
     scale, config = Standard().attention_scale(head_width), ModelConfig("small", width, depth, head_width)

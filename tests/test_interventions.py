@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from lab.core.hooks import HookIntervention, HookPoint, listening
 from lab.core.registry import INTERVENTIONS
+from lab.model import low_precision
 from lab.model.config import ModelConfig
+from lab.model.layers import Operands
 from lab.responses.within_step import ActivationClamp
+from lab.training.building import FORMATS, operand_format
 from pieces import intervention, model, tokens, weights_of
+from small import configs
 from tests import reference
 
 HOOKED = [name for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)]
@@ -91,13 +95,30 @@ def test_pointwise_attention_is_squared_relu_over_the_root_of_the_length() -> No
             assert weights_rbhts[..., t, t + 1 :].eq(0).all()
 
 
-@pytest.mark.parametrize("name", HOOKED)
-def test_nothing_attached_lets_a_token_see_the_future(name: str) -> None:
-    made, rows_rbt = model(0, changes={name: intervention(name)}), tokens(0)
+@pytest.fixture(scope="module")
+def formats() -> dict[str, Operands | None]:
+    """How products round by default in each precision."""
+    precisions = [*FORMATS, "mantissa mantissa_bits=5", *low_precision.PRECISIONS]
+    return dict(
+        zip(precisions, map(operand_format, configs(*(f"precision={each}" for each in precisions))), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["nothing", *HOOKED])
+def test_no_token_sees_the_future_in_any_precision(
+    name: str, formats: dict[str, Operands | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given the largest entry of an operand, which fp8 and NVFP4 take over all tokens at once."""
+    monkeypatch.setattr(low_precision, "magnitude", lambda x_r: x_r.new_full(x_r.shape[:1], 8.0))
+    changes = {} if name == "nothing" else {name: intervention(name)}
+    rows_rbt, known = tokens(0), 4
     other_rbt = rows_rbt.clone()
-    other_rbt[..., -1] = (other_rbt[..., -1] + 1) % 11
-    assert torch.equal(made(rows_rbt)[0][..., :-1, :], made(other_rbt)[0][..., :-1, :])
-    assert not torch.equal(made(rows_rbt)[0][..., -1, :], made(other_rbt)[0][..., -1, :])
+    other_rbt[..., known:] = (other_rbt[..., known:] + 1) % 11
+    for precision, operands in formats.items():
+        made = model(0, depth=1, changes=changes, operands=operands, dtype=torch.float32)
+        one_rbtv, other_rbtv = made(rows_rbt)[0], made(other_rbt)[0]
+        assert torch.equal(one_rbtv[..., :known, :], other_rbtv[..., :known, :]), precision
+        assert not torch.equal(one_rbtv[..., known:, :], other_rbtv[..., known:, :]), precision
 
 
 @pytest.mark.parametrize("name", HOOKED)

@@ -26,8 +26,10 @@ from lab.core.number_formats import (
 )
 from lab.model import low_precision
 from lab.model.low_precision import HISTORY, LowPrecision, RoundingPass, hadamard, rounded_gain, rounding_pass
+from lab.training.building import operand_format
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
+from pieces import model, tokens
 from small import brief, configs, trained
 from test_engine import compiles
 
@@ -39,13 +41,13 @@ PLAIN = tuple(f"precision={name}" for name in PRECISIONS)
 SWITCHED = (
     "precision=mxfp8 stochastic_rounding=all norm_gains=rounded gradient_format=e4m3",
     "precision=fp8_delayed stochastic_rounding=gradients kept_in_bf16=ends",
-    "precision=nvfp4 stochastic_rounding=gradients norm_gains=rounded",
+    "precision=nvfp4 stochastic_rounding=gradients norm_gains=rounded attention_precision=same",
 )
 
 
 def made(precision: str, stochastic: str = "none", gradients: str = "e5m2", gains: str = "fp32") -> LowPrecision:
     """The rounding of one product."""
-    at = low_precision.build(precision, gradients, stochastic, "none", gains).at("product")
+    at = low_precision.build(precision, gradients, stochastic, gains, "none", "bf16").at("product")
     assert isinstance(at, LowPrecision)
     return at
 
@@ -315,7 +317,8 @@ def values(*overrides: str) -> Mapping[str, Any]:
 
 def test_switches_change_what_they_name() -> None:
     plain = values("precision=mxfp8")
-    for switch in ("gradient_format=e4m3", "stochastic_rounding=gradients", "kept_in_bf16=ends"):
+    switches = ("gradient_format=e4m3", "stochastic_rounding=gradients", "kept_in_bf16=ends")
+    for switch in (*switches, "attention_precision=same"):
         switched = values("precision=mxfp8", switch)
         assert not torch.equal(switched["block1.mlp_up"], plain["block1.mlp_up"]), switch
     # gains begin at one, which every format has: until they have moved nothing changes
@@ -323,20 +326,48 @@ def test_switches_change_what_they_name() -> None:
 
 
 def test_the_first_block_and_the_head_are_kept_in_bf16() -> None:
-    model = Fleet(configs("", shared=("precision=mxfp8", "kept_in_bf16=ends", "norm_gains=rounded"))).model
-    operands = {name: layer.operands for name, layer in model.layers() if hasattr(layer, "operands")}  # type: ignore
+    kept = Fleet(configs("", shared=("precision=mxfp8", "kept_in_bf16=ends", "norm_gains=rounded"))).model
+    operands = {name: layer.operands for name, layer in kept.layers() if hasattr(layer, "operands")}  # type: ignore
     rounds = {
         name.split(".")[0] for name, each in operands.items() if each is not torch.bfloat16 and "attention" not in name
     }
     assert rounds == {"block1"}
-    gains = {name for name, layer in model.layers() if layer.gain_rounding is not None}  # type: ignore
+    gains = {name for name, layer in kept.layers() if layer.gain_rounding is not None}  # type: ignore
     assert "block1.mlp_norm" in gains
     assert not any(name.startswith("block0") for name in gains)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [*(f"{name} attention_precision=same" for name in ("mxfp8", "mxfp4", "nvfp4")), "fp8_current", "nvfp4"],
+)
+def test_what_is_said_to_see_the_future_does(switches: str) -> None:
+    """Blocks of values along positions, and a scale that all tokens share; `test_interventions` has all that do not."""
+    made = model(0, 1, 2, 3, depth=1, operands=operand_format(*configs(f"precision={switches}")), dtype=torch.float32)
+    rows_rbt, known = tokens(0, 1, 2, 3), 4
+    other_rbt = rows_rbt.clone()
+    other_rbt[..., known:] = (other_rbt[..., known:] + 1) % 11
+    assert not torch.equal(made(rows_rbt)[0][..., :known, :], made(other_rbt)[0][..., :known, :])
+
+
+def test_the_products_of_attention_stay_in_bf16_unless_they_are_asked_for() -> None:
+    """The operands that a step rounds, as probes hear of them."""
+    heard = {}
+    for attention in ("bf16", "same"):
+        words = (f"precision=mxfp8 attention_precision={attention} probes.names=[saturation]",)
+        [(_, rows)] = trained(configs(*words, shared=("probes.every=1", "steps=2")))
+        heard[attention] = {where.rpartition(".")[0] for _, probe, where, _ in rows if probe == "saturation"}
+    products = {f"block{block}.attention.{name}" for block in range(2) for name in ("scores", "mixing")}
+    assert heard["same"] - heard["bf16"] == products
+    assert "block0.attention.qkv" in heard["bf16"]
 
 
 KEEPS_STATE = "keeps a state from step to step, and batch=constant takes several batches in one; leave batch= out"
 MICRO = "batch=constant batch.micro_batch=2"
 REFUSED = {
+    "precision=bf16 attention_precision=same": (
+        "attention_precision=same changes nothing in precision=bf16; say precision=mxfp8, too"
+    ),
     "norm_gains=rounded": "norm_gains=rounded changes nothing in precision=fp32; say precision=mxfp8, too",
     "precision=nvfp4 gradient_format=e4m3": "precision=nvfp4 rounds gradients to E2M1; leave out gradient_format",
     "precision=mxfp8 master_weights=none": "precision=mxfp8 keeps weights in fp32; leave out master_weights=none",
@@ -353,10 +384,17 @@ def test_what_changes_nothing_is_refused(overrides: str) -> None:
 
 
 def test_ids_of_other_runs_know_nothing_of_the_switches() -> None:
-    plain, rounded = (columns(configs(f"precision={name}")[0]) for name in ("bf16", "mxfp8"))
-    assert plain.keys() == rounded.keys()
-    (switched,) = configs("precision=mxfp8 norm_gains=rounded")
-    assert columns(switched).keys() - plain.keys() == {"norm_gains"}
+    plain, usual, *switched = (
+        columns(each).keys()
+        for each in configs(
+            "precision=bf16",
+            "precision=mxfp8",
+            "precision=mxfp8 attention_precision=same",  # as all runs were before there was the switch
+            "precision=mxfp8 attention_precision=same norm_gains=rounded",
+        )
+    )
+    assert [keys - plain for keys in (usual, *switched)] == [{"attention_precision"}, set(), {"norm_gains"}]
+    assert not plain - usual
 
 
 def test_a_power_of_two_ahead_of_the_loss_changes_nothing_where_gradients_are_scaled() -> None:

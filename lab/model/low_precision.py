@@ -1,5 +1,7 @@
 """Products whose operands are rounded to fp8, MX or NVFP4, forward and backward; sums are in fp32.
 
+The two products of attention stay in bf16 unless a config asks otherwise.
+
 Formats and scales: arXiv:2209.05433 (fp8), Open Compute Project MX 1.0, arXiv:2509.25149 (NVFP4).
 """
 
@@ -41,6 +43,7 @@ PRECISIONS = ("fp8_current", "fp8_delayed", "mxfp8", "mxfp4", "nvfp4")
 HISTORY = 1024  # steps of which delayed scaling knows the largest magnitudes
 LARGEST_SCALE = 2.0**60  # so that the product of two is a number of fp32
 OPERANDS = ("left", "right", "gradient")
+OF_ATTENTION = (".attention.scores", ".attention.mixing")  # queries times keys, weights times values
 GOLDEN = 0x9E3779B9
 # Signs of the random Hadamard transform of NVFP4, drawn once.
 SIGNS = (1, -1, -1, 1, 1, 1, -1, 1, -1, -1, 1, -1, 1, 1, -1, -1)
@@ -58,6 +61,8 @@ class LowPrecision:
         stochastic_rounding: ``none``, ``gradients`` or ``all``: which operands are rounded at random.
         keeps_ends: whether the first block and the head are kept in bf16.
         rounds_gains: whether gains of norms are rounded, too.
+        rounds_attention: whether the two products of attention are rounded, too, instead of kept in bf16. The second
+            contracts positions, so blocks of MX and NVFP4 join a value with later ones: attention is not causal then.
         operands: every operand that rounds, by product and name.
         where: the product.
     """
@@ -67,11 +72,12 @@ class LowPrecision:
     stochastic_rounding: str
     keeps_ends: bool
     rounds_gains: bool
+    rounds_attention: bool
     operands: dict[str, int] = field(default_factory=dict)
     where: str = ""
 
     def at(self, where: str) -> LowPrecision | torch.dtype:
-        """The rounding of one product of the model, or of gains; bf16 at the ends if these are kept."""
+        """The rounding of one product of the model, or of gains; bf16 where products are kept in it."""
         if self._is_kept(where):
             return torch.bfloat16
         for name in OPERANDS:
@@ -83,7 +89,8 @@ class LowPrecision:
         return self.rounds_gains and not self._is_kept(where)
 
     def _is_kept(self, where: str) -> bool:
-        return self.keeps_ends and where.startswith(("block0.", "head", "readout"))
+        is_at_an_end = where.startswith(("block0.", "head", "readout"))
+        return (self.keeps_ends and is_at_an_end) or (not self.rounds_attention and where.endswith(OF_ATTENTION))
 
     @property
     def is_stateful(self) -> bool:
@@ -355,9 +362,19 @@ def rounded_gain(gain_r: Tensor, low: LowPrecision | None) -> Tensor:
 
 
 def build(
-    precision: str, gradient_format: str, stochastic_rounding: str, kept_in_bf16: str, norm_gains: str
+    precision: str,
+    gradient_format: str,
+    stochastic_rounding: str,
+    norm_gains: str,
+    kept_in_bf16: str,
+    attention_precision: str,
 ) -> LowPrecision:
     """The rounding that a config asks for."""
     return LowPrecision(
-        precision, FORMATS[gradient_format], stochastic_rounding, kept_in_bf16 == "ends", norm_gains == "rounded"
+        precision,
+        FORMATS[gradient_format],
+        stochastic_rounding,
+        keeps_ends=kept_in_bf16 == "ends",
+        rounds_gains=norm_gains == "rounded",
+        rounds_attention=attention_precision == "same",
     )

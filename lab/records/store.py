@@ -78,7 +78,8 @@ RUN_COLUMNS = {
 DEFAULTS = {
     **{"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"},
     **{"mantissa_bits": 0.0, "gradient_format": "e5m2", "stochastic_rounding": "none"},
-    **{"norm_gains": "fp32", "kept_in_bf16": "none", "schedule.floor_share": 0.0},
+    **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "same"},
+    **{"schedule.floor_share": 0.0},
 }
 # The order in which interventions act where it is not that of their names, which was the order of older records.
 ORDER = "intervention.order"

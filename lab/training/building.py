@@ -21,7 +21,7 @@ from lab.model.custom import CustomModel, check_custom_model
 from lab.model.layers import Operands
 from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
-from lab.training.config import RunConfig
+from lab.training.config import SWITCHES, RunConfig
 
 FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
 
@@ -31,8 +31,7 @@ def operand_format(config: RunConfig) -> Operands | None:
     if config.precision == "mantissa":
         return Mantissa(torch.as_tensor(config.mantissa_bits).view(-1))
     if config.precision in low_precision.PRECISIONS:
-        names = ("gradient_format", "stochastic_rounding", "kept_in_bf16", "norm_gains")
-        return low_precision.build(config.precision, *(getattr(config, name) for name in names))
+        return low_precision.build(config.precision, **{name: getattr(config, name) for name in SWITCHES})
     return FORMATS[config.precision]
 
 

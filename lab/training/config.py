@@ -65,7 +65,10 @@ from lab.training.checkpoint import CheckpointConfig
 FEWEST_TARGETS = 1024  # of a short validation
 FEWEST_BITS = 2  # of precision=mantissa, as many as E5M2 stores
 # Switches of fp8, MX and NVFP4, with the value that switches each off.
-SWITCHES = {"gradient_format": "e5m2", "stochastic_rounding": "none", "norm_gains": "fp32", "kept_in_bf16": "none"}
+SWITCHES = {
+    **{"gradient_format": "e5m2", "stochastic_rounding": "none"},
+    **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "bf16"},
+}
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class RunConfig:
     stochastic_rounding: str = one_of("none", "gradients", "all", default="none")
     norm_gains: str = one_of("fp32", "rounded", default="fp32")
     kept_in_bf16: str = one_of("none", "ends", default="none")
+    attention_precision: str = one_of("bf16", "same", default="bf16")
 
     @property
     def validation_targets(self) -> float:

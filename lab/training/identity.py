@@ -9,6 +9,7 @@ from typing import Any
 from lab.core import files
 from lab.core.hooks import unlike_names
 from lab.core.schema import leaves
+from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.records import store
 from lab.training.building import hook_interventions
 from lab.training.config import OPTIONAL, SPIKE_LAB, RunConfig
@@ -35,6 +36,8 @@ def _rows(config: RunConfig) -> Rows:
     if config.ledger is not None:  # what runs of a fleet share of it is in the static key
         del rows["ledger.restarts"]  # they follow from its entries
         rows["ledger.entries"] = (config.ledger.entries, True)
+    if config.precision not in LOW_PRECISIONS:  # attention has the precision of all else
+        del rows["attention_precision"]
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
     return {column: row for column, row in rows.items() if (column, row[0]) not in ABSENT.items()}
 
