@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import planted_claims
@@ -13,6 +14,7 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.logit_rounding import (
     MANTISSA_BITS,
     level_at_cost,
+    mantissa_bits_by_run,
     mean_rounding_cost,
     published,
     rounded_runs,
@@ -51,6 +53,14 @@ def test_neighbours_of_a_format_are_as_far_apart_as_the_spacing() -> None:
 def test_the_law_is_what_rounding_costs(level: float, bits: int) -> None:
     """Of logits that spread over half a spacing and more, so that their errors are uniform."""
     assert float(rounding_cost(level, bits)) == pytest.approx(rounding_loss(level, bits), rel=0.1)
+
+
+def test_logits_of_formats_with_scales_stay_fp32_unless_the_ends_are_kept_in_bf16() -> None:
+    precisions = ("fp32", "bf16", "nvfp4", "mxfp8")
+    runs = pd.DataFrame({"id": precisions, "precision": precisions})
+    assert mantissa_bits_by_run(runs).to_dict() == {"fp32": 23, "bf16": 7, "nvfp4": 23, "mxfp8": 23}
+    runs["kept_in_bf16"] = ["none", "none", "ends", "none"]
+    assert mantissa_bits_by_run(runs).to_dict() == {"fp32": 23, "bf16": 7, "nvfp4": 7, "mxfp8": 23}
 
 
 def test_small_and_large_spacings_meet_their_limits_without_overflow() -> None:

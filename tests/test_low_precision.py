@@ -210,6 +210,27 @@ def test_fp4_is_near_the_product(precision: str) -> None:
         assert 0.01 < (one - other).norm() / other.norm() < 0.3
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-40])
+def test_an_operand_too_small_for_the_largest_scale_becomes_zero(size: float) -> None:
+    """Its own scale would be as large as 1e32, or infinite."""
+    a, b = torch.full((1, 2, 3), size, requires_grad=True), torch.ones(1, 3, 2, requires_grad=True)
+    made_of = low_precision.low_precision_product(a, b, made("fp8_current"), has_weight=False)
+    of_a, of_b = torch.autograd.grad(made_of, (a, b), torch.ones(1, 2, 2))
+    assert made_of.eq(0).all()
+    assert of_b.eq(0).all()
+    torch.testing.assert_close(of_a, torch.full_like(a, 2))
+
+
+def test_an_operand_is_rounded_at_random_anew_for_the_backward_pass() -> None:
+    at, eye = made("mxfp8", stochastic="all"), torch.eye(32)[None]
+    a, b = torch.full((1, 32, 32), 1.05), eye.clone().requires_grad_()
+    with rounding_pass(at, at.begin((0,), torch.device("cpu"))):
+        first = low_precision.low_precision_product(a, b, at, has_weight=True)
+        (again,) = torch.autograd.grad(first, b, eye)
+    assert first.unique().tolist() == again.unique().tolist() == [1, 1.125]
+    assert not torch.equal(first, again.mT)
+
+
 def test_a_delayed_scale_knows_earlier_steps_alone() -> None:
     at = made("fp8_delayed")
     state, b = at.begin((0, 1), torch.device("cpu")), torch.ones(2, 1, 1)

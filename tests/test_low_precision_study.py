@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 import planted_claims
+import planted_low_precision
 from drawn_texts import complaints
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.sensitivity import judge, study_of
 from lab.records.store import Records
 from lab.report.answers import answer
 from lab.report.scoreboard import judge_all
+from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.precision.measures import spike_rate
 
@@ -26,6 +29,19 @@ def test_spikes_are_counted_in_1000_updates() -> None:
     records = world("loss_scale")
     found = spike_rate(records).groupby(records.runs.set_index("id")["loss_scale.init"]).mean()
     assert found.to_dict() == pytest.approx({2.0**10: 2.5, 1.0: 7.5, 2.0**-9: 12.5})
+
+
+def test_spikes_are_compared_at_the_two_highest_of_three_learning_rates() -> None:
+    """There rounded gains bring three more; at the lowest they bring four fewer."""
+    runs = []
+    for run, recorded in planted_claims.cards("low_precision", dict.fromkeys(range(3), True)):
+        if (lr := run["optimizer.lr"]) >= 0.1:
+            at_lowest, gains = lr == 0.1, run["norm_gains"] == "rounded"
+            made = planted_low_precision.spikes((0 if gains else 4) if at_lowest else (4 if gains else 1))
+            runs.append((run | made.pop(("columns", "")), recorded | made))
+    claim = CLAIMS["quantized_gains_raise_the_number_of_spikes"]
+    verdict = judge_claim(claim, [Evidence("low_precision", planted_claims.records(runs))])
+    assert verdict.effect == pytest.approx(3 / 400 * 1000)
 
 
 def test_the_figure_of_loss_scales_shows_the_spikes_of_each() -> None:
