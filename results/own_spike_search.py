@@ -31,7 +31,7 @@ from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_p
 from lab.data.echo import Echo
 from lab.data.text import StandardLibrary
 from lab.data.trigram import Trigram
-from lab.studies.spikes.own_spikes import HELD_AFTER, PER_STEPS, START, USUAL, find_spikes
+from lab.studies.spikes.own_spikes import HELD_AFTER, RATE_STEPS, START, USUAL, find_spikes
 
 RESULTS = Path(__file__).parent
 SEARCH = Path(__file__).with_suffix(".yaml")
@@ -290,7 +290,7 @@ def shown(search: dict[str, Any], table: pd.DataFrame) -> Iterator[str]:
 
 def most_by_seed(runs: pd.DataFrame, spikes: pd.Series) -> str:
     """Spikes in 10,000 steps by seed, at the learning rate and beta2 that have most of them."""
-    by_arm = (spikes * PER_STEPS / runs["steps"]).groupby([runs["lr"], runs["beta2"]])
+    by_arm = (spikes * RATE_STEPS / runs["steps"]).groupby([runs["lr"], runs["beta2"]])
     lr, beta2 = by_arm.sum().idxmax()
     rates = " ".join(f"{rate:.0f}" for rate in by_arm.get_group((lr, beta2)))
     return f"{rates} (LR {lr:g}, beta2 {beta2:g})" if spikes.any() else "none"
@@ -298,7 +298,7 @@ def most_by_seed(runs: pd.DataFrame, spikes: pd.Series) -> str:
 
 def highest_rate(spikes: int, steps: int) -> float:
     """The largest rate, in 10,000 steps, at which so few spikes in so many steps are not rarer than 1 in 20."""
-    return float(scipy.stats.chi2.ppf(0.95, 2 * (spikes + 1)) / 2) * PER_STEPS / steps
+    return float(scipy.stats.chi2.ppf(0.95, 2 * (spikes + 1)) / 2) * RATE_STEPS / steps
 
 
 def write_page(search: dict[str, Any], table: pd.DataFrame) -> None:

@@ -27,7 +27,7 @@ from lab.records import store
 from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from lab.studies.leaderboard.curves import curves_of
-from lab.studies.spikes import own_spikes, sources
+from lab.studies.spikes import own_spikes
 from lab.studies.spikes.figures import AROUND
 
 OF_EVERY_TENSOR, READ = ["grad_rms", "update_rms", "param_rms", "eps_ratio"], (".mlp_up", ".attention.key")
@@ -68,7 +68,7 @@ def unread_beside_counts(records: store.Records) -> pd.Series:
     answered = runs.reindex(columns=["id", "response", "probes.every"])
     answered = answered[(answered["response"].fillna(NONE) != NONE) & (answered["probes.every"] == 1)]
     is_rare = metrics["id"].isin(answered["id"]) | (
-        metrics["probe"].eq(sources.ROWS).any() & (metrics["probe"] == TRAIN)
+        metrics["probe"].eq(own_spikes.ROWS).any() & (metrics["probe"] == TRAIN)
     )
     is_rare &= metrics["step"] % NOW_AND_THEN != 0
     return is_rare | (metrics["id"].isin(list(alone)) & ~metrics["probe"].isin(LOSSES))

@@ -25,7 +25,7 @@ from lab.responses.branching import Branch
 from lab.responses.response import Action, Memory, Reading
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.branches import NAMES, changes, removable
+from lab.studies.spikes.own_spikes import CHANGE_NAMES, changes, removable
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.fleet import Fleet
@@ -226,9 +226,9 @@ def test_the_figure_says_how_many_spikes_each_change_removes() -> None:
     assert not complaints(figure)
     shares, _ = figure.axes[:2]
     rows = [label.get_text().replace("\n", " ") for label in shares.get_yticklabels()]
-    assert rows[0] == NAMES["same"]
+    assert rows[0] == CHANGE_NAMES["same"]
     removed = next(line for line in shares.get_lines() if line.get_marker() == "o").get_xdata()
     by_row = dict(zip(rows, map(float, removed), strict=True))
     assert by_row == {
-        NAMES[change]: float(change not in ("same", "first_moment", "second_moment")) for change in CHANGES
+        CHANGE_NAMES[change]: float(change not in ("same", "first_moment", "second_moment")) for change in CHANGES
     }

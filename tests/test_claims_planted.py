@@ -18,7 +18,7 @@ from lab.analysis.judging.evidence import ArmTables, Config, Evidence
 from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
 from lab.report.scoreboard import read
 from lab.studies.claims import CLAIMS as FILED
-from lab.studies.spikes.adam_updates import DESCENT
+from lab.studies.spikes.planted import DESCENT
 
 NAMES = list(FILED)
 # Each judged by its effects, whether or not its sweep could test it.

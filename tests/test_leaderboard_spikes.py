@@ -120,7 +120,7 @@ def test_a_pruned_board_counts_the_same_spikes(tmp_path: Path) -> None:
 
 def test_the_planted_spike_is_the_effect_of_the_study() -> None:
     """Durations of committed runs, read by hand: those of the arm minus those of the recipe, by burst and seed."""
-    from lab.studies.spikes.optimizer_arms import arm_costs
+    from lab.studies.spikes.planted import arm_costs
 
     found = planted_durations(RESULTS)
     assert set(found) == {"adamw_clip_relative", "adamw_beta2_ramp", "embedding_gradient_shrink"}

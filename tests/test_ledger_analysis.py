@@ -21,7 +21,7 @@ from lab.records.store import Records
 from lab.studies.figures import FIGURES
 from lab.studies.spikes import restart_effects as claims
 from lab.studies.spikes.ledger_figures import spread
-from lab.studies.spikes.restarts import restarts_of
+from lab.studies.spikes.restart_effects import restarts_of
 from small import configs
 
 OPT = "20: optimizer.lr={:g}+80: optimizer.weight_decay=2e-4 optimizer.beta2=0.95+320: optimizer.clip=0.3"

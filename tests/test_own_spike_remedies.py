@@ -17,7 +17,7 @@ from lab.records.store import Records
 from lab.responses.between_steps import RewindAndSkip
 from lab.responses.response import Action, Memory, Reading
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.remedies import NAMES, NO_REMEDY, SHRUNK_NAME, remedy_names, remedy_traits
+from lab.studies.spikes.own_spikes import NO_REMEDY, REMEDY_NAMES, SHRUNK_NAME, remedy_names, remedy_traits
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
@@ -25,8 +25,8 @@ from small import brief, configs
 
 SPIKE = 9  # the step whose loss is said to be that of a spike
 
-REMEDIES = [NO_REMEDY, *(NAMES[key] for key in ("same_batches", "skip", "skip_and_lower", "lower", "restart"))]
-REMEDIES += [NAMES["restart_newest"], SHRUNK_NAME]
+REMEDIES = [NO_REMEDY, *(REMEDY_NAMES[key] for key in ("same_batches", "skip", "skip_and_lower", "lower", "restart"))]
+REMEDIES += [REMEDY_NAMES["restart_newest"], SHRUNK_NAME]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def test_spikes_are_counted_as_often_as_training_met_them(good: bool) -> None:
         assert row["more"] == spikes - 1, name
         assert row["rate"] == pytest.approx(1000 * (spikes - 1) / after), name
         assert row["overall"] == pytest.approx(1000 * spikes / planted_own_spikes.STEPS), name
-        goes_back = name not in (NO_REMEDY, NAMES["lower"], SHRUNK_NAME)
+        goes_back = name not in (NO_REMEDY, REMEDY_NAMES["lower"], SHRUNK_NAME)
         assert (row["answered"], row["returned"]) == (goes_back, goes_back and returns), name
 
 

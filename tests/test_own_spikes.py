@@ -25,14 +25,16 @@ from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.own_alarms import OWN, alarm_traits, score_own
 from lab.studies.spikes.own_spikes import (
     APART,
+    OWN,
     SIGNALS,
     STAGES,
+    alarm_traits,
     find_spikes,
     lead,
     measured,
+    score_own,
     spike_traits,
     stages,
 )

@@ -18,7 +18,7 @@ from lab.analysis.events.costs import spike_costs
 from lab.records import store
 from lab.records.store import Records
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.repeats import repeated_costs
+from lab.studies.spikes.planted import repeated_costs
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSETS = (200, 250, 300)

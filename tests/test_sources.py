@@ -25,7 +25,7 @@ from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.sources import START, ranked, source_traits
+from lab.studies.spikes.own_spikes import START, ranked, source_traits
 from planted_sources import CALM, CAUSE, SOURCES, SPIKES, STEPS
 
 CLAIM = CLAIMS["leaving_out_the_source_ranked_first_removes_spikes"]

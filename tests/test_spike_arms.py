@@ -15,7 +15,7 @@ from lab.analysis.rendering import style
 from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
 from lab.records.store import Records
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
+from lab.studies.spikes.planted import RECIPE, arm_costs
 from planted_claims import ARM_KEYS, OPTIMIZER_ARMS, SOFTENED
 
 SEEDS = dict.fromkeys(range(3), True)

@@ -18,7 +18,7 @@ from lab.__main__ import main
 from lab.analysis.curves import load
 from lab.cli.hydra_app import data_folder
 from lab.studies.alarms.replays import CAUSES
-from lab.studies.spikes.optimizer_arms import arm_costs
+from lab.studies.spikes.planted import arm_costs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]

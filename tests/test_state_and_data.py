@@ -18,7 +18,7 @@ from lab.analysis.rendering import style
 from lab.records.store import Records
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.state_and_data import Cell, cells, factors, factors_by_seed
+from lab.studies.spikes.planted import Cell, cells, factors, factors_by_seed
 
 INTERACTIONS = ("a_spike_takes_its_state", "a_spike_takes_its_weights", "a_spike_takes_its_moments")
 

@@ -20,7 +20,7 @@ from lab.records import store
 from lab.records.store import Records
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.adam_updates import update_traits
+from lab.studies.spikes.planted import update_traits
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSET = 40

@@ -10,15 +10,21 @@ from lab.analysis.events.costs import NONE, named_costs, spike_costs
 from lab.analysis.grouping import arm_labels
 from lab.analysis.probe_values import late, near
 from lab.analysis.sensitivity import Study
-from lab.studies.spikes import escape_effects
-from lab.studies.spikes.adam_updates import update_traits
-from lab.studies.spikes.branches import NAMES, SAME, changes
-from lab.studies.spikes.optimizer_arms import RECIPE, arm_costs
-from lab.studies.spikes.own_spikes import spike_traits
-from lab.studies.spikes.remedies import NO_REMEDY, remedy_names, remedy_traits
-from lab.studies.spikes.repeats import CLEAN, repeated_costs
-from lab.studies.spikes.sources import ALL, WHOLE, WITHOUT, source_traits
-from lab.studies.spikes.state_and_data import factors_by_seed
+from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
+from lab.studies.spikes.own_spikes import (
+    ALL,
+    CHANGE_NAMES,
+    NO_REMEDY,
+    SAME,
+    WHOLE,
+    WITHOUT,
+    changes,
+    remedy_names,
+    remedy_traits,
+    source_traits,
+    spike_traits,
+)
+from lab.studies.spikes.planted import CLEAN, RECIPE, arm_costs, factors_by_seed, repeated_costs, update_traits
 
 NATS, NO_RESPONSE = "nats/token", "no response"
 STATES = {
@@ -48,7 +54,7 @@ def _by_optimizer(study: Study) -> pd.DataFrame:
 def _by_change(study: Study) -> pd.DataFrame:
     """Whether the spike was removed, 1 or 0, by what was changed before it."""
     table = changes(study.records).set_index("id")
-    return valued(study, table["removed"], arm=table["change"].map(NAMES))
+    return valued(study, table["removed"], arm=table["change"].map(CHANGE_NAMES))
 
 
 def _own_rates(study: Study) -> pd.DataFrame:
@@ -108,7 +114,7 @@ def _by_source(study: Study) -> pd.DataFrame:
 
 def _held_out(study: Study) -> pd.DataFrame:
     """The loss on clean held-out text, and that on held-out text of the corpus as it is, in the last tenth of a run."""
-    names = {"of clean text": escape_effects.CLEAN, "of the corpus as it is": escape_effects.OWN}
+    names = {"of clean text": CLEAN_LOSS, "of the corpus as it is": OWN_LOSS}
     values = {name: late(study.records, probe, "") for name, probe in names.items()}
     tables = [valued(study, value, column=pd.Series(name, value.index)) for name, value in values.items()]
     return pd.concat(tables if all(map(len, tables)) else [study.points.head(0)])
@@ -145,7 +151,7 @@ MEASURES = (
         _by_change,
         by_size,
         "higher",
-        reference=NAMES[SAME],
+        reference=CHANGE_NAMES[SAME],
         asked_by=("spike_causes",),
     ),
     Measure(

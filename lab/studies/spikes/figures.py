@@ -1,4 +1,4 @@
-"""Figures of loss spikes: costs of each response to them, and the anatomy of single spikes."""
+"""Figures of planted bursts: responses, arms of the optimizer, repeated bursts, updates, loss scales."""
 
 from __future__ import annotations
 
@@ -9,17 +9,33 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
+from lab.analysis.curves import EPSILON
 from lab.analysis.drawing.registry import NothingToDrawError, figure
-from lab.analysis.events.costs import NONE, named_costs, spike_costs
+from lab.analysis.drawing.series import ProbeSeries, over_steps
+from lab.analysis.events.costs import HELD_OUT, NONE, first_onsets, named_costs, spike_costs
 from lab.analysis.probe_values import places
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import student_t
+from lab.analysis.text import spell
 from lab.records.store import Records
-from lab.studies.spikes.state_and_data import EARLIER, cells, factors_by_seed
+from lab.studies.spikes.planted import (
+    ALL_WEIGHTS,
+    CLEAN,
+    DESCENT,
+    EARLIER,
+    LAG,
+    RECIPE,
+    RMS,
+    arm_costs,
+    cells,
+    factors_by_seed,
+    repeated_costs,
+    with_changes,
+)
 
 PANEL_HEIGHT = 8.5  # in multiples of the size of text
 AROUND = 60  # steps shown before and after a spike
@@ -295,3 +311,140 @@ def _factors(records: Records) -> Iterator[str]:
             f"spike. That is more than with earlier weights by {others[0].bare}, than with earlier moments by "
             f"{others[1].bare}, and than with both by {others[2].bare}; a negative number means less."
         )
+
+
+ARM_COSTS = (
+    PEAK,
+    Cost(
+        "peak_change",
+        "change of that peak\n(nats/token)",
+        Quantity("peak excess loss minus that of the recipe", "nats/token"),
+        is_difference=True,
+    ),
+    RECOVERY,
+    Cost(
+        "final_change",
+        "change of the final\nloss (nats/token)",
+        Quantity("final loss minus that of the recipe", "nats/token"),
+        is_difference=True,
+    ),
+)
+
+
+@figure("spike_arms")
+def spike_arms(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Costs of a planted loss spike for each arm; the arm with the lowest peak of the held-out loss is at the top.
+
+    A burst is a stretch of bad batches injected into the data. An arm is named by the settings in which it differs from
+    the default recipe. The usual loss is that before the burst; a run is back when its loss is within 0.1 nats of it.
+    Changes are relative to the recipe with the same burst and seed: left of the line the arm does better.
+    """
+    costs = arm_costs(records).merge(runs, on="id").dropna(subset=["peak"])
+    if costs["name"].nunique() < 2 or RECIPE not in set(costs["name"]):
+        raise NothingToDrawError("nothing to draw: no burst is in runs of the recipe and of another arm")
+    changes = {f"{column}_change": change(costs, column, RECIPE) for column in ("peak", "final")}
+    costs = costs.assign(**changes)
+    sheet = leaderboard(costs, ARM_COSTS, RECIPE)
+    note_of_lost(sheet, costs)
+    return sheet
+
+
+BURST_COLUMNS = (
+    Cost(
+        "change",
+        "final loss above\nthat without a burst\n(nats/token)",
+        Quantity("final loss minus that without a burst", "nats/token"),
+        is_difference=True,
+    ),
+    PEAK._replace(label="largest peak above\nthe usual held-out\nloss (nats/token)"),
+)
+
+
+@figure("repeated_bursts")
+def repeated_bursts(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Final loss and largest peak by the number of bursts, a mark per learning rate.
+
+    A burst is a stretch of bad batches injected into the data. The final loss is relative to the longest run of the
+    same learning rate and seed without a burst. Lasting damage is the excess of many bursts over both the last of them
+    alone and a run that is shorter by as many batches.
+    """
+    costs = with_changes(repeated_costs(records).merge(runs, on="id"))
+    if costs["change"].isna().all():
+        raise NothingToDrawError("nothing to draw: no burst comes several times beside runs without one")
+    names = [name for name in dict.fromkeys(costs["name"]) if name != CLEAN]
+    shades = style.shades(costs["lr"], style.LR_SHADES)
+    looks = {lr: {"color": shade, "marker": "o"} for lr, shade in shades.items()}
+    sheet = cost_rows(costs, BURST_COLUMNS, names, "lr", looks)
+    sheet.keys(("peak learning rate", layout.line_keys(shades)))
+    return sheet
+
+
+# Steps shown before the burst begins, and after it.
+BEFORE, AFTER = 30, 60
+LARGE_SHARE, MEAN = "update_large", "mean over tensors"
+BATCH = "batch_size"
+UNCORRELATED = "uncorrelated"
+ROWS = (
+    ProbeSeries(HELD_OUT, "", "held-out loss\n(nats/token)"),
+    ProbeSeries(RMS, MEAN, "update RMS"),
+    ProbeSeries(LARGE_SHARE, MEAN, "share of entries\nabove 0.8", "linear"),
+    ProbeSeries(DESCENT, ALL_WEIGHTS, "cosine with\nthe descent", "linear"),
+    ProbeSeries(LAG, ALL_WEIGHTS, "cosine with the\nlast gradient", "linear"),
+)
+
+
+@figure("updates_and_descent")
+def updates_and_descent(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Updates around a planted loss spike, on one axis of steps, one line per batch size.
+
+    The first panel is the held-out loss before each update. Then come the root mean square of the update and the share
+    of its entries above 0.8, both means over tensors. Below is the cosine of the update with the steepest descent of
+    the held-out loss, which is positive for an update that lowers this loss. The last panel is the cosine of the
+    gradient with that of the step before. The update is Adam's, before learning rate and decay. Lines are means over
+    seeds.
+    """
+    onsets = first_onsets(records)
+    around = _around(records, onsets)
+    cards = records.runs.set_index("id").reindex(columns=["burst", "response", BATCH, EPSILON])
+    met = runs[runs["id"].isin(onsets.index) & runs["id"].map(cards["response"]).fillna(NONE).eq(NONE)]
+    met = met[met["lr"] == met["lr"].max()]
+    met = met.join(cards[["burst", BATCH, EPSILON]], on="id").sort_values(["burst", EPSILON, BATCH])
+    bursts = met["burst"].astype(str).str.replace("_", " ")
+    titles = bursts + ", epsilon " + met[EPSILON].map(spell) if met[EPSILON].nunique() > 1 else bursts
+    met = met.assign(panel=titles, line=met[BATCH])
+    sheet = over_steps(around, met, ROWS, "sequences of a batch")
+    onset = float(onsets[met["id"]].median())
+    for axes in sheet.figure.axes:
+        axes.set_xlim(onset - BEFORE, onset + AFTER)
+        axes.xaxis.set_major_locator(FixedLocator([onset, onset + AFTER / 2, onset + AFTER]))
+        panels.level(axes, onset, BURST, style.DASHED, upright=True)
+        if any((np.asarray(line.get_ydata()) < 0).any() for line in axes.lines[:-1]):
+            panels.level(axes, 0.0, UNCORRELATED)
+    sheet.explain(BURST, "The dashed line marks the beginning of the burst, a stretch of injected bad batches.")
+    return sheet
+
+
+def _around(records: Records, onsets: pd.Series) -> Records:
+    """The records near the onsets, with means over tensors.
+
+    Raises:
+        NothingToDrawError: no run with a burst recorded the cosines.
+    """
+    metrics = records.metrics[records.metrics["id"].isin(onsets.index)]
+    if not {DESCENT, LAG} <= set(metrics["probe"]):
+        raise NothingToDrawError(f"nothing to draw: no run has a burst and recorded {DESCENT} and {LAG}")
+    metrics = metrics[(metrics["step"] - metrics["id"].map(onsets)).between(-BEFORE, AFTER)]
+    of_tensors = metrics[metrics["probe"].isin([RMS, LARGE_SHARE])]
+    means = of_tensors.groupby(["id", "step", "probe"], observed=True)["value"].mean().reset_index()
+    return records._replace(metrics=pd.concat([metrics, means.assign(where=MEAN)]))
+
+
+@figure("loss_scale_over_steps")
+def loss_scale_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Loss scale against step, with the training loss below it.
+
+    The scale falls at each gradient that overflows, whose update is left out, and rises after many that do not. Lines
+    are means over seeds (geometric for scales), one per learning rate.
+    """
+    loss = ProbeSeries("train_loss", None, "training loss\n(nats/token)", "loss")
+    return over_steps(records, runs, [ProbeSeries("loss_scale", "", "loss scale"), loss])

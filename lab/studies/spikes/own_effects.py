@@ -1,16 +1,32 @@
-"""Effects of claims on loss spikes of a run's own: how often they come, what goes before them, which alarms warn."""
+"""Effects of claims on spikes that nobody plants: their stages, remedies, sources of text, and held-out losses."""
 
 from __future__ import annotations
+
+import math
 
 import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.verdicts import ON, QK
-from lab.studies.spikes.effects import HALF
-from lab.studies.spikes.own_alarms import alarm_traits
-from lab.studies.spikes.own_spikes import STAGES, spike_traits
+from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.verdicts import ON, QK, STEPS
+from lab.analysis.probe_values import late, near
+from lab.studies.spikes.effects import HALF, RESPONSES
+from lab.studies.spikes.own_spikes import (
+    ALL,
+    CHANGE,
+    COUNTS,
+    SAME,
+    SHRINK,
+    STAGES,
+    WITHOUT,
+    alarm_traits,
+    branch_counts,
+    ranked,
+    remedy_traits,
+    source_traits,
+    spike_traits,
+)
 
 BETA1 = "optimizer.beta1"
 # Spikes in 10,000 steps: as many as in a large model (about 20 in PaLM's 255,000), and enough to speak of what they do.
@@ -165,3 +181,193 @@ def curvature_warns_before_updates_of_own_spikes(*arms: ArmTables) -> Effects:
     first = _per_spike(arms, "curvature.first") - HALF
     false = MOST_FALSE_ALARMS - _false(arms, "curvature")
     return Qualified(parts(first=first, false=false), 1 / 100, control=_alarmed(arms))
+
+
+KNOWN_TO = 0.01  # a share of few spikes is known to no less
+# Spikes in 1,000 steps: fewer without a remedy leave it nothing to do.
+FEW = 1.0
+
+
+def own_spikes_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables]:
+    """An arm for each response to spikes of the run's own; the embedding's gradient is whole."""
+
+    def answers(name: str) -> Choice:
+        is_met = RESPONSES[name].of(None)  # no run of the group has a burst
+        return lambda curve: is_met(curve) and curve.get(SHRINK) is None
+
+    return group.arms(*map(answers, responses))
+
+
+def _remedy_trait(arm: ArmTables, column: str) -> pd.Series:
+    return arm.column(arm.top, remedy_traits, column).iloc[:, -1]
+
+
+def _one_spike(arm: ArmTables) -> float:
+    """The rate of a single spike in a run, to which rates are known."""
+    return PER_STEPS / float(arm.setting(STEPS))
+
+
+def own_spikes_stay_away(same_batches: ArmTables, skip: ArmTables) -> Effects:
+    """Share of rewinds after which no spike begins up to 20 updates after the one that was met, minus a half.
+
+    The control: with the same batches one begins after more than half of them.
+    """
+    returned, again = _returned(skip, unanswered=1.0), _returned(same_batches, unanswered=0.0)
+    return Qualified(HALF - returned, KNOWN_TO, control=exceeds(again, HALF))
+
+
+def _returned(arm: ArmTables, unanswered: float) -> pd.Series:
+    """Share of rewinds after which the spike comes back; ``unanswered`` for a run that never went back."""
+    answered = _remedy_trait(arm, "answered")
+    return (_remedy_trait(arm, "returned") / answered).where(answered != 0, unanswered)
+
+
+def further_spikes_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
+    """Spikes after the first, in 1,000 steps that follow it, of the first arm minus those of the second.
+
+    The control: the first has more than 1.
+    """
+    rate = _remedy_trait(usual, "rate")
+    return Qualified(rate - _remedy_trait(changed, "rate"), _one_spike(usual), control=exceeds(rate, FEW))
+
+
+def spikes_of_the_run_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
+    """Spikes in 1,000 steps of the run, of the first arm minus those of the second; control as above."""
+    rate = _remedy_trait(usual, "overall")
+    return Qualified(rate - _remedy_trait(changed, "overall"), _one_spike(usual), control=exceeds(rate, FEW))
+
+
+def the_whole_recipe_has_no_more_own_spikes(
+    none: ArmTables, whole: ArmTables, skip: ArmTables, lower: ArmTables
+) -> Effects:
+    """Further spikes in 1,000 steps with each part of a recipe minus those with all of it.
+
+    The control: without a remedy there are more than with all of it, by over half of 1.
+    """
+    rate = _remedy_trait(whole, "rate")
+    gained = parts(skipping=_remedy_trait(skip, "rate") - rate, lowering=_remedy_trait(lower, "rate") - rate)
+    return Qualified(gained, _one_spike(none), control=exceeds(_remedy_trait(none, "rate") - rate, HALF))
+
+
+def own_spikes_are_frequent(none: ArmTables, *others: ArmTables) -> Effects:
+    """A control: further spikes in 1,000 steps without a remedy, minus 1."""
+    return _remedy_trait(none, "rate") - FEW
+
+
+# Spikes in 1000 steps, without which there are none to remove.
+FEW = 1.0
+FEWEST_LEFT_OUT = 2  # sources that were left out, each in turn: the one ranked first, and another as the control
+
+
+def left_out(group: ComparisonGroup) -> list[ArmTables]:
+    """The whole mixture, then an arm for each source that was left out.
+
+    Raises:
+        MissingRunsError: fewer than two sources were.
+    """
+    names = [name for name in group.values(WITHOUT) if name != ALL]
+    if len(names) < FEWEST_LEFT_OUT:
+        raise MissingRunsError("fewer than two sources were left out", arms_exist=False)
+    return group.arms(*({WITHOUT: name} for name in (ALL, *names)))
+
+
+def _column(arm: ArmTables, column: str) -> pd.Series:
+    return arm.column(arm.top, source_traits, column).iloc[:, -1]
+
+
+def _ranking(usual: ArmTables, names: list[str], ranking: pd.Index) -> list[str]:
+    """These sources in the order of their spikes, by runs of the whole mixture with these seeds."""
+    counts = {
+        name: {column: float(_column(usual, f"{name}.{column}")[ranking].sum()) for column in COUNTS} for name in names
+    }
+    return ranked(counts)
+
+
+def leaving_out_the_source_ranked_first_removes_spikes(usual: ArmTables, *without: ArmTables) -> Effects:
+    """Half the gradient-norm spikes in 1000 steps minus those without one source; those without another minus half.
+
+    The one is the source whose batches have most spikes, the other that with fewest.  Each seed with runs of every arm
+    is tested with the ranking by all other such seeds, so no run that tests a source has ranked it.  The control: the
+    whole mixture has more than one spike in 1000 steps.
+    """
+    arms = {str(arm.setting(WITHOUT)): arm for arm in without}
+    rate = _column(usual, "rate")
+    rates = pd.DataFrame({name: _column(arm, "rate") for name, arm in arms.items()}).reindex(rate.index)
+    first, last = (pd.Series(math.nan, rate.index) for _ in range(2))
+    complete = rates.assign(usual=rate).dropna().index
+    for seed in complete if len(complete) > 1 else ():
+        ranking = _ranking(usual, list(arms), complete.drop(seed))
+        first[seed], last[seed] = rates.loc[seed, ranking[0]], rates.loc[seed, ranking[-1]]
+    return Qualified(
+        parts(ranked_first=HALF * rate - first, ranked_last=last - HALF * rate), control=exceeds(rate, FEW)
+    )
+
+
+OWN_LOSS, CLEAN_LOSS = "val_loss", "clean_val_loss"
+EARLY = 0.1  # the share of a run after which a model has learned which tokens are frequent
+LEAST = 0.1  # nats/token by which a loss must fall or rise
+
+
+def _early(arm: ArmTables, probe: str) -> pd.Series:
+    return arm.probe(arm.top, probe, "", near, part=EARLY).iloc[:, -1]
+
+
+def _late(arm: ArmTables, probe: str) -> pd.Series:
+    return arm.probe(arm.top, probe, "", late).iloc[:, -1]
+
+
+def escapes_part_the_two_held_out_losses(clean: ArmTables, damaged: ArmTables) -> Effects:
+    """Of damaged text, the fall of its own held-out loss and the rise of the clean one, each minus 0.1 nats/token.
+
+    Both are from a tenth of the run to its last tenth. The control: with undamaged text the clean one falls by as much.
+    """
+    fall = _early(damaged, OWN_LOSS) - _late(damaged, OWN_LOSS)
+    rise = _late(damaged, CLEAN_LOSS) - _early(damaged, CLEAN_LOSS)
+    usual = _early(clean, CLEAN_LOSS) - _late(clean, CLEAN_LOSS)
+    return Qualified(parts(own_falls=fall - LEAST, clean_rises=rise - LEAST), control=exceeds(usual, LEAST))
+
+
+def escapes_lower_the_loss_but_not_that_of_clean_text(clean: ArmTables, damaged: ArmTables) -> Effects:
+    """Held-out losses in the last tenth: by how much damage lowers that of the corpus, and raises that of clean text.
+
+    The first minus 0.1 nats/token.
+    """
+    lower = _late(clean, OWN_LOSS) - _late(damaged, OWN_LOSS)
+    higher = _late(damaged, CLEAN_LOSS) - _late(clean, CLEAN_LOSS)
+    return Qualified(parts(own_is_lower=lower - LEAST, clean_is_higher=higher))
+
+
+KNOWN_TO = 0.01  # a share of few spikes is known to no less
+
+
+def branches(group: ComparisonGroup, *changes: str) -> list[ArmTables]:
+    """The untouched twin and these changes, in this order, without qk-layernorm and then with it."""
+    switches = [switch for switch in (None, ON) if any(curve.get(QK) == switch for curve in group.curves.values())]
+    return group.arms(*({CHANGE: change, QK: switch} for switch in switches for change in (SAME, *changes)))
+
+
+def _removed(*arms: ArmTables) -> pd.Series:
+    """Share of the spikes of each seed that were removed, over arms with and without qk-layernorm that had one."""
+    removed, spikes = (
+        mean([arm.column(arm.top, branch_counts, column).iloc[:, -1] for arm in arms])
+        for column in ("removed", "spikes")
+    )
+    return removed / spikes.where(spikes > 0)
+
+
+def _by_change(arms: tuple[ArmTables, ...]) -> list[pd.Series]:
+    """Of the twin and each change."""
+    names = list(dict.fromkeys(arm.setting(CHANGE) for arm in arms))
+    return [_removed(*(arm for arm in arms if arm.setting(CHANGE) == name)) for name in names]
+
+
+def the_change_removes_the_spike(*arms: ArmTables) -> Effects:
+    """Share of spikes that a change removes minus a half; the control: the twin keeps more than half of them."""
+    twin, changed = _by_change(arms)
+    return Qualified(changed - HALF, KNOWN_TO, control=exceeds(1 - twin, HALF))
+
+
+def one_change_removes_more(*arms: ArmTables) -> Effects:
+    """Share of spikes that the second change removes minus that of the first; the control is that of the twin."""
+    twin, first, second = _by_change(arms)
+    return Qualified(second - first, KNOWN_TO, control=exceeds(1 - twin, HALF))

@@ -1,4 +1,4 @@
-"""Figures of loss spikes of a run's own: typical ones with what moves first, and alarms on them."""
+"""Figures of spikes that nobody plants: stages, alarms, branches, remedies, sources, held-out losses."""
 
 from __future__ import annotations
 
@@ -11,27 +11,45 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
-from lab.analysis.events.costs import HELD_OUT
-from lab.analysis.events.scores import AlarmScore, summarize
+from lab.analysis.drawing.series import ProbeSeries, over_steps
+from lab.analysis.events.costs import HELD_OUT, NONE, spike_costs
+from lab.analysis.events.scores import PER_STEPS, AlarmScore, summarize
 from lab.analysis.probe_values import TRAIN
-from lab.analysis.rendering import layout, panels, scales
+from lab.analysis.rendering import layout, panels, scales, style
+from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
-from lab.analysis.statistics import Interval
-from lab.core.detectors import LABELS
+from lab.analysis.statistics import Interval, share_interval, student_t
+from lab.core.detectors import LABELS, MERGE
 from lab.records.store import Records
-from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT
+from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, change, cost_rows
 from lab.studies.spikes.figures import SPIKE as BEGINS
-from lab.studies.spikes.own_alarms import score_own
+from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
 from lab.studies.spikes.own_spikes import (
+    ALL,
+    AT_ONCE,
+    CHANGE_NAMES,
+    COUNTS,
     DEEP,
     EMBEDDING,
     GRADIENT,
     KEYS,
+    NO_REMEDY,
+    SAME,
+    START,
     UPDATE,
+    WHOLE,
+    WITHOUT,
     Series,
+    changes,
     find_spikes,
     measured,
+    ranked,
+    remedy_names,
+    remedy_traits,
+    removable,
+    score_own,
+    source_traits,
 )
 
 SHARES = (-0.03, 1.03)
@@ -55,7 +73,7 @@ PANELS = {
     ),
     "update RMS": (Line(UPDATE, EMBEDDING, "embedding"), Line(UPDATE, KEYS, "keys of block 0")),
 }
-NAMES = list(dict.fromkeys(line.name for lines in PANELS.values() for line in lines))
+LINES = list(dict.fromkeys(line.name for lines in PANELS.values() for line in lines))
 
 
 @figure("own_spikes")
@@ -72,7 +90,7 @@ def typical_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: no run without bad data had a spike and was measured at every step")
     chosen = _typical(pd.DataFrame(spikes), runs).head(layout.columns_for(len(spikes)))
     sheet, facet_axes = layout.facets(chosen["title"].tolist(), list(PANELS), PANEL_HEIGHT, len(chosen), share_y=False)
-    looks = {name: {"color": panels.arm_look(place)["color"], "linewidth": 1} for place, name in enumerate(NAMES)}
+    looks = {name: {"color": panels.arm_look(place)["color"], "linewidth": 1} for place, name in enumerate(LINES)}
     for row, of_spike in zip(chosen.to_dict("records"), facet_axes, strict=True):
         step = int(row["step"])
         for axes, lines in zip(of_spike, PANELS.values(), strict=True):
@@ -155,3 +173,173 @@ def _false(score: AlarmScore) -> Dot:
     rate = score.false_alarms
     interval = f"95 % interval {rate.low:.3g} to {rate.high:.3g}"
     return Dot(rate, f"{LABELS[score.kind][0]}\n{rate.n} false alarms in {score.clean_steps:,} steps\n{interval}")
+
+
+SHARES = (-0.03, 1.03)
+REMOVED, AT_ONCE_NAME = "removed", "another at once"
+CHANCE = "no spike by chance"
+
+
+@figure("spike_causes")
+def spike_causes(records: Records, runs: pd.DataFrame) -> Sheet:
+    """How many loss spikes each change removes, made once, some updates before the spike began.
+
+    Each run trains until its first spike, goes back to before it, makes one change, and goes on. Runs of a seed are one
+    run up to there, so all changes are of the same spikes; without a change the spike comes again, bit for bit. Bars
+    are exact 95 % intervals.
+    """
+    outcomes = changes(records)
+    outcomes = outcomes[outcomes["id"].isin(runs["id"])]
+    if outcomes.empty or SAME not in set(outcomes["change"]):
+        raise NothingToDrawError("nothing to draw: no run branched from before a loss spike")
+    of_change = {name: outcomes[outcomes["change"] == change] for change, name in CHANGE_NAMES.items()}
+    of_change = {name: rows for name, rows in of_change.items() if len(rows)}
+    names = sorted(of_change, key=lambda name: (name != CHANGE_NAMES[SAME], -of_change[name]["removed"].mean()))
+    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
+    sheet, ((shares,), (waits,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
+    looks = {name: panels.arm_look(place) for place, name in enumerate((REMOVED, AT_ONCE_NAME))}
+    columns_of = {REMOVED: "removed", AT_ONCE_NAME: "at_once"}
+    groups = [
+        (look, {row: _share(name, of_change[name][columns_of[kind]], kind) for row, name in enumerate(names)})
+        for kind, look in looks.items()
+    ]
+    panels.rows(shares, names, groups)
+    if (most := removable(records)) < 1:
+        panels.level(shares, most, CHANCE, style.DASHED, upright=True)
+        sheet.explain(CHANCE, "A dashed line is the share of equally long stretches without a spike, later in the run.")
+    shares.set_xlim(*SHARES)
+    shares.set_xlabel("share of spikes")
+    waited = {row: of_change[name]["wait"] for row, name in enumerate(names)}
+    rows = {row: _wait(names[row], wait) for row, wait in waited.items() if np.isfinite(wait).any()}
+    panels.rows(waits, names, [(looks[REMOVED], rows)])
+    waits.set_xlabel("updates from the change\nto the next spike")
+    waits.set_xlim(left=0)
+    sheet.keys(("share", [panels.arm_key(name, look | {"linestyle": ""}) for name, look in looks.items()]))
+    spikes, back = len(of_change[CHANGE_NAMES[SAME]]), of_change[CHANGE_NAMES[SAME]]["back"]
+    sheet.note(
+        f"{spikes} spikes; changes were made {back.min():.0f} to {back.max():.0f} updates before. A spike is removed "
+        f"if none begins up to {MERGE} updates after its step. One within {AT_ONCE} updates was made by the change."
+    )
+    sheet.note("Marks on the right are medians of the runs that spiked again, and their bars join the quartiles.")
+    return sheet
+
+
+def _share(name: str, hits: pd.Series, kind: str) -> Dot:
+    share = share_interval(int(hits.sum()), len(hits))
+    interval = f"95 % interval {share.low:.2f} to {share.high:.2f}"
+    return Dot(share, f"{name}\n{kind}: {int(hits.sum())} of {len(hits)}\n{interval}")
+
+
+def _wait(name: str, wait: pd.Series) -> Dot:
+    """Median and quartiles of the waits that ended."""
+    ended = wait[np.isfinite(wait)]
+    low, middle, high = (float(ended.quantile(share)) for share in (0.25, 0.5, 0.75))
+    quartiles = f"median {middle:.0f} updates\nquartiles {low:.0f} to {high:.0f}"
+    return Dot(
+        Interval(middle, low, high, len(ended)), f"{name}\n{quartiles}\n{len(ended)} of {len(wait)} spiked again"
+    )
+
+
+OWN_SPIKES = "the model's own"
+REMEDY_COSTS = (
+    Cost("more", "spikes of a run\nafter the first", Quantity("spikes after the first")),
+    Cost("lost", "updates gone back and\nbatches left out", Quantity("updates and batches lost")),
+    Cost(
+        "change",
+        "change of the final\nloss (nats/token)",
+        Quantity("final loss minus that without a remedy", "nats/token"),
+        is_difference=True,
+    ),
+)
+
+
+@figure("own_spike_remedies")
+def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Remedies for loss spikes that no bad data bring: the spikes that still follow the first, and what each costs.
+
+    Runs of a seed are one run up to its first spike, save those with a shrunk embedding gradient. A spike that comes
+    back after a run went back counts again. The change of the final loss is relative to the same seed without a remedy.
+    """
+    costs = _costs(records).merge(runs, on="id")
+    own = costs[costs["spikes"] == OWN_SPIKES]
+    if own["name"].nunique() < 2 or NO_REMEDY not in set(own["name"]):
+        raise NothingToDrawError("nothing to draw: no remedy for a spike of a run's own is beside a run without one")
+    costs = costs.assign(burst=costs["spikes"])
+    costs["change"] = change(costs, "final", NO_REMEDY).where(costs["name"] != NO_REMEDY)
+    means = costs[costs["spikes"] == OWN_SPIKES].groupby("name")["more"].mean()
+    names = sorted(means.index, key=lambda name: (name != NO_REMEDY, means[name]))
+    kinds = sorted(costs["spikes"].unique(), key=lambda kind: (kind != OWN_SPIKES, kind))
+    looks = {kind: panels.arm_look(place) for place, kind in enumerate(kinds)}
+    sheet = cost_rows(costs[costs["name"].isin(names)], REMEDY_COSTS, names, "spikes", looks)
+    if len(kinds) > 1:
+        sheet.keys(("spikes", [panels.arm_key(kind, look) for kind, look in looks.items()]))
+        sheet.note("Runs with planted bad data have these once, and are of another length.")
+    return sheet
+
+
+def _costs(records: Records) -> pd.DataFrame:
+    """``REMEDY_COSTS`` of runs with a remedy or without one: ``spikes`` is what these are of, ``name`` the remedy."""
+    cards = records.runs.reindex(columns=["id", "burst"]).set_index("id")
+    burst = cards["burst"].fillna(NONE).astype(str)
+    planted = spike_costs(records)
+    planted = planted[planted.index.map(burst.to_dict()) != NONE]
+    planted = planted.assign(more=(planted["spikes"] - 1).clip(lower=0), lost=planted["rewound"] + planted["skipped"])
+    both = pd.concat([remedy_traits(records), planted])[["more", "lost", "final"]]
+    names = remedy_names(records.runs.to_dict("records"))
+    kinds = both.index.map(burst.to_dict()).str.replace("_", " ").to_series(both.index).replace(NONE, OWN_SPIKES)
+    return both.assign(id=both.index, spikes=kinds, name=both.index.map(names)).dropna(subset=["name"])
+
+
+@figure("sources")
+def sources(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Gradient-norm spikes of batches that hold each source of a mixture of texts, and of runs without the source.
+
+    A spike is a gradient norm above five times its running mean. On the left are runs of the whole mixture: a source
+    that causes spikes has many in the batches that hold it. On the right that source is left out. Sources are in the
+    order of the left panel; marks are means over seeds with their 95 % intervals.
+    """
+    traits = source_traits(records)
+    traits = traits[traits.index.isin(runs["id"])]
+    cards = records.runs.set_index("id").reindex(index=traits.index, columns=[WITHOUT])
+    without = cards[WITHOUT]
+    whole = traits[without == ALL]
+    left_out = sorted(set(cards[WITHOUT].dropna()) - {ALL})
+    if not left_out or whole.empty:
+        raise NothingToDrawError("nothing to draw: no source of a mixture was left out of a run")
+    sums = whole.sum()
+    order = ranked({name: {key: float(sums[f"{name}.{key}"]) for key in COUNTS} for name in left_out})
+    held = {0: _dot(whole["rate"], "all batches")} | {
+        row: _dot(PER_STEPS * whole[f"{name}.spikes"] / whole[f"{name}.batches"].clip(lower=1), f"batches with {name}")
+        for row, name in enumerate(order, 1)
+    }
+    rates = {0: _dot(whole["rate"], WHOLE)} | {
+        row: _dot(traits.loc[without == name, "rate"], f"without {name}") for row, name in enumerate(order, 1)
+    }
+    names = [WHOLE, *order]
+    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
+    sheet, ((batches,), (steps,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
+    panels.rows(batches, names, [(panels.arm_look(0), held)])
+    panels.rows(steps, names, [(panels.arm_look(0), rates)])
+    batches.set_xlabel(f"spikes in {PER_STEPS} batches\nthat hold the source")
+    steps.set_xlabel(f"spikes in {PER_STEPS} steps\nwithout the source")
+    panels.level(steps, float(whole["rate"].mean()), WHOLE, style.DASHED, upright=True)
+    for axes in (batches, steps):
+        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    sheet.note(f"Spikes from step {START} on, in {len(whole)} runs of the whole mixture.")
+    return sheet
+
+
+def _dot(values: pd.Series, name: str) -> Dot:
+    interval = student_t(values)
+    return Dot(interval, f"{name}\n{interval} spikes")
+
+
+@figure("two_held_out_losses")
+def two_held_out_losses(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Loss on clean held-out text against step, with the loss on held-out text of the corpus as it is below it.
+
+    Where the second falls and the first does not, the model learns an artefact of the corpus. Lines are means over
+    seeds, one per learning rate.
+    """
+    clean = ProbeSeries(CLEAN_LOSS, "", "clean text\n(nats/token)")
+    return over_steps(records, runs, [clean, ProbeSeries(OWN_LOSS, "", "own text\n(nats/token)", "loss")])

@@ -1,9 +1,9 @@
-"""Loss spikes of a run's own: where no bad data are planted, what moves before each, and at like steps without one."""
+"""Measures of spikes that nobody plants: where they are, their alarms, branches, remedies and sources."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +11,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lab.analysis.events.costs import HELD_OUT, NONE
-from lab.analysis.events.detectors import loss_spikes
-from lab.analysis.probe_values import TRAIN
-from lab.core.detectors import LEAST_RISE, NORMAL, Numbers
+from lab.analysis.events.detectors import KINDS, Log, detect, gradient_spikes, loss_spikes
+from lab.analysis.events.logs import logs_of
+from lab.analysis.events.scores import COLUMNS, PER_STEPS
+from lab.analysis.probe_values import TRAIN, training_losses
+from lab.core.detectors import LEAST_RISE, MERGE, NORMAL, Numbers
 from lab.records.store import Records
+from lab.studies.spikes.effects import RESPONSES
 
 # Before this step a model is still learning, and a spike is not counted.
 START = 500
-PER_STEPS = 10_000  # rates are in so many steps
+RATE_STEPS = 10_000  # rates are in so many steps
 # Steps before a spike in which a signal may cross, and before these the steps that say what is usual.
 BEFORE, USUAL = 40, 100
 # A signal crosses where its log lies so many deviations above the usual median.
@@ -187,15 +190,15 @@ def spike_traits(records: Records) -> pd.DataFrame:
     staged = {run for run, each in series.items() if set(each) >= MEASURED_BY_STAGES}
     if staged:  # a run without a spike has none before which to look, and a pruned one no values for it
         staged |= {run for run, spikes in found.items() if not spikes}
-    rows = {run: _traits(series[run], spikes, float(beta2[run]), run in staged) for run, spikes in found.items()}
+    rows = {run: _spike_traits(series[run], spikes, float(beta2[run]), run in staged) for run, spikes in found.items()}
     return pd.DataFrame.from_dict(rows, orient="index", dtype=float)
 
 
-def _traits(series: Series, spikes: list[Spike], beta2: float, has_stages: bool) -> dict[str, Any]:
+def _spike_traits(series: Series, spikes: list[Spike], beta2: float, has_stages: bool) -> dict[str, Any]:
     steps = len(series[TRAIN, ""]) - START
     controls = [spike.control for spike in spikes if spike.control >= 0]
     traits: dict[str, Any] = {
-        "rate": len(spikes) * PER_STEPS / steps,
+        "rate": len(spikes) * RATE_STEPS / steps,
         "spikes": len(spikes),
         "controls": len(controls),
         "size": float(np.median([spike.size for spike in spikes])) if spikes else math.nan,
@@ -211,3 +214,306 @@ def _traits(series: Series, spikes: list[Spike], beta2: float, has_stages: bool)
                 traits[stage + suffix] = sum(each[stage] for each in held)
             traits[f"all_stages{suffix}"] = sum(all(each.values()) for each in held)
     return traits
+
+
+BRANCH, CHANGE, SAME = "branch", "response.change", "same"
+# What a change is called.
+CHANGE_NAMES = {
+    "same": "nothing",
+    "batches": "other batches",
+    "first_moment": "fresh first moment",
+    "second_moment": "fresh second moment",
+    "moments": "fresh moments",
+    "lr": "lower learning rate",
+    "eps": "larger epsilon",
+}
+# A spike that begins within so many updates of the branch was made by the change.
+AT_ONCE = 5
+BRANCH_COLUMNS = ("step", "back", "removed", "at_once", "wait")
+
+
+def branch_outcomes(records: Records) -> pd.DataFrame:
+    """What became of the spike from before which each run branched, indexed by the run's id; none without a spike.
+
+    A spike is removed if none begins from the branch up to 20 updates after the step at which it began.
+
+    Returns:
+        Columns ``step``, at which the spike began; ``back``, updates from the branch to there; ``removed`` and
+        ``at_once``, 1 or 0, the latter for a spike within 5 updates of the branch, which the change made; and ``wait``,
+        updates from the branch to the next spike, infinite without one.
+    """
+    cards = records.runs.reindex(columns=["id", "response"])
+    branched = set(cards.loc[cards["response"] == BRANCH, "id"])
+    events = records.events[records.events["id"].isin(branched)]
+    rows = {str(run): _outcome(of_run.to_dict("records")) for run, of_run in events.groupby("id", sort=False)}
+    found = {run: row for run, row in rows.items() if row}
+    return pd.DataFrame.from_dict(found, orient="index", columns=list(BRANCH_COLUMNS), dtype=float)
+
+
+def _outcome(events: Sequence[dict[Any, Any]]) -> tuple[float, ...] | None:
+    """Of the events of a run, in the order in which they happened."""
+    kinds = [event["kind"] for event in events]
+    if "rewind" not in kinds:
+        return None
+    rewind = kinds.index("rewind")
+    start, back = int(events[rewind]["step"]), int(events[rewind]["value"])
+    spike = start + back - 1  # the run had made the update of that step
+    later = [event["step"] for event in events[rewind:] if event["kind"] == "spike"]
+    wait = later[0] - start if later else math.inf
+    return spike, back - 1, wait > back - 1 + MERGE, wait <= AT_ONCE, wait
+
+
+def branch_counts(records: Records) -> pd.DataFrame:
+    """Of each run that would branch, indexed by its id: ``spikes``, 1 or 0 without one, and ``removed``, 1 or 0."""
+    cards = records.runs.reindex(columns=["id", "response"])
+    branching = cards.loc[cards["response"] == BRANCH, "id"].astype(str)
+    removed = branch_outcomes(records)["removed"].reindex(branching)
+    return pd.DataFrame({"spikes": removed.notna().astype(float), "removed": removed.fillna(0.0)})
+
+
+def removable(records: Records) -> float:
+    """Share of windows, as long as those in which a removed spike must not come, that hold no spike by chance.
+
+    From the spikes of twins later on: the largest share that a change can remove which makes spikes no rarer.
+    """
+    table = changes(records)
+    twins = table[table["change"] == SAME]
+    spikes = records.events[(records.events["kind"] == "spike") & records.events["id"].isin(twins.index)]
+    after = spikes["step"] > spikes["id"].map(twins["step"]) + MERGE
+    steps = records.runs.set_index("id")["steps"].reindex(twins.index) - twins["step"] - MERGE
+    if not steps.sum() > 0:
+        return math.nan
+    return math.exp(-float(after.sum()) / float(steps.sum()) * float(twins["back"].mean() + MERGE))
+
+
+def changes(records: Records) -> pd.DataFrame:
+    """``branch_outcomes`` with the columns ``id`` and ``change`` of each run."""
+    outcomes = branch_outcomes(records)
+    change = records.runs.set_index("id").reindex(columns=[CHANGE])[CHANGE].reindex(outcomes.index)
+    return outcomes.assign(id=outcomes.index, change=change.astype(str))
+
+
+OWN = "own"  # in the place of a burst's name
+SPIKE = "spike"
+
+
+def score_own(records: Records) -> pd.DataFrame:
+    """Score each alarm on spikes of the runs' own at the highest learning rate, as ``score_runs`` does on bursts.
+
+    The label is the spike itself: one that the loss on fixed held-out rows shows as well. An alarm is a hit if it
+    begins from 40 steps before the spike to 20 after, and false from step 500 on if it begins at no such step, and at
+    none that belongs to another spike of the training loss.
+
+    Returns:
+        The columns of ``score_runs``: a row per spike and kind of alarm, and for each run and kind a row of burst
+        ``none`` with its false alarms. The loss itself is no alarm here.
+    """
+    lr = records.runs["optimizer.lr"]
+    series = measured(records._replace(runs=records.runs[lr == lr.max()]))
+    spikes: dict[str, list[Spike]] = {run: [] for run in series}
+    for spike in find_spikes(series):
+        spikes[spike.run].append(spike)
+    logs = logs_of(records._replace(metrics=records.metrics[records.metrics["id"].isin(list(series))]))
+    rows = [row for log in logs for row in _score(log, spikes[log.name], series[log.name][TRAIN, ""])]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _score(log: Log, spikes: list[Spike], loss_n: Any) -> Iterator[tuple[Any, ...]]:
+    is_clean_n = np.arange(len(loss_n)) >= START
+    for span in loss_spikes(loss_n):
+        is_clean_n[max(0, span.first - BEFORE) : span.last + MERGE] = False
+    events = detect(log)
+    for kind in (kind for kind, (column, _) in KINDS.items() if column in log.columns and kind != SPIKE):
+        begins = [event.step for event in events if event.kind == kind]
+        for spike in spikes:
+            near = [step for step in begins if spike.step - BEFORE <= step < spike.step + MERGE]
+            lead = spike.step - near[0] if near else math.nan
+            yield log.name, kind, OWN, bool(near), -lead, lead, 0, 0
+        false_alarms = sum(bool(is_clean_n[step]) for step in begins if step < len(is_clean_n))
+        yield log.name, kind, NONE, False, math.nan, math.nan, false_alarms, int(is_clean_n.sum())
+
+
+def alarm_traits(records: Records) -> pd.DataFrame:
+    """``score_own`` as one row for each run, indexed by the run's id.
+
+    Returns:
+        Column ``spikes``, their number. Of each kind of alarm ``KIND.hits``, the spikes that it found; ``KIND.lead``,
+        the sum of its leads, steps, in which a spike that was not found counts as 0; ``KIND.false``, its false alarms,
+        and ``KIND.clean``, steps in which they could occur; and ``curvature.first``, the spikes in which the alarm of
+        the curvature is no later than that of the updates.
+    """
+    rows = {str(run): _alarm_traits(of_run) for run, of_run in score_own(records).groupby("id")}
+    return pd.DataFrame.from_dict(rows, orient="index", dtype=float)
+
+
+def _alarm_traits(scores: pd.DataFrame) -> Mapping[str, float]:
+    traits: dict[str, float] = {}
+    for kind, rows in scores.groupby("kind"):
+        spikes, clean = rows[rows["burst"] == OWN], rows[rows["burst"] == NONE].iloc[0]
+        traits["spikes"] = len(spikes)
+        traits[f"{kind}.hits"] = float(spikes["hit"].sum())
+        traits[f"{kind}.lead"] = float(spikes["lead"].astype(float).fillna(0.0).sum())
+        traits[f"{kind}.false"] = float(clean["false_alarms"])
+        traits[f"{kind}.clean"] = float(clean["clean_steps"])
+    delays = {str(kind): rows.loc[rows["burst"] == OWN, "delay"] for kind, rows in scores.groupby("kind")}
+    if {"curvature", "update_rms"} <= set(delays):
+        curvature, updates = (delays[kind].astype(float).to_numpy() for kind in ("curvature", "update_rms"))
+        first = curvature <= np.where(np.isnan(updates), math.inf, updates)
+        traits["curvature.first"] = float(first.sum())
+    return traits
+
+
+SHRINK = "intervention.embedding_gradient_shrink"
+# What a remedy is called, by its name among ``RESPONSES``.
+REMEDY_NAMES = {
+    "none": "no remedy",
+    "same_batches": "go back only",
+    "skip": "go back and skip",
+    "skip_and_lower": "go back, skip, lower LR",
+    "lower": "lower LR",
+    "restart": "go back, lower LR",
+    "restart_newest": "newest state, lower LR",
+}
+NO_REMEDY, SHRUNK_NAME = REMEDY_NAMES["none"], "shrunk embedding gradient"
+NUMBERS = ("steps", "spikes", "rewound_steps", "final_val_loss")
+REMEDY_COLUMNS = ("more", "rate", "overall", "answered", "returned", "lost", "final")
+
+Event = tuple[int, int, str, float]  # step, batch, kind and value
+
+
+def remedy_traits(records: Records) -> pd.DataFrame:
+    """The loss spikes of each run without planted bad data, indexed by its id.
+
+    Spikes are those that training met: one that comes back after a run went back counts again.  Runs that answer none
+    have no events, so theirs are found in the training loss, where it was measured at every step.
+
+    Returns:
+        Columns ``more``, spikes after the first, and ``rate``, these in 1,000 of the steps that follow it, both 0
+        without a spike; ``overall``, spikes in 1,000 steps of the run; ``answered``, how often it went back, and
+        ``returned``, after how many of these a spike began up to 20 updates after the step from which it went back;
+        ``lost``, updates gone back, and batches that the run which was kept passed over; ``final``, the final held-out
+        loss, nats/token.
+    """
+    cards = _own(records)
+    events = _happened(records, cards[cards["spikes"].notna()])
+    losses = training_losses(records)
+    rows: dict[str, tuple[float, ...]] = {}
+    for card in cards.to_dict("records"):
+        run = str(card["id"])
+        if run in events:
+            rows[run] = _remedy_traits(card, events[run])
+        elif run in losses:
+            rows[run] = _remedy_traits(
+                card, [(span.first, span.first, "spike", 0.0) for span in loss_spikes(losses[run])]
+            )
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(REMEDY_COLUMNS), dtype=float)
+
+
+def remedy_names(cards: Iterable[Mapping[Hashable, Any]]) -> dict[str, str]:
+    """The remedy of each of these runs by its id; none for other responses."""
+    return {str(card["id"]): name for card in cards if (name := _name(card))}
+
+
+def _name(card: Mapping[Hashable, Any]) -> str:
+    settings = {str(key): value for key, value in card.items()}
+    if SHRINK.partition(".")[2] in str(settings["intervention"]).split("+"):
+        return SHRUNK_NAME if settings.get("response") == NONE else ""
+    named = (name for key, name in REMEDY_NAMES.items() if RESPONSES[key].of(settings.get("burst"))(settings))
+    return next(named, "")
+
+
+def _own(records: Records) -> pd.DataFrame:
+    """The cards of finished and diverged runs in which nothing was planted or scheduled."""
+    cards = records.runs.reindex(columns=["id", "burst", "ledger", "status", *NUMBERS]).astype(
+        dict.fromkeys(NUMBERS, float)
+    )
+    return cards[(cards[["burst", "ledger"]].fillna(NONE) == NONE).all(axis=1) & (cards["status"] != "failed")]
+
+
+def _happened(records: Records, cards: pd.DataFrame) -> dict[str, list[Event]]:
+    """The events of these runs in the order in which they happened."""
+    happened: dict[str, list[Event]] = {str(run): [] for run in cards["id"]}
+    chosen = records.events[records.events["id"].isin(list(happened))]
+    columns = [chosen[key] for key in ("id", "step", "batch", "kind", "value")]
+    for run, step, batch, kind, value in zip(*columns, strict=True):
+        happened[str(run)].append((int(step), int(batch), str(kind), float(value)))
+    return happened
+
+
+def _remedy_traits(card: Mapping[Hashable, Any], events: Sequence[Event]) -> tuple[float, ...]:
+    steps = float(card["steps"])
+    spikes = [step for step, _, kind, _ in events if kind == "spike"]
+    more = max(0, len(spikes) - 1)
+    rate = PER_STEPS * more / (steps - spikes[0]) if spikes else 0.0
+    returned = [_comes_back(events[place:]) for place, (_, _, kind, _) in enumerate(events) if kind == "rewind"]
+    last_step, last_batch = events[-1][:2] if events else (0, 0)
+    lost = np.nansum([card["rewound_steps"], last_batch - last_step])
+    overall = PER_STEPS * len(spikes) / steps
+    return more, rate, overall, len(returned), sum(returned), float(lost), float(card["final_val_loss"])
+
+
+def _comes_back(events: Sequence[Event]) -> bool:
+    """Whether a spike begins, after the rewind that is the first event, up to 20 updates after where it came from."""
+    start, _, _, back = events[0]
+    later = next((step for step, _, kind, _ in events[1:] if kind == "spike"), math.inf)
+    return later - start <= back - 1 + MERGE
+
+
+WITHOUT, ALL = "data.without", "none"
+WHOLE = "whole mixture"  # what runs are called from which nothing was left out
+GRADIENT_NORM, ROWS = "grad_norm", "source_rows"
+COUNTS = ("spikes", "batches", "norm")  # columns of each source
+
+
+def source_traits(records: Records) -> pd.DataFrame:
+    """Spikes of the gradient norm of each run that recorded the sources of its batches, indexed by the run's id.
+
+    A spike is that of the alarm: a norm above five times the running mean; those within 20 steps are one.  All counts
+    are from step 500 on.
+
+    Returns:
+        Columns ``rate``, spikes in 1000 steps, and for each source ``NAME.spikes``, those that begin in a batch with a
+        row of it, ``NAME.batches``, the batches with one, and ``NAME.norm``, the sum over these of the log of the norm.
+    """
+    rows = {}
+    metrics = records.metrics[records.metrics["probe"].isin([GRADIENT_NORM, ROWS])]
+    for run, of_run in metrics.groupby("id", observed=True):
+        is_norm = of_run["probe"] == GRADIENT_NORM
+        norms = of_run[is_norm].set_index("step")["value"].sort_index()
+        held = of_run[~is_norm].pivot(index="step", columns="where", values="value").reindex(norms.index) > 0
+        if len(held.columns) and len(norms):
+            rows[str(run)] = _source_traits(norms, held)
+    return pd.DataFrame.from_dict(rows, orient="index", dtype=float)
+
+
+def _source_traits(norms: pd.Series, held: pd.DataFrame) -> dict[str, float]:
+    norm_n: Numbers = norms.to_numpy(dtype=float)
+    step_n = norms.index.to_numpy()
+    begins_n = np.array([span.first for span in gradient_spikes(norm_n)], dtype=int)
+    begins_n = begins_n[step_n[begins_n] >= START]
+    counted_n = (step_n >= START) & np.isfinite(norm_n) & (norm_n > 0)
+    traits = {"rate": PER_STEPS * len(begins_n) / max(1, int((step_n >= START).sum()))}
+    for name in held:
+        is_held_n = held[name].to_numpy()
+        traits[f"{name}.spikes"] = float(is_held_n[begins_n].sum())
+        traits[f"{name}.batches"] = float((is_held_n & (step_n >= START)).sum())
+        traits[f"{name}.norm"] = float(np.log(norm_n[is_held_n & counted_n]).sum())
+    return traits
+
+
+def ranked(counts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Names of sources, the one that causes most spikes first: by spikes per batch that holds the source.
+
+    Of sources with equally many, the one whose batches have the larger gradient norm comes first, in the mean of its
+    log.
+
+    Args:
+        counts: of each source ``spikes``, ``batches`` and ``norm``, the sums of those of ``source_traits`` over runs.
+    """
+
+    def score(name: str) -> tuple[float, float]:
+        of_source = counts[name]
+        batches = max(1.0, of_source["batches"])
+        return of_source["spikes"] / batches, of_source["norm"] / batches
+
+    return sorted(counts, key=score, reverse=True)
