@@ -28,7 +28,7 @@ from lab.model import transformer
 from lab.optim.links.adam import Adam
 from lab.optim.links.clipping import Clip
 from lab.optim.optimizer import Optimizer
-from lab.training.batches import BatchLoader
+from lab.training.fleet import BatchLoader
 
 HERE = Path(__file__).parent
 SMOKE = HERE.parent / "results" / "baselines" / "smoke.json"

@@ -19,15 +19,13 @@ from lab.responses.within_step import SoftLRGuard
 from lab.sweeping.capacity import bytes_asked
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
-from lab.training.clock import Clock
+from lab.training.clock import Clock, Snapshots
 from lab.training.control import Control
 from lab.training.engine import can_compile
 from lab.training.fleet import Fleet
-from lab.training.gating import begin_readings, update_kept
 from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder, Run
-from lab.training.snapshots import Snapshots
-from lab.training.state import TrainingState
+from lab.training.step import TrainingState, begin_readings, update_kept
 from small import brief, configs
 
 ARMED = ("model.depth=1", "steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")

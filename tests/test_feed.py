@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import lab.training.batches
+import lab.training.fleet
 from lab.data.corpus import Corpus, Tokens
 from lab.data.packing import PackedCorpus
 from lab.data.synthetic import Synthetic
-from lab.training.batches import BatchLoader
+from lab.training.fleet import BatchLoader
 from pieces import CPU
 
 SEEDS = (7, 2, 7)
@@ -64,7 +64,7 @@ def test_what_is_not_windows_of_a_text_is_sent(corpus: Corpus) -> None:
 
 
 def test_a_long_text_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.training.batches, "RESIDENT_TOKENS", 4999)
+    monkeypatch.setattr(lab.training.fleet, "RESIDENT_TOKENS", 4999)
     assert feed(packed(256), resident=True).tokens_n is None
-    monkeypatch.setattr(lab.training.batches, "RESIDENT_TOKENS", 5000)
+    monkeypatch.setattr(lab.training.fleet, "RESIDENT_TOKENS", 5000)
     assert feed(packed(256), resident=True).tokens_n is not None

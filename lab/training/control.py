@@ -3,21 +3,218 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lab.core.detectors import FLOOR_FOR, STALLED_FOR
-from lab.training.clock import Clock
+from lab.core.detectors import FLOOR_FOR, STALLED_FOR, WINDOW, window_statistics
+from lab.optim.links import Link
+from lab.responses.response import Action, Reading, Response
+from lab.training.clock import Clock, RunLog, Snapshots
 from lab.training.config import RunConfig
-from lab.training.monitor import Monitor
-from lab.training.responder import Responder
-from lab.training.restarts import Reset, RestartSchedule
-from lab.training.run_log import RunLog
-from lab.training.state import TrainingState
+from lab.training.step import TrainingState
+
+# Resets a run's state of a link, or of the loss scale: all of it, or the tensors whose names begin so.
+Reset = Callable[..., None]
+# How names of the tensors begin that are reset.
+MOMENTS = {"moments": "", "first_moment": "mean.", "second_moment": "square."}
+
+
+class RestartSchedule:
+    """Restarts each run at its own step: where updates are left out, runs of a fleet do not keep pace.
+
+    Args:
+        configs: of each run before its first restart.
+        clock: where each run stands.
+        logs: of each run, with the number of its restarts carried out.
+        reset: resets a state.
+    """
+
+    def __init__(self, configs: Sequence[RunConfig], clock: Clock, logs: Sequence[RunLog], reset: Reset) -> None:
+        self.configs, self.clock, self.logs, self.reset = configs, clock, logs, reset
+        # of each run, the restarts and the epsilon in the config that the fleet goes on with
+        self.known: list[tuple[int, float | None]] = [(0, None)] * len(configs)
+
+    def due(self) -> list[RunConfig] | None:
+        """Carry out the restarts due; the configs with which runs go on if these, or a checkpoint, bring others."""
+        for run in range(len(self.logs)):
+            self._carry_out(run)
+        carried_out = [(log.restarts, log.eps) for log in self.logs]
+        if carried_out == self.known:
+            return None
+        self.known = carried_out
+        return [self._in_force(run) for run in range(len(self.logs))]
+
+    def _in_force(self, run: int) -> RunConfig:
+        """The config of a run after the restarts carried out, with the epsilon that its response set."""
+        config, eps = self.configs[run].phases[self.logs[run].restarts], self.logs[run].eps
+        return config if eps is None else replace(config, optimizer=config.optimizer.with_number("eps", eps))
+
+    def _carry_out(self, run: int) -> None:
+        ledger, log, at = self.configs[run].ledger, self.logs[run], self.clock.at(run)
+        while ledger and log.restarts < len(ledger.restarts) and ledger.restarts[log.restarts].step <= at[0]:
+            log.note(at, "restart", at[0], ledger.entries[log.restarts])
+            if ledger.restarts[log.restarts].fresh_loss_scale:
+                self.reset(run, "loss_scale")
+            before = self._in_force(run).optimizer.links
+            log.restarts += 1
+            links = self._in_force(run).optimizer.links
+            self._reset_links(run, {name: link for name, link in links.items() if name not in before})
+
+    def reset_optimizer(self, run: int, moments: str) -> None:
+        """Reset the links that make the direction, such as Adam, and with them the optimizer's age.
+
+        Args:
+            run: whose links they are.
+            moments: all their ``moments``; or the ``first_moment`` alone, without the age; or the ``second_moment``.
+        """
+        links = self._in_force(run).optimizer.links
+        makers = {name: link for name, link in links.items() if link.makes == "direction"}
+        age = int(self.clock.age_r[run])
+        self._reset_links(run, makers, MOMENTS[moments])
+        if moments == "first_moment":
+            self.clock.age_r[run] = age
+
+    def _reset_links(self, run: int, links: Mapping[str, Link], begin_of_names: str = "") -> None:
+        for name in links:
+            self.reset(run, name, begin_of_names)
+        if any(link.makes == "direction" for link in links.values()):
+            self.clock.age_r[run] = 0
+
+
+class Monitor:
+    """Reads every run of a fleet; all it changes is their logs.
+
+    Args:
+        configs: of each run.
+        clock: where each run stands.
+        logs: of each run.
+    """
+
+    def __init__(self, configs: Sequence[RunConfig], clock: Clock, logs: Sequence[RunLog]) -> None:
+        self.clock, self.logs, self.steps = clock, logs, configs[0].steps
+        self.bursts = [config.burst.entry if config.burst else None for config in configs]
+
+    def look_ahead(self, run: int) -> None:
+        """Note a burst that begins with the next batch."""
+        burst, log, at = self.bursts[run], self.logs[run], self.clock.at(run)
+        if burst:
+            was_in_burst, log.in_burst = log.in_burst, burst.covers(at[1], self.steps)
+            if log.in_burst and not was_in_burst:
+                log.note(at, "burst", burst.share(at[1], self.steps), "share of the sequences")
+
+    def read(self, runs: Iterable[int], measured: Mapping[str, Sequence[float]]) -> dict[int, Reading]:
+        """Log the losses of these runs, and spikes that begin or end with them.
+
+        Args:
+            runs: those to read.
+            measured: ``loss``, ``norm`` and ``kept`` of every run.
+        """
+        medians, deviations = (number_r.tolist() for number_r in self._statistics())
+        readings = {}
+        for run in runs:
+            loss, at, spike_begins = measured["loss"][run], self.clock.at(run), False
+            if measured["kept"][run] or math.isfinite(loss):  # else an overflow: the run is as it was
+                spike_begins = self.logs[run].add(at, loss, medians[run], deviations[run])
+            burst = self.bursts[run]
+            burst_follows = burst is not None and at[1] + 1 == burst.batches(self.steps)[0].start
+            readings[run] = Reading(at[0], loss, measured["norm"][run], spike_begins, burst_follows)
+        return readings
+
+    def _statistics(self) -> tuple[Any, Any]:
+        """Median and deviation ``[r]`` of the losses before this one."""
+        window_rw = np.full((len(self.logs), WINDOW), math.nan)
+        for row_w, log in zip(window_rw, self.logs, strict=True):
+            if log.losses:
+                row_w[: len(log.losses)] = log.losses[-WINDOW:]
+        return window_statistics(window_rw)
+
+
+class Responder:
+    """Carries out on single runs what their responses ask for.
+
+    Args:
+        configs: of each run.
+        state: of the fleet.
+        clock: where each run stands.
+        logs: of each run.
+        restarts: what resets an optimizer or a loss scale.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[RunConfig],
+        state: TrainingState,
+        clock: Clock,
+        logs: Sequence[RunLog],
+        restarts: RestartSchedule,
+    ) -> None:
+        self.state, self.clock, self.logs, self.restarts = state, clock, logs, restarts
+        self.responses: list[Response] = [c.response.entry if c.response else Response() for c in configs]
+        self.snapshot_every = self.responses[0].snapshot_every
+        self.snapshots = Snapshots(state.tensors(), self.responses[0].snapshots)
+
+    def take_snapshot(self, iteration: int) -> None:
+        """Take a snapshot of all runs if one is due before this iteration."""
+        if self.snapshot_every and iteration % self.snapshot_every == 0:
+            self.snapshots.take(self.clock)
+
+    def respond(self, run: int, reading: Reading) -> None:
+        """Show a reading to the response of a run, and carry out what it asks for."""
+        response, log = self.responses[run], self.logs[run]
+        log.usual_loss = response.usual_loss(log.usual_loss, reading.loss)
+        action = response.act(reading, log.memory)
+        if action:
+            self.carry_out(run, action)
+
+    def write_usual_losses(self) -> None:
+        """Write down the usual losses for the gates of the next update."""
+        usual_losses = [log.usual_loss for log in self.logs]
+        self.state.readings["usual_loss"].copy_(torch.tensor(usual_losses, dtype=torch.float64))
+
+    @torch.no_grad()
+    def carry_out(self, run: int, action: Action) -> None:
+        """Do to one run what its response asks for, and note it."""
+        log, clock = self.logs[run], self.clock
+        _, batch = clock.at(run)
+        if action.rewind:
+            self._rewind(run, action.rewind)
+        skip = max(action.skip, batch - clock.at(run)[1]) if action.only_new else action.skip
+        if skip:
+            log.note(clock.at(run), "skip_batches", skip)
+            clock.batch_r[run] += skip
+            log.skipped_batches += skip
+        if action.reset:
+            self.restarts.reset_optimizer(run, action.reset)
+            log.note(clock.at(run), "reset", 0.0, f"{action.reset.replace('_', ' ')} of the optimizer")
+        if action.fresh_loss_scale:
+            log.note(clock.at(run), "fresh_loss_scale", float(self.state.loss_scale["scale"][run]), "scale before")
+            self.restarts.reset(run, "loss_scale")
+        for part, updates in (("weights", action.rewind_weights), ("moments", action.rewind_moments)):
+            if updates is not None:
+                is_weights = part == "weights"
+                gone_back = self.snapshots.restore_part(run, clock, updates, weights=is_weights) if updates else 0
+                log.note(clock.at(run), f"rewind_{part}", gone_back, "updates gone back; the data go on")
+        if action.lr_factor is not None and action.lr_factor != clock.lr_factor_r[run]:
+            clock.lr_factor_r[run] = action.lr_factor
+            log.note(clock.at(run), "lr_factor", action.lr_factor)
+        if action.eps is not None:
+            log.eps = action.eps
+            log.note(clock.at(run), "eps", action.eps, "epsilon of the optimizer")
+
+    def _rewind(self, run: int, updates: int) -> None:
+        log, (before, _), was_in_spike = self.logs[run], self.clock.at(run), self.logs[run].in_spike
+        self.snapshots.go_back(run, self.clock, updates)
+        at = self.clock.at(run)
+        log.forget_from(at[0])
+        log.rewound_steps += before - at[0]
+        if was_in_spike:
+            log.end_spike(at, "recovered")
+        log.note(at, "rewind", before - at[0], f"from step {before}")
 
 
 class Control:

@@ -1,8 +1,8 @@
-"""A fleet: runs of one shape trained as one, each step in turn."""
+"""A fleet: runs of one shape trained as one, each step in turn, and the batches that feed it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -12,9 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lab.core import distributed
 from lab.core.distributed import distribute, initial_device
 from lab.core.hooks import attach
 from lab.core.schema import stack
+from lab.data.corpus import Corpus, Tokens
+from lab.data.packing import PackedCorpus
 from lab.training import accumulation
 from lab.training.building import build_model, hook_interventions, lr_shape, pick_device, role_lr
 from lab.training.clock import Clock
@@ -22,10 +25,166 @@ from lab.training.config import RunConfig
 from lab.training.control import Control
 from lab.training.engine import Compiled, Eager, ProbeValues
 from lab.training.evaluation import Evaluation
-from lab.training.feed import DataFeed
 from lab.training.identity import static_key
-from lab.training.state import begin_state, fresh_links
-from lab.training.step import StepFunction
+from lab.training.step import StepFunction, begin_state, fresh_links
+
+Draw = Callable[[int, int, int, int], Tokens]  # windows of (seed, batch, windows, tokens)
+RESIDENT_TOKENS = 2**28  # the longest text that an accelerator keeps in its memory
+
+
+class BatchLoader:
+    """Batches of a fleet, this rank's rows of them; runs of equal data seed see the same windows.
+
+    An accelerator keeps the training part of a packed corpus in its memory, at one to four bytes a token.  Batches of
+    any other corpus, such as an endless language, are drawn on the host and copied.
+
+    Args:
+        corpus: the source of the windows.
+        seed: the data seed of each run.
+        batch_size: windows per batch, over all ranks.
+        seq_len: tokens per window, without the last target.
+        device: where batches are returned.
+        resident: whether the device may keep the text in its memory.
+        draws: of each run, what draws its windows from (seed, batch, windows, tokens) if not the corpus alone; runs of
+            equal data seed and equal function, or None, see the same windows.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        seed: Sequence[int],
+        batch_size: int,
+        seq_len: int,
+        device: torch.device,
+        *,
+        resident: bool,
+        draws: Sequence[Draw | None] = (),
+    ) -> None:
+        self.batch_size, self.seq_len, self.device = batch_size, seq_len, device
+        self.source_of_run = list(zip(seed, draws or [None] * len(seed), strict=True))
+        self.sources = list(dict.fromkeys(self.source_of_run))
+        self.source_r = torch.tensor([self.sources.index(source) for source in self.source_of_run], device=device)
+        self.draw: Draw = corpus.batch
+        self.tokens_n: Tensor | None = None
+        # a subclass may draw batches that are not windows of its text
+        if resident and not any(draws) and type(corpus) is PackedCorpus and corpus.training.size <= RESIDENT_TOKENS:
+            dtype = next(d for d in (np.uint8, np.int16, np.int32) if corpus.vocabulary - 1 <= np.iinfo(d).max)
+            self.draw = corpus.starts
+            self.tokens_n = torch.from_numpy(corpus.training.astype(dtype)).to(device)
+            self.offset_t = torch.arange(seq_len + 1, device=device)
+
+    def batch(self, step: int | NDArray[np.int64]) -> Tensor:
+        """The windows ``[r b t+1]`` of this batch of the data, or of one batch for each run."""
+        (windows_rbt,) = self.micro_batches(step, 1, self.batch_size)
+        return windows_rbt
+
+    def micro_batches(self, step: int | NDArray[np.int64], count: int, size: int) -> Iterator[Tensor]:
+        """The windows ``[r b t+1]`` of this batch, ``count`` times ``size`` of them, one micro-batch after another."""
+        rows = distributed.batch_rows(size)
+        distinct, index_r = self._distinct(step)
+        drawn_snbt = np.stack(
+            [(draw or self.draw)(seed, batch, count * size, self.seq_len) for (seed, draw), batch in distinct]
+        )
+        for drawn_sbt in np.split(drawn_snbt, count, axis=1):
+            # each distinct batch is copied to the device once, and repeated there for the runs that share it
+            windows_sbt = torch.from_numpy(np.ascontiguousarray(drawn_sbt[:, rows])).to(self.device)
+            if self.tokens_n is not None:
+                windows_sbt = self.tokens_n[windows_sbt + self.offset_t].long()
+            yield windows_sbt[index_r]
+
+    def _distinct(self, step: int | NDArray[np.int64]) -> tuple[list[tuple[Any, int]], Tensor]:
+        """The distinct pairs of source and batch, and which of them each run sees ``[r]``."""
+        if isinstance(step, int):
+            return [(source, step) for source in self.sources], self.source_r
+        wanted = list(zip(self.source_of_run, step.tolist(), strict=True))
+        distinct = list(dict.fromkeys(wanted))
+        return distinct, torch.tensor([distinct.index(each) for each in wanted], device=self.device)
+
+
+def burst_draws(configs: Sequence[RunConfig], corpus: Corpus) -> list[Draw | None]:
+    """Of each run, what draws the windows of its burst; runs with equal bursts share one."""
+    bursts = [config.burst.entry if config.burst else None for config in configs]
+    steps = configs[0].steps
+    draws: dict[Any, Draw] = {
+        burst: lambda seed, batch, size, seq_len, burst=burst: burst.batch(corpus, seed, batch, size, seq_len, steps)  # type: ignore[misc]
+        for burst in bursts
+        if burst
+    }
+    return [draws[burst] if burst else None for burst in bursts]
+
+
+class DataFeed:
+    """Gives each update its micro-batches, as many as the batch schedule or the gradient noise says.
+
+    Args:
+        config: of the fleet.
+        configs: of each run.
+        corpus: the source of the windows.
+        device: where batches are returned.
+        noise: trace and squared norm ``[r]`` of the gradient noise, smoothed, which an adaptive batch follows.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        configs: Sequence[RunConfig],
+        corpus: Corpus,
+        device: torch.device,
+        noise: Mapping[str, Tensor],
+    ) -> None:
+        self.config, self.noise, self.corpus = config, noise, corpus
+        self.loader = BatchLoader(
+            corpus,
+            config.data.entry.seed,
+            config.batch_size,
+            config.seq_len,
+            device,
+            resident=device.type != "cpu",
+            draws=burst_draws(configs, corpus),
+        )
+        self.counts_s = config.micro_batches
+        self.seen = torch.zeros(1, dtype=torch.int64)  # sequences; only an adaptive batch counts them
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint stores, by name."""
+        return {"seen": self.seen} if self.config.adaptive else {}
+
+    def count(self, step: int) -> int:
+        """Micro-batches of this update; an adaptive batch chooses them by the noise of the updates before."""
+        adaptive = self.config.adaptive
+        if adaptive is None:
+            return int(self.counts_s[step])
+        size = adaptive.adapted(float(self.noise["trace"]), float(self.noise["squared_norm"]), self.config.batch_size)
+        return max(1, min(size, self._left()) // adaptive.micro_batch)
+
+    def _left(self) -> int:
+        """Sequences left of the budget."""
+        budget: int = self.config.trained_tokens // self.config.seq_len
+        return budget - int(self.seen)
+
+    def updates(self, step: int) -> int:
+        """Updates in all; of an adaptive batch at most as many, as long as this update is not the last."""
+        is_last = self.config.adaptive is not None and self.count(step) * self.config.rows == self._left()
+        return step + 1 if is_last else self.config.steps
+
+    def seen_before_s(self) -> NDArray[np.int64]:
+        """Sequences seen before each update ``[s]``; of an adaptive batch as if it never grew."""
+        return np.insert(self.counts_s[:-1].cumsum(), 0, 0) * self.config.rows
+
+    def sizes(self, step: int) -> tuple[Tensor, Tensor]:
+        """Sequences of this update and tokens seen before it, ``[r]`` each."""
+        seen = int(self.seen) if self.config.adaptive else int(self.seen_before_s()[step])
+        numbers = self.count(step) * self.config.rows, seen * self.config.seq_len
+        sequences_r, tokens_r = (torch.full_like(self.config.optimizer.lr, number) for number in numbers)
+        return sequences_r, tokens_r
+
+    def rows_by_source(self, step: int) -> dict[str, Tensor]:
+        """Sequences ``[r]`` of this update that are of each source, by its name."""
+        rows = self.count(step) * self.config.rows
+        by_seed = {seed: self.corpus.rows_by_source(seed, step, rows) for seed in set(self.config.data.entry.seed)}
+        of_run = [by_seed[seed] for seed in self.config.data.entry.seed]
+        lr_r = self.config.optimizer.lr
+        return {name: lr_r.new_tensor([each[name] for each in of_run]) for name in of_run[0]}
 
 
 class Fleet:

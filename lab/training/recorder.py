@@ -14,11 +14,11 @@ import torch
 from lab.core import distributed, machine
 from lab.records.trackers import tag
 from lab.training.building import count_parameters
+from lab.training.clock import Event
 from lab.training.config import RunConfig
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import StepResult
-from lab.training.run_log import Event
 
 Row = tuple[int, str, str, float]
 Key = tuple[int, str, str]

@@ -1,32 +1,175 @@
-"""A training step as functions of tensors: forward, backward, update."""
+"""A step of training: the state that it changes in place, what may gate its update, and the step itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from lab.core import distributed
-from lab.core.axes import over
+from lab.core.axes import over, per_run_norm, where_runs
 from lab.core.distributed import gradients
+from lab.core.hooks import announce
+from lab.core.registry import PROBES
 from lab.core.rounding import rounded
 from lab.model.custom import CustomModel
+from lab.model.layers import Operands
 from lab.model.loss import IGNORED, losses
 from lab.model.low_precision import LowPrecision, RoundingPass, rounding_pass
 from lab.model.transformer import Transformer
 from lab.optim.links import Now, Tensors
-from lab.probes.earlier import compare_with_earlier
+from lab.optim.optimizer import Optimizer
+from lab.probes.earlier import begin_earlier, compare_with_earlier
 from lab.probes.gradients import HeldOutLoss
+from lab.responses.response import Gate
 from lab.training import accumulation
 from lab.training.accumulation import Accumulation, sum_in_fp16
 from lab.training.building import loss_terms, operand_format, weight_interventions
 from lab.training.config import RunConfig
-from lab.training.gating import gate_update, rescale, update_kept
-from lab.training.state import TrainingState
+
+
+def begin_readings(runs: int, device: torch.device) -> dict[str, Tensor]:
+    """Measurements of an update for each run ``[r]``, and the usual loss, which the next update reads."""
+    readings = {name: torch.zeros(runs, dtype=torch.float64, device=device) for name in ("loss", "norm", "at_floor")}
+    kept_r = torch.ones(runs, dtype=torch.float64, device=device)
+    return {**readings, "kept": kept_r, "usual_loss": torch.full_like(kept_r, math.inf)}
+
+
+@torch.no_grad()
+def gate_update(
+    config: RunConfig, gradients: Mapping[str, Tensor], loss_r: Tensor, step: Tensor, readings: Mapping[str, Tensor]
+) -> Gate:
+    """Write down what control reads, if anything, and ask response and loss scale how to change this update."""
+    gate = Gate()
+    if not readings:
+        return gate
+    norm_r = per_run_norm(gradients.values())
+    readings["loss"].copy_(loss_r)
+    readings["norm"].copy_(norm_r)
+    if config.response is not None:
+        gate = config.response.entry.gate(step, loss_r, norm_r, readings["usual_loss"])
+    if config.loss_scale is not None:
+        finite_r = norm_r.isfinite()
+        gate = gate._replace(keep_r=finite_r if gate.keep_r is None else gate.keep_r & finite_r)
+    if gate.keep_r is not None:
+        readings["kept"].copy_(gate.keep_r)
+    return gate
+
+
+@torch.no_grad()
+def update_kept(update: Callable[[], None], keep_r: Tensor, tensors: Sequence[Tensor], *, traced: bool) -> None:
+    """Update the runs to keep; the others' tensors stay bit for bit, whatever their gradients are.
+
+    A step that is ``traced`` cannot branch on whether all are kept.
+    """
+    if not traced and bool(keep_r.all()):
+        update()
+        return
+    before = [tensor.clone() for tensor in tensors]
+    update()
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.copy_(where_runs(keep_r, tensor, old))
+
+
+@torch.no_grad()
+def rescale(config: RunConfig, scale: Mapping[str, Tensor], readings: Mapping[str, Tensor]) -> None:
+    """Adapt the loss scale to whether gradients overflowed, and write down how long it has been at its floor."""
+    if config.loss_scale is not None:
+        announce("loss_scale", "", scale["scale"])
+        for name, after_r in config.loss_scale.entry.after(scale, ~readings["norm"].isfinite()).items():
+            scale[name].copy_(after_r)
+        readings["at_floor"].copy_(scale["at_floor"])
+
+
+Fresh = Mapping[str, Callable[[], Tensors]]  # what begins the state of each link, and of the loss scale
+
+
+class TrainingState(NamedTuple):
+    """Everything that a step changes in place; a tree of tensors, as an engine takes it.
+
+    Attributes:
+        weights: those that are trained.
+        links: state of the optimizer's links by their names, of loss scale and rounding, and what probes compare a
+            step with.
+        first_bad_r: first step with a non-finite loss, or -1.
+        readings: what control reads after a step; empty unless the fleet is controlled.
+        sums: over the micro-batches of a step; empty for steps of one batch.
+    """
+
+    weights: Tensors
+    links: dict[str, Tensors]
+    first_bad_r: Tensor
+    readings: Tensors
+    sums: Accumulation | tuple[()]
+
+    @property
+    def loss_scale(self) -> Tensors:
+        """State of the loss scale; empty without one."""
+        return self.links.get("loss_scale", {})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of checkpoints and snapshots, by name; the first bad step is stored apart."""
+        links = {f"{link}.{name}": tensor for link, tensors in self.links.items() for name, tensor in tensors.items()}
+        noise = {f"noise.{name}": sum_r for name, sum_r in self.sums.noise.items()} if self.sums else {}
+        smoothed = {f"smoothed.{name}": mean_r for name, mean_r in self.sums.smoothed.items()} if self.sums else {}
+        return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise | smoothed
+
+    @torch.no_grad()
+    def reset(self, fresh: Fresh, run: int, name: str, begin_of_names: str = "") -> None:
+        """Put one run's state of a link, or of the loss scale, to what it was before the first update.
+
+        Args:
+            fresh: what begins the states.
+            run: whose state it is.
+            name: of the link.
+            begin_of_names: how names of its tensors begin, after the role; others stay.
+        """
+        for key, tensor in fresh[name]().items():
+            if key.rpartition("/")[2].startswith(begin_of_names):
+                self.links[name][key][run].copy_(tensor[run])
+
+
+def fresh_links(
+    config: RunConfig,
+    optimizers: Iterable[Optimizer],
+    weights: Tensors,
+    roles: Mapping[str, str],
+    operands: Operands | None,
+) -> Fresh:
+    """Return the initial state of the links of these optimizers, and of loss scale and rounding that have one."""
+    fresh: dict[str, Callable[[], Tensors]] = {
+        name: partial(optimizer.begin_link, name, weights, roles)
+        for optimizer in optimizers
+        for name in optimizer.links
+    }
+    if config.loss_scale is not None:
+        first = next(iter(weights.values()))
+        fresh["loss_scale"] = partial(config.loss_scale.entry.begin, len(first), first.device)
+    if isinstance(operands, LowPrecision) and operands.is_stateful:
+        seeds: Any = config.seed
+        fresh["rounding"] = partial(operands.begin, seeds, next(iter(weights.values())).device)
+    return fresh
+
+
+def begin_state(config: RunConfig, weights: Tensors, fresh: Fresh) -> TrainingState:
+    """The state of a fleet with this config before the first update."""
+    first = next(iter(weights.values()))
+    runs, device, names = len(first), first.device, config.probes.names
+    links = {name: begin() for name, begin in fresh.items()}
+    links |= begin_earlier({PROBES[name].event for name in names}, weights)
+    readings = begin_readings(runs, device) if config.is_controlled else {}
+    sums: Accumulation | tuple[()] = ()
+    if config.batch is not None:
+        with_noise = "noise_scale" in names or config.adaptive is not None
+        sums = accumulation.begin(weights, with_noise=with_noise, adaptive=config.adaptive is not None)
+    return TrainingState(weights, links, torch.full((runs,), -1, device=device), readings, sums)
+
 
 Forward = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # tokens to logits and hidden states
 
