@@ -1,6 +1,7 @@
 """Sensitivity of planted curves, worked out by hand."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_no_learning_rate_is_best_where_all_diverged(tmp_path):
     of_arm = made.seeds.set_index("arm")["best_lr"]
     assert of_arm["without z-loss"].isna().all()
     assert set(of_arm["with z-loss"]) == {planted.LRS[2]}
-    assert list(tables.sensitivities(made).set_index("arm")["best LR"]) == ["none", "0.003"]
+    assert list(tables.sensitivities_as_text(made).set_index("arm")["best LR"]) == ["none", "0.003"]
     assert tables.files(made)["optima_by_seed"].set_index("arm")["best_lr_fine"].loc["without z-loss"].isna().all()
     notes = [note for note in findings.notes(made) if note.startswith("The best learning rate is the lowest")]
     assert not [note for note in notes if "without z-loss at" in note]
@@ -65,8 +66,51 @@ def test_a_cell_of_losses_has_the_mark_of_its_worst_seed(tmp_path):
     cards = list(planted.cards(["none"], [32], lrs=[1e-2, 1e-1, 3e-1]))  # those at 0.3 are unstable
     cards[3] |= {"final_val_loss": planted.BIGRAM + 0.1}
     cards[7] |= {"status": "diverged", "diverged_at": 3, "final_val_loss": math.nan}
-    (row,) = tables.losses(sensitivity.study([planted.write(tmp_path, cards)])).to_dict("records")
+    (row,) = tables.losses_as_text(sensitivity.study([planted.write(tmp_path, cards)])).to_dict("records")
     assert [row[lr].partition(" ")[2] for lr in ("0.01", "0.1", "0.3")] == ["", "*", "†"]
+
+
+def test_a_study_shows_a_notebook_its_arms_and_their_unstable_learning_rates(tmp_path):
+    cards = list(planted.cards(["none", "z_loss"], [32], lrs=[1e-3, 1e-2, 1e-1]))
+    lost = {"status": "diverged", "diverged_at": 3, "final_val_loss": math.nan}
+    for card in [*cards[6:9], cards[3]]:  # all seeds of the first arm at 0.1, one at 0.01
+        card |= lost
+    made = sensitivity.study([planted.write(tmp_path, cards)])
+    assert repr(made) == "<Study: 18 runs, 4 diverged, 2 arms, 1 size, 3 seeds, learning rate 0.001 to 0.1>"
+    heads, cells = (re.findall(rf"<{tag}>(.*?)</{tag}>", made._repr_html_()) for tag in ("th", "td"))
+    shown = pd.DataFrame(np.reshape(cells, (2, len(heads))), columns=heads).set_index("arm")
+    assert shown["unstable LRs"].to_dict() == {
+        "without z-loss": "0.01 (1 of 3 seeds), 0.1",
+        "with z-loss": "0.1 (1 of 3 seeds)",
+    }
+    for arm, row in made.curves.set_index("arm").iterrows():
+        assert shown.loc[arm, "sensitivity"] == row["total"].bare
+        assert shown.loc[arm, "instability part"] == row["above"].bare
+    best = made.points.groupby(["arm", "seed"])["loss"].min().groupby("arm").mean()
+    assert shown["best loss"].str.partition(" ")[0].astype(float).to_dict() == pytest.approx(best.to_dict(), abs=6e-4)
+
+
+def test_tables_are_numbers(tmp_path):
+    """What a table for readers says in words, it says in columns of numbers."""
+    cards = [
+        card
+        for card in planted.cards(widths=[32], seeds=(0, 1, 2, 3))
+        if card["seed"] < 3 or card["optimizer.lr"] < 1e-1
+    ]
+    made = sensitivity.study([planted.write(tmp_path, cards)])
+    numbers, text = tables.sensitivities(made).set_index("arm"), tables.sensitivities_as_text(made).set_index("arm")
+    assert not [name for name in numbers if numbers[name].dtype.kind not in "if"]
+    for arm, curve in made.curves.set_index("arm").iterrows():
+        assert tuple(numbers.loc[arm, ["sensitivity", "sensitivity_low", "sensitivity_high"]]) == curve["total"][:3]
+        assert numbers.loc[arm, "eta_div_seeds"] == sum(not math.isnan(lr) for lr in curve["eta_div"])
+    lost = numbers[numbers["eta_div_seeds"] > 0]
+    assert (lost["eta_div_least"] <= lost["eta_div_greatest"]).all()
+    assert numbers["eta_div_least"].isna().equals(text["eta_div"] == "none")
+    (difference,) = tables.differences(made).to_dict("records")
+    assert difference["instability_low"] == made.pairs["above"][0].low
+    losses = tables.losses(made).set_index("arm")
+    means = made.points.groupby(["arm", "lr"])["capped"].mean()
+    assert {(arm, lr): losses.loc[arm, lr] for arm, lr in means.index} == pytest.approx(means.to_dict())
 
 
 def test_below_two_learning_rates_nothing_is_defined():

@@ -14,8 +14,9 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from traitlets.config import Config
 
-from lab.analysis import load, show, verdicts
+from lab.analysis import forecast, load, probe_values, show, study, verdicts
 from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER
+from lab.analysis.sensitivity import WINDOW
 from lab.core.errors import RequestError
 from lab.report import scoreboard
 from sampling import few
@@ -136,6 +137,15 @@ def test_a_figure_is_shown_with_its_caption(name: str) -> None:
     assert "<svg" in shown._repr_html_()
     assert "95 %" in shown._repr_html_()
     assert "<svg" not in repr(shown)
+
+
+def test_a_study_is_taken_for_its_records() -> None:
+    records, made = load(QUICKSTART), study(QUICKSTART, window=(1e-3, 1e-1))
+    name = "learning_rate_sensitivity"
+    assert show(made, name) == show(records, name, (1e-3, 1e-1)) != show(records, name)
+    assert show(made, name, WINDOW) == show(records, name)
+    assert forecast.say(made) == forecast.say(records)
+    assert probe_values.late(made, "grad_norm", "").equals(probe_values.late(records, "grad_norm", ""))
 
 
 def test_verdicts_are_those_of_the_scoreboard() -> None:

@@ -210,7 +210,7 @@ def test_the_terminal_shows_the_committed_quickstart() -> None:
     """A new run has the same numbers wherever its text and its bits are the same."""
     drawn = unescape((HOME / "docs" / "terminal.svg").read_text(encoding="utf-8")).replace("\xa0", " ")
     assert "$ lab sweep quickstart<" in drawn
-    rows = tables.sensitivities(study([RESULTS / "quickstart"])).drop(columns="n").astype(str)
+    rows = tables.sensitivities_as_text(study([RESULTS / "quickstart"])).drop(columns="n").astype(str)
     assert len(rows) == 4
     for cells in rows.to_numpy().tolist():
         assert re.search(r" +".join(map(re.escape, cells)), drawn)

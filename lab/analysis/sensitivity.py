@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.analysis.curves import load, points, significant
 from lab.analysis.statistics import student_t
-from lab.analysis.text import spell
+from lab.analysis.text import count, span, spell
 from lab.core.errors import RequestError
 from lab.records import run_table
 from lab.records.store import Records
@@ -38,6 +38,12 @@ PARTS = ("total", "below", "above")
 FEWEST_TO_COMPARE = 4
 # Parametrizations in which every tensor has the peak learning rate.
 UNSCALED = ("standard", "inverse_head_width")
+MOST_ROWS = 60  # of a study that a notebook displays
+ABOUT_NUMBERS = (
+    "Nats per token, mean over seeds with its 95 % interval. Sensitivity is over the learning rates from {}. An "
+    "unstable learning rate is above the best one and ends worse than a bigram model of the text, if runs record its "
+    "loss, or diverges."
+)
 
 
 class Sensitivity(NamedTuple):
@@ -305,9 +311,59 @@ class Study(NamedTuple):
     window: Window = WINDOW
 
     @property
+    def runs(self) -> pd.DataFrame:
+        """Run cards, as in ``records``: what reads records takes a study, too."""
+        return self.records.runs
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Probe values, as in ``records``."""
+        return self.records.metrics
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """What happened to watched runs, as in ``records``."""
+        return self.records.events
+
+    @property
     def failed(self) -> pd.DataFrame:
         """Cards of runs that failed and have no result."""
         return self.records.runs[self.records.runs["status"] == "failed"]
+
+    def __repr__(self) -> str:
+        return f"<Study: {self._extent()}>"
+
+    def _extent(self) -> str:
+        status, lr = self.runs["status"].value_counts(), self.points["lr"]
+        numbers = {"run": len(self.runs), **{name: self.points[name].nunique() for name in ("arm", "size", "seed")}}
+        counts = [f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
+        lost = [f"{status[name]} {name}" for name in ("diverged", "failed") if name in status]
+        rates = "learning rate " + " to ".join(dict.fromkeys(map(spell, (lr.min(), lr.max()))))
+        return ", ".join([counts[0], *lost, *counts[1:], rates])
+
+    def _repr_html_(self) -> str:
+        """What notebooks display: a row per arm and size."""
+        curves = [curve for _, curve in self.points.groupby("curve", sort=False)]
+        table = pd.DataFrame(
+            {
+                "arm": self.curves["arm"],
+                "parameters": self.curves["size"].map(count),
+                "best loss": [student_t(curve.groupby("seed")["capped"].min()).bare for curve in curves],
+                "best LR": self.curves["best_lr"].map(span),
+                "sensitivity": self.curves["total"].map(lambda interval: interval.bare),
+                "instability part": self.curves["above"].map(lambda interval: interval.bare),
+                "unstable LRs": list(map(_unstable_lrs, curves)),
+                "seeds": [curve["seed"].nunique() for curve in curves],
+            }
+        ).to_html(index=False, border=0, max_rows=MOST_ROWS)
+        return f"<p>{self._extent()}</p>\n{table}\n<p>{ABOUT_NUMBERS.format(self.window)}</p>"
+
+
+def _unstable_lrs(curve: pd.DataFrame) -> str:
+    """The learning rates at which runs were unstable or diverged, with the number of seeds if not all did."""
+    outcomes = curve["outcome"].ne("").groupby(curve["lr"]).agg(["sum", "size"])
+    lost = [(spell(lr), n, seeds) for lr, n, seeds in outcomes.itertuples() if n]
+    return ", ".join(lr if n == seeds else f"{lr} ({n} of {seeds} seeds)" for lr, n, seeds in lost) or "none"
 
 
 def study(folders: str | Path | Sequence[str | Path], window: Sequence[float] = WINDOW) -> Study:

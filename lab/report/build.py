@@ -87,7 +87,7 @@ class Report(NamedTuple):
 
 def summary(study: Study) -> str:
     """The table of sensitivities as plain text, or of losses if no sensitivity is defined, then the notes on it."""
-    table = tables.sensitivities(study) if has_sensitivity(study.curves) else tables.losses(study)
+    table = tables.sensitivities_as_text(study) if has_sensitivity(study.curves) else tables.losses_as_text(study)
     named = [] if study.window == WINDOW else [f"Sensitivity over the learning rates from {study.window}."]
     return "\n".join([*plain_text(table), *named, *notes(study)])
 
@@ -319,17 +319,17 @@ def _claims(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[Markup]:
 
 def _tables(study: Study) -> Iterator[Markup]:
     if has_sensitivity(study.curves):
-        sensitivities = html.table(tables.sensitivities(study))
+        sensitivities = html.table(tables.sensitivities_as_text(study))
         by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
         about = SENSITIVITY.format(study.window)
         yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(about, "note"))
         if len(study.pairs):
             many = f"{len(study.pairs):,} differences are more than a page shows; all are in the file."
             few = len(study.pairs) <= MOST_PAIRS
-            shown = html.table(tables.differences(study)) if few else html.paragraph(many)
+            shown = html.table(tables.differences_as_text(study)) if few else html.paragraph(many)
             about = html.paragraph(DIFFERENCES, "note")
             yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)
-    losses = html.table(tables.losses(study))
+    losses = html.table(tables.losses_as_text(study))
     yield html.section("Final loss by learning rate", losses, _csv("losses"), html.paragraph(LOSSES, "note"))
     lost = tables.lost(study)
     if len(lost):

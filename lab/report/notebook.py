@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.rendering import html
-from lab.analysis.sensitivity import WINDOW, window_of
+from lab.analysis.sensitivity import WINDOW, Study, window_of
 from lab.core.errors import RequestError, nearest
 from lab.records.store import Records
 
@@ -27,13 +27,14 @@ class Shown(NamedTuple):
         return html.figure(self.svg, self.caption)
 
 
-def show(records: Records, name: str, window: Sequence[float] = WINDOW) -> Shown:
+def show(records: Records | Study, name: str, window: Sequence[float] | None = None) -> Shown:
     """Draw a figure of the report or of `lab predict`.
 
     Args:
-        records: the records, as ``load`` reads them.
+        records: the records, as ``load`` reads them, or a study, as ``lab.sweep`` returns it.
         name: a name from ``lab list figures``, or ``logit_forecast`` or ``gradient_forecast``.
-        window: the lowest and the highest learning rate over which sensitivity is a mean.
+        window: the lowest and the highest learning rate over which sensitivity is a mean; that of the study, or the
+            paper's.
 
     Raises:
         RequestError: there is no figure of that name, these records hold nothing that it shows, or the window is
@@ -44,8 +45,13 @@ def show(records: Records, name: str, window: Sequence[float] = WINDOW) -> Shown
     from lab.analysis.rendering import layout
     from lab.studies.figures import FIGURES
 
+    if isinstance(records, Study):
+        window = window or records.window
+        records = records.records
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
-    drawing = forecasts[name](records) if name in forecasts else FIGURES[name](records, None, window_of(window))
+    drawing = (
+        forecasts[name](records) if name in forecasts else FIGURES[name](records, None, window_of(window or WINDOW))
+    )
     return Shown(layout.svg(drawing, name), drawing.caption)
 
 

@@ -1,4 +1,4 @@
-"""Tables of a study: formatted for readers, and as plain numbers for CSV files."""
+"""Tables of a study: as numbers, as text for readers, and as CSV files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,27 @@ OUTCOME_MARKS = {"": "", "unstable": " *", "diverged": " †"}
 
 
 def sensitivities(study: Study) -> pd.DataFrame:
-    """A row per arm and size: sensitivity and its parts, best learning rate, smallest unstable one, seeds."""
+    """A row per arm and size, in numbers; NaN where nothing is defined.
+
+    Returns:
+        Columns ``arm``, ``size``, ``parameters``; sensitivity and its two parts with the ends of their intervals;
+        ``best_lr`` and ``eta_div``, the smallest unstable learning rate, each as the least and the greatest of the
+        seeds that have one, with the number of these seeds; ``n``, the seeds of the intervals.
+    """
+    numbers = _flat(study.curves.drop(columns=["best_lr", "eta_div"]))
+    for name in ("best_lr", "eta_div"):
+        seeds = study.curves[name].map(pd.Series)
+        ends = {
+            "least": seeds.map(pd.Series.min),
+            "greatest": seeds.map(pd.Series.max),
+            "seeds": seeds.map(pd.Series.count),
+        }
+        numbers = numbers.assign(**{f"{name}_{end}": values for end, values in ends.items()})
+    return numbers[[*numbers.columns.drop("n"), "n"]]
+
+
+def sensitivities_as_text(study: Study) -> pd.DataFrame:
+    """``sensitivities`` for readers: intervals as mean and half width, learning rates as ranges over seeds."""
     curves = study.curves
     return pd.DataFrame(
         {
@@ -32,7 +52,18 @@ def sensitivities(study: Study) -> pd.DataFrame:
 
 
 def differences(study: Study) -> pd.DataFrame:
-    """A row per pair of arms and size: the first arm's numbers minus the second's, paired by seed."""
+    """A row per pair of arms and size: the first arm's numbers minus the second's, paired by seed.
+
+    Returns:
+        Columns ``first``, ``second``, ``size``; sensitivity and its two parts with the ends of their intervals; ``n``;
+        and Cohen's d_z of each.
+    """
+    dz = {f"{column}_dz": [interval.dz for interval in study.pairs[part]] for part, column in PART_COLUMNS.items()}
+    return _flat(study.pairs).assign(**dz)
+
+
+def differences_as_text(study: Study) -> pd.DataFrame:
+    """``differences`` for readers: intervals as mean and half width."""
     pairs = study.pairs
     return pd.DataFrame(
         {
@@ -46,7 +77,13 @@ def differences(study: Study) -> pd.DataFrame:
 
 
 def losses(study: Study) -> pd.DataFrame:
-    """A row per arm and size, a column per learning rate: mean final loss over seeds, marked by the worst outcome."""
+    """A row per ``arm`` and ``size``, a column per learning rate: mean final loss over seeds, NaN without a run."""
+    means = study.points.pivot_table("capped", ["arm", "size"], "lr", sort=False)
+    return means.sort_index(axis="columns").rename_axis(columns=None).reset_index()
+
+
+def losses_as_text(study: Study) -> pd.DataFrame:
+    """``losses`` for readers, marked by the worst outcome of the seeds."""
     rows, lrs = [], [spell(lr) for lr in sorted(study.points["lr"].unique())]
     for _, runs in study.points.groupby(["arm", "size"], sort=False):
         cells = {spell(lr): _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
@@ -118,15 +155,10 @@ def files(study: Study) -> dict[str, pd.DataFrame]:
     return {
         "sensitivity": _flat(study.curves).assign(**ends),
         "sensitivity_by_seed": seeds.assign(**ends),
-        "differences": _flat(study.pairs).assign(**_effect_sizes(study.pairs), **ends),
+        "differences": differences(study).assign(**ends),
         "optima_by_seed": optima(study.points, study.window),
         "losses": points.rename(columns={"capped": "loss_capped"}),
     }
-
-
-def _effect_sizes(pairs: pd.DataFrame) -> dict[str, list[float]]:
-    """Cohen's d_z of the paired differences, by name of the column."""
-    return {f"{column}_dz": [interval.dz for interval in pairs[part]] for part, column in PART_COLUMNS.items()}
 
 
 def _flat(table: pd.DataFrame) -> pd.DataFrame:
