@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import lab
+import lab.analysis
 from lab.analysis import study
+from lab.cli import compose, in_python
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.training.fleet import Fleet
 
+HERE = {"hydra/launcher": "basic"}
 TOY = ("scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1")
 
 
@@ -51,6 +58,57 @@ def test_train_makes_one_run_or_as_many_as_its_lists() -> None:
     assert store.commands(Path("one")) == ["lab train scale=toy hydra/launcher=basic out=one"]
     assert len(lab.train(*TOY).points) == 2
     assert store.commands(Path("runs/train"))[0].startswith("lab train -m ")
+
+
+def test_keywords_are_overrides_and_lists_are_swept_over() -> None:
+    made = lab.train("scale=toy", steps=5, seed=np.arange(2), **{"optimizer.lr": [1e-2, np.float64(0.1)], **HERE})
+    assert sorted(zip(made.points["seed"], made.points["lr"], strict=True)) == [
+        ("0", 0.01), ("0", 0.1), ("1", 0.01), ("1", 0.1)
+    ]  # fmt: skip
+    assert set(made.records.runs["steps"]) == {5}
+    words = "scale=toy steps=5 seed=0,1 optimizer.lr=0.01,0.1 hydra/launcher=basic"
+    assert store.commands(Path("runs/train")) == [f"lab train -m {words}"]
+    assert len(lab.train(*words.split()).points) == 4
+    swept = lab.sweep("smoke", "scale=toy", seed=0, intervention=[[], ["z_loss"]], **{"optimizer.lr": 0.1, **HERE})
+    assert set(swept.points["arm"]) == {"without z-loss", "with z-loss"}
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [
+        (None, "null"),
+        (False, "false"),
+        (-3, "-3"),
+        (1e-5, "1e-05"),
+        (math.inf, "inf"),
+        ("adamw", "adamw"),
+        ("null", "'null'"),
+        ("1e-3", "'1e-3'"),
+        ("a, b='c'", "'a, b=\\'c\\''"),
+        ("${scale.middle}", "'${scale.middle}'"),
+        (Path("a b/c.txt"), "'a b/c.txt'"),
+        ([True, "on it"], "true,'on it'"),
+        ((1, (2, "x")), "1,[2,x]"),
+        (range(3), "0,1,2"),
+    ],
+)
+def test_a_keyword_means_its_value(value: object, word: str) -> None:
+    assert in_python.override("key", value) == f"key={word}"
+    (parsed,) = compose.parse([f"key={word}"])
+    assert parsed.is_sweep_override() == isinstance(value, list | tuple | range)
+    assert parsed.is_sweep_override() or parsed.value() == (str(value) if isinstance(value, Path) else value)
+
+
+def test_a_keyword_swept_over_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"seed is swept over nothing"):
+        lab.train(seed=[])
+
+
+@pytest.mark.parametrize("value", [{"lr": 1}, object(), {1, 2}, b"x", 1j])
+def test_a_keyword_that_is_no_value_is_refused(value: object) -> None:
+    with pytest.raises(RequestError, match=r"optimizer: .* is no value"):
+        lab.train(optimizer=value)
+    assert not Path("runs").exists()
 
 
 def test_runs_that_failed_are_in_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +155,17 @@ def test_jobs_of_a_script_are_processes_of_their_own() -> None:
     assert made.stdout.endswith("4 points True\n")
 
 
-def test_the_page_of_commands_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_commands_shows_what_runs() -> None:
     page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(import lab\n.*?)```", page, re.DOTALL)
-    exec(code.replace('"seed=0,1,2"', ", ".join(map(repr, TOY))), {})
-    assert "with qk-layernorm" in capsys.readouterr().out
+    names: dict[str, Any] = {}
+    exec(code.replace("seed=[0, 1, 2]", ", ".join(map(repr, TOY))), names)
+    assert "with qk-layernorm" in names["made"]._repr_html_()
+
+
+@pytest.mark.parametrize("module", [lab, lab.analysis])
+def test_a_notebook_can_complete_public_names(module: ModuleType) -> None:
+    assert set(module.__all__) <= set(dir(module))
 
 
 def test_importing_the_lab_loads_none_of_it() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lab.analysis.sensitivity import WINDOW, Study, study
 from lab.cli import launch, multirun
@@ -16,7 +20,13 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 
 
-def sweep(name: str | Path, *overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW) -> Study:
+def sweep(
+    name: str | Path,
+    *overrides: str,
+    out: str | Path | None = None,
+    window: Sequence[float] = WINDOW,
+    **values: Any,
+) -> Study:
     """Train the missing runs of a sweep, as ``lab sweep`` does, with its report and its lines of progress.
 
     Jobs are processes of their own, so a script must call this under ``if __name__ == "__main__":``. With the
@@ -24,9 +34,12 @@ def sweep(name: str | Path, *overrides: str, out: str | Path | None = None, wind
 
     Args:
         name: a name that ``lab list sweeps`` gives, or a file.
-        overrides: as on the command line, such as ``optimizer.lr=1e-3,1e-2``.
+        overrides: as on the command line, such as ``"optimizer.lr=1e-3,1e-2"``.
         out: the results folder; ``runs/NAME`` unless given.
         window: as for ``lab.analysis.study``.
+        values: overrides by key, after the others: ``steps=500``. A list is swept over: ``seed=[0, 1]`` is two seeds,
+            and ``intervention=[[], ["relu", "z_loss"]]`` no intervention, and two at once. Keys with dots are given as
+            ``**{"optimizer.lr": 1e-2}``.
 
     Returns:
         The study of the folder; ``Study.failed`` holds the cards of runs that failed.
@@ -35,16 +48,55 @@ def sweep(name: str | Path, *overrides: str, out: str | Path | None = None, wind
         RequestError: the request cannot be carried out, all runs failed, or the window is invalid.
     """
     file = launch.find_sweep(str(name))
+    overrides = _with_values(overrides, values)
     return _study(["sweep", str(name)], overrides, out, window, name=file.stem, sweep=file, one=False)
 
 
-def train(*overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW) -> Study:
+def train(*overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW, **values: Any) -> Study:
     """Train without a sweep file, as ``lab train`` does: one run, or one for each combination of the listed values.
 
-    Arguments, result and errors are those of ``sweep``; the default folder is ``runs/train``.
+    ``lab.train("schedule=cosine", steps=500, seed=[0, 1])`` trains two runs. Arguments, result and errors are those of
+    ``sweep``; the default folder is ``runs/train``.
     """
+    overrides = _with_values(overrides, values)
     one = not any(override.is_sweep_override() for override in parse(list(filter(is_override, overrides))))
     return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
+
+
+def _with_values(overrides: Sequence[str], values: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*overrides, *(override(key, value) for key, value in values.items()))
+
+
+def override(key: str, value: Any) -> str:
+    """The override that sets a key to a value of Python, or sweeps it over the values of a list, a range or an array.
+
+    Raises:
+        RequestError: the value is none of a config, or the list is empty.
+    """
+    swept = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
+    words = [_word(key, each) for each in (value if swept else [value])]
+    if not words:
+        raise RequestError(f"{key} is swept over nothing; {key}=[[]] sets it to an empty list")
+    return f"{key}={','.join(words)}"
+
+
+def _word(key: str, value: Any) -> str:
+    """A value as Hydra reads it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if isinstance(value, Real):
+        return repr(int(value) if isinstance(value, Integral) else float(value))
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_word(key, each) for each in value)}]"
+    if not isinstance(value, str | Path):
+        raise RequestError(
+            f"{key}: {value!r} is no value; it takes a number, text, True, False, None or a list; "
+            "**{'optimizer.lr': 1e-2} sets a key with dots"
+        )
+    is_plain = re.fullmatch(r"[\w./-]+", str(value), re.ASCII) and parse([f"key={value}"])[0].value() == str(value)
+    return str(value) if is_plain else quoted(value)
 
 
 def _study(
@@ -62,8 +114,7 @@ def _study(
     if flags := [word for word in overrides if word.startswith("-") and word.split("=")[0] not in CONFIG_DIR_FLAGS]:
         raise RequestError(f"{flags[0]} is for the command line; here overrides are KEY=VALUE")
     machine.configure_process()
-    folder = str(out) if re.fullmatch(r"[\w./-]+", str(out)) else quoted(Path(out or ""))
-    requested = [*overrides, *([] if out is None else [f"out={folder}"])]
+    requested = [*overrides, *([] if out is None else [override("out", str(out))])]
     request = launch.read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
     composed = multirun.compose(request)
     try:

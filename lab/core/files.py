@@ -36,9 +36,9 @@ MOST_COLUMNS = 2_000  # settings of a run, those of all interventions included
 DEEPEST_JSON = 64  # levels; ours have six, and Python takes a thousand
 
 
-def quoted(folder: Path) -> str:
-    """A path as the value of an override; Hydra takes backslashes literally, except before a quote."""
-    text = re.sub(r"(\\*)(?='|$)", r"\1\1", str(folder)).replace("'", "\\'")
+def quoted(text: str | Path) -> str:
+    """A text, such as a path, as the value of an override; Hydra takes backslashes literally, except before a quote."""
+    text = re.sub(r"(\\*)(?='|$)", r"\1\1", str(text)).replace("'", "\\'")
     return f"'{text}'"
 
 
