@@ -19,8 +19,7 @@ from lab.analysis.probe_values import late, near
 from lab.analysis.rendering import style
 from lab.records import store
 from lab.records.store import Records
-from lab.studies.batch_size.ramps import loss_at, over_tokens, predicted_saving, tokens_to
-from lab.studies.batch_size.targets import crossings
+from lab.studies.batch_size.measures import crossings, loss_at, over_tokens, predicted_saving, tokens_to
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic

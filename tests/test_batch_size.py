@@ -18,7 +18,7 @@ from lab.records import store
 from lab.records.store import Records
 from lab.studies.batch_size import exponent, learning_rate_curve, regimes, steps_curve
 from lab.studies.batch_size.advice import advise
-from lab.studies.batch_size.tuning import TunedSteps
+from lab.studies.batch_size.measures import TunedSteps
 from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
 from planted import card, table

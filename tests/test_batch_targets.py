@@ -10,9 +10,17 @@ import pytest
 
 from lab.records import store
 from lab.records.store import Records
-from lab.studies.batch_size import growth
-from lab.studies.batch_size.targets import crossing, crossings, mean_noise_scale, noise_sums, ratio_of_means, tune
-from lab.studies.batch_size.tuning import budget_pairs, tuned_steps
+from lab.studies.batch_size import measures
+from lab.studies.batch_size.measures import (
+    budget_pairs,
+    crossing,
+    crossings,
+    mean_noise_scale,
+    noise_sums,
+    ratio_of_means,
+    tune,
+    tuned_steps,
+)
 from planted import BIGRAM, card, table
 
 LRS = [0.01, 0.02, 0.04, 0.08, 0.16]
@@ -178,16 +186,16 @@ def test_a_group_that_is_nan_makes_its_sum_nan_at_that_step_alone(part: str) -> 
 
 def test_the_noise_scale_beside_the_loss() -> None:
     run = growing(tuple(10.0 + 10 * n for n in TENTHS), tuple(5 - 0.3 * n for n in TENTHS))
-    tenths = growth.by_tenth(run)
+    tenths = measures.by_tenth(run)
     assert tenths["noise_scale"].tolist() == pytest.approx([10.0 + 10 * n for n in TENTHS])
     assert tenths["loss"].tolist() == pytest.approx([5 - 0.3 * n for n in TENTHS])
     name = run.runs["id"].iloc[0]
-    assert growth.noise_rank(run, "", "")[name] == pytest.approx(-1)
-    assert growth.noise_growth(run, "", "")[name] == pytest.approx(1)
-    assert (growth.first_loss(run, "", "")[name], growth.last_loss(run, "", "")[name]) == pytest.approx((5, 2.3))
-    assert growth.noise_at(run, "", "", loss=4.85)[name] == pytest.approx(math.sqrt(10 * 20))
+    assert measures.noise_rank(run, "", "")[name] == pytest.approx(-1)
+    assert measures.noise_growth(run, "", "")[name] == pytest.approx(1)
+    assert (measures.first_loss(run, "", "")[name], measures.last_loss(run, "", "")[name]) == pytest.approx((5, 2.3))
+    assert measures.noise_at(run, "", "", loss=4.85)[name] == pytest.approx(math.sqrt(10 * 20))
     # over the second half traces and norms are summed apart, so its first tenth dominates
-    assert 10 ** growth.noise_late(run, "", "")[name] == pytest.approx(61.1, abs=0.1)
+    assert 10 ** measures.noise_late(run, "", "")[name] == pytest.approx(61.1, abs=0.1)
 
 
 def test_tenths_whose_gradient_is_lost_in_noise_are_left_out() -> None:
@@ -198,4 +206,4 @@ def test_tenths_whose_gradient_is_lost_in_noise_are_left_out() -> None:
     run.metrics.loc[empty, "value"] = 0.0
     run.metrics.loc[(run.metrics["step"] == 45) & (run.metrics["probe"] == "val_loss"), "value"] = math.nan
     run.metrics.loc[(run.metrics["step"] == 55) & (run.metrics["where"] == "trace.head"), "value"] = math.inf
-    assert growth.by_tenth(run).index.get_level_values("tenth").tolist() == [0, 1, 2, 7, 8, 9]
+    assert measures.by_tenth(run).index.get_level_values("tenth").tolist() == [0, 1, 2, 7, 8, 9]

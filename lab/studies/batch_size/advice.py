@@ -23,8 +23,7 @@ from lab.analysis.text import count, finite, of_arm, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.store import Records
-from lab.studies.batch_size.targets import STAGES, noise_sums, ratio_of_means
-from lab.studies.batch_size.tuning import TunedSteps, tuned_steps
+from lab.studies.batch_size.measures import STAGES, TunedSteps, noise_sums, ratio_of_means, tuned_steps
 
 PROBE = "noise_scale"
 # A noise scale this many times larger than the batch that measured it is known badly.

@@ -12,8 +12,7 @@ from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 from lab.analysis.text import count
 from lab.studies.batch_size.estimates import exponent
-from lab.studies.batch_size.growth import by_tenth
-from lab.studies.batch_size.tuning import TunedSteps, budgets, tuned_steps
+from lab.studies.batch_size.measures import TunedSteps, budgets, by_tenth, tuned_steps
 
 # Constant batches: the one with which most ramps end, and the one with which they begin.
 LARGE, SMALL = "constant batch", "constant batch, a quarter as large"

@@ -1,4 +1,4 @@
-"""Effects of claims on gradients, updates and Adam's epsilon."""
+"""Effects of claims on gradients, sizes, and settings of the recipe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.judging.arms import each_value_of
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, late_log, mean, over_rate, over_size, parts, slope
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.quantities import loss_at_top
-from lab.analysis.judging.verdicts import DECAY, STEPS, Presumption
+from lab.analysis.judging.effects import (
+    Effects,
+    Qualified,
+    at_each_size,
+    exceeds,
+    extrapolated,
+    late_log,
+    mean,
+    over_rate,
+    over_size,
+    parts,
+    slope,
+    slope_resolution,
+)
+from lab.analysis.judging.evidence import COUPLED, ArmTables, Choice, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.quantities import best_of_largest, log10, loss_at_top
+from lab.analysis.judging.verdicts import BATCH, DECAY, DEPTH, OPTIMIZER, STEPS, WIDTH, Presumption
 
 EPS = "optimizer.eps"
 MLP = "block0.mlp_up"
@@ -219,3 +232,129 @@ def gradients_meet_epsilon_at_a_size(arm: ArmTables) -> Effects:
     middle = float(np.log10(decades.columns.to_numpy(dtype=float)).mean())
     size = middle + decades.mean(axis=1, skipna=False) / fall
     return Qualified(size.mask(fall <= 0, NEVER).clip(0, NEVER), control=Qualified(fall))
+
+
+def full_mup_trains_at_one(full: ArmTables, standard: ArmTables) -> Effects:
+    """The best loss + 0.3 minus the loss at learning rate 1, at each size.
+
+    The control: with the standard parametrization LR 1 is unstable, at every size.
+    """
+    if 1.0 not in full.lrs:
+        raise MissingRunsError("no runs at learning rate 1")
+    return Qualified(-full.lost_by(1.0), control=Qualified(standard.lost_by(1.0)))
+
+
+def _gain(root: ArmTables, inverse: ArmTables) -> pd.DataFrame:
+    """Best loss with 1/sqrt(head width) minus that with 1/head width, at each of several sizes."""
+    if len(root.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    return root.table("best") - inverse.table("best")
+
+
+def inverse_scale_helps_the_smallest(root: ArmTables, inverse: ArmTables) -> Effects:
+    """Best loss with 1/sqrt(head width) minus that with 1/head width."""
+    return _gain(root, inverse).iloc[:, 0]
+
+
+def inverse_scale_hurts_the_largest(root: ArmTables, inverse: ArmTables) -> Effects:
+    """Best loss with 1/head width minus that with 1/sqrt(head width)."""
+    return -_gain(root, inverse).iloc[:, -1]
+
+
+COMPARABLE_SIZES = 1.3  # largest ratio between models that grew in different ways
+
+
+def grown(group: ComparisonGroup, *ways: str) -> list[ArmTables]:
+    """Arms that grow in ``depth``, in ``width`` or in ``both``, from the smallest shape, which they have in common."""
+    shapes = {(curve[DEPTH], curve[WIDTH]) for curve in group.curves.values()}
+    depth, width = min(shapes)
+    choices: dict[str, Choice] = {
+        "depth": lambda curve: curve[WIDTH] == width,
+        "width": lambda curve: curve[DEPTH] == depth,
+        "both": lambda curve: (curve[WIDTH] == width) == (curve[DEPTH] == depth),
+    }
+    arms = group.arms(*(choices[way] for way in ways))
+    if min(len(arm.sizes) for arm in arms) < 2:
+        raise MissingRunsError("no models that grow in depth and others that grow in width", arms_exist=False)
+    largest = [arm.sizes[-1] for arm in arms]
+    if max(largest) > COMPARABLE_SIZES * min(largest):
+        raise MissingRunsError("models that grow in depth and in width end at unlike sizes")
+    return arms
+
+
+def both_is_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
+    """Best loss of depth, and of width, minus that of both."""
+    best = best_of_largest(both)
+    return parts(depth_alone=best_of_largest(deep) - best, width_alone=best_of_largest(wide) - best)
+
+
+def both_extrapolates_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
+    """Error of the largest size's best loss for growth in depth, and in width, minus that for growth in both.
+
+    It is the absolute error of log10 of the loss, extrapolated by a straight line in log-log.
+    """
+    error = _error(both)
+    return parts(depth_alone=_error(deep) - error, width_alone=_error(wide) - error)
+
+
+def _error(arm: ArmTables) -> pd.Series:
+    best = log10(arm.table("best"))
+    if len(arm.sizes) < 3:
+        raise MissingRunsError("an extrapolation takes three sizes")
+    smaller = best.iloc[:, :-1]
+    return (extrapolated(smaller, arm.sizes[-1]) - best.iloc[:, -1]).abs()
+
+
+INDEPENDENT = "adamw"
+
+
+def coupled_and_independent(group: ComparisonGroup) -> list[ArmTables]:
+    """The two kinds of decay, with the strengths that differ least at learning rate 1e-2, by a decade at most."""
+    coupled, independent = (
+        {curve[DECAY] for curve in group.curves.values() if curve[OPTIMIZER] == name and curve[DECAY] > 0}
+        for name in (COUPLED, INDEPENDENT)
+    )
+    pairs = [(max(a * 1e-2 / b, b / (a * 1e-2)), a, b) for a in coupled for b in independent]
+    if not pairs:
+        raise MissingRunsError("only one kind of decay", arms_exist=False)
+    ratio, a, b = min(pairs)
+    if ratio > 10.1:
+        raise MissingRunsError("the two kinds of decay agree in strength at no learning rate near 0.01")
+    return group.arms({OPTIMIZER: COUPLED, DECAY: a}, {OPTIMIZER: INDEPENDENT, DECAY: b})
+
+
+def middle_and_others(group: ComparisonGroup) -> list[ArmTables]:
+    values = group.values(STEPS)
+    if len(values) < 3:
+        raise MissingRunsError("fewer than three numbers of steps", arms_exist=len(values) > 1)
+    middle = values.pop(len(values) // 2)
+    return group.arms(*({STEPS: value} for value in (middle, *values)))
+
+
+def sensitivity_ratios(base: ArmTables, *others: ArmTables) -> Qualified:
+    """S of every other arm over S of the first; the control: best losses of the last two differ by more than 0.01.
+
+    A setting without any effect would not show that S is independent of it.
+    """
+    ratios = pd.concat([arm.table("total") / base.table("total") for arm in others], axis=1)
+    best, last = (arm.table("best") for arm in others[-2:])
+    return Qualified(ratios, control=exceeds((best - last).abs(), 0.01))
+
+
+def batch_sizes(group: ComparisonGroup) -> list[ArmTables]:
+    values = group.values(BATCH)
+    if len(values) < 2:
+        raise MissingRunsError("one batch size", arms_exist=False)
+    if len({float(curve[BATCH]) * float(curve[STEPS]) for curve in group.curves.values()}) > 1:
+        raise MissingRunsError("batch sizes at unlike numbers of tokens")
+    return group.arms(*({BATCH: value} for value in values))
+
+
+def decay_moves_the_optimum(*strengths: ArmTables) -> Effects:
+    """Slope of log10 eta* (vertex of a parabola) over log10 of the decay, without zero decay, at each size."""
+    optima = at_each_size({arm.setting(DECAY): arm.table("log_best") for arm in strengths})
+    resolutions = at_each_size({arm.setting(DECAY): arm.resolution("log_best") for arm in strengths})
+    return Qualified(
+        pd.DataFrame({size: slope(table) for size, table in optima.items()}),
+        pd.DataFrame({size: slope_resolution(table) for size, table in resolutions.items()}),
+    )

@@ -1,0 +1,463 @@
+"""Measures of runs: steps to a target, the best learning rate per batch size, gradient noise, ramps of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise, starmap
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from lab.analysis.curves import LR, parameters
+from lab.analysis.probe_values import updates
+from lab.analysis.sensitivity import vertex
+from lab.analysis.text import spell
+from lab.records.store import Records
+from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, steps_curve
+
+# Learning rates that must reach the target before one of them counts as tuned (Shallue et al. 2018, sec. 4).
+FEWEST_TRIALS = 3
+# Parts of a run over which the noise scale is averaged: a ratio of means in each part, then the mean of these.
+STAGES = 4
+
+
+def crossing(steps: ArrayLike, losses: ArrayLike, target: float) -> tuple[float, float]:
+    """Updates until the loss is first at most ``target``, straight between records, and the steps between these.
+
+    NaN if no record is as low; losses that are not finite are left out.
+    """
+    step_n, loss_n = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
+    finite_n = np.isfinite(loss_n)
+    step_n, loss_n = step_n[finite_n], loss_n[finite_n]
+    low = np.flatnonzero(loss_n <= target)
+    if not len(low):
+        return math.nan, math.nan
+    after = int(low[0])
+    if after == 0:
+        return float(step_n[0]), 0.0
+    interval = float(step_n[after] - step_n[after - 1])
+    share = (loss_n[after - 1] - target) / (loss_n[after - 1] - loss_n[after])
+    return float(step_n[after - 1] + share * interval), interval
+
+
+def crossings(records: Records) -> pd.DataFrame:
+    """The updates after which each run reached the loss of the bigram model of its text.
+
+    Held-out losses on the fixed slice count, and so not the last one, which is on other held-out text.
+
+    Returns:
+        Indexed by run id; columns ``steps`` and ``interval``, the results of ``crossing``.
+    """
+    losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
+    losses = losses.merge(records.runs[["id", "loss_bigram"]], on="id").join(updates(records.runs), on="id")
+    losses = losses[losses["step"] < losses["updates"] - 1].sort_values(["id", "step"])
+    ids = losses["id"].to_numpy()
+    steps, values, targets = (losses[name].to_numpy(dtype=float) for name in ("step", "value", "loss_bigram"))
+    first = [n for n in range(len(ids)) if n == 0 or ids[n] != ids[n - 1]]
+    rows = {
+        ids[begin]: crossing(steps[begin:end], values[begin:end], targets[begin])
+        for begin, end in pairwise([*first, len(ids)])
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["steps", "interval"])
+
+
+def steps_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
+    """Column ``steps`` of ``crossings``, in the form of a function of ``lab.analysis.probe_values``."""
+    return crossings(records)["steps"]
+
+
+class TunedBatch(NamedTuple):
+    """One arm at one batch size, with its learning rate tuned.
+
+    Attributes:
+        steps_s: updates to the target with each seed's best learning rate.
+        lr_s: this learning rate, the vertex of a parabola of log steps over log learning rate.
+        refusal: the reason why the batch size does not count; empty if it does.
+    """
+
+    steps_s: Numbers
+    lr_s: Numbers
+    refusal: str
+
+
+def tune(lrs: Sequence[float], steps_sl: ArrayLike) -> TunedBatch:
+    """Find each seed's best learning rate of the rising ``lrs``; ``steps_sl`` is NaN where the target is not reached.
+
+    The batch size is refused if fewer than ``FEWEST_TRIALS`` learning rates reached the target with every seed. It is
+    also refused if the best one (mean over seeds) is at an end of the grid.
+    """
+    table_sl = np.asarray(steps_sl, dtype=float)
+    reached_l = np.isfinite(table_sl).all(axis=0)
+    nothing_s = np.full(len(table_sl), math.nan)
+    if reached_l.sum() < FEWEST_TRIALS:
+        reached = f"{reached_l.sum()} of {len(lrs)} learning rates reached the target"
+        refusal = f"{reached}, a tuned one takes {FEWEST_TRIALS}"
+        return TunedBatch(nothing_s, nothing_s, refusal)
+    mean_l = np.where(reached_l, np.log(np.where(reached_l, table_sl, 1.0)).mean(axis=0), math.inf)
+    best = int(mean_l.argmin())
+    if best in (0, len(lrs) - 1):
+        end = "lowest" if best == 0 else "highest"
+        return TunedBatch(nothing_s, nothing_s, f"the best learning rate, {spell(lrs[best])}, is the {end} tried")
+    lr_l = np.asarray(lrs, dtype=float)
+    seeds = [(lr_l[np.isfinite(row)], row[np.isfinite(row)]) for row in table_sl]
+    lr_s = np.array([vertex(rates, np.log(steps)) for rates, steps in seeds])
+    return TunedBatch(np.array([steps.min() for _, steps in seeds]), lr_s, "")
+
+
+def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
+    """The noise scale over the first ``end`` updates of a run, sequences.
+
+    It is the mean over ``STAGES`` equal parts of them, without parts that have no records.
+
+    Args:
+        measured: columns ``trace`` and ``squared_norm``, indexed by step.
+        end: number of updates, such as those to a target.
+
+    Returns:
+        NaN if the estimate of the squared norm is not positive in some part.
+    """
+    step_n, edges = measured.index.to_numpy(), np.linspace(0, end, STAGES + 1)
+    trace_n, squared_n = (measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm"))
+    stages = [(step_n >= low) & (step_n < high) for low, high in pairwise(edges)]
+    return float(np.mean([_ratio(trace_n[stage], squared_n[stage]) for stage in stages if stage.any()]))
+
+
+def ratio_of_means(measured: pd.DataFrame) -> float:
+    """Mean trace over mean squared norm; NaN if the estimate of the squared norm is not positive."""
+    return _ratio(*(measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm")))
+
+
+def _ratio(trace_n: Numbers, squared_n: Numbers) -> float:
+    finite_n = np.isfinite(trace_n) & np.isfinite(squared_n)
+    if not finite_n.any() or not squared_n[finite_n].mean() > 0:
+        return math.nan
+    return float(max(trace_n[finite_n].mean(), 0.0) / squared_n[finite_n].mean())
+
+
+def noise_sums(records: Records) -> pd.DataFrame:
+    """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step.
+
+    NaN if any group has NaN, since the sum over the others would be that of a smaller gradient.
+    """
+    measured = records.metrics[records.metrics["probe"] == "noise_scale"]
+    part = measured["where"].map(lambda where: where.partition(".")[0]).rename("part")
+    groups = measured.assign(is_nan=measured["value"].isna()).groupby(["id", "step", part])
+    sums = groups["value"].sum().mask(groups["is_nan"].any()).unstack("part")
+    return sums.reindex(columns=["trace", "squared_norm"])
+
+
+def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
+    """Noise scale of each run over its updates to the loss of a bigram model, sequences; indexed by run id.
+
+    NaN if it never reached this loss, or if each update had a single micro-batch.
+    """
+    sums, ends = noise_sums(records), crossings(records)["steps"]
+    runs = [name for name in sums.index.unique("id") if math.isfinite(ends.get(name, math.nan))]
+    return pd.Series({name: mean_noise_scale(sums.loc[name], ends[name]) for name in runs}, dtype=float)
+
+
+# Fewest batch sizes with equal examples, and with equal steps, for which budgets are compared.
+FEWEST_AT_A_BUDGET = 3
+# A learning rate is good if its loss is at most this many times the best one.
+GOOD = 1.05
+OPTIMIZER_NAMES = {"sgd": "SGD", "momentum": "momentum", "adamw": "Adam"}
+
+
+class TunedSteps(NamedTuple):
+    """The batch sizes of one optimizer and model size, with the learning rate tuned for steps to the target.
+
+    Attributes:
+        name: the optimizer, with the size if there are several.
+        steps: updates to the target, with a row per seed and a column per batch size that is not refused.
+        lr: the best learning rate, in the same rows and columns.
+        refusals: the reason why a batch size is left out, by batch size.
+        lrs: the learning rates tried, by batch size.
+    """
+
+    name: str
+    steps: pd.DataFrame
+    lr: pd.DataFrame
+    refusals: dict[float, str]
+    lrs: dict[float, list[float]]
+
+    @property
+    def batches(self) -> Numbers:
+        """Batch sizes with a tuned learning rate, sequences, in rising order."""
+        return self.steps.columns.to_numpy(dtype=float)
+
+    @property
+    def has_fit(self) -> bool:
+        """Whether there are enough batch sizes for ``fit``."""
+        return len(self.batches) >= FEWEST_BATCHES
+
+    @property
+    def fit(self) -> SaturatingCurve:
+        """The hyperbola through the geometric means over seeds.
+
+        Raises:
+            ValueError: fewer than ``FEWEST_BATCHES`` batch sizes.
+        """
+        return steps_curve(self.batches, np.exp(np.log(self.steps).mean(axis=0)))
+
+    def cautions(self) -> Iterator[str]:
+        """A sentence on each batch size that is left out."""
+        for batch, refusal in self.refusals.items():
+            yield f"Left out: {self.name} at a batch of {spell(batch)}, since {refusal}."
+
+
+def tuned_steps(records: Records) -> list[TunedSteps]:
+    """Tune the learning rate of every batch size for steps to the loss of a bigram model.
+
+    Only runs with a constant schedule count, since with decay the length of the run sets when a loss is reached. The
+    list is sorted by size and optimizer; it is empty if no optimizer has several batch sizes and learning rates.
+    """
+    runs = records.runs[(records.runs["status"] != "failed") & (records.runs["schedule.name"] == "constant")]
+    several = [
+        (key, group)
+        for key, group in runs.assign(size=parameters(runs)).groupby(["size", "optimizer.name"])
+        if group["batch_size"].nunique() > 1 and group[LR].nunique() > 1 and _are_one_arm(group, "batch_size", LR)
+    ]
+    if not several:
+        return []
+    steps = crossings(records)["steps"]
+    sizes = {size for (size, _), _ in several}
+    return [
+        _tuned(_name(str(optimizer), size, sizes), group.assign(to_target=group["id"].map(steps).astype(float)))
+        for (size, optimizer), group in several
+    ]
+
+
+def _are_one_arm(runs: pd.DataFrame, *keys: str) -> bool:
+    """Whether the runs differ in nothing but these keys and the seed."""
+    return not runs.duplicated([*keys, "seed"]).any()
+
+
+def _name(optimizer: str, size: object, sizes: Collection[object]) -> str:
+    name = OPTIMIZER_NAMES.get(optimizer, optimizer)
+    return name if len(sizes) == 1 else f"{name}, {size} parameters"
+
+
+def _tuned(name: str, runs: pd.DataFrame) -> TunedSteps:
+    tables = {
+        float(str(batch)): group.pivot_table("to_target", "seed", LR, dropna=False)
+        for batch, group in runs.groupby("batch_size")
+    }
+    lrs = {batch: [float(lr) for lr in table.columns] for batch, table in tables.items()}
+    tuned = {batch: tune(lrs[batch], table) for batch, table in tables.items()}
+    refusals = {batch: one.refusal for batch, one in tuned.items() if one.refusal}
+    steps, lr = (
+        pd.DataFrame(
+            {batch: pd.Series(one[part], tables[batch].index) for batch, one in tuned.items() if not one.refusal}
+        )
+        for part in (0, 1)
+    )
+    return TunedSteps(name, steps, lr, refusals, lrs)
+
+
+class TunedBudget(NamedTuple):
+    """The batch sizes of one budget, ``equal examples`` or ``equal steps``, with the learning rate tuned for the loss.
+
+    Attributes:
+        name: the name of the budget.
+        loss: best final loss, nats per token, with a row per seed and a column per batch size.
+        lr: best learning rate, the vertex of a parabola; NaN if the best one is at an end of the grid.
+        low: lowest good learning rate, see ``GOOD``.
+        high: highest good learning rate.
+    """
+
+    name: str
+    loss: pd.DataFrame
+    lr: pd.DataFrame
+    low: pd.DataFrame
+    high: pd.DataFrame
+
+    def cautions(self) -> Iterator[str]:
+        """A sentence on each batch size whose best learning rate is at an end of the grid."""
+        for batch in self.lr.columns[self.lr.isna().any()]:
+            yield (
+                f"Left out of laws of the learning rate: {self.name} at a batch of {spell(float(batch))}, since the "
+                "best learning rate of some seed is the lowest or the highest tried."
+            )
+
+
+def budget_pairs(pairs: Collection[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """The distinct pairs of batch size and steps with equal examples, and those with equal steps, in rising order."""
+    examples = Counter(batch * steps for batch, steps in pairs).most_common(1)[0][0]
+    count = Counter(steps for _, steps in pairs).most_common(1)[0][0]
+    rising = sorted(pairs)
+    return [pair for pair in rising if pair[0] * pair[1] == examples], [pair for pair in rising if pair[1] == count]
+
+
+def budgets(records: Records, runs: pd.DataFrame) -> list[TunedBudget]:
+    """Tune the learning rate of every batch size at equal examples and at equal steps.
+
+    Args:
+        runs: judged points of curves (``judge``).
+
+    Returns:
+        Two budgets; none if either has fewer than ``FEWEST_AT_A_BUDGET`` batch sizes, or one learning rate only.
+    """
+    cards = records.runs.set_index("id").reindex(runs["id"], columns=["batch_size", "steps"])
+    runs = runs.merge(cards.reset_index(), on="id")
+    pairs = set(zip(runs["batch_size"].astype(float), runs["steps"].astype(float), strict=True))
+    at_budgets = budget_pairs(pairs)
+    if (
+        not _are_one_arm(runs, "batch_size", "steps", "lr")
+        or min(map(len, at_budgets)) < FEWEST_AT_A_BUDGET
+        or runs["lr"].nunique() == 1
+    ):
+        return []
+    return list(starmap(_budget, zip(("equal examples", "equal steps"), at_budgets, [runs] * 2, strict=True)))
+
+
+def _budget(name: str, pairs: list[tuple[float, float]], runs: pd.DataFrame) -> TunedBudget:
+    rows = []
+    for batch, steps in pairs:
+        at_pair = runs[(runs["batch_size"] == batch) & (runs["steps"] == steps)]
+        for seed, curve in at_pair.sort_values("lr").groupby("seed"):
+            rows.append({"batch": batch, "seed": seed, **_best(curve["lr"].to_numpy(), curve["capped"].to_numpy())})
+    table = pd.DataFrame(rows)
+    return TunedBudget(
+        name, *(table.pivot_table(part, "seed", "batch", dropna=False) for part in TunedBudget._fields[1:])
+    )
+
+
+def _best(lr_l: Numbers, loss_l: Numbers) -> dict[str, float]:
+    best = int(loss_l.argmin())
+    is_inside = 0 < best < len(lr_l) - 1
+    fine = np.geomspace(lr_l[0], lr_l[-1], 1001)
+    good = fine[np.interp(np.log(fine), np.log(lr_l), loss_l) <= GOOD * loss_l.min()]
+    ends = {"low": float(good[0]), "high": float(good[-1])}
+    return {"loss": float(loss_l.min()), "lr": vertex(lr_l, loss_l) if is_inside else math.nan, **ends}
+
+
+# Parts of a run; the noise scale of each is a ratio of means.
+TENTHS = 10
+
+
+def by_tenth(records: Records) -> pd.DataFrame:
+    """Held-out loss and noise scale in each tenth of each run.
+
+    Returns:
+        Indexed by ``id`` and ``tenth`` (from 0). Columns ``loss`` (nats per token, a mean without the run's last
+        record, which is on other held-out text) and ``noise_scale`` (sequences). Rows with NaN, or a scale of zero, are
+        left out.
+    """
+    steps = updates(records.runs)
+    losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
+    losses = losses[losses["step"] < losses["id"].map(steps).astype(int) - 1]
+    loss = losses.groupby(["id", _tenths(losses, steps)])["value"].mean()
+    sums = noise_sums(records).reset_index()
+    scale = _ratios(sums, ["id", _tenths(sums, steps)])
+    tenths = pd.DataFrame({"loss": loss, "noise_scale": scale}).rename_axis(["id", "tenth"]).dropna()
+    return tenths[tenths["noise_scale"] > 0]
+
+
+def _ratios(sums: pd.DataFrame, keys: list[str | pd.Series]) -> pd.Series:
+    """Mean trace over mean squared norm in each group; NaN if the estimate of the squared norm is not positive."""
+    finite = np.isfinite(sums["trace"]) & np.isfinite(sums["squared_norm"])
+    means = sums[finite].groupby(keys)[["trace", "squared_norm"]].mean()
+    return pd.Series(means["trace"].clip(lower=0) / means["squared_norm"].where(means["squared_norm"] > 0))
+
+
+def _tenths(rows: pd.DataFrame, steps: pd.Series) -> pd.Series:
+    of_run = rows["id"].map(steps).astype(int)
+    return (rows["step"] * TENTHS // of_run).clip(upper=TENTHS - 1).astype(int).rename("tenth")
+
+
+def noise_rank(records: Records, probe: str, where: str) -> pd.Series:
+    """Rank correlation of loss and noise scale over the tenths of each run, by run id; NaN if either is constant."""
+    return _each_run(records, lambda run: float(run["loss"].rank().corr(run["noise_scale"].rank())))
+
+
+def noise_growth(records: Records, probe: str, where: str) -> pd.Series:
+    """Log10 of the noise scale in the last tenth of each run over that in the first, by id."""
+    return _each_run(records, lambda run: math.log10(run["noise_scale"].iloc[-1] / run["noise_scale"].iloc[0]))
+
+
+def first_loss(records: Records, probe: str, where: str) -> pd.Series:
+    """Loss in the first tenth of each run, by id."""
+    return _each_run(records, lambda run: float(run["loss"].iloc[0]))
+
+
+def last_loss(records: Records, probe: str, where: str) -> pd.Series:
+    """Loss in the last tenth of each run, by id."""
+    return _each_run(records, lambda run: float(run["loss"].iloc[-1]))
+
+
+def noise_at(records: Records, probe: str, where: str, loss: float) -> pd.Series:
+    """Noise scale of each run at a loss, by run id; its log is interpolated straight over the loss between tenths."""
+    return _each_run(records, lambda run: _interpolated(run.sort_values("loss"), loss))
+
+
+def _interpolated(rising: pd.DataFrame, loss: float) -> float:
+    return math.exp(float(np.interp(loss, rising["loss"], np.log(rising["noise_scale"]))))
+
+
+def _each_run(records: Records, measure: Callable[[pd.DataFrame], float]) -> pd.Series:
+    tenths = by_tenth(records)
+    return pd.Series({name: measure(run) for name, run in tenths.groupby("id")}, dtype=float)
+
+
+def noise_late(records: Records, probe: str, where: str) -> pd.Series:
+    """Log10 of the noise scale over the second half of each run, by id."""
+    steps = updates(records.runs)
+    sums = noise_sums(records).reset_index()
+    scales = _ratios(sums[sums["step"] >= sums["id"].map(steps).astype(int) / 2], ["id"])
+    return pd.Series(np.log10(scales.where(scales > 0)))
+
+
+def over_tokens(records: Records) -> dict[str, pd.DataFrame]:
+    """Held-out loss and batch of each run, at the steps that recorded both; by run id.
+
+    Returns:
+        Tables indexed by step, with the columns ``tokens`` (seen before the update), ``sequences`` (of the update),
+        ``loss`` (before it, nats per token) and, if the run recorded its noise, ``trace`` and ``squared_norm``. The
+        last record is left out, since it is on other held-out text.
+    """
+    metrics = records.metrics
+    parts = {
+        **{name: _series(metrics, "batch", name) for name in ("tokens", "sequences")},
+        "loss": _series(metrics, "val_loss", ""),
+    }
+    table = pd.DataFrame(parts).dropna(subset=["tokens", "sequences"]).join(noise_sums(records))
+    ends = updates(records.runs) - 1
+    runs = {str(name): run.droplevel("id") for name, run in table.groupby("id")}
+    return {name: run[run.index < ends[name]] for name, run in runs.items()}
+
+
+def _series(metrics: pd.DataFrame, probe: str, where: str) -> pd.Series:
+    rows = metrics[(metrics["probe"] == probe) & (metrics["where"] == where)]
+    return rows.set_index(["id", "step"])["value"].sort_index()
+
+
+def loss_at(run: pd.DataFrame, tokens: ArrayLike) -> Numbers:
+    """Loss of a run of ``over_tokens`` at these tokens, interpolated straight between records; NaN beyond the last."""
+    losses: Numbers = np.interp(np.asarray(tokens, dtype=float), run["tokens"], run["loss"], right=math.nan)
+    return losses
+
+
+def tokens_to(run: pd.DataFrame, loss: float) -> float:
+    """Tokens until a run of ``over_tokens`` first reaches a loss, straight between records; NaN if it never does."""
+    return crossing(run["tokens"], run["loss"], loss)[0]
+
+
+def predicted_saving(noise_scale: ArrayLike, batch: ArrayLike) -> float:
+    """Share of the steps, and of the tokens, that these batches save over a constant batch of their mean.
+
+    An update with batch ``B`` makes as much progress as ``1 / (1 + noise_scale / B)`` steps of an infinite batch
+    (McCandlish et al. 2018, sec. 2.2). The constant batch takes ``1 + noise_scale / mean(B)`` updates for each of these
+    steps.
+
+    Args:
+        noise_scale: noise scale at updates evenly spaced in training, sequences.
+        batch: batch of the same updates, sequences.
+    """
+    noise_n, batch_n = np.asarray(noise_scale, dtype=float), np.asarray(batch, dtype=float)
+    progress_n = 1 / (1 + noise_n / batch_n)
+    constant = float((progress_n * (1 + noise_n / batch_n.mean())).mean())
+    return 1 - 1 / constant
