@@ -18,7 +18,8 @@ import pytest
 import lab
 import lab.analysis
 from lab.analysis import study
-from lab.cli import compose, in_python
+from lab.cli import compose, in_python, multirun
+from lab.core import registry
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.training.fleet import Fleet
@@ -139,6 +140,63 @@ def test_a_job_that_imports_its_script_begins_no_sweep(monkeypatch: pytest.Monke
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
     with pytest.raises(RequestError, match="__main__"):
         lab.sweep("smoke", *TOY)
+
+
+NOTEBOOK = """
+from dataclasses import dataclass
+from typing import ClassVar
+import lab
+@lab.register("intervention", "half_logits")
+@dataclass(frozen=True)
+class HalfLogits(lab.LossTerm):
+    uses: ClassVar = ("log_z_rbt",)
+    coefficient: lab.PerRun = lab.bounded(at_least=0)
+    def __call__(self, predictions):
+        return 0 * predictions.log_z_rbt
+"""
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A session whose ``__main__`` no other process can import, after the cell ``NOTEBOOK``."""
+    session = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    monkeypatch.setattr(registry.INTERVENTIONS, "_entries", dict(registry.INTERVENTIONS._entries))
+    exec(NOTEBOOK, vars(session))
+    return session
+
+
+@pytest.mark.usefixtures("notebook")
+def test_what_a_notebook_registers_trains_in_its_process(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("scale=toy", "intervention=[]", "+intervention.half_logits.coefficient=1", "hydra.launcher.processes=2")
+    made = lab.train(*words, **{"optimizer.lr": [1e-2, 1e-1], "hydra.sweeper.max_runs": 1})
+    assert set(made.runs["intervention"]) == {"half_logits"}
+    assert (len(made.points), len(made.failed)) == (2, 0)
+    assert "lab: training in this process, the only one that has half_logits\n" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("notebook")
+def test_a_request_that_needs_nothing_of_the_notebook_has_its_own_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(multirun, "train", lambda composed, *_, **__: asked.append(type(composed.launcher).__name__))
+    with pytest.raises(RequestError):  # nothing was trained
+        lab.train("scale=toy")
+    with pytest.raises(RequestError):
+        lab.train("scale=toy", "+intervention.half_logits.coefficient=1")
+    assert asked == ["LocalLauncher", "BasicLauncher"]
+
+
+def test_a_script_is_imported_by_its_jobs(notebook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "__file__", "recipe.py", raising=False)
+    assert in_python.known_here_only([{"intervention": {"half_logits": {"coefficient": 1}}}]) == []
+
+
+def test_a_cell_of_a_notebook_may_run_again(notebook: ModuleType) -> None:
+    first = registry.INTERVENTIONS["half_logits"]
+    exec(NOTEBOOK, vars(notebook))
+    assert registry.INTERVENTIONS["half_logits"] is notebook.HalfLogits is not first
+    with pytest.raises(RequestError, match="already registered"):
+        exec(NOTEBOOK.replace("class HalfLogits", "class Another"), vars(notebook))
 
 
 @pytest.mark.slow

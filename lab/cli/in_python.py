@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from lab.analysis.sensitivity import WINDOW, Study, study
+from lab.analysis.text import listed
 from lab.cli import launch, multirun
 from lab.cli.compose import CONFIG_DIR_FLAGS, is_override, parse
-from lab.core import machine
+from lab.cli.points import Tree
+from lab.core import machine, registry
 from lab.core.errors import RequestError
 from lab.core.files import quoted
+from lab.core.printing import say
 
 
 def sweep(
@@ -30,7 +36,7 @@ def sweep(
     """Train the missing runs of a sweep, as ``lab sweep`` does, with its report and its lines of progress.
 
     Jobs are processes of their own, so a script must call this under ``if __name__ == "__main__":``. With the
-    override ``hydra/launcher=basic`` the runs train in this process.
+    override ``hydra/launcher=basic`` the runs train in this process, as they do if they need what a notebook registers.
 
     Args:
         name: a name that ``lab list sweeps`` gives, or a file.
@@ -117,9 +123,30 @@ def _study(
     requested = [*overrides, *([] if out is None else [override("out", str(out))])]
     request = launch.read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
     composed = multirun.compose(request)
+    if names := known_here_only(composed.trees):
+        say(f"lab: training in this process, the only one that has {listed(names)}", error=True)
+        others = [word for word in request.overrides if not word.startswith(("hydra/launcher=", "hydra.launcher."))]
+        request = replace(request, overrides=[*others, "hydra/launcher=basic"])
+        composed = multirun.compose(request)
     try:
         multirun.train(composed, request, jobs_only=True)
     except SystemExit as end:
         if end.code != 1:  # 1: some runs failed, which has been printed
             raise
     return study(composed.trees[0]["out"], window)
+
+
+def known_here_only(trees: Sequence[Tree]) -> list[str]:
+    """Entries in these configs that jobs cannot import, since a notebook or a session at a prompt registered them."""
+    main = sys.modules["__main__"]
+    if hasattr(main, "__file__") or getattr(main, "__spec__", None):  # a script, which jobs import again
+        return []
+    installed = {"lab", *registry.packages_of_others()}
+    registered = {
+        name: registry.source(entries[name]).__module__.split(".")[0]
+        for entries in registry.KINDS.values()
+        for name in entries
+    }
+    names = sorted(name for name, package in registered.items() if package not in installed)
+    configs = json.dumps(list(trees)) if names else ""
+    return [name for name in names if f'"{name}"' in configs]

@@ -71,14 +71,18 @@ class Registry(Generic[Entry]):
     def register(self, name: str) -> Callable[[Any], Any]:
         """Return a class or function decorator that registers the entry under ``name``.
 
+        What a notebook defines replaces what it was when its cell ran before.
+
         Raises:
             RequestError: the name is taken.
         """
 
         def decorate(entry: Any) -> Any:
             if name in self._entries:
-                first, second = (getattr(each, "measure", each).__module__ for each in (self._entries[name], entry))
-                raise RequestError(f"{self.kind} {name!r} is already registered, by {first}, so not by {second}")
+                first, second = source(self._entries[name]), source(entry)
+                if (first.__module__, first.__qualname__) != ("__main__", second.__qualname__):
+                    origins = f"by {first.__module__}, so not by {second.__module__}"
+                    raise RequestError(f"{self.kind} {name!r} is already registered, {origins}")
             self._entries[name] = entry
             return entry
 
@@ -108,6 +112,11 @@ class Registry(Generic[Entry]):
     def __iter__(self) -> Iterator[str]:
         self._load_external()
         return iter(sorted(self._entries))
+
+
+def source(entry: Any) -> Any:
+    """The class that is registered, or the function of a probe."""
+    return getattr(entry, "measure", entry)
 
 
 def first_line(documented: Any) -> str:
