@@ -254,6 +254,20 @@ def test_the_spectral_norm_is_the_largest_singular_value_with_its_gradient(shape
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05)
 
 
+def test_a_matrix_of_zeros_is_divided_by_one_and_its_neighbour_by_its_norm() -> None:
+    module, weight = part("sigma_reparam", "weight"), torch.cat([torch.zeros(1, 4, 6), torch.ones(1, 4, 6)]).double()
+    for tiny in (0.0, 1e-170, 1e-300):  # of which the squares are 0
+        weight[0, 1, 2] = tiny
+        leaf = weight.clone().requires_grad_()
+        out = module(leaf)
+        begins = 1 + math.sqrt(6 / 4)
+        torch.testing.assert_close(out[0], begins * weight[0])
+        torch.testing.assert_close(out[1], begins * weight[1] / math.sqrt(24))
+        (gradient,) = torch.autograd.grad(out[0].sum(), leaf)
+        torch.testing.assert_close(gradient[0], torch.full_like(gradient[0], begins))
+    assert module(weight * torch.nan).isnan().all()  # a run that has diverged stays so
+
+
 def test_a_divided_matrix_is_blind_to_its_scale_and_begins_near_what_it_would_be() -> None:
     assert same(made("sigma_reparam"), scaled(made("sigma_reparam"), 20.0, ".query", ".value", ".output", ".mlp_up"))
     wide = model(0, width=64, depth=1, head_width=16, changes={"sigma_reparam": intervention("sigma_reparam")})

@@ -105,7 +105,7 @@ def companies(names: list[str]) -> list[tuple[str, ...]]:
 
 
 def excludes(a: str, b: str) -> bool:
-    return a in intervention(b).excludes or b in intervention(a).excludes
+    return any(one in getattr(intervention(other), "excludes", ()) for one, other in ((a, b), (b, a)))
 
 
 COMPANIES = companies(CHANGES)

@@ -47,6 +47,11 @@ def where_runs(is_so_r: Tensor, tensor_r: Tensor, other_r: Tensor | float) -> Te
     return torch.where(_replicated(tensor_r, is_so_r.view(-1, *(1,) * (tensor_r.ndim - 1))), tensor_r, other_r)
 
 
+def nonzero(norm_r: Tensor) -> Tensor:
+    """A norm to divide by: 1 where it is 0 (Flax, SpectralNorm).  So zeros stay zeros and have a finite gradient."""
+    return torch.where(norm_r == 0, 1.0, norm_r)
+
+
 def in_whole_vectors(function: Callable[..., Tensor], *tensors_r: Tensor) -> Tensor:
     """Apply a function of entries to tensors ``[r ...]``; a run's result has the same bits at every index of the fleet.
 

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from lab.core.axes import over
+from lab.core.axes import nonzero, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
@@ -18,7 +18,7 @@ from lab.model.config import ModelConfig
 from lab.model.layers import LayerNorm
 from lab.model.transformer import CausalSoftmax, rotate
 
-EPS = 1e-12  # added to a mean square, so that a zero vector stays zero
+EPS = 1e-12  # added to a mean square; it bounds the gradient of vectors that are nearly zero
 
 
 @INTERVENTIONS.register("qk_layernorm")
@@ -79,7 +79,8 @@ class MeanSquare(nn.Module):
         self.kappa = kappa
 
     def forward(self, z_r: Tensor) -> Tensor:
-        return z_r * (over(self.kappa, z_r) / (z_r.square().mean(-1, keepdim=True) + EPS)).sqrt()
+        square_r = nonzero(z_r.square().mean(-1, keepdim=True))
+        return z_r * (over(self.kappa, z_r) / (square_r + EPS)).sqrt()
 
 
 @INTERVENTIONS.register("pointwise_attention")

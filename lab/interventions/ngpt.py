@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lab.core.hooks import Act, HookIntervention, HookPoint, WeightIntervention
 from lab.core.registry import INTERVENTIONS
-from lab.interventions.queries_and_keys import UnitQueriesAndKeys
+from lab.interventions.queries_and_keys import UnitQueriesAndKeys, unit
 from lab.model.config import ModelConfig
 from lab.model.layers import Scale
 
@@ -69,7 +69,7 @@ class Unit(nn.Module):
     """Divides by the norm over the last axis."""
 
     def forward(self, x_r: Tensor) -> Tensor:
-        return F.normalize(x_r, dim=-1)
+        return unit(x_r)
 
 
 class OnTheSphere(Scale):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.core.axes import nonzero
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.interventions.embedding import Unrotated
@@ -18,6 +18,12 @@ from lab.model.transformer import rotate
 
 OTHER_ROTATIONS = ("split_qk_scaling", "late_qk_scaling", "learned_positions")
 OTHER_QK_NORMS = ("qk_layernorm", "qk_layernorm_model")
+EPS = 1e-12  # the smallest norm that divides, as in torch's ``normalize``
+
+
+def unit(x_r: Tensor) -> Tensor:
+    """Divide by the norm over the last axis; a zero vector stays zero."""
+    return x_r / nonzero(x_r.norm(dim=-1, keepdim=True)).clamp_min(EPS)
 
 
 @INTERVENTIONS.register("qk_rmsnorm")
@@ -56,7 +62,7 @@ class UnitQueriesAndKeys(Scale):
         super().__init__(runs, (config.heads, 1, config.head_width), 1.0, stored=config.width**-0.5)
 
     def forward(self, q_tk: Tensor, k_sk: Tensor, scale: float) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        q_tk, k_sk = (super(UnitQueriesAndKeys, self).forward(F.normalize(rotate(z), dim=-1)) for z in (q_tk, k_sk))
+        q_tk, k_sk = (super(UnitQueriesAndKeys, self).forward(unit(rotate(z))) for z in (q_tk, k_sk))
         return q_tk * q_tk.shape[-1] ** 0.5, k_sk
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from lab.core.axes import nonzero
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.model.config import ModelConfig
@@ -23,7 +24,8 @@ class SigmaReparam(HookIntervention):
     """Divide each matrix of the blocks by its spectral norm, times a learned number (arXiv:2303.06296, sec. 3).
 
     The number starts at 1 + sqrt(outputs / inputs), the spectral norm of a wide random matrix of std 1/sqrt(inputs), so
-    a model begins nearly as it would without.
+    a model begins nearly as it would without.  A matrix of zeros, as that of the queries is at first in ``mup_full``,
+    is divided by 1 (as in ``flax.linen.SpectralNorm``); it has a norm from its first update on.
     """
 
     normalizes_queries_and_keys: ClassVar = True
@@ -42,7 +44,7 @@ class UnitSpectralNorm(Scale):
 
     def forward(self, weight_rio: Tensor) -> Tensor:
         inputs, outputs = weight_rio.shape[1:]
-        unit_rio = weight_rio / spectral_norm(weight_rio)
+        unit_rio = weight_rio / nonzero(spectral_norm(weight_rio))
         return super().forward(unit_rio) * (1 + math.sqrt(outputs / inputs))
 
 
@@ -55,7 +57,7 @@ def spectral_norm(weight_rio: Tensor) -> Tensor:
         gram_roo = weight_rio.transpose(-1, -2) @ weight_rio
         for _ in range(SQUARINGS):
             trace_r = gram_roo.diagonal(dim1=-2, dim2=-1).sum(-1)
-            gram_roo = torch.linalg.matrix_power(gram_roo / trace_r[:, None, None], 2)
+            gram_roo = torch.linalg.matrix_power(gram_roo / nonzero(trace_r)[:, None, None], 2)
         most_r11 = gram_roo.diagonal(dim1=-2, dim2=-1).argmax(-1)[:, None, None]
         right_r1o = _unit(gram_roo.gather(-2, most_r11.expand(-1, 1, gram_roo.shape[-1])), -1)
         left_ri1 = _unit((weight_rio * right_r1o).sum(-1, keepdim=True), -2)
@@ -63,4 +65,4 @@ def spectral_norm(weight_rio: Tensor) -> Tensor:
 
 
 def _unit(vector_r: Tensor, axis: int) -> Tensor:
-    return vector_r / vector_r.square().sum(axis, keepdim=True).sqrt()
+    return vector_r / nonzero(vector_r.square().sum(axis, keepdim=True).sqrt())

@@ -21,6 +21,7 @@ def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
     yield from _long_warmups(configs)
     yield from _high_floors(configs)
     yield from _unattached_interventions(configs)
+    yield from _idle_attention(configs)
 
 
 def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
@@ -103,4 +104,19 @@ def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:
     for name, runs in sorted(names.items()):
         yield (
             f"{name} changes nothing in {runs} of {len(configs)} runs: a model of depth 0 has no blocks to attach it to"
+        )
+
+
+def _idle_attention(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield a line about queries that start at zero and stay there, as a squared ReLU has no gradient at zero."""
+    runs = sum(
+        config.parametrization.name == "mup_full"
+        and "pointwise_attention" in config.intervention
+        and "small_init" not in config.intervention
+        for config in configs
+    )
+    if runs:
+        yield (
+            f"pointwise_attention attends to nothing in {runs} of {len(configs)} runs: queries start at zero with "
+            "parametrization=mup_full, and relu(score)^2 has no gradient there; parametrization=mup_simple trains them"
         )
