@@ -184,6 +184,19 @@ def test_the_summary_says_why_there_is_no_number(tmp_path):
     assert text.splitlines()[0].split() == ["arm", "parameters", "0.01"]  # a table of losses instead
 
 
+def test_a_best_learning_rate_at_an_end_of_three_or_more_is_named(tmp_path):
+    def warned(name, lrs):
+        made = study([planted.write(tmp_path / name, list(planted.cards(("none",), (32,), lrs)))])
+        return [note for note in findings.notes(made) if note.startswith("The best learning rate is the lowest or")]
+
+    lrs = planted.LRS  # losses fall up to the fourth
+    (highest,) = warned("highest", lrs[:3])
+    assert ": without interventions at 24.7k. Train beyond it" in highest
+    assert warned("lowest", lrs[3:6]) == [highest]
+    assert warned("inside", lrs[2:5]) == []
+    assert warned("two", lrs[2:4]) == [], "one of two is always at an end"
+
+
 def gaps(folder, missing):
     """What is noted of learning rates without runs, in a study of two arms, all but the ``missing`` runs."""
     present = [card for card in planted.cards(("none", "z_loss"), (32,)) if not missing(card)]

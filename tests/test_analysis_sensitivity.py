@@ -68,6 +68,9 @@ def test_a_cell_of_losses_has_the_mark_of_its_worst_seed(tmp_path):
     cards[7] |= {"status": "diverged", "diverged_at": 3, "final_val_loss": math.nan}
     (row,) = tables.losses_as_text(sensitivity.study([planted.write(tmp_path, cards)])).to_dict("records")
     assert [row[lr].partition(" ")[2] for lr in ("0.01", "0.1", "0.3")] == ["", "*", "†"]
+    others = [card["final_val_loss"] for card in cards if card["optimizer.lr"] == 0.3 and card is not cards[7]]
+    counted = (sum(others) + cards[7]["loss_at_init"]) / 3  # a diverged seed with its loss at initialization
+    assert row["0.3"].startswith(f"{counted:.3f} ")
 
 
 def test_a_study_shows_a_notebook_its_arms_and_their_unstable_learning_rates(tmp_path):

@@ -175,6 +175,7 @@ def test_what_was_begun_as_a_fleet_stays_one(tmp_path: Path) -> None:
     names = [point.id for point in asked]
     begun = [names[1:3], ["gone"], names[2:4], names[3:5]]
     assert [[p.id for p in fleet] for fleet in unfinished_fleets(asked, begun, None)] == [names[1:3], names[3:5]]
+    assert unfinished_fleets(asked, begun, 2) == unfinished_fleets(asked, begun, None), "a full fleet goes on"
     assert unfinished_fleets(asked, begun, 1) == []
 
 

@@ -75,6 +75,18 @@ def test_any_part_may_speak_against_a_claim_so_each_is_tested_at_its_share() -> 
     assert decide([against, student_t(WIDE), student_t(WIDE)], ABOVE_ZERO).verdict == "inconclusive"
 
 
+@pytest.mark.parametrize("sign", [1, -1], ids=["in part", "against"])
+def test_a_claim_of_two_parts_takes_twice_the_evidence_of_each(sign: int) -> None:
+    """A part that decides alone at the whole alpha does not at half of it, neither for the claim nor against it."""
+    border = [sign * value for value in (0.5, 2.2, 3.0, 2.1, 0.3)]
+    alone = student_t(border)
+    assert alpha_of(1) / 2 < min(alone.p_outside(*ABOVE_ZERO), alone.p_inside(*ABOVE_ZERO)) < alpha_of(1)
+    other = DOWN if sign > 0 else WIDE
+    decision = decide([alone, student_t(other)], ABOVE_ZERO)
+    assert decision.verdict == ("contradicted" if sign > 0 else "inconclusive")
+    assert 0 not in (*decision.inside, *decision.against)
+
+
 @pytest.mark.parametrize("level", [0.9, 0.99])
 def test_a_p_is_that_of_the_interval_that_ends_at_the_bound(level: float) -> None:
     values = [0.3, 0.5, 0.45, 0.2]

@@ -139,6 +139,11 @@ def test_so_many_seeds_decide_an_open_claim_in_four_of_five_worlds(
     assert share(count / 2) < POWER - 0.1
 
 
+def test_one_of_two_parts_speaks_against_a_claim_at_half_of_alpha() -> None:
+    seeds, _ = opened([0.05, -0.2], [2.0, 0.3])
+    assert seeds == seeds_for(0.2, 0.3, alpha_of(1) / 2) > seeds_for(0.2, 0.3, alpha_of(1))
+
+
 def test_a_weak_control_takes_seeds_and_one_on_the_other_side_takes_none() -> None:
     strong, weak = [1.0, 1.1], [0.01, 0.01]
     assert opened(strong, weak, control=[0.3, -0.1, 0.2, 0.1])[0] == seeds_for(
