@@ -183,6 +183,22 @@ def test_panels_are_as_high_as_asked_for_and_the_key_is_whole() -> None:
     assert height == pytest.approx(17 * style.SCREEN.size / 72, rel=0.01)
 
 
+@pytest.mark.parametrize("page", [style.SCREEN, COLUMN], ids=["screen", "column"])
+def test_no_label_of_an_axis_reaches_its_neighbour(page: style.Page) -> None:
+    """Labels of both axes are longer than each of six panels is wide and high."""
+
+    def draw() -> layout.Sheet:
+        """Planted."""
+        sheet, facet_axes = layout.facets(list("abcdef"), ["a quantity whose name is long (nats/token)"], 7.0)
+        for (axes,) in facet_axes:
+            panels.rows(axes, ["a name of a row that takes much room"], [])
+            axes.set_xlabel("difference in the instability part of sensitivity\n(nats/token)")
+        return sheet
+
+    with style.drawn_for(page):
+        assert not complaints(layout.styled(draw)())
+
+
 def test_no_arm_looks_like_another_or_like_a_run_that_diverged() -> None:
     """A hollow mark of an arm's own shape ends its power law."""
     assert not {*style.ARM_MARKS} & {*marks.OUTCOMES.values()}

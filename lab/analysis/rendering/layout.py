@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,13 @@ class Sheet:
         """
         sentences = [*self._notes, *marks.sentences(self.figure, self._explained)]
         self.figure.caption = "\n\n".join([caption, *[" ".join(sentences)] * bool(sentences)])
+        self._break_labels()
         legend = self._legend()
         if self.headline:
             self.figure.suptitle(self.headline, x=0.01, ha="left", weight="bold", size=style.page().size)
         self.engine.execute(self.figure)
+        if self._break_labels():  # beside long names of rows panels are narrower than planned
+            self.engine.execute(self.figure)
         height = self.figure.get_figheight()
         shares = {row: axes.get_position().height for axes, row in self._row_of.items()}
         height += sum(self.heights) - height * sum(shares.values())
@@ -120,6 +124,19 @@ class Sheet:
         self.engine.execute(self.figure)  # again, since ticks may depend on the height
         self.figure.set_layout_engine(None)
         return self.figure
+
+    def _break_labels(self) -> bool:
+        """Break labels of axes that are longer than their panel, and reach its neighbour; return whether any was."""
+        size, (width, height), any_broken = style.page().size, self.figure.get_size_inches(), False
+        for axes in self._row_of:
+            place = axes.get_position()
+            rooms = {axes.xaxis: place.width * width + style.em(), axes.yaxis: place.height * height + PAD * style.em()}
+            for axis, room in rooms.items():
+                label = axis.get_label_text()
+                text = "\n".join(chain(*(style.broken(line, room, size) for line in label.split("\n"))))
+                axis.set_label_text(text)
+                any_broken |= text != label
+        return any_broken
 
     def _legend(self) -> Legend | None:
         """All key entries, each group below its title."""

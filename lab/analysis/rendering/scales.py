@@ -34,7 +34,7 @@ def x_axis(axes: Axes, name: str, ends: Iterable[float], ticks: Iterable[float],
     size = style.page().size * style.SMALL
     axes.set_xticks(ticks, _apart(places, labels, [style.text_width(label, size) for label in labels]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(style.wrapped(name, width(axes) + style.em(), style.page().size))
+    axes.set_xlabel(style.literal(name))
 
 
 def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:

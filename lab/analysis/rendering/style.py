@@ -123,12 +123,14 @@ def text_width(text: str, size: float) -> float:
 
 
 def wrapped(label: object, inches: float, size: float | None = None) -> str:
-    """Break a label into lines no wider than ``inches``: at spaces and hyphens, and inside words that are too long."""
-    size, text = size or page().size * SMALL, _readable(label)
+    """A label escaped as by ``literal``, in lines no wider than ``inches``."""
+    return "\n".join(map(literal, broken(_readable(label), inches, size or page().size * SMALL)))
+
+
+def broken(text: str, inches: float, size: float) -> list[str]:
+    """Lines of a text no wider than ``inches``, broken at spaces and hyphens, and inside words that are too long."""
     for letters in range(len(text), 1, -1):
         lines = textwrap.wrap(text, letters)
         if all(text_width(line, size) <= inches for line in lines):
-            break
-    else:
-        lines = list(text)
-    return "\n".join(map(literal, lines))
+            return lines
+    return list(text)

@@ -179,7 +179,7 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     quantity = "LR sensitivity" if window == WINDOW else f"LR sensitivity, {window}"
     if has_lines:
         _sensitivity_lines(bottom, curves, runs, size_name(records))
-        bottom.set_ylabel(f"{style.wrapped(quantity, below * style.em(), style.page().size)}\n(nats/token)")
+        bottom.set_ylabel(f"{quantity}\n(nats/token)")
         sheet.keys(("arms", [panels.arm_key(arm, panels.arm_look(position)) for position, arm in enumerate(arms)]))
     else:
         by_size = shades if shown.line == "size" else style.shades(sizes, style.LR_SHADES)
