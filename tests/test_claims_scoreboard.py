@@ -75,6 +75,7 @@ def test_sweeps_on_other_text_are_judged_apart(
     alone = {one["claim"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
     assert alone[FALLS.sentence] == "contradicted"
     assert "also on other text: of " in text
+    assert 'data-sorts="verdict"' in text, "rows are chosen by their verdict"
 
 
 def test_other_text_is_asked_of_four_figures_only(results: Path) -> None:

@@ -268,6 +268,45 @@ document.title = JSON.stringify(seen);
 </script>"""
 
 
+ROWS = pd.DataFrame(
+    {
+        "claim": ["it rises", "it falls", "it stays"],
+        "verdict": ["reproduced", "contradicted", "not run"],
+        "readings": ["contradicted on 3 seeds", "", "not run"],
+    }
+)
+FILTERER = """<script>
+var field = document.querySelector("input"), choice = document.querySelector("select"), seen = [];
+function set(control, value) {
+  control.value = value;
+  control.dispatchEvent(new Event("input"));
+  var rows = [...document.querySelectorAll("tbody tr")].filter((row) => !row.hidden);
+  seen.push(rows.map((row) => row.cells[0].textContent));
+}
+for (var words of ["it", "3 seeds", "Contradicted ", "contradicted seeds", "it"]) set(field, words);
+if (choice) for (var kind of ["contradicted", "not run", ""]) set(choice, kind);
+document.title = JSON.stringify(seen);
+</script>"""
+
+
+@pytest.mark.slow
+def test_rows_are_filtered_by_their_own_verdict_not_by_their_history(browser: str, tmp_path: Path) -> None:
+    page = html.document("calm", [html.table(ROWS, sorts=True, kind="verdict")])
+    (tmp_path / "page.html").write_text(page.replace(html.POLICY, "").replace("</body>", f"{FILTERER}</body>"))
+    dumped = shown(browser, tmp_path / "page.html", tmp_path / "profile")
+    everything = ["it rises", "it falls", "it stays"]
+    assert json.loads(unescape(dumped[dumped.index("<title>") + 7 : dumped.index("</title>")])) == [
+        everything,
+        ["it rises"],
+        ["it falls"],
+        ["it rises"],
+        everything,
+        ["it falls"],
+        ["it stays"],
+        everything,
+    ]
+
+
 @pytest.mark.slow
 def test_a_point_tells_its_numbers_to_mouse_touch_and_keyboard(browser: str, tmp_path: Path) -> None:
     page = html.document("calm", [html.figure(DRAWING, "A drawing", html.links({}, "drawing", ("png", "pdf")))])

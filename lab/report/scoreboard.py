@@ -379,8 +379,5 @@ def page(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> str:
     known["about"] = [row.claim.about for row in rows]
     known["on other text"] = [row.on_other_text for row in rows]
     notes = [f"{note}." for note in (*tallies(every), *hidden)]
-    body = [
-        html.bullets(notes),
-        html.table(known[list(COLUMNS_OF_PAGE)], prose=PROSE, sorts=True),
-    ]
+    body = [html.bullets(notes), html.table(known[list(COLUMNS_OF_PAGE)], prose=PROSE, sorts=True, kind="verdict")]
     return html.document("Claims of papers and their verdicts", body)

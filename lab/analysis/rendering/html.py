@@ -94,14 +94,15 @@ def links(files: Mapping[str, str], drawing: str = "", formats: Iterable[str] = 
     return Markup(PIECES.links(files, drawing, formats))
 
 
-def table(frame: pd.DataFrame, prose: Iterable[str] = (), *, sorts: bool = False) -> Markup:
+def table(frame: pd.DataFrame, prose: Iterable[str] = (), *, sorts: bool = False, kind: str = "") -> Markup:
     """A table that scrolls inside itself.
 
     Args:
         prose: columns whose text is wrapped.
         sorts: whether pressing the head of a column sorts by it, and a field above keeps rows with all words typed.
+        kind: the column of a table that sorts by whose values rows may also be chosen.
     """
-    return Markup(PIECES.table(list(frame), frame.to_numpy().tolist(), set(prose), sorts))
+    return Markup(PIECES.table(list(frame), frame.to_numpy().tolist(), set(prose), sorts, kind))
 
 
 def figure(svg: str, caption: str, files: Markup | str = "", narrow: str = "") -> Markup:

@@ -65,23 +65,32 @@
 
   function plain(text) { return text.toLowerCase().replace(/[\s_-]+/g, " "); } // warm-up is found by "warm up", too
 
-  function filters(items, before) { // a field that keeps the items with all words typed
+  // a field that keeps the items with all words typed; where they have a kind, such as a verdict, that is chosen or typed
+  function filters(items, before, kind, kind_of) {
     var field = document.createElement("input"), count = document.createElement("output");
+    var kinds = Array.from(new Set(kind_of ? items.map(kind_of) : [])), choice = document.createElement("select");
     field.type = "search";
     field.placeholder = "filter by words";
     field.setAttribute("aria-label", field.placeholder);
     before.parentNode.insertBefore(field, before);
+    choice.setAttribute("aria-label", kind);
+    choice.add(new Option("any " + kind, ""));
+    kinds.forEach(function (each) { choice.add(new Option(each)); });
+    if (kinds.length > 1) before.parentNode.insertBefore(choice, before);
     before.parentNode.insertBefore(count, before);
     function filter() {
-      var words = plain(field.value).split(" "), shown = 0;
+      var typed = plain(field.value).trim(), words = typed.split(" "), shown = 0;
+      var named = kinds.filter(function (each) { return plain(each) === typed; })[0], chosen = choice.value || named;
       items.forEach(function (item) {
         var text = plain(item.textContent), joined = text.replace(/ /g, "");
-        item.hidden = !words.every(function (word) { return text.indexOf(word) >= 0 || joined.indexOf(word) >= 0; });
+        var found = words.every(function (word) { return text.indexOf(word) >= 0 || joined.indexOf(word) >= 0; });
+        item.hidden = !found || Boolean(chosen && kind_of(item) !== chosen);
         shown += item.hidden ? 0 : 1;
       });
       count.textContent = shown + " of " + items.length;
     }
     field.addEventListener("input", filter);
+    choice.addEventListener("input", filter);
     filter();
   }
   document.querySelectorAll("main[data-filter=cards]").forEach(function (main) {
@@ -106,7 +115,9 @@
   }
   document.querySelectorAll("table[data-sorts]").forEach(function (table) {
     var body = table.tBodies[0], rows = Array.prototype.slice.call(body.rows), heads = table.tHead.rows[0].cells;
-    filters(rows, table.parentNode.parentNode);
+    var kind = table.dataset.sorts, column_of_kind = Array.from(heads).findIndex(function (head) { return head.textContent === kind; });
+    var kind_of = column_of_kind < 0 ? null : function (row) { return row.cells[column_of_kind].textContent; };
+    filters(rows, table.parentNode.parentNode, kind, kind_of);
     Array.prototype.forEach.call(heads, function (head, column) {
       var button = document.createElement("button");
       button.type = "button";
