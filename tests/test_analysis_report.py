@@ -31,6 +31,7 @@ from lab.report import build, findings
 from lab.report.answers import answer
 from lab.report.scoreboard import judge_all, read
 from lab.studies.figures import FIGURES
+from lab.sweeping.local_jobs import JobEnd
 
 pytestmark = pytest.mark.xdist_group("page")  # one process draws the page
 # Of what planted runs recorded these figures can be drawn.
@@ -367,12 +368,78 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, mon
     assert index.count("<h2>") == 1, "both of one study"
     drawn = f"figures/{figure}.svg"
     assert (several[1] / drawn).read_bytes() == (single / drawn).read_bytes()
-    shutil.rmtree(several[0] / "runs")
-    (several[0] / "runs.parquet").write_bytes(b"damaged")
-    assert main(["report", str(tmp_path / "all")]) == 2
-    assert "damaged" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "all" / "no results")]) == 2
     assert "no runs in" in capsys.readouterr().err
+
+
+@pytest.fixture
+def in_this_process(monkeypatch, undrawn):
+    """Reports of several folders without figures, in the process of the test."""
+
+    def run(work, arguments, slots, imports):
+        return [JobEnd(0, False, 0.0, work(*each)) for each in arguments]
+
+    monkeypatch.setattr("lab.cli.commands.run_jobs", run)
+
+
+def broken(folders, *others):
+    if folders[0].name == "faulty":
+        raise ValueError("planted")
+    return MADE(folders, *others)
+
+
+MADE = build.make_report
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_folder_that_fails_is_a_line_of_the_index_and_the_others_have_their_pages(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(build, "make_report", broken)
+    for name in ("damaged", "faulty", "good"):
+        planted.write(tmp_path / "all" / name, list(planted.cards(**LONE)))
+    shutil.rmtree(tmp_path / "all/damaged/runs")
+    (tmp_path / "all/damaged/runs.parquet").write_bytes(b"damaged")
+    assert main(["report", str(tmp_path / "all")]) == 2
+    printed = capsys.readouterr()
+    index = (tmp_path / "all/index.html").read_text()
+    assert "good/report.html" in Links(index).links
+    assert (tmp_path / "all/good/report.html").exists()
+    assert printed.out.splitlines() == [f"report: {tmp_path}/all/good/report.html", f"index: {tmp_path}/all/index.html"]
+    (last,) = [line for line in printed.err.splitlines() if line.startswith("lab: ")]
+    reasons = {"damaged": "the tables in", "faulty": "ValueError: planted"}
+    for name, reason in reasons.items():
+        assert re.search(rf"no report of \S*{name}: .*{reason}", last)
+        assert re.search(rf"<li>{name}: .*{reason}", index)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_linked_folder_that_leaves_the_parent_is_skipped_and_stays_as_it_is(tmp_path, capsys):
+    away = planted.write(tmp_path / "away", list(planted.cards(**LONE)))
+    mine = planted.write(tmp_path / "all" / "mine", list(planted.cards(**LONE)))
+    (tmp_path / "all" / "again").symlink_to(mine)
+    (tmp_path / "all" / "theirs").symlink_to(away)
+    before = sorted(away.rglob("*"))
+    for words in ([], ["--format", "pdf"]):
+        assert main(["report", str(tmp_path / "all"), *words]) == 0
+        said = capsys.readouterr().out
+        assert f"skipped: {tmp_path}/all/theirs is a link that leads out of {tmp_path}/all\n" in said
+        assert sorted(away.rglob("*")) == before
+    assert {"mine/report.html", "again/report.html"} <= set(Links((tmp_path / "all/index.html").read_text()).links)
+
+
+def test_a_figure_that_raises_becomes_a_note_and_the_others_are_drawn(tmp_path, monkeypatch):
+    def faulty(*_):
+        """A faulty figure."""
+        raise ZeroDivisionError
+
+    first = "learning_rate_sensitivity"
+    monkeypatch.setattr(build, "FIGURES", {"faulty": faulty, first: FIGURES[first]})
+    folder = planted.write(tmp_path / "one", list(planted.cards(**LONE | {"lrs": (1e-3, 1e-2)})))
+    files.write_text(folder / "figures/faulty.svg", "of before")
+    page = build.write_report(study([folder]), [folder]).page.read_text()
+    note = r"This figure could not be drawn: ZeroDivisionError \(\S+, line \d+\)"
+    assert re.search(rf'<h2>A faulty figure</h2>\n<p class="warning">{note}', page)
+    assert (folder / f"figures/{first}.svg").exists()
+    assert not (folder / "figures/faulty.svg").exists()
 
 
 @pytest.mark.slow

@@ -130,3 +130,11 @@ def test_the_figure_marks_every_restart_and_can_be_read(page: style.Page) -> Non
 def test_costs_of_runs_without_a_response_are_named_by_their_ledger() -> None:
     runs = planted_claims.cards("new_data", dict.fromkeys(range(3), True))
     assert set(named_costs(planted_claims.records(runs))["name"]) == {"none", "new warm up"}
+
+
+def test_a_ledger_without_entries_is_drawn_without_restarts() -> None:
+    records = restarted()
+    bare = records._replace(runs=records.runs.assign(**{"ledger.entries": None}))
+    figure = FIGURES["ledger"](bare)
+    assert not complaints(figure)
+    assert [axes.get_title() for axes in figure.axes] == ["opt 175b"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import traceback
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -67,7 +68,6 @@ def _import(arguments: list[str]) -> None:
 
 def _report(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import WINDOW
-    from lab.records import store
     from lab.report import build
 
     given = OptionParser("report").read(arguments)
@@ -80,12 +80,14 @@ def _report(arguments: list[str]) -> None:
         return
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
-    if len(folders) == 1 and (several := store.results_folders(folders[0])):
-        reports = []
-        for report in _write_reports(several, window):
-            reports.append(report)
+    failures: dict[Path, str] = {}
+    if len(folders) == 1 and (several := _results_folders(folders[0])):
+        ends = _write_reports(several, window)
+        reports = [end for end in ends.values() if not isinstance(end, str)]
+        failures = {folder: end for folder, end in ends.items() if isinstance(end, str)}
+        for report in reports:
             say(f"report: {report.page}")
-        page = build.write_index(folders[0], reports)
+        page = build.write_index(folders[0], reports, failures)
         say(f"index: {page}")
     else:
         report, summary = build.make_report(folders, window)
@@ -94,6 +96,21 @@ def _report(arguments: list[str]) -> None:
         say(f"report: {page}")
     if given.open:
         webbrowser.open(page.absolute().as_uri())
+    if failures:
+        raise RequestError("; ".join(f"no report of {folder}: {reason}" for folder, reason in failures.items()))
+
+
+def _results_folders(folder: Path) -> list[Path]:
+    """The results folders directly inside a folder that is not one itself, without those that links lead elsewhere."""
+    from lab.records import store
+
+    inside = []
+    for each in store.results_folders(folder):
+        if each.resolve().is_relative_to(folder.resolve()):
+            inside.append(each)
+        else:
+            say(f"skipped: {each} is a link that leads out of {folder}")
+    return inside
 
 
 def _window(given: argparse.Namespace) -> Window | None:
@@ -106,35 +123,35 @@ def _window(given: argparse.Namespace) -> Window | None:
 def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None, window: Window) -> Iterator[Path]:
     """Write the figures of the folders for a paper, overlaid in the first, or of each folder in a single one."""
     from lab.analysis.sensitivity import study
-    from lab.records import store
     from lab.report import paper
 
     form = paper.paper_of(format_name, width)
-    several = store.results_folders(folders[0]) if len(folders) == 1 else []
+    several = _results_folders(folders[0]) if len(folders) == 1 else []
     for each in [[folder] for folder in several] or [list(folders)]:
         yield from paper.write_figures(study(each, window), each[0], form)
 
 
-def _write_reports(folders: Sequence[Path], window: Window) -> Iterator[Report]:
-    """Write the report of each folder, as many at once as there are cores."""
+def _write_reports(folders: Sequence[Path], window: Window) -> dict[Path, Report | str]:
+    """Write the report of each folder, as many at once as there are cores; the reason for a folder that has none."""
     slots = [None] * min(machine.cores(), len(folders))
     ends = run_jobs(_write_report, ((folder, window) for folder in folders), slots, imports=["lab.report.build"])
-    for folder, end in zip(folders, ends, strict=True):
-        if isinstance(end.answer, RequestError):
-            raise end.answer
-        if end.answer is None:
-            raise RuntimeError(f"the report of {folder} ended with exit code {end.exit_code}")
-        yield end.answer
+    return {
+        folder: end.answer or f"its process ended with exit code {end.exit_code}"
+        for folder, end in zip(folders, ends, strict=True)
+    }
 
 
-def _write_report(folder: Path, window: Window) -> Report | RequestError:
-    """The report; or the refusal, for the parent process to raise."""
+def _write_report(folder: Path, window: Window) -> Report | str:
+    """The report, or why there is none; a fault, which is no refusal, is printed as well."""
     from lab.report import build
 
     try:
         return build.make_report([folder], window)[0]
     except RequestError as refusal:
-        return refusal
+        return str(refusal)
+    except Exception as fault:
+        say(traceback.format_exc().rstrip(), error=True)
+        return f"{type(fault).__name__}: {fault}"
 
 
 def _coordcheck(arguments: list[str]) -> None:

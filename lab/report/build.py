@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Collection, Iterator, Sequence
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -165,8 +166,12 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     return Report(out / "report.html", room, question, str(said), counts, thumbnail)
 
 
-def write_index(folder: Path, reports: Sequence[Report]) -> Path:
-    """Write ``index.html``, an overview of the reports in a folder by study; returns its path."""
+def write_index(folder: Path, reports: Sequence[Report], failures: Mapping[Path, str]) -> Path:
+    """Write ``index.html``, an overview of the reports in a folder by study; returns its path.
+
+    Args:
+        failures: results folders without a report, each with the reason.
+    """
     titles = {room.__name__.rpartition(".")[2]: re.split(r": | \(", first_line(room))[0] for room in rooms()}
     by_study = {name: [each for each in reports if each.study == name] for name in [*titles, ""]}
     sections = [
@@ -174,6 +179,9 @@ def write_index(folder: Path, reports: Sequence[Report]) -> Path:
         for name, group in sorted(by_study.items(), key=lambda item: (item[0] == "", -len(item[1])))
         if group
     ]
+    if failures:
+        lines = [f"{path.name}: {reason}" for path, reason in failures.items()]
+        sections.append(html.section("Folders without a report", html.bullets(lines)))
     lead = html.paragraph(f"{len(reports)} results folders by study. Each tile leads to its report.", "note")
     page = folder / "index.html"
     files.write_text(page, html.document(folder.resolve().name, [lead, *sections], "Reports", filters="cards"))
@@ -243,11 +251,12 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             draw = partial(FIGURES[name], study.records, study.points, study.window)
             drawing = draw()
             svg, narrow = layout.svg(drawing, name), layout.narrow_svg(draw, name)
-        except RequestError as refusal:
+        except NothingToDrawError:
             files.remove(file, within=out)
-            if isinstance(refusal, NothingToDrawError):
-                continue
-            shown = html.paragraph(str(refusal))
+            continue
+        except Exception as fault:  # the page says so, and the other figures are drawn
+            files.remove(file, within=out)
+            shown = html.paragraph(_fault(fault), "warning")
         else:
             files.write_text(file, svg, within=out)
             shown, drawn = html.figure(svg, drawing.caption, _figure_links(file), narrow), drawn + 1
@@ -256,6 +265,15 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
         yield html.paragraph(
             f"With {arms} arms only one figure is drawn; lab leaderboard --html draws each arm beside the recipe."
         )
+
+
+def _fault(fault: Exception) -> str:
+    """What a refusal says; of any other exception also its type, and the line that raised it."""
+    if isinstance(fault, RequestError):
+        return str(fault)
+    place = traceback.extract_tb(fault.__traceback__)[-1]
+    kind = f"{type(fault).__name__}: {fault}".removesuffix(": ")
+    return f"This figure could not be drawn: {kind} ({Path(place.filename).name}, line {place.lineno})."
 
 
 def first_figures() -> list[str]:

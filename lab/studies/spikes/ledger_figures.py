@@ -101,9 +101,9 @@ def _lines(records: Records, table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
 
 
 def _longest(changes: Sequence[RecordedRestart]) -> float:
-    """Length of the longest text, in multiples of the size of text."""
+    """Length of the longest text, in multiples of the size of text; without restarts that of none."""
     small = style.page().size * style.SMALL
-    return max(style.text_width(restart.changes, small) for restart in changes) / style.em() + 0.3
+    return max((style.text_width(restart.changes, small) for restart in changes), default=0.0) / style.em() + 0.3
 
 
 def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart], height: float) -> None:
