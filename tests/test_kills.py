@@ -167,9 +167,7 @@ def together(folder: Path) -> list[subprocess.Popen[str]]:
     words = [sys.executable, "-m", "lab", *WORDS, "steps=300", "hydra/launcher=basic", f"out={folder}"]
     pipe = subprocess.PIPE
     both = [subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True) for _ in range(2)]
-    while len({member.request for member in leases.living(folder) if member.held}) < 2 and not any(
-        one.poll() for one in both
-    ):
+    while len(leases.held(folder)) < RUNS and not any(one.poll() for one in both):
         time.sleep(0.01)
     return both
 
@@ -183,10 +181,9 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> store.Records:
 
 
 @pytest.mark.slow
-def test_two_commands_in_one_folder_share_the_fleets_and_say_so(tmp_path: Path, longer: store.Records) -> None:
+def test_two_commands_in_one_folder_share_the_fleets(tmp_path: Path, longer: store.Records) -> None:
     both = together(tmp_path)
-    for said, warned in [one.communicate() for one in both]:
-        assert "another command, on" in warned
+    for said, _ in [one.communicate() for one in both]:
         assert "2 trained, 2 by another command, 0 already there, 0 diverged, 0 failed" in said
     assert_whole(tmp_path, longer)
 

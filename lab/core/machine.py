@@ -240,28 +240,6 @@ def is_out_of_memory(fault: BaseException) -> bool:
     return says_so or isinstance(fault, (MemoryError, torch.OutOfMemoryError))
 
 
-def process_started(process: int) -> str | None:
-    """When a process of this machine started, as a word to compare; empty where only its end can be known.
-
-    None if it has ended, which Windows does not say.
-    """
-    place = Path("/proc", str(process), "stat")
-    if Path("/proc/self/stat").exists():
-        try:
-            state, *rest = place.read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        return None if state in "ZX" else rest[18]  # of a zombie only the exit code is left
-    if os.name == "posix":
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            return ""
-    return ""
-
-
 def release_memory() -> None:
     """Free the memory of a failed attempt: reference cycles, and what the allocators keep."""
     import torch

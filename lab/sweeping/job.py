@@ -136,7 +136,7 @@ def train_fleet(
         folder: the results folder.
         plan: the name of the plan.
         index: which of its fleets.
-        request: the request that the job belongs to, see ``Sharing``.
+        request: a name of the command that the job belongs to, see ``leases.hold``.
         configs: the configs of the fleet's runs by id; None reads them from the plan.
         interrupts: whether Ctrl-C, too, saves a checkpoint before it stops the fleet.
 
@@ -147,21 +147,21 @@ def train_fleet(
     with machine.catching_sigterm(interrupts=interrupts) as stop_requested:
         if configs is None:
             configs = {point["id"]: run_config(point["tree"]) for point in plans.thaw(folder, plan, index)}
-        with _held(folder, request, list(configs)) as runs:
+        with _held(folder, request, index, list(configs)) as runs:
             mine = {run: configs[run] for run in runs}
             return not mine or _train_fleet(folder, plan, index, mine, stop_requested)
 
 
 @contextmanager
-def _held(folder: Path, request: str, runs: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Hold a lease on runs within the block; yields the runs that it holds, the same on all ranks."""
+def _held(folder: Path, request: str, index: int, runs: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Hold runs of a fleet within the block, see ``leases.hold``; yields those that it holds, the same on all ranks."""
     if not distributed.is_first_rank():
         yield distributed.receive_from_first()
         return
-    with leases.Lease(folder, request, runs) as lease:
+    with leases.hold(folder, runs, request, index) as held:
         if distributed.is_joined():
-            distributed.send_to_all(lease.runs)
-        yield lease.runs
+            distributed.send_to_all(held)
+        yield held
 
 
 def _train_fleet(folder: Path, plan: str, index: int, configs: Configs, stop_requested: Callable[[], bool]) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import secrets
 import sys
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,9 @@ from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import say
-from lab.records import plans, store
+from lab.records import leases, plans, store
 from lab.sweeping.growing import GrowingReport
 from lab.sweeping.progress import ProgressLog, ProgressMonitor
-from lab.sweeping.sharing import Sharing
 
 if TYPE_CHECKING:
     from lab.sweeping.planner import Point, SweepPlan
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # Runs jobs, each given by its overrides; returns a line for each job that died.
 Launch = Callable[[Sequence[Sequence[str]]], list[str]]
+LOOK_EVERY = 0.5  # seconds between two looks for runs that other commands train
 
 
 def print_cautions(plan: SweepPlan) -> None:
@@ -75,24 +77,25 @@ def train(
     folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
     store.note_command(folder, command, question)
-    with Sharing(folder, [point.id for point in missing]) as sharing:
-        while fleets:
-            _train_fleets(plan._replace(fleets=fleets), launch, sharing, trains_here=trains_here)
-            fleets = _left_by_others(fleets, sharing)
-        elsewhere = len(sharing.elsewhere)
+    elsewhere = set[str]()  # runs that other commands train
+    while fleets:
+        elsewhere -= {point.id for fleet in fleets for point in fleet}
+        elsewhere |= _train_fleets(plan._replace(fleets=fleets), launch, trains_here=trains_here)
+        left = _left_by_others(folder, elsewhere)
+        fleets = [rest for fleet in plan.fleets if (rest := [point for point in fleet if point.id in left])]
     # noted again, since a shard that began at the same time may have overwritten it
     store.note_command(folder, command, question)
     ids = [point.id for point in mine]
-    _gather_and_report(folder, [point.id for point in requested], ids, len(missing), elsewhere, one=one)
+    _gather_and_report(folder, [point.id for point in requested], ids, len(missing), len(elsewhere), one=one)
     return ids
 
 
-def _train_fleets(plan: SweepPlan, launch: Launch, sharing: Sharing, *, trains_here: bool) -> None:
-    """Freeze a plan, and train its fleets, without the runs that other commands train meanwhile."""
-    folder, fleets, request = plan.folder, plan.fleets, sharing.request
+def _train_fleets(plan: SweepPlan, launch: Launch, *, trains_here: bool) -> set[str]:
+    """Freeze a plan and train its fleets; returns the ids of the runs that other commands hold or have trained."""
+    folder, fleets, request = plan.folder, plan.fleets, secrets.token_hex(8)
     name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
     jobs = [[f"fleet={name}/{index}/{request}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
-    with _monitor(plan, name, sharing):
+    with _monitor(plan, name):
         if distributed.world_size() > 1:
             deaths = _on_every_rank(folder, name, len(jobs), request)
         else:
@@ -100,22 +103,29 @@ def _train_fleets(plan: SweepPlan, launch: Launch, sharing: Sharing, *, trains_h
             deaths = _train_here(folder, name, fleets[0], request) if alone else launch(jobs)
     for death in deaths:
         _warn(death)
+    return leases.left(folder, request)
 
 
-def _left_by_others(fleets: Sequence[Sequence[Point]], sharing: Sharing) -> list[list[Point]]:
-    """Wait for the runs that other commands train; returns fleets of the runs that they left untrained.
+def _left_by_others(folder: Path, elsewhere: Collection[str]) -> set[str]:
+    """Wait for the runs that other commands train; returns those that nobody holds any more and nobody has recorded.
 
     Raises:
         SystemExit: a stop was requested meanwhile.
     """
-    if awaited := sharing.awaited:
-        _warn(f"waiting for another command, which trains {len(awaited)} of these runs")
+    runs, is_said = {*elsewhere}, False
     with machine.catching_sigterm() as stop_requested:
-        left = sharing.await_others(stop_requested)
-        if stop_requested():
-            raise SystemExit(machine.EXIT_PREEMPTED)
-    shrunk = ([point for point in fleet if point.id in left] for fleet in fleets)
-    return [fleet for fleet in shrunk if fleet]
+        while runs := {run for run in runs if not store.is_recorded(folder, run)}:
+            if stop_requested():
+                raise SystemExit(machine.EXIT_PREEMPTED)
+            unheld = runs - leases.held(folder)
+            # looked up again, since a job records a run before it releases it
+            if free := {run for run in unheld if not store.is_recorded(folder, run)}:
+                return free
+            if not is_said:
+                _warn(f"waiting for another command, which trains {len(runs)} of these runs")
+                is_said = True
+            time.sleep(LOOK_EVERY)
+    return set()
 
 
 def _planned(point: Point) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def _planned(point: Point) -> dict[str, Any]:
     return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
-def _monitor(plan: SweepPlan, name: str, sharing: Sharing) -> ProgressMonitor:
+def _monitor(plan: SweepPlan, name: str) -> ProgressMonitor:
     """A monitor of the plan frozen under this name; it prints lines, and draws a live display in a terminal."""
     from lab.sweeping.planner import training_flops
     from lab.training.recorder import fleet_label
@@ -135,14 +145,14 @@ def _monitor(plan: SweepPlan, name: str, sharing: Sharing) -> ProgressMonitor:
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn)
-        return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing, sharing)
+        return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing)
     from lab.sweeping.terminal import Terminal, scene
 
     untrained = {point.id for point in missing}
     done = [point for point in mine if point.id not in untrained]
     losses = _last_losses(folder) if done else {}
     terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done]))
-    return ProgressMonitor(folder, name, labels, sizes, terminal.say, _warn, terminal, growing, sharing)
+    return ProgressMonitor(folder, name, labels, sizes, terminal.say, _warn, terminal, growing)
 
 
 def _last_losses(folder: Path) -> dict[str, float]:

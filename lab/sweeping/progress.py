@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lab.sweeping.growing import GrowingReport
-    from lab.sweeping.sharing import Sharing
     from lab.training.loop import StepResult
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
@@ -188,7 +187,6 @@ class ProgressMonitor(threading.Thread):
         warn: prints a note of a fleet.
         screen: redrawn at each reading.
         growing: the report of complete seeds, updated at each reading.
-        sharing: the runs that this command shares with others.
     """
 
     def __init__(
@@ -201,12 +199,11 @@ class ProgressMonitor(threading.Thread):
         warn: Callable[[str], None],
         screen: Screen | None = None,
         growing: GrowingReport | None = None,
-        sharing: Sharing | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.folder, self.plan, self.labels, self.sizes = folder, plan, labels, sizes
         self.say, self.warn, self.screen, self.over = say, warn, screen, threading.Event()
-        self.growing, self.sharing = growing, sharing
+        self.growing = growing
         self.started, self.ended, self.noted = time.monotonic(), set[int](), set[str]()
 
     def __enter__(self) -> ProgressMonitor:
@@ -227,9 +224,8 @@ class ProgressMonitor(threading.Thread):
         self.forget()
 
     def forget(self) -> None:
-        """Delete the progress of the plan, unless another command shares the plan."""
-        if not self.sharing or self.sharing.is_alone:
-            plans.forget_progress(self.folder, self.plan)
+        """Delete the progress of the plan; a fleet of another command with the same plan soon writes its own again."""
+        plans.forget_progress(self.folder, self.plan)
 
     def run(self) -> None:
         """Report repeatedly until the block is left."""
@@ -239,8 +235,6 @@ class ProgressMonitor(threading.Thread):
     def report(self) -> None:
         """Print new notes, each once, and fleets that have ended; then redraw the screen."""
         fleets = self.read()
-        for line in self.sharing.look() if self.sharing else ():
-            self.warn(line)
         for index, fleet in sorted(fleets.items()):
             for note in fleet.notes:
                 if note not in self.noted:
