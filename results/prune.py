@@ -77,8 +77,8 @@ def unread_beside_counts(records: store.Records) -> pd.Series:
 def prune(folder: Path) -> None:
     """Gather the runs of a folder, and write the newest part of its metrics without the values that nobody reads."""
     runs, *_ = store.gather(folder)
-    path = written(folder)[-1].metrics
-    metrics = files.read_table(path)
+    part = written(folder)[-1]
+    metrics = files.read_table(part.metrics)
     is_read = ~metrics["probe"].isin(OF_EVERY_TENSOR) | metrics["where"].str.endswith(READ)
     is_read |= (metrics["probe"] == "grad_rms") & (metrics["where"] == "embedding")
     if (runs["model.depth"] == 0).all():
@@ -103,7 +103,8 @@ def prune(folder: Path) -> None:
     # neighbours that are alike compress better; names keep the order in which a run first recorded them
     order = read.assign(**{name: pd.factorize(read[name])[0] for name in ("probe", "where", "id")})
     order = order.sort_values(["probe", "where", "id", "step"], kind="stable").index
-    store.write_metrics(path, read.loc[order].reset_index(drop=True), level=LEVEL)
+    store.write_metrics(part.metrics, read.loc[order].reset_index(drop=True), level=LEVEL)
+    store.write_runs(part, files.read_table(part.runs))
 
 
 if __name__ == "__main__":

@@ -94,6 +94,31 @@ def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Pa
         store.read(folder)
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: files.write_table(path, files.read_table(path)[:1])])
+def test_events_that_are_lost_from_a_folder_are_missed(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    store.open_folder(tmp_path, "eager")
+    happened = [(1, 1, "spike", 9.0, ""), (2, 2, "end", 1.0, "")]
+    for name in "ab":
+        store.write_run(tmp_path, {"id": name, "status": "finished"}, [(1, "train_loss", "", 9.0)], happened)
+    whole = store.gather(tmp_path)
+    damage(tmp_path / "events.parquet")
+    assert_same(store.read(tmp_path), whole)  # from the files of the runs
+    assert store.digest_of_tables(tmp_path) is None  # a sweep gathers again, and draws
+    assert_same(store.gather(tmp_path), whole)
+    assert store.digest_of_tables(tmp_path) is not None
+    damage(tmp_path / "events.parquet")
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(RequestError, match=r"are damaged: [01] of 4 events are there"):
+        store.read(tmp_path)
+
+
+def test_tables_that_earlier_versions_wrote_without_counts_are_read(folder: Path) -> None:
+    whole = store.read(folder)
+    shutil.rmtree(folder / "runs")
+    files.write_table(folder / "runs.parquet", files.read_table(folder / "runs.parquet"))
+    assert_same(store.read(folder), whole)
+
+
 def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process leaves one more run and gathers, just after this one has written its metrics."""
     write = files.write_table

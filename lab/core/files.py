@@ -253,8 +253,11 @@ def check_zip(file: BinaryIO) -> None:
         raise ValueError(f"{damaged} is damaged")
 
 
-def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, **packing: Any) -> str:
-    """Write a table as parquet, sealed with its checksum; returns the digest of the file.  See ``atomic_write``."""
+def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, note: str = "", **packing: Any) -> str:
+    """Write a table as parquet, sealed with its checksum; returns the digest of the file.  See ``atomic_write``.
+
+    ``note`` is a text about the table for ``read_footer``.
+    """
     import pyarrow  # slow to load, and needed only to write
     import pyarrow.parquet
 
@@ -264,7 +267,8 @@ def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, 
     with atomic_write(path, within=within) as temporary:
         with pyarrow.parquet.ParquetWriter(temporary, content.schema, **packing) as writer:
             writer.write_table(content)
-            writer.add_key_value_metadata({**content.schema.metadata, b"seal": SEAL + ZEROS})
+            notes = {b"note": note.encode()} if note else {}
+            writer.add_key_value_metadata({**content.schema.metadata, **notes, b"seal": SEAL + ZEROS})
         written = temporary.read_bytes()
         with open(temporary, "r+b") as file:
             file.seek(written.rindex(SEAL) + len(SEAL))
@@ -313,6 +317,20 @@ def read_distinct(path: Path, column: str) -> list[str]:
     """
     (content,) = _opened([path], read_dictionary=[column])
     return list(map(str, content.read([column]).column(column).unique().to_pylist()))
+
+
+def read_footer(path: Path) -> tuple[int, str]:
+    """The number of rows of a table, and the note with which it was written; its seal is not verified.
+
+    Raises:
+        OSError: see ``open_file``.
+        ValueError: the file is no table.
+    """
+    import pyarrow.parquet  # slow to load, and needed only to read
+
+    with open_file(path) as file:
+        about = pyarrow.parquet.read_metadata(file)
+    return about.num_rows, (about.metadata or {}).get(b"note", b"").decode()
 
 
 def _opened(paths: Iterable[Path], **how: Any) -> Iterator[pyarrow.parquet.ParquetFile]:

@@ -6,6 +6,7 @@ The first part is ``runs.parquet``, ``metrics.parquet`` and, if there are events
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -39,6 +40,27 @@ def written(folder: Path) -> list[Part]:
     return [part(folder, number) for number in range(1, max(numbers, default=0) + 1)]
 
 
+def counts(part: Part) -> dict[str, int]:
+    """The number of rows of each table beside that of the runs; 0 where it is absent."""
+    beside = {"metrics": part.metrics, "events": part.events}
+    return {name: files.read_footer(path)[0] if path.exists() else 0 for name, path in beside.items()}
+
+
+def _check_counts(part: Part) -> None:
+    """Check that each table beside the runs has the rows that the table of runs notes; an older one notes nothing.
+
+    More rows are those of a gathering that was killed before it wrote the runs.
+
+    Raises:
+        OSError, ValueError: a table has fewer rows, or cannot be read.
+    """
+    _, note = files.read_footer(part.runs)
+    found, noted = counts(part), json.loads(note or "{}")
+    for name, rows in noted.items():
+        if found[name] < rows:
+            raise ValueError(f"{found[name]:,} of {rows:,} {name} are there")
+
+
 def read(folder: Path, run_folders: Collection[str]) -> list[list[pd.DataFrame]]:
     """Of each part the two tables, and the events if there are any.
 
@@ -58,6 +80,11 @@ def read(folder: Path, run_folders: Collection[str]) -> list[list[pd.DataFrame]]
                 tables.append(table)
             except Exception as fault:  # a damaged file fails in many ways
                 faults.append(f"{path.name}: {fault}".split("\n")[0])
+        if not faults:
+            try:
+                _check_counts(paths)
+            except Exception as fault:  # a damaged file fails in many ways
+                faults.append(str(fault))
         readable = {name for table in tables for name in table["id"].unique()}
         if not faults:
             read_parts.append(tables)
@@ -79,6 +106,7 @@ def statuses(folder: Path) -> tuple[dict[str, str], dict[str, str]] | None:
         try:
             runs = files.read_table(paths.runs, ["id", "status"])
             measured = set(files.read_distinct(paths.metrics, "id"))
+            _check_counts(paths)
         except Exception:  # a damaged file fails in many ways
             return None
         status_of = dict(zip(runs["id"], runs["status"], strict=True))

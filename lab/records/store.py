@@ -141,7 +141,7 @@ def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None,
     # similar numbers compress to half the size byte by byte, and steps to almost nothing as differences
     encoding = {"step": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"}
     words = [column for column in METRIC_COLUMNS if column not in encoding]
-    packing = {"use_dictionary": words, "column_encoding": encoding, "compression_level": level}
+    packing: dict[str, Any] = {"use_dictionary": words, "column_encoding": encoding, "compression_level": level}
     return files.write_table(path, metrics, within=within, **packing)
 
 
@@ -450,5 +450,12 @@ def _write(part: parts.Part, records: Records) -> dict[Path, str]:
     written = {part.metrics: write_metrics(part.metrics, metrics)}
     if len(events):
         written[part.events] = files.write_table(part.events, events.sort_values("id", kind="stable"))
+    else:
+        part.events.unlink(missing_ok=True)  # of attempts that failed
     # the runs last: a run in that table counts as gathered
-    return {**written, part.runs: files.write_table(part.runs, runs)}
+    return {**written, part.runs: write_runs(part, runs)}
+
+
+def write_runs(part: parts.Part, runs: pd.DataFrame) -> str:
+    """Write the table of the runs of a part, with the number of rows of its other tables; returns the file's digest."""
+    return files.write_table(part.runs, runs, note=json.dumps(parts.counts(part)))
