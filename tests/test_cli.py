@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -433,3 +434,55 @@ def test_tab_completion(
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert lab("-sc", "query=bash") == 0
     assert offers in capsys.readouterr().out.split()
+
+
+# What commands print of a folder that holds the reference alone, or a run that failed; "" where that is text.
+EMPTY_RESULTS = {
+    "leaderboard reference": "",
+    "leaderboard reference --json": "json",
+    "leaderboard reference --csv": "csv",
+    "leaderboard reference --html page.html": "",
+    "transfer outcomes.csv --board reference": "",
+    "claims failed --verdict contradicted": "",
+    "claims failed --verdict contradicted --json": "json",
+    "claims failed --verdict contradicted --markdown": "",
+    "claims failed --verdict contradicted --html page.html": "",
+    "check failed --baseline reference": "",
+    "check failed --baseline reference --json": "json",
+    "check failed --baseline reference --junit suite.xml --markdown summary.md": "",
+    "watch failed": "",
+    "watch failed --json": "json",
+    "status failed --json": "json",
+    "compare failed reference --json": "refused",
+    "batch failed": "refused",
+    "batch failed --json": "refused",
+    "predict failed": "refused",
+    "export failed --to csv": "",
+}
+
+
+@pytest.fixture(scope="module")
+def with_little(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the reference alone, one of a run that failed, and a table of no outcome."""
+    home = tmp_path_factory.mktemp("little")
+    planted.write(home / "reference", list(planted.cards(arms=["z_loss"], widths=[32])))
+    planted.write(home / "failed", [{**planted.card(), "status": "failed", "final_val_loss": None}])
+    (home / "outcomes.csv").write_text("a,b,outcome\n")
+    return home
+
+
+@pytest.mark.parametrize("command", EMPTY_RESULTS)
+def test_every_form_of_an_empty_result_is_printed_or_refused(
+    command: str, with_little: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(with_little)
+    code, form = lab(*command.split()), EMPTY_RESULTS[command]
+    out, error = capsys.readouterr()
+    assert (code, out, error.count("\n")) == (2, "", 1) if form == "refused" else (bool(out), error) == (True, "")
+    assert code == 0 or "check" in command or form == "refused"
+    if form == "json":
+        json.loads(out)
+    if form == "csv":
+        table = pd.read_csv(io.StringIO(out))
+        assert len(table) == 0
+        assert {"arm", "verdict", "above.difference", "seeds"} <= {*table}

@@ -264,5 +264,8 @@ def _ends(interval: Interval) -> dict[str, float | None]:
 
 def as_csv(board: Board) -> str:
     """A line for each comparison, with the columns of ``as_json``; nested keys are joined by a point."""
-    flat = pd.json_normalize([{**row, "loss_by_lr": None} for row in _plain_rows(board)]).drop(columns="loss_by_lr")
+    rows, reference = _plain_rows(board), board.bases[0].curve
+    # without a comparison the columns are those of the reference beside itself
+    shown = rows or [plain(board.draft("", "", reference, reference, reference.lrs), {})]
+    flat = pd.json_normalize([{**row, "loss_by_lr": None} for row in shown]).drop(columns="loss_by_lr")[: len(rows)]
     return flat.to_csv(index=False, lineterminator="\n", float_format="%.6g").rstrip("\n")
