@@ -50,9 +50,10 @@ class PostLayerNorm(HookIntervention):
 @INTERVENTIONS.register("deepnorm")
 @dataclass(frozen=True)
 class DeepNorm(HookIntervention):
-    """Post-LayerNorm with the residual stream times sqrt(2 depth) (GLM-130B, sec. 2.2; Wang et al. 2022).
+    """Post-LayerNorm with the residual stream times sqrt(2 depth), as in GLM-130B (arXiv:2210.02414, sec. 2.2).
 
-    The weights of values, of attention's output and of the MLP start 1/sqrt(2 depth) times as large.
+    The weights of values, of attention's output and of the MLP start 1/sqrt(2 depth) times as large.  For a decoder
+    DeepNet itself has smaller powers, (2 depth)^(1/4) and (8 depth)^(-1/4) (Wang et al. 2022, arXiv:2203.00555).
     """
 
     hook_points: ClassVar = {"residual": Act.REPLACE}
