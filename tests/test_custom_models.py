@@ -410,6 +410,8 @@ class Odd(nn.Module):
             x = self.norm(x.transpose(1, 2)).transpose(1, 2)
         if self.amiss == "future":
             x = x + x.mean(1, keepdim=True)
+        if self.amiss == "next token":
+            x = x + F.pad(x[:, 1:], (0, 0, 0, 1))
         if self.amiss == "branch" and x[:, 0].sum() > 0:
             x = x + 1
         if self.amiss == "breaks":
@@ -428,6 +430,7 @@ AMISS = {
     "rare dropout": "makes other logits of the same tokens the next time, as with dropout",
     "state": "makes other logits of the same tokens the next time",
     "future": "looks at tokens that come later",
+    "next token": "looks at tokens that come later",
     "branch": "fails: RuntimeError: vmap: It looks like you're attempting to use a Tensor in some data-dependent",
     "breaks": "fails: KeyError: 'no such",
     "tuple": "makes tuple of tokens [b t]; logits [b t v] would be (2, 5, 7)",

@@ -482,6 +482,15 @@ def test_an_echo_repeats_the_letter_so_many_before() -> None:
     assert np.array_equal(echoes[:, 3:] - 7, letters[:, : echoes.shape[1] - 3])
 
 
+def test_each_further_echo_of_a_cycle_repeats_the_letter_before() -> None:
+    """Cycles of two letters and two echoes: the first echo repeats the letter 3 before the last, the other the 4th."""
+    rows = Echo(letters=7, distance=3, fresh=2, echoes=2).open().batch(0, 0, 64, 39).reshape(64, 10, 4)
+    letters, echoes = rows[..., :2].reshape(64, 20), rows[..., 2:] - 7
+    for cycle in range(3, 10):
+        last = 2 * cycle + 1
+        assert np.array_equal(echoes[:, cycle], letters[:, [last - 3, last - 4]])
+
+
 @pytest.mark.parametrize("seq_len", [6, 32, 61])
 @pytest.mark.parametrize("source", ECHOES, ids=str)
 def test_predictable_targets_and_their_entropy_are_those_of_searching_the_rows(source: Echo, seq_len: int) -> None:
