@@ -109,6 +109,9 @@ class StableAdam(Adam):
 
     The RMS is large where the second moment lags behind the gradient (StableAdamW, Wortsman et al. 2023,
     arXiv:2304.13013, alg. 2).  v counts with its bias corrected, and as epsilon squared at least.
+
+    There the learning rate is divided, and weight decay with it (as in pytorch_optimizer); here decay, a later link,
+    keeps its size.
     """
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
@@ -174,7 +177,8 @@ class Adopt(TwoMoments):
     """Divide each gradient by the second moment *before* it, then average the quotients (arXiv:2411.02853, alg. 2).
 
     The first step only begins the second moment.  Quotients are clipped at step ** ``adopt_clip_power``; without that a
-    spike is divided by a moment that knows nothing of it.
+    spike is divided by a moment that knows nothing of it.  Weight decay, a later link, acts in the first step, too; in
+    the authors' package (torch-adopt 0.1) it begins with the second.
     """
 
     beta1: PerRun = bounded(at_least=0, below=1)
