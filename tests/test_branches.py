@@ -21,7 +21,7 @@ from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.sensitivity import judge
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.responses.branching import Branch
+from lab.responses.between_steps import Branch
 from lab.responses.response import Action, Memory, Reading
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES

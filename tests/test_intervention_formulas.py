@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.core.hooks import HookPoint, Predictions, listening
-from lab.interventions.spectral import spectral_norm
+from lab.interventions.weights import spectral_norm
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer
 from lab.model.loss import losses

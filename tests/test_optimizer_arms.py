@@ -14,7 +14,7 @@ from lab.core.schema import stack
 from lab.optim.links import Link, Now
 from lab.optim.links.adam import Adam, AdamBeta2Ramp
 from lab.optim.links.clipping import Clip, ClipRelative, ClipUpdate
-from lab.optim.links.decay import DecayLRSquared
+from lab.optim.links.learning_rate import DecayLRSquared
 from lab.optim.optimizer import build_optimizer
 from pieces import CPU, optimizer, recipe
 

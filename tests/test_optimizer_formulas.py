@@ -15,14 +15,11 @@ from lab.core.roles import Role
 from lab.core.schema import stack
 from lab.optim.links import Link, Now
 from lab.optim.links.adam import Adam, AdamAtan2, AdEMAMix, Adopt, GIAdam, Spam, StableAdam
-from lab.optim.links.averaging import ScheduleFree
-from lab.optim.links.clipping import AdaGC, StableSpam, ZClip
-from lab.optim.links.decay import CautiousDecay, CorrectedDecay, Decay
-from lab.optim.links.learning_rate import Cautious, ToWeightNorm
-from lab.optim.links.momentum import Lion
+from lab.optim.links.clipping import AdaGC, SkipSigma, StableSpam, ZClip
+from lab.optim.links.learning_rate import Cautious, CautiousDecay, CorrectedDecay, Decay, ToWeightNorm
+from lab.optim.links.momentum import Lion, ScheduleFree
 from lab.optim.links.muon import NEWTON_SCHULZ, Muon, orthogonalize
 from lab.optim.links.projections import KeepNorm, QKClip, SpectralCap
-from lab.optim.links.skipping import SkipSigma
 from lab.optim.optimizer import build_optimizer
 from pieces import CPU, optimizer, recipe
 

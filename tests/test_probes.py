@@ -20,8 +20,8 @@ from lab.interventions.loss_terms import ZLoss
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.links import Now
-from lab.probes.gradients import HeldOutLoss
 from lab.probes.listener import Listener, ProbesConfig, probe
+from lab.probes.updates import HeldOutLoss
 from pieces import intervention, model, optimizer, recipe, tokens, weights_of
 from tests import reference
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lab.core.hooks import Act, HookIntervention, HookPoint, WeightIntervention
 from lab.core.registry import INTERVENTIONS
-from lab.interventions.queries_and_keys import UnitQueriesAndKeys, unit
+from lab.interventions.attention import UnitQueriesAndKeys, unit
 from lab.model.config import ModelConfig
 from lab.model.layers import Scale
 

@@ -9,17 +9,29 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from lab.core.axes import in_whole_vectors
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import bounded
-from lab.interventions.attention import AcrossHeads
 from lab.interventions.blocks import Bias
 from lab.model.config import ModelConfig
 from lab.model.layers import LAYERNORM_EPS, LayerNorm, Scale
 from lab.model.low_precision import rounded_gain
+
+
+class AcrossHeads(nn.Module):
+    """Applies a layer of ``[r b t d]`` to heads ``[r b h t k]``, joined and split again."""
+
+    def __init__(self, layer: LayerNorm) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_rbhtk: Tensor) -> Tensor:
+        x_rbtd: Tensor = self.layer(rearrange(x_rbhtk, "r b h t k -> r b t (h k)"))
+        return rearrange(x_rbtd, "r b t (h k) -> r b h t k", h=x_rbhtk.shape[2])
 
 
 def rms_normalized(x_r: Tensor) -> Tensor:

@@ -1,17 +1,121 @@
-"""Interventions on how weights are trained: gains that stay at one, their learning rate, a head without a mean."""
+"""Interventions on weights: initial values, the spectral norm, and how gains, learning rates and head are trained."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from lab.core.hooks import WeightIntervention
+from lab.core.axes import nonzero
+from lab.core.hooks import Act, HookIntervention, HookPoint, WeightIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.roles import Role
 from lab.core.schema import bounded
+from lab.model.config import ModelConfig
+from lab.model.layers import Scale
+
+OUTPUT_PROJECTIONS = (".attention.output", ".mlp_down")
+
+
+class InitialValues(HookIntervention):
+    """An intervention that attaches to nothing."""
+
+    hook_points: ClassVar = ()
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module | None:
+        return None
+
+
+@INTERVENTIONS.register("head_init")
+@dataclass(frozen=True)
+class HeadInit(InitialValues):
+    """Draw the head with standard deviation ``std``; at 0 the loss starts at log vocabulary, and blocks learn later."""
+
+    excludes: ClassVar = ("tied_head",)
+    std: float = bounded(at_least=0)
+
+    def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
+        return self.std if weight == "head" else std
+
+
+@INTERVENTIONS.register("zero_init_projections")
+@dataclass(frozen=True)
+class ZeroInitProjections(InitialValues):
+    """The projections back to the residual stream start at zero, so each block is at first the identity."""
+
+    excludes: ClassVar = ("deepnorm",)
+
+    def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
+        return 0.0 if weight.endswith(OUTPUT_PROJECTIONS) else std
+
+
+@INTERVENTIONS.register("small_init")
+@dataclass(frozen=True)
+class SmallInit(InitialValues):
+    """Std sqrt(2/(5 width)) everywhere, that of the projections back over sqrt(2 depth) (arXiv:2312.16903, sec. 2)."""
+
+    excludes: ClassVar = ("deepnorm", "embedding_init", "head_init", "zero_init_projections")
+
+    def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
+        small = math.sqrt(2 / (5 * config.width))
+        return small / math.sqrt(2 * config.depth) if weight.endswith(OUTPUT_PROJECTIONS) else small
+
+
+SQUARINGS = 7  # of the Gram matrix, which makes 2^7 steps of the power iteration
+
+
+@INTERVENTIONS.register("sigma_reparam")
+@dataclass(frozen=True)
+class SigmaReparam(HookIntervention):
+    """Divide each matrix of the blocks by its spectral norm, times a learned number (arXiv:2303.06296, sec. 3).
+
+    The number starts at 1 + sqrt(outputs / inputs), the spectral norm of a wide random matrix of std 1/sqrt(inputs), so
+    a model begins nearly as it would without.  A matrix of zeros, as that of the queries is at first in ``mup_full``,
+    is divided by 1 (as in ``flax.linen.SpectralNorm``); it has a norm from its first update on.
+    """
+
+    normalizes_queries_and_keys: ClassVar = True
+    hook_points: ClassVar = {"weight": Act.NORMALIZE}
+    excludes: ClassVar = ("zero_init_projections", "ngpt")
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return UnitSpectralNorm(runs)
+
+
+class UnitSpectralNorm(Scale):
+    """A matrix ``[r i o]`` over its spectral norm, times a gain."""
+
+    def __init__(self, runs: int) -> None:
+        super().__init__(runs, (1,))
+
+    def forward(self, weight_rio: Tensor) -> Tensor:
+        inputs, outputs = weight_rio.shape[1:]
+        unit_rio = weight_rio / nonzero(spectral_norm(weight_rio))
+        return super().forward(unit_rio) * (1 + math.sqrt(outputs / inputs))
+
+
+def spectral_norm(weight_rio: Tensor) -> Tensor:
+    """Largest singular value ``[r 1 1]``, differentiable with its singular vectors held fixed.
+
+    Vectors are multiplied entry by entry: bits of products of few multiplications may depend on the runs beside a run.
+    """
+    with torch.no_grad():
+        gram_roo = weight_rio.transpose(-1, -2) @ weight_rio
+        for _ in range(SQUARINGS):
+            trace_r = gram_roo.diagonal(dim1=-2, dim2=-1).sum(-1)
+            gram_roo = torch.linalg.matrix_power(gram_roo / nonzero(trace_r)[:, None, None], 2)
+        most_r11 = gram_roo.diagonal(dim1=-2, dim2=-1).argmax(-1)[:, None, None]
+        right_r1o = _unit(gram_roo.gather(-2, most_r11.expand(-1, 1, gram_roo.shape[-1])), -1)
+        left_ri1 = _unit((weight_rio * right_r1o).sum(-1, keepdim=True), -2)
+    return (weight_rio * (left_ri1 * right_r1o)).sum((-2, -1), keepdim=True)
+
+
+def _unit(vector_r: Tensor, axis: int) -> Tensor:
+    return vector_r / nonzero(vector_r.square().sum(axis, keepdim=True).sqrt())
 
 
 @INTERVENTIONS.register("fixed_gains")

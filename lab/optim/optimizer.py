@@ -17,7 +17,7 @@ from lab.core.registry import LINKS
 from lab.core.roles import NUMBERED, Role, numbered_as
 from lab.core.schema import build, text_value
 from lab.optim.links import Link, Now, Tensors
-from lab.optim.links.skipping import Gate
+from lab.optim.links.clipping import Gate
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,84 @@
-"""Probes of the backward pass and the update.
+"""Probes of gradients, updates and weights, of the gradient noise, and of the batch and its sources.
 
 A norm is one number per run, ``[r]``; an RMS or a ratio is one per weight tensor and run, by the tensor's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from lab.core.axes import over, per_run_cosine, per_run_dot, per_run_mean, per_run_norm, per_run_rms
-from lab.core.hooks import HeldOut
+from lab.core.hooks import HeldOut, announce, listening
 from lab.probes.listener import probe
+
+Tensors = dict[str, Tensor]
+
+
+def begin_earlier(kinds: Collection[str], weights: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """The tensors kept for probes of these announcements, by ``gradient.WEIGHT`` and ``weight.WEIGHT``."""
+    earlier: dict[str, Tensors] = {}
+    if "successive_gradients" in kinds:
+        earlier["previous"] = {f"gradient.{name}": torch.zeros_like(weight) for name, weight in weights.items()}
+    if "initial_parameters" in kinds:
+        earlier["initial"] = {f"weight.{name}": weight.detach().clone() for name, weight in weights.items()}
+    return earlier
+
+
+@torch.no_grad()
+def compare_with_earlier(
+    state: Mapping[str, Tensors], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> None:
+    """Announce gradients and weights with the earlier ones, after an update or one left out, and keep the gradients."""
+    if "previous" in state:
+        before = {name: state["previous"][f"gradient.{name}"] for name in gradients}
+        announce("successive_gradients", "", gradients, before)
+        for name, gradient in gradients.items():
+            before[name].copy_(gradient)
+    if "initial" in state:
+        announce("initial_parameters", "", weights, {name: state["initial"][f"weight.{name}"] for name in weights})
+
+
+class HeldOutLoss:
+    """Gradients of the loss on held-out windows, computed where a probe asks for them.
+
+    Args:
+        gradients_of: gradients, by weight, and loss of weights and windows ``[r b t+1]``.
+        weights: before the update.
+        windows_rbt: the held-out windows, the same for all runs.
+        rates: the learning rate ``[r]`` of each weight at this step, as a function of its name.
+    """
+
+    def __init__(
+        self,
+        gradients_of: Callable[[Tensors, Tensor], tuple[Tensors, Tensor]],
+        weights: Tensors,
+        windows_rbt: Tensor,
+        rates: Callable[[str], Tensor | float],
+    ) -> None:
+        self.gradients_of, self.weights, self.windows_rbt, self.rates = gradients_of, weights, windows_rbt, rates
+
+    @cached_property
+    def gradients(self) -> Tensors:
+        """The gradient at the weights, computed once for several probes."""
+        return self._gradients(self.weights)
+
+    def steps(self, directions: Mapping[str, Tensor]) -> Tensors:
+        """Multiply directions by their learning rates: the amounts that an update subtracts from the weights."""
+        return {name: direction * over(self.rates(name), direction) for name, direction in directions.items()}
+
+    def gradients_after(self, steps: Mapping[str, Tensor]) -> Tensors:
+        """The gradient at the weights less these steps."""
+        return self._gradients({name: weight - steps[name] for name, weight in self.weights.items()})
+
+    def _gradients(self, weights: Tensors) -> Tensors:
+        # what the passes announce is not of the step
+        with torch.enable_grad(), listening(None):
+            return self.gradients_of(weights, self.windows_rbt)[0]
+
 
 LARGE = 0.8  # of an entry of the update, whose size is about 1 at most once gradients agree for long
 
@@ -164,3 +230,26 @@ def _bimodality(tensor_r: Tensor) -> Tensor:
     centred_r = tensor_r - over(per_run_mean(tensor_r), tensor_r)
     square_r, cube_r, fourth_r = (per_run_mean(centred_r**power) for power in (2, 3, 4))
     return (cube_r.square() / square_r**3 + 1) * square_r.square() / fourth_r
+
+
+@probe(event="noise")
+def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Trace of the gradient's covariance and squared norm of the true gradient, of each group of weights.
+
+    Unbiased, from all micro-batches of the steps since the last measurement (McCandlish et al. 2018, app. A.1).
+    The noise scale is the ratio of their averages; its unit is a sequence.
+    """
+    steps_r = noise["steps"]
+    return {name: sum_r / steps_r for name, sum_r in noise.items() if name != "steps"}
+
+
+@probe(event="batch")
+def batch(sequences_r: Tensor, tokens_r: Tensor) -> dict[str, Tensor]:
+    """Sequences of the update, and tokens seen before it."""
+    return {"sequences": sequences_r, "tokens": tokens_r}
+
+
+@probe(event="sources")
+def source_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Windows of the update that are of each source of a mixture, by its name; of other data there is none."""
+    return rows

@@ -15,24 +15,18 @@ import lab.data
 import lab.interventions.attention
 import lab.interventions.attention_weights
 import lab.interventions.blocks
-import lab.interventions.branches
 import lab.interventions.embedding
 import lab.interventions.fp16
-import lab.interventions.initial_values
 import lab.interventions.loss_terms
 import lab.interventions.ngpt
 import lab.interventions.norms
-import lab.interventions.queries_and_keys
-import lab.interventions.spectral
 import lab.interventions.weights
 import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
-import lab.probes.noise
-import lab.probes.rounding
 import lab.probes.updates
 import lab.records.trackers
-import lab.responses  # noqa: F401  (these fifteen fill the registries)
+import lab.responses  # noqa: F401  (these fill the registries)
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, WeightIntervention, changes_weights
 from lab.core.registry import (
@@ -58,8 +52,7 @@ from lab.optim.links import Link
 from lab.optim.links.adam import Adam
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
-from lab.responses.between_steps import EarlierState
-from lab.responses.branching import OF_ADAM, Branch
+from lab.responses.between_steps import OF_ADAM, Branch, EarlierState
 from lab.training.checkpoint import CheckpointConfig
 
 FEWEST_TARGETS = 1024  # of a short validation

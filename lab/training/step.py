@@ -25,8 +25,7 @@ from lab.model.low_precision import LowPrecision, RoundingPass, rounding_pass
 from lab.model.transformer import Transformer
 from lab.optim.links import Now, Tensors
 from lab.optim.optimizer import Optimizer
-from lab.probes.earlier import begin_earlier, compare_with_earlier
-from lab.probes.gradients import HeldOutLoss
+from lab.probes.updates import HeldOutLoss, begin_earlier, compare_with_earlier
 from lab.responses.response import Gate
 from lab.training import accumulation
 from lab.training.accumulation import Accumulation, sum_in_fp16

@@ -5,14 +5,11 @@ A link reads its numbers by field name out of ``conf/optimizer/NAME.yaml``.  Upd
 """
 
 import lab.optim.links.adam
-import lab.optim.links.averaging
 import lab.optim.links.clipping
-import lab.optim.links.decay
 import lab.optim.links.learning_rate
 import lab.optim.links.momentum
 import lab.optim.links.muon
-import lab.optim.links.projections
-import lab.optim.links.skipping  # noqa: F401  (these nine fill the registry)
+import lab.optim.links.projections  # noqa: F401  (these six fill the registry)
 from lab.optim.links.link import Link as Link
 from lab.optim.links.link import Now as Now
 from lab.optim.links.link import Tensors as Tensors

@@ -1,10 +1,10 @@
-"""Links that make a direction from one moment of the gradient, or none."""
+"""Links that make a direction from one moment of the gradient, or none, and links that evaluate averaged weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from lab.core.axes import over
 from lab.core.registry import LINKS
 from lab.core.schema import PerRun, bounded
-from lab.optim.links.link import Link, Now, Tensors
+from lab.optim.links.link import Link, Now, Tensors, per_run
+from lab.optim.schedule import Constant
 
 
 @LINKS.register("sgd")
@@ -74,3 +75,45 @@ class Lion(Link):
             direction[name] = torch.where(mixed.isnan(), mixed, mixed.sign())  # the sign of NaN is 0
             mean.mul_(over(self.beta2, mean)).add_(gradient * over(1 - self.beta2, mean))
         return direction
+
+
+@LINKS.register("schedule_free")
+@dataclass(frozen=True)
+class ScheduleFree(Link):
+    """Train between a fast sequence z and its average x, and evaluate x (Defazio et al. 2024, arXiv:2405.15682).
+
+    The weights are y = (1 - b) z + b x with b = ``interpolation``; each step, taken from the gradient at y, moves z.
+    Then x moves to z by the share of this step's squared learning rate, the largest so far, in the sum of all.  It
+    stands for momentum, so the direction has none, and for a schedule, of which a warm-up is left.
+    """
+
+    takes: ClassVar = ("step",)
+    needs_whole_weights: ClassVar = True
+    interpolation: PerRun = bounded(at_least=0, at_most=1)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
+        sequences = {f"{which}.{name}": w.detach().clone() for name, w in weights.items() for which in ("fast", "mean")}
+        return {"largest": per_run(weights), "sum": per_run(weights), **sequences}
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        largest_r, sum_r = state["largest"], state["sum"]
+        largest_r.copy_(torch.maximum(largest_r, now.shape_r.to(largest_r)))
+        sum_r.add_(largest_r.square())
+        share_r = torch.where(sum_r == 0, 0.0, largest_r.square() / sum_r)
+        steps = {}
+        for name, step in updates.items():
+            fast, mean = state[f"fast.{name}"], state[f"mean.{name}"]
+            fast.sub_(step)
+            # by differences, so that nothing moves while both are equal
+            mean.add_((fast - mean) * over(share_r, mean))
+            steps[name] = now.weights[name] - (mean + (fast - mean) * over(1 - self.interpolation, mean))
+        return steps
+
+    def evaluated(self, state: Tensors) -> Tensors:
+        """The averages x."""
+        return {name.removeprefix("mean."): mean for name, mean in state.items() if name.startswith("mean.")}
+
+    def objection(self, config: Any) -> str | None:
+        if not isinstance(config.schedule.entry, Constant):
+            return f"averages in place of a schedule, and schedule={config.schedule.name} decays; say schedule=constant"
+        return None

@@ -14,7 +14,7 @@ from lab.core.distributed import max_over_ranks
 from lab.core.registry import LINKS
 from lab.core.roles import MATRICES, Role
 from lab.core.schema import PerRun, bounded, one_of
-from lab.optim.links.decay import Decay, DecayLRSquared
+from lab.optim.links.learning_rate import Decay, DecayLRSquared
 from lab.optim.links.link import Link, Now, Tensors
 
 QUERY, KEY = ".attention.query", ".attention.key"
