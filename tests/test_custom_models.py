@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,11 @@ from lab.core.hooks import HookPoint
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.core.schema import PerRun
 from lab.model.custom import check_custom_model
+from lab.records.run_table import size_name
+from lab.records.store import Records
+from lab.sweeping import dry_run
+from lab.sweeping.capacity import Host
+from lab.sweeping.planner import points
 from lab.training.building import check_custom, check_ranks
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
@@ -230,6 +236,26 @@ def test_listening_changes_no_bits_and_all_parameters_count() -> None:
     assert repr([result for result, _ in heard]) == repr([result for result, _ in deaf])
     counts = {result[key] for result, _ in heard for key in ("parameters", "parameters_without_embeddings")}
     assert counts == {sum(weight.numel() for weight in Mlp(16, 2, 256).parameters())}
+
+
+def test_a_dry_run_says_that_it_counts_the_embeddings_of_a_custom_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "run_trials", lambda *_: [dry_run.Trial(1.0, 1e9, 1e9, (7, 7))])
+    own, transformer = ("\n".join(dry_run.estimate([points([tree(*words)])], 0, Host())) for words in (MLP, ()))
+    assert "7 parameters each (embeddings included)" in own
+    assert "7 parameters each (7 without embeddings)" in transformer
+
+
+def test_sizes_say_whether_they_count_embeddings() -> None:
+    runs = pd.DataFrame({"versions": ["", ""]})
+    named = [
+        size_name(Records(runs.assign(**guest), pd.DataFrame()))
+        for guest in ({}, {"guest": ["own", "own"]}, {"guest": ["own", None]})
+    ]
+    assert named == [
+        "parameters without embeddings",
+        "parameters with embeddings",
+        "parameters without embeddings (with them in custom models)",
+    ]
 
 
 def test_bf16_is_autocast_of_the_forward_pass() -> None:

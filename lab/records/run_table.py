@@ -293,8 +293,16 @@ def is_imported(records: Records) -> bool:
 
 
 def size_name(records: Records) -> str:
-    """The quantity that sizes are; nobody knows which parameters a table of other runs counts."""
-    return "model size" if is_imported(records) else "parameters without embeddings"
+    """The quantity that sizes are.
+
+    Nobody knows which parameters a table of other runs counts, nor which of a custom model's are embeddings.
+    """
+    if is_imported(records):
+        return "model size"
+    custom = records.runs["guest"].notna() if "guest" in records.runs else pd.Series(False, records.runs.index)
+    if custom.all():
+        return "parameters with embeddings"
+    return f"parameters without embeddings{' (with them in custom models)' * bool(custom.any())}"
 
 
 def write(folder: Path, records: Records, command: str, *, replace: bool = False) -> bool:

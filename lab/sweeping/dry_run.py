@@ -238,8 +238,8 @@ def _fleet_line(config: RunConfig, trial: Trial | None) -> str:
     if trial is None:
         return f"{flops}, too large for the free memory, so its halves would train one after the other"
     total, bare = trial.parameters
-    size = f"{total:,} parameters each ({bare:,} without embeddings), {flops}"
-    return f"{size}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"
+    counted = "embeddings included" if config.guest else f"{bare:,} without embeddings"
+    return f"{total:,} parameters each ({counted}), {flops}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"
 
 
 def _total_line(trials: Sequence[Trial], at_once: int, host: Host) -> str:

@@ -17,6 +17,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.rendering.style import DASHED
 from lab.analysis.text import count
+from lab.records.run_table import size_name
 from lab.records.store import Records
 
 # Lines are drawn up to this many times the largest size.
@@ -60,7 +61,7 @@ def _draw(records: Records, forecast_quantity: ForecastQuantity, quantity: Quant
     shades = style.shades(pd.concat([forecast.runs for forecast in forecasts])["lr"], style.LR_SHADES)
     sheet, facet_axes = layout.facets([forecast.arm for forecast in forecasts], [quantity.name], 19.0)
     for forecast, (axes,) in zip(forecasts, facet_axes, strict=True):
-        _panel(axes, forecast, shades, quantity, limit_name)
+        _panel(axes, forecast, shades, quantity, limit_name, size_name(records))
     _value_axis(sheet.figure.axes[0], forecasts)
     sheet.keys(("peak learning rate", layout.line_keys(shades)))
     for kind, sentence in SENTENCES.items():
@@ -68,7 +69,9 @@ def _draw(records: Records, forecast_quantity: ForecastQuantity, quantity: Quant
     return sheet
 
 
-def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity: Quantity, limit_name: str) -> None:
+def _panel(
+    axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity: Quantity, limit_name: str, size: str
+) -> None:
     lines, largest_fitted = _fitted(forecast)
     ends = (forecast.sizes[0], largest_fitted, AHEAD * forecast.sizes[-1] if forecast.scored else largest_fitted)
     for lr, line in lines.items():
@@ -84,7 +87,7 @@ def _panel(axes: Axes, forecast: Forecast, shades: Mapping[float, str], quantity
     if forecast.limit > 0:
         panels.level(axes, forecast.limit, limit_name, LIMIT_DASHES)
     first, last = forecast.sizes[0], AHEAD * forecast.sizes[-1]
-    scales.x_axis(axes, "parameters without embeddings", [first, last], scales.decades([first, last]), count)
+    scales.x_axis(axes, size, [first, last], scales.decades([first, last]), count)
 
 
 def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, quantity: Quantity) -> None:
