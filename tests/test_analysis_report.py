@@ -1,5 +1,6 @@
 """The page, the figures and the plain summary, made from planted records."""
 
+import json
 import math
 import os
 import re
@@ -411,6 +412,22 @@ def test_a_folder_that_fails_is_a_line_of_the_index_and_the_others_have_their_pa
         assert re.search(rf"<li>{name}: .*{reason}", index)
 
 
+@pytest.mark.usefixtures("in_this_process", "undrawn")
+def test_reports_for_programs_name_their_files(tmp_path, capsys):
+    for name in ("one", "other"):
+        planted.write(tmp_path / "all" / name, list(planted.cards(**LONE)))
+    made = []
+    for folder in (tmp_path / "all", tmp_path / "all/one"):
+        assert main(["report", str(folder), "--json"]) == 0
+        made.append(json.loads(capsys.readouterr().out))
+    assert [one["index"] for one in made] == [str(tmp_path / "all/index.html"), None]
+    pages = [[report["page"] for report in one["reports"]] for one in made]
+    assert pages == [[str(tmp_path / f"all/{name}/report.html") for name in ("one", "other")], [pages[0][0]]]
+    assert made[1]["reports"][0]["answer"]
+    assert main(["report", str(tmp_path / "all/one"), "--format", "pdf", "--json"]) == 0
+    assert all(path.endswith(".pdf") for path in json.loads(capsys.readouterr().out)["figures"])
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_a_linked_folder_that_leaves_the_parent_is_skipped_and_stays_as_it_is(tmp_path, capsys):
     away = planted.write(tmp_path / "away", list(planted.cards(**LONE)))
@@ -420,7 +437,7 @@ def test_a_linked_folder_that_leaves_the_parent_is_skipped_and_stays_as_it_is(tm
     before = sorted(away.rglob("*"))
     for words in ([], ["--format", "pdf"]):
         assert main(["report", str(tmp_path / "all"), *words]) == 0
-        said = capsys.readouterr().out
+        said = capsys.readouterr().err
         assert f"skipped: {tmp_path}/all/theirs is a link that leads out of {tmp_path}/all\n" in said
         assert sorted(away.rglob("*")) == before
     assert {"mine/report.html", "again/report.html"} <= set(Links((tmp_path / "all/index.html").read_text()).links)

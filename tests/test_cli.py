@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -230,9 +231,24 @@ def test_an_empty_sweep_file_is_refused(content: str, capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "lab: mine.yaml must hold keys and values, as the files in sweeps/ do\n")
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lab("--version") == 0
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version_is_that_of_the_package(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab(word) == 0
     assert capsys.readouterr().out == f"instability-lab {version('instability-lab')}\n"
+
+
+def test_output_that_is_read_in_part_ends_as_sigpipe_ends_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["list"], ["leaderbord"], ["claims", ".", "--html", "pipe"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        Path("pipe").unlink(missing_ok=True)
+        Path("pipe").symlink_to(f"/dev/fd/{writer}")
+        with monkeypatch.context() as patch, open(writer, "w") as closed:
+            patch.setattr(sys, "stdout", closed)
+            code = lab(*words)
+            with suppress(BrokenPipeError):
+                closed.close()
+        assert code == (2 if words == ["leaderbord"] else 141)
 
 
 def test_one_run_ends_with_its_loss(capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,6 +419,15 @@ def test_list_names_what_can_be_named(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr().out
     for word in ("quickstart", "d128", "z_loss", "adamw_coupled", "cosine", "stdlib", "eps_ratio", "figures:"):
         assert word in said
+
+
+def test_lists_for_programs_hold_the_same_names_and_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab("list", "models", "optimizers", "--json") == 0
+    named = json.loads(capsys.readouterr().out)
+    assert lab("list", "optimizers") == 0
+    assert [line.split("  ", 1)[0] for line in capsys.readouterr().out.splitlines()] == list(named["optimizers"])
+    assert named["models"]["d128"] == "width 128, depth 2, head width 16"
+    assert lab("list", "optimisers", "--json") == 2
 
 
 def test_help_needs_no_torch_and_the_report_neither() -> None:

@@ -272,7 +272,7 @@ def await_lines(path: Path, lines: int) -> None:
 
 def test_the_command_of_an_alarm_gets_it_as_json_and_may_fail(log: Path) -> None:
     """A follower that is killed outright goes on with the next alarm; SIGTERM and Ctrl-C end it with an exit code."""
-    command = "cat >> got.jsonl; echo >> got.jsonl; echo no network >&2; exit 3"
+    command = "cat >> got.jsonl; echo no network >&2; exit 3"
     append(log, *LINES[:520])
     process = following(log, "--on-alarm", command)
     await_lines(log.parent / "got.jsonl", 1)

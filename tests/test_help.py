@@ -39,6 +39,13 @@ def test_the_help_of_a_command_shows_form_options_and_an_example(
         assert any(line.split() == [*form.split(), *meaning.split()] for line in lines), form
 
 
+def test_help_is_a_word_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "help") == said(capsys, "--help")
+    assert said(capsys, "help", "status") == said(capsys, "status", "--help")
+    assert main(["help", "stats"]) == 2
+    assert "nearest: status" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", [word for word in usage.COMMANDS if word not in REQUESTS])
 def test_an_example_is_read_by_the_parser_of_its_command(word: str) -> None:
     usage.OptionParser(word).read(shlex.split(usage.COMMANDS[word].example))
@@ -54,7 +61,7 @@ def test_options_of_requests_are_those_that_requests_take() -> None:
 
 def test_options_of_an_import_are_its_columns() -> None:
     columns = {f"--{key.replace('_', '-')}" for key in run_table.Columns._fields}
-    assert {*usage.COMMANDS["import"].parsed_options} == {*columns, "--replace", "--tensorboard"}
+    assert {*usage.COMMANDS["import"].parsed_options} == {*columns, "--replace", "--tensorboard", "--json"}
 
 
 def test_the_help_of_a_run_has_every_key_with_its_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

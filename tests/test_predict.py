@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -495,6 +496,13 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
     again = layout.svg(logit_forecast(store.read(folder)), "logit_forecast")
     assert (folder / "figures" / "logit_forecast.svg").read_text() == again
+    assert main(["predict", str(folder), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["text"] == output.splitlines()
+    forecasts = [one for quantity in (LOGIT, GRADIENT) for one in make_forecasts(store.read(folder), quantity)]
+    assert [fit["slope"] for fit in made["fits"]] == [line.slope for one in forecasts for line in one.lines.values()]
+    assert all(fit["slope_low"] < fit["slope"] < fit["slope_high"] for fit in made["fits"])
+    assert sum(fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == LOGIT.name) == 9
     assert main(["predict"]) == 2
     assert main(["predict", str(tmp_path / "nowhere")]) == 2
 

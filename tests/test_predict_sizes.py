@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -95,6 +96,11 @@ def test_lab_predict_says_what_it_foretells_and_how_well(tmp_path: Path, capsys:
     assert "error at 64M" in text
     assert "640M (10x)" in text
     assert "3 of 3" in text
+    assert main(["predict", str(out), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["text"] == text.splitlines()
+    assert {fit["quantity"] for fit in made["fits"]} <= {sizes.LR, sizes.SENSITIVITY, sizes.ETA_DIV}
+    assert {fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == sizes.LR} == {3}
     assert main(["predict", str(out), "--window", "1e-4", "1e-2"]) == 0
     assert "LR sensitivity (nats/token), over learning rates from 0.0001 to 0.01" in capsys.readouterr().out
     assert main(["predict", str(out), "--window", "1", "2"]) == 2

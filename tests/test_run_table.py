@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import shlex
@@ -122,7 +123,9 @@ def test_the_commands_of_the_page_run_in_their_order(
     assert "from 0.001 to 0.3" in Path("runs/my_trainer/report.html").read_text()
 
 
-def test_runs_of_wandb_become_a_table_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_wandb_become_a_table_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a stand-in for ``wandb``, whose runs have nested configs and summaries."""
     runs = [
         SimpleNamespace(
@@ -137,7 +140,10 @@ def test_runs_of_wandb_become_a_table_as_the_page_says(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     [of_wandb, _] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(of_wandb, {})  # the page's own code
-    assert main(["import", "runs.csv", "out=out"]) == 0
+    for is_new in (True, False):
+        capsys.readouterr()
+        assert main(["import", "runs.csv", "out=out", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"folder": "out", "runs": len(runs), "is_new": is_new}
     records = store.read(tmp_path / "out")
     assert sorted(records.runs["optimizer.lr"].unique()) == sorted(LRS)
     assert set(records.runs["steps"]) == {99}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,14 @@ def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "1 of 2 decided pairs agree: 50 %, 95 % interval" in shown
     assert "In 1 pairs the board predicts the arm that was published as the less stable." in shown
+    assert main(["transfer", str(table), "--board", folder, "--json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert (scored["decided"], scored["agreeing"], scored["opposite"], scored["share"]["mean"]) == (2, 1, 1, 0.5)
+    assert [(one["a"], one["b"], one["predicted"], one["published"], one["agrees"]) for one in scored["pairs"]] == [
+        ("relu", "reference", "a", "a", True),
+        ("relu", "reference", "a", "b", False),
+    ]
+    assert scored["pairs"][0]["difference"]["mean"] == pytest.approx(-0.1, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import traceback
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lab.cli.usage import OptionParser
 from lab.core import machine
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 def _without_m(arguments: list[str]) -> list[str]:
     return [word for word in arguments if word not in ("-m", "--multirun")]
+
+
+def _say_json(value: Any) -> None:
+    say(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False, default=str))
 
 
 def _sweep(arguments: list[str]) -> None:
@@ -63,6 +68,9 @@ def _import(arguments: list[str]) -> None:
     else:
         records = run_table.records_of(run_table.read_table(tables[0]), named, Path(tables[0]).name)
     is_new = run_table.write(Path(out), records, shlex.join(["lab", "import", *arguments]), replace=given.replace)
+    if given.json:
+        _say_json({"folder": out, "runs": len(records.runs), "is_new": is_new})
+        return
     say(f"{len(records.runs)} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
 
 
@@ -75,25 +83,29 @@ def _report(arguments: list[str]) -> None:
     if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     if given.format:
-        for path in _paper_figures(folders, given.format, given.width, window):
+        drawn = _paper_figures(folders, given.format, given.width, window)
+        if given.json:
+            _say_json({"figures": list(drawn)})
+            return
+        for path in drawn:
             say(f"figure: {path}")
         return
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
-    failures: dict[Path, str] = {}
+    index, failures = None, dict[Path, str]()
     if len(folders) == 1 and (several := _results_folders(folders[0])):
         ends = _write_reports(several, window)
         reports = [end for end in ends.values() if not isinstance(end, str)]
         failures = {folder: end for folder, end in ends.items() if isinstance(end, str)}
-        for report in reports:
-            say(f"report: {report.page}")
-        page = build.write_index(folders[0], reports, failures)
-        say(f"index: {page}")
+        lines = [f"report: {report.page}" for report in reports]
+        page = index = build.write_index(folders[0], reports, failures)
     else:
         report, summary = build.make_report(folders, window)
-        page = report.page
-        say(summary)
-        say(f"report: {page}")
+        page, reports, lines = report.page, [report], [summary]
+    if given.json:
+        _say_json({"index": index, "reports": [report._asdict() for report in reports]})
+    else:
+        say("\n".join([*lines, f"{'index' if index else 'report'}: {page}"]))
     if given.open:
         webbrowser.open(page.absolute().as_uri())
     if failures:
@@ -109,7 +121,7 @@ def _results_folders(folder: Path) -> list[Path]:
         if each.resolve().is_relative_to(folder.resolve()):
             inside.append(each)
         else:
-            say(f"skipped: {each} is a link that leads out of {folder}")
+            say(f"skipped: {each} is a link that leads out of {folder}", error=True)
     return inside
 
 
@@ -172,6 +184,9 @@ def _predict(arguments: list[str]) -> None:
     given = OptionParser("predict").read(arguments)
     if len(given.folders) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
+    if given.json:
+        say(report.predict_as_json(given.folders[0], _window(given)))
+        return
     for line in report.predict(given.folders[0], _window(given)):
         say(line)
 
@@ -267,8 +282,8 @@ def _transfer(arguments: list[str]) -> None:
         raise RequestError("lab transfer [TABLE.csv] [--board DIR]; a table has the columns a, b and outcome")
     pairs = transfer.read_outcomes(given.folders[0]) if given.folders else transfer.published()
     board = listing.board_of([Path(given.board)] if given.board else [])
-    for line in transfer.lines(transfer.predict(board, pairs, RESULTS)):
-        say(line)
+    predictions = transfer.predict(board, pairs, RESULTS)
+    say(transfer.as_json(predictions) if given.json else "\n".join(transfer.lines(predictions)))
 
 
 def _power(arguments: list[str]) -> None:
@@ -332,7 +347,7 @@ def _baseline(arguments: list[str]) -> None:
     from lab.analysis.guard import baseline, check
     from lab.analysis.sensitivity import WINDOW
 
-    given = OptionParser("predict").read(arguments)
+    given = OptionParser("baseline").read(arguments)
     word, *paths = given.folders or [Path()]
     if given.window and str(word) != "save":
         raise RequestError("--window goes with lab baseline save; a baseline keeps its window")
@@ -352,7 +367,12 @@ def _baseline(arguments: list[str]) -> None:
 def _list(arguments: list[str]) -> None:
     from lab.cli import listing
 
-    for line in listing.lines(arguments):
+    given = OptionParser("list").read(arguments)
+    named = listing.read_lists([str(name) for name in given.folders])
+    if given.json:
+        _say_json(named)
+        return
+    for line in listing.lines(named):
         say(line)
 
 

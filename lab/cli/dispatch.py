@@ -15,6 +15,7 @@ from lab.core.errors import RequestError, nearest
 from lab.core.printing import say
 
 DONE, FAILED, REFUSED, FAULT = 0, 1, 2, 70
+UNREAD = 141  # as of a program that SIGPIPE ends
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -56,8 +57,8 @@ def _coded(work: Callable[[], None]) -> int:
         if end.code == machine.EXIT_PREEMPTED and distributed.is_first_rank():
             say("lab: preempted; the same command resumes from the checkpoint", error=True)
         return end.code if isinstance(end.code, int) else FAILED if end.code else DONE
-    except BrokenPipeError:
-        return FAILED
+    except BrokenPipeError:  # whoever reads the output, such as head, has read enough
+        return UNREAD
     except Exception:
         say(traceback.format_exc().rstrip(), error=True)
         say("\nA fault of the lab, not of your request; please report it with the lines above.", error=True)
@@ -70,11 +71,13 @@ def _refuse(line: str) -> int:
 
 
 def _dispatch(arguments: Sequence[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    word, *rest = arguments or [""]
+    if word == "help" and rest:  # lab help sweep
+        word, rest = rest[0], ["--help"]
+    if word in ("", "-h", "--help", "help"):
         say(usage.overview())
-        raise SystemExit(DONE if arguments else REFUSED)
-    word, rest = arguments[0], list(arguments[1:])
-    if word == "--version":
+        raise SystemExit(DONE if word else REFUSED)
+    if word in ("--version", "version"):
         say(f"instability-lab {version('instability-lab')}")
         return
     if word in ("-sc", "--shell-completion"):
@@ -83,7 +86,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         say(" ".join(listing.complete(arguments, list(commands.COMMANDS))))
         return
     if word not in commands.COMMANDS:
-        raise RequestError(f"unknown command {word!r}; {nearest(word, commands.COMMANDS)}")
+        raise RequestError(f"unknown command {word!r}; {nearest(word, [*commands.COMMANDS, 'help', 'version'])}")
     if rest in (["--help"], ["-h"]):
         say(usage.command_help(word))
         if word != "train":

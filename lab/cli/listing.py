@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -113,8 +113,8 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 }
 
 
-def lines(names: Sequence[str]) -> Iterator[str]:
-    """Yield the entries of the named lists, or of all lists if none is named.
+def read_lists(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The entries of the named lists, each with a line about it, by the name of the list; of all if none is named.
 
     Raises:
         RequestError: a list is unknown.
@@ -122,13 +122,17 @@ def lines(names: Sequence[str]) -> Iterator[str]:
     for name in names:
         if name not in LISTS:
             raise RequestError(f"unknown list {name!r}; {nearest(name, LISTS)}")
-    indent = "" if len(names) == 1 else "  "
-    for name in names or LISTS:
-        entries = list(LISTS[name]())
-        if len(names) != 1:
+    return {name: dict(LISTS[name]()) for name in names or LISTS}
+
+
+def lines(named: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Yield the lines of lists for a terminal, under their names if there are several."""
+    indent = "" if len(named) == 1 else "  "
+    for name, entries in named.items():
+        if len(named) != 1:
             yield f"{name}:"
-        width = max((len(entry) for entry, _ in entries), default=0)
-        yield from (f"{indent}{entry:{width}}  {line}".rstrip() for entry, line in entries)
+        width = max(map(len, entries), default=0)
+        yield from (f"{indent}{entry:{width}}  {line}".rstrip() for entry, line in entries.items())
 
 
 def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[str]:

@@ -77,6 +77,7 @@ COMMANDS: dict[str, Command] = {
             "--initial-loss COLUMN|NUMBER": "the loss before training, at which a diverged run counts",
             "--tensorboard DIR": "instead of a table, a run per folder of event files; --loss is then a tag",
             "--replace": "replace what was imported from another table",
+            **_JSON,
         },
     ),
     "report": Command(
@@ -88,6 +89,7 @@ COMMANDS: dict[str, Command] = {
             "--format pdf|png": "instead, write the figures for a paper",
             "--width INCHES": "the width of such a figure (default: 3.25)",
             **_WINDOW,
+            **_JSON,
         },
     ),
     "coordcheck": Command(
@@ -100,7 +102,7 @@ COMMANDS: dict[str, Command] = {
         "DIR",
         "forecast at which larger size or learning rate runs will be unstable",
         "results/logit_growth",
-        _WINDOW,
+        {**_WINDOW, **_JSON},
     ),
     "batch": Command(
         "DIR",
@@ -151,7 +153,7 @@ COMMANDS: dict[str, Command] = {
         "[TABLE.csv]",
         "test whether the leaderboard predicts published outcomes, or those of a table",
         "--board runs/leaderboard",
-        {"--board DIR": "the records of the leaderboard (default: the committed ones)"},
+        {"--board DIR": "the records of the leaderboard (default: the committed ones)", **_JSON},
     ),
     "power": Command(
         "DIR CLAIM",
@@ -207,6 +209,7 @@ COMMANDS: dict[str, Command] = {
         "[sweeps|models|interventions|optimizers|data|probes|...]",
         "list the names that can be given, with a line about each",
         "sweeps",
+        _JSON,
     ),
 }
 NOTE = (

@@ -86,7 +86,13 @@ def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
         return
     try:
         done = subprocess.run(
-            command, shell=True, input=plain, text=True, capture_output=True, timeout=LONGEST_COMMAND, check=False
+            command,
+            shell=True,
+            input=f"{plain}\n",
+            text=True,
+            capture_output=True,
+            timeout=LONGEST_COMMAND,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         say(f"--on-alarm: stopped after {LONGEST_COMMAND:g} s", error=True)

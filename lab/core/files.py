@@ -67,6 +67,8 @@ def write_output(path: Path, text: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         try:
             path.write_text(text, encoding="utf-8")
+        except BrokenPipeError:
+            raise
         except OSError as refusal:
             raise RequestError(f"cannot write {path}: {refusal.strerror}") from None
     else:

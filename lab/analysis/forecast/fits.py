@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.text import count
+from lab.analysis.text import count, finite
 from lab.core.errors import RequestError
 
 
@@ -97,6 +97,12 @@ class Line(NamedTuple):
     def slope_error(self) -> float:
         """Half width of the 95 % Student-t interval of the slope; NaN with two points."""
         return _quantile(self.points - 2) * self.scatter / math.sqrt(self.spread)
+
+    @property
+    def plain(self) -> dict[str, float | None]:
+        """The slope with its 95 % interval, in plain values; None where it has no interval."""
+        ends = {"slope_low": self.slope - self.slope_error, "slope_high": self.slope + self.slope_error}
+        return {"slope": float(self.slope), **{name: finite(float(end)) for name, end in ends.items()}}
 
     def predict(self, size: float | np.ndarray) -> Prediction:
         """Predict one new run at each size (parameters), with its Student-t prediction interval.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -20,7 +22,7 @@ from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, ForecastScore, make_forecasts
 from lab.analysis.rendering import layout
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.text import count, listed, plain_text, spell
+from lab.analysis.text import count, finite, listed, plain_text, spell
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import run_table
@@ -190,6 +192,51 @@ def predict(folder: Path, window: Window | None = None) -> list[str]:
         files.write_text(path, layout.svg(figure, draw.__name__), within=folder)
         lines.append(f"figure: {path}")
     return lines
+
+
+def predict_as_json(folder: Path, window: Window | None = None) -> str:
+    """What ``predict`` gives, as a JSON object: its lines of ``text``, and the numbers of each fit; null where unknown.
+
+    Raises:
+        RequestError: see ``predict``.
+    """
+    text, records = predict(folder, window), load(folder)
+    fitted = sizes.plain(records, window or WINDOW) if run_table.is_imported(records) else _plain(records)
+    return json.dumps({"fits": fitted, "text": text}, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(records: Records) -> list[dict[str, Any]]:
+    """The lines over size of both quantities, each of an arm and a learning rate."""
+    rows = []
+    for quantity in (LOGIT, GRADIENT):
+        with suppress(RequestError):  # a quantity that was not recorded
+            for forecast in make_forecasts(records, quantity):
+                for lr, line in forecast.lines.items():
+                    row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": finite(forecast.limit)}
+                    rows.append(
+                        {
+                            **row,
+                            "sizes": list(map(int, forecast.sizes)),
+                            **line.plain,
+                            **_plain_ends(forecast, quantity, lr),
+                        }
+                    )
+    return rows
+
+
+def _plain_ends(forecast: Forecast, quantity: ForecastQuantity, lr: float) -> dict[str, Any]:
+    """Where a line crosses the limit, and how it did on the size that was held out."""
+    ends: dict[str, Any] = {"crossing": None, "held_out": None}
+    if lr in forecast.scored and not math.isnan(forecast.limit):
+        smallest, largest = forecast.sizes[0], forecast.sizes[-1]
+        crossing = fits.size_beyond(forecast.lines[lr], forecast.limit, quantity.sign, smallest, largest)
+        ends["crossing"] = {name: finite(value) for name, value in crossing._asdict().items()}
+    if forecast.score is not None and lr in forecast.score.table.index:
+        held_out = forecast.score.table.loc[lr].to_dict()
+        ends["held_out"] = {"size": int(forecast.score.size)} | {
+            name: finite(float(value)) for name, value in held_out.items()
+        }
+    return ends
 
 
 def _check_scored(records: Records) -> None:

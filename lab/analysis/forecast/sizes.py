@@ -113,6 +113,25 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
     return [*lines, *textwrap.wrap(LEGEND, line_length)]
 
 
+def plain(records: Records, window: Window) -> list[dict[str, Any]]:
+    """The fits of all quantities in every arm in plain values; None where a number is not finite.
+
+    Raises:
+        RequestError: see ``observe``.
+    """
+    observed, rows = observe(records, window), []
+    for quantity in (LR, SENSITIVITY, ETA_DIV):
+        for arm, runs in observed.groupby("arm", sort=False):
+            if (made := make_forecast(runs.assign(value=runs[quantity]))) is None:
+                continue
+            sizes = sorted(map(int, made.runs["size"].unique()))
+            held_out = {"size": sizes[-1], "error": made.error, "unchanged": made.unchanged, "inside": made.inside}
+            rows.append(
+                {"quantity": quantity, "arm": str(arm), "sizes": sizes, **made.line.plain, "held_out": held_out}
+            )
+    return rows
+
+
 def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
     runs, line = forecast.runs, forecast.line
     largest = runs["size"].max()

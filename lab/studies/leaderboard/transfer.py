@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -16,7 +17,7 @@ from lab.analysis.judging.effects import FEWEST_SIZES, slope
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, share_interval, student_t
-from lab.analysis.text import listed, plain_text
+from lab.analysis.text import finite, listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.shipped import load
@@ -366,6 +367,49 @@ def table(predictions: Sequence[Prediction]) -> pd.DataFrame:
             "source": [f"{one.pair.source}{one.pair.size and f' ({one.pair.size})'}" for one in predictions],
         }
     )
+
+
+def as_json(predictions: Sequence[Prediction]) -> str:
+    """The pairs and the score as a JSON object; null where unknown."""
+    counted = score(predictions)
+    content = {
+        "pairs": [_plain(one) for one in predictions],
+        "decided": counted.decided,
+        "agreeing": counted.agreeing,
+        "opposite": counted.opposite,
+        "share": {end: finite(getattr(counted.share, end)) for end in ("mean", "low", "high")},
+        "rank_correlations": {name: finite(value) for name, value in rank_correlations(predictions).items()},
+    }
+    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(one: Prediction) -> dict[str, Any]:
+    pair, (value_a, value_b) = one.pair, one.values
+    a, b = pair.arms
+    return {
+        "ordering": pair.ordering,
+        "source": pair.source,
+        "size": pair.size,
+        "a": a,
+        "b": b,
+        "measure": pair.measure or None,
+        "claim": pair.claim or None,
+        "published": pair.outcome,
+        "predicted": one.word,
+        "agrees": one.agrees if one.is_decided else None,
+        "reason": one.reason or None,
+        "value_a": finite(value_a),
+        "value_b": finite(value_b),
+        "difference": _ends(one.difference),
+        "per_decade_of_size": _ends(one.trend),
+        "is_censored": one.is_censored,
+    }
+
+
+def _ends(interval: Interval | None) -> dict[str, float | None] | None:
+    if interval is None:
+        return None
+    return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high), "n": interval.n}
 
 
 def _shown(difference: Interval | None) -> str:
