@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from lab.core import machine
 from lab.core.detectors import STALLED_FOR
 from lab.core.errors import RequestError
+from lab.core.registry import RESPONSES
 from lab.records import store
-from lab.responses.between_steps import RestartAndLower
+from lab.responses.between_steps import AdamResetWarmup, RestartAndLower
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard
 from lab.sweeping.capacity import bytes_asked
@@ -213,6 +215,41 @@ def test_each_further_spike_lowers_the_rate_again_and_by_more_if_it_returns_soon
     memory: Memory = {}
     actions = [response.act(Reading(step, 9.0, 1.0, spike_begins=True), memory) for step in (20, 29, 39, 40)]
     assert [action and action.lr_factor for action in actions] == [0.5, 0.125, 0.0625, None]
+
+
+def test_a_reset_with_warm_up_begins_at_0_and_rises_along_a_line_from_the_last_spike() -> None:
+    response, memory = AdamResetWarmup(warmup=4, most=2), Memory()
+    spikes = [False, True, False, False, True, False, False, False, False, False, True]
+    actions = [response.act(Reading(step, 9.0, 1.0, begins), memory) for step, begins in enumerate(spikes)]
+    factors = [action and action.lr_factor for action in actions]
+    assert factors == [None, 0.0, 0.25, 0.5, 0.0, 0.25, 0.5, 0.75, 1.0, None, None]  # no third time
+    assert [step for step, action in enumerate(actions) if action and action.reset == "moments"] == [1, 4]
+
+
+# What a response needs, besides a spike, to act in a run of 8 steps.
+NEEDED = {
+    "rewind_and_skip": ("response.rewind=1",),
+    "rewind_and_rescale": ("response.rewind=1", "precision=fp16_emulated", "loss_scale=torch"),
+    "restart_and_lower": ("response.rewind=1",),
+    "earlier_state": ("response.rewind_weights=1", "response.rewind_moments=1", "burst=rare_tokens"),
+    "branch": ("response.rewind=1", "response.snapshot_every=2", "response.start=0", "response.change=moments"),
+    "skip_update": ("response.norm=1e-9", "response.start=4"),
+    "activation_clamp": ("response.multiple=0.5",),
+}
+
+
+@pytest.mark.parametrize("name", list(RESPONSES))
+def test_every_response_changes_a_run_with_a_spike_and_lets_it_end(name: str) -> None:
+    needed = ("model.depth=1", "steps=8", "schedule.warmup=2", *NEEDED.get(name, ()))
+    answering = brief(Fleet(configs("", shared=(f"response={name}", *needed))))
+    silent = brief(Fleet(configs("", shared=[key for key in needed if not key.startswith("response.")])))
+    read = control(answering).monitor.read
+    control(answering).monitor.read = lambda *about: {  # type: ignore[method-assign]
+        run: reading._replace(spike_begins=reading.step == 4) for run, reading in read(*about).items()
+    }
+    losses = [records(made)[0].outcome["final_val_loss"] for made in (answering, silent)]
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize("killed_after", [8, 11, 13])

@@ -241,6 +241,9 @@ def test_a_branch_moves_the_state_of_ngpt_by_alpha_along_the_sphere() -> None:
     h, unit = F.normalize(drawn(1, 2, 3, 8), dim=-1), lambda x: F.normalize(x, dim=-1)
     moved = part("ngpt", "residual")(h, torch.square, unit)
     torch.testing.assert_close(moved, unit(h + 0.05 * (unit(h.square()) - h)))
+    backwards = part("ngpt", "residual")
+    backwards.weight.data.neg_()  # of alpha the magnitude counts
+    assert torch.equal(backwards(h, torch.square, unit), moved)
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 32), (2, 32, 8)])

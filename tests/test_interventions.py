@@ -62,6 +62,10 @@ def test_activations_are_clamped_on_both_sides_to_a_multiple_of_the_rms_of_their
     x_rbtd = torch.tensor([[7.0, -7.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
     clamped_rbtd = torch.tensor([[5.0, -5.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
     torch.testing.assert_close(clamp(x_rbtd), clamped_rbtd)  # the RMS is 5, and 50
+    leaf_rbtd = x_rbtd.clone().requires_grad_()
+    clamp(leaf_rbtd).square().sum().backward()
+    assert leaf_rbtd.grad is not None  # to which the limit is a constant
+    assert leaf_rbtd.grad.flatten().tolist() == [0, 0, 2, -2, 140, -140, 20, -20]
 
 
 def test_layernorm_over_the_model_width_sees_all_heads_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lab.core.roles import Role
 from lab.core.schema import stack
 from lab.optim.links import Link, Now
 from lab.optim.links.adam import Adam, AdamAtan2, AdEMAMix, Adopt, GIAdam, Spam, StableAdam
-from lab.optim.links.clipping import AdaGC, SkipSigma, StableSpam, ZClip
+from lab.optim.links.clipping import AdaGC, Gate, SkipSigma, StableSpam, ZClip
 from lab.optim.links.learning_rate import Cautious, CautiousDecay, CorrectedDecay, Decay, ToWeightNorm
 from lab.optim.links.momentum import Lion, ScheduleFree
 from lab.optim.links.muon import NEWTON_SCHULZ, Muon, orthogonalize
@@ -646,6 +647,28 @@ def test_an_outlier_of_loss_or_norm_is_left_out_and_changes_nothing() -> None:
         torch.equal(a, b)
         for a, b in zip(skip(chain, usual)[0].values(), walk(chain_of("adamw"), 12).values(), strict=True)
     )
+
+
+class EveryOther(Gate):
+    """A gate that keeps updates of even steps."""
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        state["kept"].fill_(float(now.step % 2 == 0))
+        return dict(updates)
+
+
+def test_an_update_takes_place_if_every_gate_keeps_it() -> None:
+    chain = chain_of("adamw_skip_sigma", skip_fewest=5)
+    chain = replace(chain, links={"every_other": EveryOther(), **chain.links})
+    usual = [3.0] * 12
+    at_11, _, _ = skip(chain, usual[:11])
+    at_12, _, _ = skip(chain, usual)
+    spiked, kept, _ = skip(chain, [*usual, 4.0])  # step 12, which skip_sigma alone leaves out
+    fine, _, _ = skip(chain, [*usual, 3.0])
+    assert kept[-2:] == [1.0, 0.0]
+    assert all(torch.equal(at_12[name], at_11[name]) for name in SHAPES)  # step 11 is odd
+    assert all(torch.equal(spiked[name], at_12[name]) for name in SHAPES)
+    assert all((fine[name] != at_12[name]).any() for name in SHAPES)
 
 
 def test_the_limit_is_that_of_the_updates_made_in_the_window() -> None:
