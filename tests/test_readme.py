@@ -27,7 +27,7 @@ from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.listing import board_of, headline
 from lab.studies.leaderboard.pairs import pair_panels
-from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score
+from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score, without_runs
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -131,7 +131,7 @@ def quote_board(text: str) -> str:
     lines.append(f"- Arms that help or harm, on another text {other.panels[0].title}: {headline(other.panels[0])}.\n")
     predictions = predict(board_of([]), published(), RESULTS)
     text = BOARD.sub(lambda found: f"{found[1]}{''.join(lines)}{found[3]}", text)
-    said = f"{agreement(score(predictions))}. {by_prediction(predictions)}"
+    said = f"{agreement(score(predictions))}. {without_runs(predictions)}. {by_prediction(predictions)}"
     return TRANSFER.sub(lambda found: f"{found[1]}{said}{found[3]}", text)
 
 
@@ -229,7 +229,7 @@ def test_the_lab_commands_work_in_their_order(
     for folder in ("results", "docs"):
         (tmp_path / folder).symlink_to(HOME / folder)
     (tmp_path / "README.md").write_text(README)
-    for log in ("log.csv", "replay.csv"):
+    for log in ("your_log.csv", "your_replay.csv"):
         (tmp_path / log).write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
     (tmp_path / "mine.yaml").write_text(RECIPE)
     requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]

@@ -133,6 +133,17 @@ def test_pairs_at_the_end_of_the_grid_are_counted_and_left_out_once() -> None:
     assert "Where the board names an arm, 1 of 1 agree; where it predicts no difference, 0 of 1." in shown
 
 
+def test_the_score_stands_beside_that_of_the_answer_that_needs_no_run() -> None:
+    made = board({("relu", "z_loss"): -0.1, ("dyt", "z_loss"): 0.0, ("peri_ln", "z_loss"): 0.1}, spread=0.01)
+    pairs = [pair("relu", ""), pair("dyt", "", "b"), pair("peri_ln", "", "b"), pair("nope", "", "a")]
+    shown = "\n".join(lines(predict(made, pairs, RESULTS)))
+    assert "2 of 3 decided pairs agree" in shown
+    assert "Without any run, always answering the arm named second would agree in 2 of 3." in shown
+    as_published = predict(board_of([]), published(), RESULTS)
+    (first,) = [line for line in lines(as_published) if line.startswith("Without any run")]
+    assert first == "Without any run, always answering the arm named first would agree in 16 of 19."
+
+
 def test_rank_correlation_is_spearmans() -> None:
     effects = {"relu": -0.3, "peri_ln": -0.2, "dyt": 0.1, "biases": 0.2}
     made = board({(name, "z_loss"): effect for name, effect in effects.items()}, spread=0.001)

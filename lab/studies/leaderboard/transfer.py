@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,8 @@ from lab.studies.leaderboard.curves import Curve, Setting
 
 FILE = Path(__file__).with_name("outcomes.yaml")
 A, B, EQUAL = "a", "b", "equal"
-OUTCOMES = (A, B, EQUAL)
+ANSWERS = {A: "the arm named first", B: "the arm named second", EQUAL: "no difference"}
+OUTCOMES = tuple(ANSWERS)
 NOT_ON_BOARD = "not on the board"
 DEFAULT_MEASURE = "above"
 # The column that says that a seed of an arm lies at the end of the scale of a measure.
@@ -328,6 +330,13 @@ def by_prediction(predictions: Sequence[Prediction]) -> str:
     )
 
 
+def without_runs(predictions: Sequence[Prediction]) -> str:
+    """How often the one answer that agrees most would agree, given to all decided pairs: what any score must beat."""
+    outcomes = [one.pair.outcome for one in predictions if one.is_decided]
+    answer, agreeing = Counter(outcomes).most_common(1)[0]
+    return f"Without any run, always answering {ANSWERS[answer]} would agree in {agreeing} of {len(outcomes)}"
+
+
 def rank_correlations(predictions: Sequence[Prediction]) -> dict[str, float]:
     """Spearman's rank correlation of published places and measure, for each ordering of four arms or more.
 
@@ -427,6 +436,7 @@ def lines(predictions: Sequence[Prediction]) -> Iterator[str]:
     counted = score(predictions)
     if counted.decided:
         yield f"{agreement(counted)}. The interval takes pairs as independent, and pairs of one ordering share arms."
+        yield f"{without_runs(predictions)}."
         yield f"{by_prediction(predictions)}."
         where = (
             f"In {counted.opposite} pairs the board predicts"
