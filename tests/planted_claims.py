@@ -586,6 +586,8 @@ def cards(
 
 def _run(c: Mapping[str, Any]) -> dict[str, Any]:
     depth, width = c["model.depth"], c["model.width"]
+    if c.get("burst", "none") != "none":
+        c = {"burst.start": 0.6, "burst.length": 0.02, "burst.fraction": 1.0} | dict(c)  # from step 240 of 400 on
     return planted.card(**c, parameters_without_embeddings=12 * depth * width**2 + width // 4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import runpy
 from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from lab.report.scoreboard import read
 from lab.studies.claims import CLAIMS as FILED
 from lab.studies.spikes.planted import DESCENT
 
+PRUNED = runpy.run_path(str(Path(__file__).parents[1] / "results/prune.py"))["pruned"]
 NAMES = list(FILED)
 # Each judged by its effects, whether or not its sweep could test it.
 CLAIMS = {name: FILED[name]._replace(untestable="") for name in NAMES}
@@ -115,6 +117,15 @@ def test_a_claim_that_holds_is_reproduced(name: str) -> None:
     verdict = judged(claim, dict.fromkeys(range(seeds), True))
     assert (verdict.verdict, verdict.seeds, verdict.reason) == ("reproduced", seeds, "")
     assert claim.side[0] < verdict.low < verdict.effect < verdict.high < claim.side[1]
+
+
+@pytest.mark.parametrize("name", [each for each in _quick(_FIRST[::6]) if each.values[0] in _FIRST])
+def test_pruned_records_decide_the_same(name: str) -> None:
+    sweep = CLAIMS[name].sweep
+    (whole,) = evidence(sweep, tuple(HOLDS.items()))
+    pruned = Evidence(sweep, whole.records._replace(metrics=PRUNED(whole.records)))
+    for claim in (each for each in CLAIMS.values() if each.sweep == sweep):
+        assert f"{judge_claim(claim, [pruned])}" == f"{judge_claim(claim, [whole])}", claim.name
 
 
 @pytest.mark.parametrize("name", [each for each in EACH if each.values[0] not in PRESUME_THEMSELVES])

@@ -196,7 +196,7 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
     tensor, and geometric means over the tensors of a layer. The update is Adam's, before learning rate and decay. The
     panels show which layers move before the loss does.
     """
-    chosen = _largest_spikes(records, runs)
+    chosen = largest_spikes(records, runs)
     series = [row for row in SERIES if (records.metrics["probe"] == row.probe).any()]
     if not any(row.by_layer for row in series):
         raise NothingToDrawError("nothing to draw: no gradients or updates of layers are on record")
@@ -222,7 +222,7 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
     return sheet
 
 
-def _largest_spikes(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
+def largest_spikes(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     """The spike with the largest loss of each burst, in runs without a response: ``id``, ``step``, ``burst``, ``seed``.
 
     Raises:
