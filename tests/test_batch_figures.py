@@ -14,7 +14,7 @@ from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import Study, judge
-from lab.analysis.text import spell
+from lab.analysis.text import format_value
 from lab.records.store import Records
 from lab.studies.batch_size import FIRST_FIGURES
 from lab.studies.batch_size.answer import cautions as batch_cautions
@@ -74,7 +74,7 @@ def test_other_sweeps_have_no_figures_of_batches(name: str) -> None:
 def test_a_dropped_batch_size_is_told_of_wherever_the_others_are() -> None:
     """With the two highest learning rates gone from the largest batch, its best one is the highest left."""
     records = planted("steps_to_target", without_highest=2)
-    refusal = f"since the best learning rate, {spell(2**-5)}, is the highest tried"
+    refusal = f"since the best learning rate, {format_value(2**-5)}, is the highest tried"
     cautions = batch_cautions(study_of(records))
     assert [caution.split(" at ")[0] for caution in cautions] == [
         "Left out: Adam",

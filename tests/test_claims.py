@@ -92,13 +92,13 @@ def test_eta_div_is_where_the_loss_crosses_the_best_one_and_is_known_to_a_step_o
 
 def test_a_learning_rate_is_lost_by_what_its_loss_exceeds_the_best_one_plus_three_tenths() -> None:
     arm = arm_of_losses({1e-3: 2.6, 1e-2: 1.9, 1e-1: 2.15, 0.3: 2.3, 1.0: 2.9})
-    assert arm.lost_by(0.3).to_numpy() == pytest.approx(0.1)
-    assert arm.lost_by(0.1).to_numpy() == pytest.approx(-0.05)
+    assert arm.margin_over_unstable_loss(0.3).to_numpy() == pytest.approx(0.1)
+    assert arm.margin_over_unstable_loss(0.1).to_numpy() == pytest.approx(-0.05)
     assert [arm.lost(lr).to_numpy().tolist() for lr in arm.lrs] == [[[lost]] * 3 for lost in (0, 0, 0, 1, 1)]
     # not the 0.4 of the under-trained 1e-3, nor the 0.7 of 1.0, which lies beyond the paper's window
     assert effects.worst(arm).table.to_numpy() == pytest.approx(0.1)
     stuck = arm_of_losses(dict.fromkeys((1e-3, 1e-2, 1e-1, 1.0), planted.BIGRAM + 1))
-    assert stuck.lost_by(1.0).isna().all(axis=None)
+    assert stuck.margin_over_unstable_loss(1.0).isna().all(axis=None)
 
 
 def test_an_optimum_at_the_end_of_the_grid_is_known_to_a_step_of_it() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lab.model.loss import losses
-from lab.studies.alarms.doubles import Twins, diagnose
+from lab.studies.alarms.doubles import ReplayEvidence, diagnose
 from lab.training.fleet import Fleet
 from pieces import model, tokens
 from small import configs
@@ -43,7 +43,7 @@ def ending(change: Callable[[Tensor], None] | None) -> Ending:
 
 def diagnosed(run: Ending, replay: Ending) -> str:
     returns = all(torch.equal(weight, replay[1][name]) for name, weight in run[1].items())
-    return diagnose(Twins(run[0], replay[0], returns, 1e-7, (1.0, 1.1), 1.0))
+    return diagnose(ReplayEvidence(run[0], replay[0], returns, 1e-7, (1.0, 1.1), 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,10 @@ def test_a_changed_weight_is_seen_in_the_replay(change: Callable[[Tensor], None]
 
 def test_one_broken_micro_batch_is_no_spike() -> None:
     """A spike of the data raises the norms of all micro-batches that hold such data, and comes again in the replay."""
-    assert diagnose(Twins(math.nan, 2.0, False, 1e-7, (1.0, math.nan, 0.9, 1.2), 1.0)) == "faulty_micro_batch"
-    assert diagnose(Twins(math.nan, math.nan, True, 1e-7, (1.0, math.nan, 0.9, 1.2), 1.0)) == "spike"
-    assert diagnose(Twins(9.0, 9.0, True, 1e-7, (60.0, 55.0), 1.0)) == "spike"
-    assert diagnose(Twins(math.nan, 2.0, False, 1e-7, (math.nan, math.nan), 1.0)) == "corrupted_state"
+    assert diagnose(ReplayEvidence(math.nan, 2.0, False, 1e-7, (1.0, math.nan, 0.9, 1.2), 1.0)) == "faulty_micro_batch"
+    assert diagnose(ReplayEvidence(math.nan, math.nan, True, 1e-7, (1.0, math.nan, 0.9, 1.2), 1.0)) == "spike"
+    assert diagnose(ReplayEvidence(9.0, 9.0, True, 1e-7, (60.0, 55.0), 1.0)) == "spike"
+    assert diagnose(ReplayEvidence(math.nan, 2.0, False, 1e-7, (math.nan, math.nan), 1.0)) == "corrupted_state"
 
 
 def parts_error(weigh: Callable[[int], float]) -> float:
@@ -88,4 +88,4 @@ def parts_error(weigh: Callable[[int], float]) -> float:
     ids=["by tokens", "mean of means", "sum"],
 )
 def test_a_scaling_bug_shows_before_the_first_update(weigh: Callable[[int], float], name: str) -> None:
-    assert diagnose(Twins(3.0, 3.0, True, parts_error(weigh), (1.0, 1.1), 1.0)) == name
+    assert diagnose(ReplayEvidence(3.0, 3.0, True, parts_error(weigh), (1.0, 1.1), 1.0)) == name

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lab.core.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS
-from lab.core.roles import NUMBERED
+from lab.core.roles import TUNABLE_ROLES
 from lab.core.schema import PerRun, PerRunSeed, _hints
 from lab.training.checkpoint import CheckpointConfig
 from lab.training.config import LOW_PRECISIONS, SWITCHES, RunConfig
@@ -82,7 +82,7 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
     for link in chain:
         made["optimizer"] |= draw(entry(LINKS[link]))
     if draw(st.booleans()):
-        made["optimizer"][draw(st.sampled_from(NUMBERED))] = {"lr": draw(st.floats(1e-9, 1e9))}
+        made["optimizer"][draw(st.sampled_from(TUNABLE_ROLES))] = {"lr": draw(st.floats(1e-9, 1e9))}
     possible = [name for name in PROBES if name != "noise_scale"]  # which takes micro-batches
     names = draw(st.lists(st.sampled_from(possible), unique=True))
     made["probes"] = {"name": draw(words), "every": draw(st.integers(1, MOST)), "names": names}

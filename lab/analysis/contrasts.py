@@ -10,8 +10,8 @@ import pandas as pd
 
 from lab.analysis.judging.evidence import curve_summaries
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, per_seed
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, thousandths
-from lab.analysis.text import count, spell
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t
+from lab.analysis.text import count, format_value
 
 ANY_SWEEP = "*"
 NO_REFERENCE = "-"
@@ -69,14 +69,14 @@ def _shown(interval: Interval, show: Callable[[float], str] | None = None, plus:
         return "none"
     mean, low, high, n = interval[:4]
     scale = float(np.nanmax(np.abs([mean, low, high])))
-    show = show or (lambda value: f"{plus if value > 0 else ''}{thousandths(value, scale)}")
+    show = show or (lambda value: f"{plus if value > 0 else ''}{format_3_decimals(value, scale)}")
     return f"{show(mean)} [{show(low)}, {show(high)}]" if n >= FEWEST_SEEDS else show(mean)
 
 
 def _digits(value: float, digits: int) -> str:
     """A positive number to so many significant digits; with a power of ten only below 0.001 and from a million on."""
     rounded = float(f"{value:.{digits}g}")
-    return f"{rounded:,.0f}" if 10 ** (digits - 1) <= rounded < 1e6 else spell(rounded)
+    return f"{rounded:,.0f}" if 10 ** (digits - 1) <= rounded < 1e6 else format_value(rounded)
 
 
 class Contrast(NamedTuple):
@@ -207,7 +207,7 @@ def by_size(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
 
 def by_rate(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     """Means of ``value`` at each learning rate."""
-    return _spread(points, "lr", lambda lr: f"at LR {spell(lr)}")
+    return _spread(points, "lr", lambda lr: f"at LR {format_value(lr)}")
 
 
 def by_column(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.text import listed, spell
+from lab.analysis.text import format_value, listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
@@ -181,7 +181,7 @@ def setting_name(key: str, keys: Iterable[str]) -> str:
 
 def setting_text(name: str, value: Hashable) -> str:
     """``epsilon 1e-08``; of a chosen config file its name alone, such as ``cosine``."""
-    return spell(value) if name in CHOICES else f"{name} {spell(value)}"
+    return format_value(value) if name in CHOICES else f"{name} {format_value(value)}"
 
 
 def _short_name(key: str, others: Iterable[str]) -> str:
@@ -351,4 +351,7 @@ def same_sizes(counts: Sequence[int]) -> dict[int, int]:
 def _seed_labels(runs: pd.DataFrame) -> list[str]:
     data_seeds = runs["data.seed"] if "data.seed" in runs else [None] * len(runs)
     pairs = [(plain(seed), plain(data_seed)) for seed, data_seed in zip(runs["seed"], data_seeds, strict=True)]
-    return [spell(seed) if data in (None, seed) else f"{spell(seed)}/{spell(data)}" for seed, data in pairs]
+    return [
+        format_value(seed) if data in (None, seed) else f"{format_value(seed)}/{format_value(data)}"
+        for seed, data in pairs
+    ]

@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.analysis.curves import load, points, significant
 from lab.analysis.statistics import student_t
-from lab.analysis.text import count, span, spell
+from lab.analysis.text import count, format_value, span
 from lab.core.errors import RequestError
 from lab.records import run_table
 from lab.records.store import Records
@@ -26,7 +26,7 @@ class Window(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{spell(float(self.low))} to {spell(float(self.high))}"
+        return f"{format_value(float(self.low))} to {format_value(float(self.high))}"
 
 
 # The window of Wortsman et al. 2023, sec. 2.2, for AdamW.
@@ -83,7 +83,7 @@ def check_window(points: pd.DataFrame, window: Window) -> None:
     inside = points[points["lr"].between(*significant(window))]
     most = inside.groupby("curve")["lr"].nunique().max() if len(inside) else 0
     if window != WINDOW and most < FEWEST_LRS:
-        lrs = ", ".join(map(spell, sorted(points["lr"].unique().tolist())))
+        lrs = ", ".join(map(format_value, sorted(points["lr"].unique().tolist())))
         raise RequestError(f"the window {window} holds {most} learning rates of a curve, and takes {FEWEST_LRS}: {lrs}")
 
 
@@ -338,7 +338,7 @@ class Study(NamedTuple):
         numbers = {"run": len(self.runs), **{name: self.points[name].nunique() for name in ("arm", "size", "seed")}}
         counts = [f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
         lost = [f"{status[name]} {name}" for name in ("diverged", "failed") if name in status]
-        rates = "learning rate " + " to ".join(dict.fromkeys(map(spell, (lr.min(), lr.max()))))
+        rates = "learning rate " + " to ".join(dict.fromkeys(map(format_value, (lr.min(), lr.max()))))
         return ", ".join([counts[0], *lost, *counts[1:], rates])
 
     def _repr_html_(self) -> str:
@@ -362,7 +362,7 @@ class Study(NamedTuple):
 def _unstable_lrs(curve: pd.DataFrame) -> str:
     """The learning rates at which runs were unstable or diverged, with the number of seeds if not all did."""
     outcomes = curve["outcome"].ne("").groupby(curve["lr"]).agg(["sum", "size"])
-    lost = [(spell(lr), n, seeds) for lr, n, seeds in outcomes.itertuples() if n]
+    lost = [(format_value(lr), n, seeds) for lr, n, seeds in outcomes.itertuples() if n]
     return ", ".join(lr if n == seeds else f"{lr} ({n} of {seeds} seeds)" for lr, n, seeds in lost) or "none"
 
 

@@ -18,7 +18,7 @@ DIFFERENCE_LEVEL = 0.90
 CHANGE_LEVEL = 0.05
 
 
-def thousandths(value: float, scale: float | None = None) -> str:
+def format_3_decimals(value: float, scale: float | None = None) -> str:
     """A number to three decimals, or to two significant digits if its ``scale`` is too small for that."""
     scale = abs(value) if scale is None else scale
     return f"{value:.2g}" if 0 < scale < 0.001 else f"{round(value, 3) + 0.0:.3f}"  # + 0.0, since -0.000 is 0.000
@@ -43,9 +43,9 @@ class Interval(NamedTuple):
     def bare(self) -> str:
         """Mean and half width, or the values themselves below three seeds; without ``n``, for tables that have it."""
         if self.n < FEWEST_SEEDS:
-            return ", ".join(map(thousandths, self.values)) or "undefined"
+            return ", ".join(map(format_3_decimals, self.values)) or "undefined"
         half, scale = self.high - self.mean, max(abs(self.mean), self.high - self.mean)
-        return f"{thousandths(self.mean, scale)} ± {thousandths(half, scale)}"
+        return f"{format_3_decimals(self.mean, scale)} ± {format_3_decimals(half, scale)}"
 
     @property
     def dz(self) -> float:

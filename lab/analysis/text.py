@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 
-def spell(value: Hashable) -> str:
+def format_value(value: Hashable) -> str:
     """A config value in full precision, as labels show it: ``1.0 -> 1``, ``1e-08 -> 1e-8``."""
     if not isinstance(value, float):
         return str(value)
@@ -35,7 +35,7 @@ def span(values: Sequence[float]) -> str:
     present = sorted(value for value in values if not math.isnan(value))
     if not present:
         return "none"
-    ends = " to ".join(spell(value) for value in dict.fromkeys([present[0], present[-1]]))
+    ends = " to ".join(format_value(value) for value in dict.fromkeys([present[0], present[-1]]))
     return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
 
 
@@ -62,6 +62,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def of_arm(label: str) -> str:
+def arm_phrase(label: str) -> str:
     """An arm in the form that sentences use: ``with qk-layernorm``, ``for cosine``."""
     return label if label.startswith(("with ", "without ")) else f"for {label}"

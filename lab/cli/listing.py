@@ -15,7 +15,7 @@ from pathlib import Path
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text
-from lab.core.registry import first_line, others_add
+from lab.core.registry import first_line, has_plugins
 
 # Decorators of the lab's own entries.
 REGISTERING = re.compile(r"^@(probe|figure|[A-Z_]+\.register)\(", re.MULTILINE)
@@ -71,7 +71,7 @@ def _entries(
     """
 
     def lines() -> Iterator[tuple[str, str]]:
-        if filled_by not in sys.modules and not others_add(registry.lower()):
+        if filled_by not in sys.modules and not has_plugins(registry.lower()):
             yield from sorted(_own_entries()[registry].items())
             return
         import_module(filled_by)

@@ -43,7 +43,7 @@ def load_plugins() -> None:
         _load(point)
 
 
-def others_add(plural: str) -> bool:
+def has_plugins(plural: str) -> bool:
     """Whether installed packages add entries to the registry of this plural."""
     return any(point.group in (f"lab.{plural}", "lab.plugins") for point in points_of_others())
 

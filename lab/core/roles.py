@@ -22,7 +22,7 @@ class Role(StrEnum):
 MATRICES = (Role.MATRIX, Role.QUERY)
 LINEAR = (*MATRICES, Role.HEAD)
 # Roles for which an optimizer may have numbers of their own: queries are matrices like the others.
-NUMBERED = tuple(role for role in Role if role is not Role.QUERY)
+TUNABLE_ROLES = tuple(role for role in Role if role is not Role.QUERY)
 
 
 def numbered_as(role: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import INTERVENTIONS
-from lab.core.roles import NUMBERED
+from lab.core.roles import TUNABLE_ROLES
 from lab.optim.optimizer import link_kinds, reached
 
 KEYS = ("name", "restarts")
@@ -37,7 +37,7 @@ class Restart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ledger:
+class RestartSchedule:
     """Restarts of a run, in the order of their steps.
 
     Weights, the state of links that stay, and the position in the data go on bit for bit; only what an entry declares
@@ -61,7 +61,7 @@ class Ledger:
 
 def build_ledger(
     values: Any, tree: Mapping[str, Any], steps: int, build: Callable[[Groups], Mapping[str, Any]]
-) -> Ledger:
+) -> RestartSchedule:
     """The ledger of a run with so many steps, from plain values.
 
     Args:
@@ -97,7 +97,7 @@ def build_ledger(
         except RequestError as refusal:
             raise RequestError(f"{where}: {refusal}") from None
         carried_out.append(Restart(before, groups, LOSS_SCALE in changes))
-    return Ledger(str(values["name"]), tuple(entries), tuple(carried_out))
+    return RestartSchedule(str(values["name"]), tuple(entries), tuple(carried_out))
 
 
 def _spelled(value: Any) -> str:
@@ -191,7 +191,7 @@ def _of_its_links(values: dict[str, Any], group: str) -> dict[str, Any]:
     """The group; of the optimizer without numbers that links of an earlier chain took."""
     if group != "optimizer":
         return values
-    kept = {"name", "chain", *values["chain"], *NUMBERED, *reached(values)}
+    kept = {"name", "chain", *values["chain"], *TUNABLE_ROLES, *reached(values)}
     return {key: value for key, value in values.items() if key in kept}
 
 

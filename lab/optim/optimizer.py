@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.core.axes import where_runs
+from lab.core.axes import select_per_run
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import announce, listening_too
 from lab.core.registry import LINKS
-from lab.core.roles import NUMBERED, Role, numbered_as
+from lab.core.roles import TUNABLE_ROLES, Role, numbered_as
 from lab.core.schema import build, text_value
 from lab.optim.links import Link, Now, Tensors
 from lab.optim.links.clipping import Gate
@@ -170,9 +170,9 @@ class Optimizer:
         kept_r = torch.stack([state[name]["kept"] for name in gates]).amin(0) > 0
         for link, tensors in before.items():
             for name, old in tensors.items():
-                state[link][name].copy_(where_runs(kept_r, state[link][name], old))
+                state[link][name].copy_(select_per_run(kept_r, state[link][name], old))
         for name, update in updates.items():
-            updates[name] = where_runs(kept_r, update, torch.zeros_like(update))
+            updates[name] = select_per_run(kept_r, update, torch.zeros_like(update))
 
 
 def _of_role(role: str, state: Tensors) -> Tensors:
@@ -196,8 +196,8 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     _check_order(kinds)
     numbers = {key: value for key, value in values.items() if key not in ("name", "chain")}
     nested = {key: numbers.pop(key) for key, value in values.items() if isinstance(value, Mapping)}
-    own = {key: each for key, each in nested.items() if key not in NUMBERED}
-    of_roles = {role: nested[role] for role in NUMBERED if role in nested}
+    own = {key: each for key, each in nested.items() if key not in TUNABLE_ROLES}
+    of_roles = {role: nested[role] for role in TUNABLE_ROLES if role in nested}
     _check_numbers(kinds, numbers, own)
     links = {link: _build_link(link, kind, numbers, own.get(link, {})) for link, kind in kinds.items()}
     by_role: dict[str, Mapping[str, Link]] = {
@@ -277,17 +277,17 @@ def _check_order(kinds: Mapping[str, Any]) -> None:
 
     Links that act on some roles only make others pass by, so updates of different roles may be of different kinds.
     """
-    acting = {role: acting_on(role, kinds) for role in NUMBERED}
+    acting = {role: acting_on(role, kinds) for role in TUNABLE_ROLES}
     for name, kind in kinds.items():
         if any(name in names for names in acting.values()):
             continue
-        role = next(role for role in NUMBERED if role in kind.roles)
+        role = next(role for role in TUNABLE_ROLES if role in kind.roles)
         before = [each for each in list(kinds)[: list(kinds).index(name)] if each in acting[role]]
         given = next((kinds[each].makes for each in reversed(before) if kinds[each].makes), "gradient")
         expected = " or ".join(f"a {taken}" for taken in kind.takes)
         given_by = f"follows {before[-1]!r}, which makes" if before else f"comes before {list(kinds)[1]!r} and is given"
         raise RequestError(f"optimizer.chain: {name!r} takes {expected}, but {given_by} a {given}")
-    for role in NUMBERED:
+    for role in TUNABLE_ROLES:
         if missing := [name for name in ("peak", "schedule") if name not in acting[role]]:
             raise RequestError(f"optimizer.chain: {missing[0]!r} does not act on weights of role {role!r}")
 

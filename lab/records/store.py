@@ -87,7 +87,7 @@ SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id un
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 # Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its
 # tokens, which follow from steps and batches.
-NO_PART_OF_ID = {"out", "device", "engine", "model.name", "scale.name", "tokens"}
+EXCLUDED_FROM_ID = {"out", "device", "engine", "model.name", "scale.name", "tokens"}
 EVENT_COLUMNS = {
     "id": "string",
     "step": "int64",  # updates made so far, those not counted from which the run went back
@@ -124,10 +124,10 @@ class Records(NamedTuple):
 
 
 def run_id(card: Mapping[str, Any]) -> str:
-    """Digest of a card's config, data and record version, without ``NO_PART_OF_ID`` and the order of probes."""
+    """Digest of a card's config, data and record version, without ``EXCLUDED_FROM_ID`` and the order of probes."""
     outcome = {*RUN_COLUMNS} - {"intervention", *SPIKE_LAB}
     absent = {key for key in SPIKE_LAB if card.get(key) == "none"}
-    config = {key: value for key, value in card.items() if key not in outcome | NO_PART_OF_ID | absent}
+    config = {key: value for key, value in card.items() if key not in outcome | EXCLUDED_FROM_ID | absent}
     config["probes.names"] = "+".join(sorted(card["probes.names"].split("+")))
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 

@@ -14,7 +14,7 @@ from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, b
 from lab.analysis.curves import arm_factors
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import count, listed, of_arm, spell
+from lab.analysis.text import arm_phrase, count, format_value, listed
 from lab.core import shipped
 from lab.core.files import read_text
 from lab.records import store
@@ -138,15 +138,20 @@ def _reference(study: Study, measure: Measure, points: pd.DataFrame) -> str:
 def _diverged(points: pd.DataFrame) -> str:
     runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
     lrs = sorted(points["lr"].unique())
-    rates = f"learning rate {spell(lrs[0])}" if len(lrs) == 1 else f"learning rates {spell(lrs[0])} to {spell(lrs[-1])}"
+    rates = (
+        f"learning rate {format_value(lrs[0])}"
+        if len(lrs) == 1
+        else f"learning rates {format_value(lrs[0])} to {format_value(lrs[-1])}"
+    )
     return f"{runs} diverged, at {rates}, so there is no final loss to compare."
 
 
 def _one_run(run: pd.Series) -> str:
     side = "below" if run["loss"] < run["loss_bigram"] else "not below"
     return (
-        f"One run {of_arm(run['arm'])}, of {count(run['size'])} parameters at learning rate {spell(run['lr'])}, ended "
-        f"at a loss of {run['loss']:.3f} nats/token, {side} the {run['loss_bigram']:.3f} of a bigram model."
+        f"One run {arm_phrase(run['arm'])}, of {count(run['size'])} parameters at learning rate "
+        f"{format_value(run['lr'])}, ended at a loss of {run['loss']:.3f} nats/token, "
+        f"{side} the {run['loss_bigram']:.3f} of a bigram model."
     )
 
 
@@ -171,11 +176,11 @@ def _values(one: Contrast) -> str:
     if len(one.levels) == 1:
         ((arm, cells),) = one.levels.items()
         ends = [f"{measure.with_unit(cells[column])} {column}".strip() for column in (one.columns[0], last)]
-        return f"{measure.name} {of_arm(arm)} is {listed(dict.fromkeys(ends))}."
+        return f"{measure.name} {arm_phrase(arm)} is {listed(dict.fromkeys(ends))}."
     known = {arm: cells[last] for arm, cells in one.levels.items() if cells[last].n}
     rising = sorted(known, key=lambda arm: known[arm].mean)
     shown = known if len(known) <= MOST_VALUES else [rising[0], rising[-1]]
-    values = [f"{measure.with_unit(known[arm])} {of_arm(arm)}" for arm in shown]
+    values = [f"{measure.with_unit(known[arm])} {arm_phrase(arm)}" for arm in shown]
     if len(shown) < len(known):
         return f"{_place(one, last)} is from {' to '.join(values)}."
     return f"{_place(one, last)} is {listed(values)}."
@@ -199,10 +204,10 @@ def _leading_in(study: Study, one: Contrast, column: str) -> str:
     ties = [arm for arm in known if arm != best and not sign * _side(beside[arm][column]) > 0]
     tied = f", tied with {listed(map(_noun, ties))}" if ties else ""
     most = "lowest" if sign > 0 else "highest"
-    text = f"{_place(one, column)} is {most} {of_arm(best)}{tied}: {measure.with_unit(known[best])}"
+    text = f"{_place(one, column)} is {most} {arm_phrase(best)}{tied}: {measure.with_unit(known[best])}"
     if one.reference == best or one.reference not in known:
         return f"{text}."
-    return f"{text}, against {measure.level(known[one.reference])} {of_arm(one.reference)}, the reference."
+    return f"{text}, against {measure.level(known[one.reference])} {arm_phrase(one.reference)}, the reference."
 
 
 def _decided(study: Study, one: Contrast) -> tuple[str, str] | None:
@@ -223,7 +228,7 @@ def _decided(study: Study, one: Contrast) -> tuple[str, str] | None:
     if not affirming and set(higher) != set(others):
         return "Undecided", f"{beside} is not certainly {measure.affirmed_by} with any arm."
     shown = affirming or [min(others, key=lambda arm: joint[arm][column].mean)]
-    changes = listed(f"{measure.change(one.differences[arm][column])} {of_arm(arm)}" for arm in shown)
+    changes = listed(f"{measure.change(one.differences[arm][column])} {arm_phrase(arm)}" for arm in shown)
     if affirming:
         return "Yes", f"{beside} certainly changes by {changes} ({measure.unit})."
     return "No", f"{beside} is certainly higher with every other arm, at least by {changes} ({measure.unit})."

@@ -25,7 +25,7 @@ from lab.analysis.judging.decision import VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
-from lab.analysis.text import count, listed, plain_text, spell
+from lab.analysis.text import count, format_value, listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
@@ -305,16 +305,16 @@ def _extent(study: Study) -> str:
     statuses = {name: int((study.records.runs["status"] == name).sum()) for name in store.STATUSES}
     points, runs = study.points, study.records.runs
     lrs = sorted(points["lr"].unique())
-    steps = map(spell, sorted(set(map(float, runs["steps"])))) if "steps" in runs else []
+    steps = map(format_value, sorted(set(map(float, runs["steps"])))) if "steps" in runs else []
     arms = list(points["arm"].unique())
     shared = set.intersection(*(set(str(names).split("+")) for names in runs["intervention"])) - {"none"}
     common = f", all {switches_text(sorted(shared), ())}" if shared else ""
     names = f": {'; '.join(arms)}" if len(arms) <= NAMED_ARMS else ""
     named = f"{len(arms)} arms{names}{common}" if len(arms) > 1 else f"one arm: {arms[0]}"
     rates = (
-        f"{len(lrs)} peak learning rates from {spell(lrs[0])} to {spell(lrs[-1])}"
+        f"{len(lrs)} peak learning rates from {format_value(lrs[0])} to {format_value(lrs[-1])}"
         if len(lrs) > 1
-        else f"learning rate {spell(lrs[0])}"
+        else f"learning rate {format_value(lrs[0])}"
     )
     sizes = f"{size_name(study.records)}: {listed(map(count, sorted(points['size'].unique())))}"
     seeds = points["seed"].nunique()

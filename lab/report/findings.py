@@ -9,7 +9,7 @@ import pandas as pd
 from lab.analysis.curves import LR, significant
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
-from lab.analysis.text import count, listed, of_arm, spell
+from lab.analysis.text import arm_phrase, count, format_value, listed
 
 SLOW = (
     "More than half of the sensitivity is under-training, from learning rates below the best one, for {}. "
@@ -38,7 +38,11 @@ def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -
 
 
 def _difference(table: pd.DataFrame, part: str) -> str:
-    first, second, intervals = of_arm(table["first"].iloc[0]), of_arm(table["second"].iloc[0]), list(table[part])
+    first, second, intervals = (
+        arm_phrase(table["first"].iloc[0]),
+        arm_phrase(table["second"].iloc[0]),
+        list(table[part]),
+    )
     everywhere = "" if len(intervals) == 1 else " at every size"
     if any(interval.n < FEWEST_SEEDS for interval in intervals):
         verdict = f"{first} minus that {second}, with too few seeds for an interval:"
@@ -112,7 +116,7 @@ def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
 
 def _missing(expected: pd.Series, ran: pd.Series) -> str:
     lrs = sorted(set(expected) - set(ran))
-    return listed(map(spell, lrs)) if lrs else ""
+    return listed(map(format_value, lrs)) if lrs else ""
 
 
 def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:

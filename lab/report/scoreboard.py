@@ -25,7 +25,7 @@ from lab.analysis.judging.verdicts import (
     judge_claim,
 )
 from lab.analysis.rendering import html
-from lab.analysis.statistics import benjamini_hochberg, thousandths
+from lab.analysis.statistics import benjamini_hochberg, format_3_decimals
 from lab.analysis.text import count, plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
@@ -182,7 +182,7 @@ def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
             "claim": [row.claim.sentence for row in rows],
             "verdict": [row.verdict.verdict for row in rows],
             EFFECT: [row.effect for row in rows],
-            "q": ["" if math.isnan(row.q) else thousandths(row.q) for row in rows],
+            "q": ["" if math.isnan(row.q) else format_3_decimals(row.q) for row in rows],
             "parameters": [_range(row.verdict.parameters, count) for row in rows],
             "steps": [_range(row.verdict.steps) for row in rows],
             "λT": [_range(row.verdict.decay_times_steps) for row in rows],

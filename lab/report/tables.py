@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.analysis.curves import LR, configs, differing, parameters, plain
 from lab.analysis.sensitivity import WINDOW, Study, optima
-from lab.analysis.text import count, span, spell
+from lab.analysis.text import count, format_value, span
 
 # Names of the parts of sensitivity, for readers and CSV files.
 PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
@@ -84,9 +84,9 @@ def losses(study: Study) -> pd.DataFrame:
 
 def losses_as_text(study: Study) -> pd.DataFrame:
     """``losses`` for readers, marked by the worst outcome of the seeds."""
-    rows, lrs = [], [spell(lr) for lr in sorted(study.points["lr"].unique())]
+    rows, lrs = [], [format_value(lr) for lr in sorted(study.points["lr"].unique())]
     for _, runs in study.points.groupby(["arm", "size"], sort=False):
-        cells = {spell(lr): _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
+        cells = {format_value(lr): _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
         row = {"arm": runs["arm"].iloc[0], "parameters": count(runs["size"].iloc[0])}
         rows.append(row | dict.fromkeys(lrs, "") | cells)
     return pd.DataFrame(rows)
@@ -143,7 +143,7 @@ def shared_settings(study: Study) -> dict[str, str]:
     """Config values that all curves share, as text by dotted key; absent keys are left out."""
     curves = list(configs(study.records.runs[study.records.runs["status"] != "failed"])[1].values())
     same = set(curves[0]) - set(differing(curves))
-    return {key: spell(curves[0][key]) for key in sorted(same) if curves[0][key] is not None}
+    return {key: format_value(curves[0][key]) for key in sorted(same) if curves[0][key] is not None}
 
 
 def files(study: Study) -> dict[str, pd.DataFrame]:
@@ -175,4 +175,4 @@ def _flat(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _config_text(value: Any) -> str:
-    return "" if plain(value) is None else spell(plain(value))
+    return "" if plain(value) is None else format_value(plain(value))

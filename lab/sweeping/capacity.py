@@ -17,7 +17,7 @@ from lab.sweeping.local_jobs import Slot
 from lab.training.building import pick_device
 from lab.training.config import RunConfig
 from lab.training.evaluation import PASS_TOKENS
-from lab.training.identity import keeps_pace
+from lab.training.identity import updates_in_lockstep
 
 BYTES = 4  # per number
 SAMPLE = 64  # width of a matrix of which links say what they keep
@@ -109,7 +109,7 @@ def most_runs(config: RunConfig, host: Host, max_runs: int | None = None) -> int
     ``max_runs`` replaces the limit of eight, and sets a limit on other devices; memory still limits the fleet.
     A run that chooses its own batches trains alone, as does one that may fall behind the others at a restart.
     """
-    if config.adaptive or not keeps_pace(config):
+    if config.adaptive or not updates_in_lockstep(config):
         return 1
     limit = max_runs or (ENOUGH_ON_CPU if host.kind == "cpu" else math.inf)
     return max(1, int(min(limit, (ROOM * host.memory - PROCESS) / bytes_per_run(config))))

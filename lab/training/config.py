@@ -47,7 +47,7 @@ from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, leaves,
 from lab.model.config import ModelConfig
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
-from lab.optim.ledger import Groups, Ledger, build_ledger
+from lab.optim.ledger import Groups, RestartSchedule, build_ledger
 from lab.optim.links import Link
 from lab.optim.links.adam import Adam
 from lab.optim.optimizer import Optimizer, build_optimizer
@@ -129,7 +129,7 @@ class RunConfig:
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
     burst: NamedEntry | None = None
     response: NamedEntry | None = None
-    ledger: Ledger | None = None
+    ledger: RestartSchedule | None = None
     loss_scale: NamedEntry | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
     gradient_sum: str = one_of("fp32", "fp16", "fp16_divided", default="fp32")

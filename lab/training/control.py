@@ -24,7 +24,7 @@ Reset = Callable[..., None]
 MOMENTS = {"moments": "", "first_moment": "mean.", "second_moment": "square."}
 
 
-class RestartSchedule:
+class Restarts:
     """Restarts each run at its own step: where updates are left out, runs of a fleet do not keep pace.
 
     Args:
@@ -151,7 +151,7 @@ class Responder:
         state: TrainingState,
         clock: Clock,
         logs: Sequence[RunLog],
-        restarts: RestartSchedule,
+        restarts: Restarts,
     ) -> None:
         self.state, self.clock, self.logs, self.restarts = state, clock, logs, restarts
         self.responses: list[Response] = [c.response.entry if c.response else Response() for c in configs]
@@ -235,7 +235,7 @@ class Control:
         self.steps, self.readings, self.tensors = configs[0].steps, state.readings, state.tensors()
         self.clock, self.logs = Clock.begin(len(configs)), [RunLog() for _ in configs]
         self.monitor = Monitor(configs, self.clock, self.logs)
-        self.restarts = RestartSchedule(configs, self.clock, self.logs, reset)
+        self.restarts = Restarts(configs, self.clock, self.logs, reset)
         self.responder = Responder(configs, state, self.clock, self.logs, self.restarts)
         self.iterations = 0  # steps of the fleet, in which a run may go back or leave out its update
         self.final: dict[int, dict[str, Tensor]] = {}  # states of the runs that have ended

@@ -103,7 +103,7 @@ def _shared(config: RunConfig, rows: Rows) -> dict[str, Any]:
     return {**shared, "intervention": sorted(config.intervention), **present, **_custom_model(config), **roles}
 
 
-def keeps_pace(config: RunConfig) -> bool:
+def updates_in_lockstep(config: RunConfig) -> bool:
     """Whether all runs of a fleet make one step: none leaves out updates while a restart changes what they share."""
     if config.loss_scale is None or config.ledger is None:
         return True

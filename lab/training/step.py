@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lab.core import distributed
-from lab.core.axes import over, per_run_norm, where_runs
+from lab.core.axes import over, per_run_norm, select_per_run
 from lab.core.distributed import gradients
 from lab.core.hooks import announce
 from lab.core.registry import PROBES
@@ -73,7 +73,7 @@ def update_kept(update: Callable[[], None], keep_r: Tensor, tensors: Sequence[Te
     before = [tensor.clone() for tensor in tensors]
     update()
     for tensor, old in zip(tensors, before, strict=True):
-        tensor.copy_(where_runs(keep_r, tensor, old))
+        tensor.copy_(select_per_run(keep_r, tensor, old))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.text import spell
+from lab.analysis.text import format_value
 from lab.core.detectors import LEAST_RISE
 from lab.records.store import Records
 
@@ -84,7 +84,7 @@ def _names(cards: pd.DataFrame) -> pd.Series:
     for _, group in cards.groupby(names):
         keys = [key for key in map(str, group) if key.startswith("response.") and group[key].nunique() > 1]
         if keys:
-            settings = [[f"{key.partition('.')[2]} {spell(value)}" for value in group[key]] for key in keys]
+            settings = [[f"{key.partition('.')[2]} {format_value(value)}" for value in group[key]] for key in keys]
             labels.loc[group.index] += [f" ({', '.join(each)})" for each in zip(*settings, strict=True)]
     return labels
 

@@ -15,7 +15,7 @@ from lab.analysis.curves import points
 from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.logit_rounding import BF16, COSTLY, FORMATS, level_at_cost
 from lab.analysis.sensitivity import judge
-from lab.analysis.text import count, listed, plain_text, spell
+from lab.analysis.text import count, format_value, listed, plain_text
 from lab.records.store import Records
 
 LEVEL, MIDDLE = "level", "level half-way"
@@ -70,7 +70,7 @@ def _table(runs: pd.DataFrame) -> pd.DataFrame:
         own = runs[runs["lr"] == lr]
         largest = own[own["size"] == sizes[-1]]
         level = 10 ** float(np.log10(largest[LEVEL]).mean())
-        row = {"learning rate": f"{spell(lr)} ({name})", "|log Z|": f"{level:.3g}"}
+        row = {"learning rate": f"{format_value(lr)} ({name})", "|log Z|": f"{level:.3g}"}
         if len(sizes) > 1:
             steps = np.concatenate([largest["updates"] / 2, largest["updates"]])
             over_steps = np.concatenate([largest[MIDDLE], largest[LEVEL]])

@@ -22,7 +22,7 @@ from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, ForecastScore, make_forecasts
 from lab.analysis.rendering import layout
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.text import count, finite, listed, plain_text, spell
+from lab.analysis.text import count, finite, format_value, listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import run_table
@@ -57,7 +57,7 @@ def _limit(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     unstable = int((runs["outcome"] != "").sum())
     if quantity.sign < 0:
         note = "." if forecast.limit else ", which no gradient reaches."
-        yield f"Limit: Adam's epsilon, {spell(forecast.limit)}{note}"
+        yield f"Limit: Adam's epsilon, {format_value(forecast.limit)}{note}"
         return
     kind = "unstable" if unstable == len(runs) else "stable" if not unstable else ""
     if threshold is None:
@@ -122,7 +122,7 @@ def _along_learning_rates(forecast: Forecast) -> Iterator[str]:
 def _cautions(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
     directions = {-1: ("downward" + " (saturation)" * (quantity.sign > 0), "much"), 1: ("upward", "little")}
     for sign, (direction, amount) in directions.items():
-        bent = [spell(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign]
+        bent = [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign]
         if bent:
             yield (
                 f"Marked{BENT}: growth bends {direction} at learning rate {listed(bent)}; beyond the largest size its "
@@ -136,14 +136,14 @@ def _left_out(forecast: Forecast) -> Iterator[str]:
     without_value = forecast.runs[forecast.runs["value"].isna()]
     if len(without_value):
         counts = Counter(zip(without_value["lr"], without_value["size"], strict=True))
-        parts = [f"{runs} at {spell(lr)} and {count(size)}" for (lr, size), runs in counts.items()]
+        parts = [f"{runs} at {format_value(lr)} and {count(size)}" for (lr, size), runs in counts.items()]
         yield (
             f"Left out of the fits, as already diverged or without a positive value: {len(without_value)} of "
             f"{len(forecast.runs)} runs ({listed(parts)} parameters)."
         )
     without_line = sorted(set(forecast.runs["lr"]) - set(forecast.lines))
     if without_line:
-        yield f"No line, for want of a second size: learning rate {listed(map(spell, without_line))}."
+        yield f"No line, for want of a second size: learning rate {listed(map(format_value, without_line))}."
 
 
 SCORE_COLUMNS = ("held-out error", "inside", "class right")
@@ -286,7 +286,7 @@ def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
     rows, smallest, largest = [], forecast.sizes[0], forecast.sizes[-1]
     for lr, line in forecast.lines.items():
         mark = BENT if forecast.bend_sign(lr) else ""
-        row = {"learning rate": f"{spell(lr)}{mark}", "slope in size": slope_text(line)}
+        row = {"learning rate": f"{format_value(lr)}{mark}", "slope in size": slope_text(line)}
         if forecast.score is not None:
             row |= _score_cells(forecast.score, lr)
         if lr in forecast.scored and not math.isnan(forecast.limit):

@@ -15,7 +15,7 @@ from lab.analysis.guard.matching import runs_of, where
 from lab.analysis.guard.quantities import measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import student_t
-from lab.analysis.text import count, plain_text, spell
+from lab.analysis.text import count, format_value, plain_text
 from lab.core.errors import RequestError
 
 MARGIN = 0.05
@@ -99,7 +99,7 @@ def _curve_row(baseline: Baseline, number: int, seeds: pd.DataFrame) -> dict[str
     return {
         "arm": arm,
         "parameters": count(size),
-        "learning rates": f"{len(lrs)} from {spell(lrs[0])} to {spell(lrs[-1])}",
+        "learning rates": f"{len(lrs)} from {format_value(lrs[0])} to {format_value(lrs[-1])}",
         "seeds": str(len(seeds)),
         **{name: student_t(seeds[column]).bare for column, name in COLUMN_NAMES.items()},
     }

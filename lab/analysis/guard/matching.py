@@ -10,7 +10,7 @@ import pandas as pd
 from lab.analysis.curves import GAINS_TOLERANCE, arm_keys, name_arms, same_sizes
 from lab.analysis.guard.baseline import Baseline, whole_seeds
 from lab.analysis.statistics import FEWEST_SEEDS
-from lab.analysis.text import count, spell
+from lab.analysis.text import count, format_value
 
 
 def where(baseline: Baseline, number: int) -> tuple[str, int]:
@@ -126,7 +126,7 @@ def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) 
         yield f"{name}: other data, fingerprint {data[0]} in the baseline and {data[1]} now"
     grids = [sorted(set(runs_of(old, number)["lr"])), sorted(set(runs_of(new, other)["lr"]))]
     if grids[0] != grids[1]:
-        before, now = (", ".join(map(spell, grid)) for grid in grids)
+        before, now = (", ".join(map(format_value, grid)) for grid in grids)
         yield f"{name}: another grid of learning rates, {before} in the baseline and {now} now"
     for baseline, curve in ((old, number), (new, other)):
         runs = whole_seeds(runs_of(baseline, curve))
@@ -167,4 +167,4 @@ def remarks(
 
 
 def _spelled(value: Hashable) -> str:
-    return "absent" if value is None else spell(value)
+    return "absent" if value is None else format_value(value)

@@ -15,7 +15,7 @@ from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, Chan
 from lab.analysis.guard.moves import Move
 from lab.analysis.guard.quantities import STEPS
 from lab.analysis.sensitivity import WINDOW
-from lab.analysis.text import count, json_rows, plain_text, spell
+from lab.analysis.text import count, format_value, json_rows, plain_text
 from lab.core.printing import printable
 
 MEANING = {
@@ -113,7 +113,7 @@ def moved(check: Comparison) -> Iterator[str]:
 
 
 def _at_learning_rate(move: Move) -> str:
-    return f"{move.change:+.3f} at {spell(move.lr)}" + ("" if move.is_certain else " (uncertain)")
+    return f"{move.change:+.3f} at {format_value(move.lr)}" + ("" if move.is_certain else " (uncertain)")
 
 
 def as_json(check: Comparison) -> str:

@@ -15,7 +15,7 @@ from lab.analysis.guard.matching import match_curves, named_alike, remarks, runs
 from lab.analysis.guard.quantities import NATS, STEPS, measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import FEWEST_SEEDS, difference
-from lab.analysis.text import count, json_rows, listed, plain_text, span, spell
+from lab.analysis.text import count, format_value, json_rows, listed, plain_text, span
 from lab.core.errors import RequestError
 
 # Name and unit of what is compared, by column of ``measured``.
@@ -162,7 +162,7 @@ def _grid_notes(
 ) -> Iterator[str]:
     for number, (of_a, of_b) in grids.items():
         if of_a != of_b:
-            lrs = listed(map(spell, shared[number])) if shared[number] else "none"
+            lrs = listed(map(format_value, shared[number])) if shared[number] else "none"
             yield f"{title(a, number)}: compared at the learning rates that both folders have, {lrs}"
 
 

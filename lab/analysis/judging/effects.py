@@ -224,7 +224,7 @@ def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
     """
     one = arms[arm]
     best, lrs = one.table("log_best"), [lr for lr in one.lrs if lr <= HIGH] or [one.top]
-    losses = np.stack([one.lost_by(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
+    losses = np.stack([one.margin_over_unstable_loss(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
     return Qualified(sign * pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna()))
 
 

@@ -283,7 +283,7 @@ class ArmTables:
         """Final held-out loss at a learning rate, at most that at initialization, nats/token."""
         return self._tabulate(lambda summary: summary.runs[lr].loss)
 
-    def lost_by(self, lr: float) -> pd.DataFrame:
+    def margin_over_unstable_loss(self, lr: float) -> pd.DataFrame:
         """Final loss minus the curve's best one + ``LOST``, nats/token: above zero the run is unstable.
 
         NaN if no learning rate of the curve beat the bigram model.

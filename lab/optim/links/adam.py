@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lab.core.axes import in_whole_vectors, over, per_run_rms, where_runs
+from lab.core.axes import in_whole_vectors, over, per_run_rms, select_per_run
 from lab.core.hooks import announce
 from lab.core.registry import LINKS
 from lab.core.schema import PerRun, bounded
@@ -167,7 +167,7 @@ class GIAdam(TwoMoments):
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         for name, gradient in updates.items():
             square = state[f"square.{name}"]
-            square.copy_(where_runs(now.step == 0, gradient.square(), square))
+            square.copy_(select_per_run(now.step == 0, gradient.square(), square))
         return _adam(updates, state, now, (self.beta1, self.beta2), 1.0, self.eps)
 
 
@@ -197,9 +197,9 @@ class Adopt(TwoMoments):
             limit = _shaped(limit_r, square)
             quotient = (gradient / root).clamp(-limit, limit)
             averaged = mean * over(self.beta1, mean) + quotient * over(1 - self.beta1, mean)
-            mean.copy_(where_runs(now.step == 0, torch.where(gradient.isnan(), gradient, 0.0), averaged))
+            mean.copy_(select_per_run(now.step == 0, torch.where(gradient.isnan(), gradient, 0.0), averaged))
             squared = square * over(self.beta2, square) + gradient.square() * over(1 - self.beta2, square)
-            square.copy_(where_runs(now.step == 0, gradient.square(), squared))
+            square.copy_(select_per_run(now.step == 0, gradient.square(), squared))
             direction[name] = mean.clone()
         return direction
 
@@ -270,11 +270,11 @@ class Spam(TwoMoments):
         for name, gradient in updates.items():
             square = state[f"square.{name}"]
             for moment in (state[f"mean.{name}"], square):
-                moment.copy_(where_runs(age_r != 0, moment, 0.0))
+                moment.copy_(select_per_run(age_r != 0, moment, 0.0))
             limit = (square * over(self.spike_ratio, square)).sqrt()
             is_spike = (gradient.abs() > limit) & (square > 0)  # an entry without a gradient so far has no scale
             shrunk = torch.where(is_spike, gradient.sign() * limit, gradient)
-            clipped[name] = where_runs(clips_r, shrunk, gradient)
+            clipped[name] = select_per_run(clips_r, shrunk, gradient)
         unbias2 = 1 - _power(self.beta2, age_r + 1)
         direction = _adam(clipped, state, replace(now, step=age_r), (self.beta1, self.beta2), unbias2, self.eps)
         rise_r = 1 - torch.cos(math.pi * ((age_r + 1) / torch.as_tensor(self.reset_warmup).clamp(min=1)).clamp(max=1))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lab.core.axes import over, per_run_norm, where_runs
+from lab.core.axes import over, per_run_norm, select_per_run
 from lab.core.distributed import max_over_ranks
 from lab.core.registry import LINKS
 from lab.core.roles import MATRICES, Role
@@ -143,7 +143,7 @@ class SpectralCap(Link):
             vector_ro1.copy_(after_ro1)
             limit_r = torch.as_tensor(self.spectral_cap).to(value_r)
             shrunk = moved * over(limit_r / value_r, moved)
-            steps[name] = where_runs(value_r > limit_r, weight - shrunk, step)
+            steps[name] = select_per_run(value_r > limit_r, weight - shrunk, step)
         return steps
 
     def objection(self, config: Any) -> str | None:
@@ -160,7 +160,7 @@ def _power_iteration(matrix_rio: Tensor, vector_ro1: Tensor) -> tuple[Tensor, Te
     back_ro1 = (matrix_rio * image_ri1).sum(1).unsqueeze(2)
     norm_r = per_run_norm([back_ro1])
     # a matrix of zeros has no singular vectors
-    after_ro1 = where_runs(norm_r == 0, vector_ro1, back_ro1 / over(norm_r, back_ro1))
+    after_ro1 = select_per_run(norm_r == 0, vector_ro1, back_ro1 / over(norm_r, back_ro1))
     return torch.where(length_r == 0, 0.0, norm_r / length_r), after_ro1
 
 

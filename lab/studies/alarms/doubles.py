@@ -14,7 +14,7 @@ ROUNDING = 1e-4
 CALM = 5.0
 
 
-class Twins(NamedTuple):
+class ReplayEvidence(NamedTuple):
     """Evidence on a step at which the loss rose, or was not finite, from a log and its replay.
 
     Attributes:
@@ -35,7 +35,7 @@ class Twins(NamedTuple):
     usual_norm: float
 
 
-def diagnose(evidence: Twins) -> str:
+def diagnose(evidence: ReplayEvidence) -> str:
     """Name the cause of the rise of the loss.
 
     - ``scaling_bug``: the gradients of the parts of a batch do not add up to that of the batch, from the first update.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.log_formats import MICRO_BATCH
 from lab.core.detectors import LEAST_RISE, Numbers
-from lab.studies.alarms.doubles import Twins, diagnose
+from lab.studies.alarms.doubles import ReplayEvidence, diagnose
 
 # Rows by which the same event may begin earlier or later in another run of the same batches.
 APART = 3
@@ -134,7 +134,7 @@ def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
     return departs_n
 
 
-def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Twins:
+def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> ReplayEvidence:
     """The evidence of log and replay on a step; losses are those at the first difference, or else at the step."""
     loss_n, replayed_n = pair.log["loss"], pair.replay["loss"]
     differs = np.flatnonzero(_departs(pair._replace(log={"loss": loss_n}, replay={"loss": replayed_n}), until))
@@ -146,4 +146,4 @@ def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Tw
     errors_n = log.columns.get("parts_error", np.zeros(1))
     error = float(np.nanmax(errors_n)) if np.isfinite(errors_n).any() else 0.0
     usual_norm = float(np.median(before)) if len(before) else math.nan
-    return Twins(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm)
+    return ReplayEvidence(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm)

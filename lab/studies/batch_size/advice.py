@@ -19,7 +19,7 @@ from lab.analysis.curves import load, points
 from lab.analysis.rendering import layout, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
-from lab.analysis.text import count, finite, of_arm, plain_text, spell
+from lab.analysis.text import arm_phrase, count, finite, format_value, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.store import Records
@@ -167,7 +167,7 @@ def _row(advice: BatchAdvice) -> dict[str, Any]:
     return {
         "arm": advice.arm,
         "parameters": count(advice.size),
-        "lr": spell(advice.lr),
+        "lr": format_value(advice.lr),
         "batch": advice.batch_size,
         "loss": f"{advice.loss:.3f}",
         **quarters,
@@ -190,8 +190,8 @@ def _recommendation(best: BatchAdvice) -> Iterator[str]:
         return
     low, high = best.learning_rates
     yield (
-        f"Recommended {of_arm(best.arm)} at {count(best.size)} parameters, by its best runs (learning rate "
-        f"{spell(best.lr)}, loss {best.loss:.3f}): a batch of about {best.batch:.3g} sequences "
+        f"Recommended {arm_phrase(best.arm)} at {count(best.size)} parameters, by its best runs (learning rate "
+        f"{format_value(best.lr)}, loss {best.loss:.3f}): a batch of about {best.batch:.3g} sequences "
         f"({count(best.batch * best.seq_len)} tokens), with a learning rate from {low:.2g} (square-root rule) to "
         f"{high:.2g} (linear rule)."
     )

@@ -15,7 +15,7 @@ from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, CurveSumma
 from lab.analysis.judging.quantities import best_of_largest, log10
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import updates
-from lab.analysis.text import spell
+from lab.analysis.text import format_value
 from lab.studies.batch_size.estimates import Numbers, steps_curve
 from lab.studies.batch_size.measures import (
     FEWEST_AT_A_BUDGET,
@@ -409,7 +409,7 @@ def _check_inside(arm: ArmTables, best: int) -> None:
     if best in (0, len(arm.lrs) - 1):
         end = "lowest" if best == 0 else "highest"
         raise MissingRunsError(
-            f"batch={arm.setting(NAME)}: the best learning rate, {spell(arm.lrs[best])}, is the {end} tried"
+            f"batch={arm.setting(NAME)}: the best learning rate, {format_value(arm.lrs[best])}, is the {end} tried"
         )
 
 

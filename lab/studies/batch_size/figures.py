@@ -18,7 +18,7 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval, student_t
-from lab.analysis.text import count, number, spell
+from lab.analysis.text import count, format_value, number
 from lab.records.store import Records
 from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, learning_rate_curve
 from lab.studies.batch_size.measures import (
@@ -127,7 +127,9 @@ def _dots(axes: Axes, table: pd.DataFrame, colour: str, name: str, quantity: Qua
     batches = table.columns.to_numpy(dtype=float)
     columns = [table[batch].dropna().to_numpy(dtype=float) for batch in table]
     texts = [
-        "\n".join([name, f"batch of {spell(float(batch))} sequences", *quantity.lines(seeds), f"{len(seeds)} seeds"])
+        "\n".join(
+            [name, f"batch of {format_value(float(batch))} sequences", *quantity.lines(seeds), f"{len(seeds)} seeds"]
+        )
         for batch, seeds in zip(batches, columns, strict=True)
     ]
     dots = [Dot(_interval(seeds, quantity), text) for seeds, text in zip(columns, texts, strict=True)]

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from lab.analysis.curves import LR, parameters
 from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
-from lab.analysis.text import spell
+from lab.analysis.text import format_value
 from lab.records.store import Records
 from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, steps_curve
 
@@ -101,7 +101,9 @@ def tune(lrs: Sequence[float], steps_sl: ArrayLike) -> TunedBatch:
     best = int(mean_l.argmin())
     if best in (0, len(lrs) - 1):
         end = "lowest" if best == 0 else "highest"
-        return TunedBatch(nothing_s, nothing_s, f"the best learning rate, {spell(lrs[best])}, is the {end} tried")
+        return TunedBatch(
+            nothing_s, nothing_s, f"the best learning rate, {format_value(lrs[best])}, is the {end} tried"
+        )
     lr_l = np.asarray(lrs, dtype=float)
     seeds = [(lr_l[np.isfinite(row)], row[np.isfinite(row)]) for row in table_sl]
     lr_s = np.array([vertex(rates, np.log(steps)) for rates, steps in seeds])
@@ -206,7 +208,7 @@ class TunedSteps(NamedTuple):
     def cautions(self) -> Iterator[str]:
         """A sentence on each batch size that is left out."""
         for batch, refusal in self.refusals.items():
-            yield f"Left out: {self.name} at a batch of {spell(batch)}, since {refusal}."
+            yield f"Left out: {self.name} at a batch of {format_value(batch)}, since {refusal}."
 
 
 def tuned_steps(records: Records) -> list[TunedSteps]:
@@ -279,8 +281,8 @@ class TunedBudget(NamedTuple):
         """A sentence on each batch size whose best learning rate is at an end of the grid."""
         for batch in self.lr.columns[self.lr.isna().any()]:
             yield (
-                f"Left out of laws of the learning rate: {self.name} at a batch of {spell(float(batch))}, since the "
-                "best learning rate of some seed is the lowest or the highest tried."
+                f"Left out of laws of the learning rate: {self.name} at a batch of {format_value(float(batch))}, since "
+                "the best learning rate of some seed is the lowest or the highest tried."
             )
 
 

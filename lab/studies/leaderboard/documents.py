@@ -11,7 +11,7 @@ from lab.analysis.rendering import html
 from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, QK, WITH, WITHOUT, Board, Row
 from lab.studies.leaderboard.curves import PART
-from lab.studies.leaderboard.listing import change, headline, p_shown, ranks_shown
+from lab.studies.leaderboard.listing import change, format_p, headline, ranks_shown
 from lab.studies.leaderboard.page import linear
 
 INDEX = "index.md"
@@ -156,7 +156,7 @@ def _table(rows: Collection[Row]) -> Iterator[str]:
             row.panel,
             row.verdict,
             change(row.differences[PART]) if is_comparable else "",
-            p_shown(row.p_adjusted),
+            format_p(row.p_adjusted),
             ranks_shown(row.ranks),
             change(row.differences["best"]),
             change(row.differences["range"]),

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, thousandths
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals
 from lab.analysis.text import finite, listed, plain_text
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
@@ -108,16 +108,16 @@ def change(interval: Interval) -> str:
     if interval.n < FEWEST_SEEDS:
         return interval.bare if interval.n else ""
     scale = max(abs(interval.low), abs(interval.high))
-    return "{:} [{:}, {:}]".format(*(thousandths(value, scale) for value in interval[:3]))
+    return "{:} [{:}, {:}]".format(*(format_3_decimals(value, scale) for value in interval[:3]))
 
 
 def level(values: pd.Series) -> str:
     """The mean of a measure over seeds; empty if no seed has a value."""
     mean = float(values.mean()) if values.notna().any() else math.nan
-    return "" if math.isnan(mean) else thousandths(mean)
+    return "" if math.isnan(mean) else format_3_decimals(mean)
 
 
-def p_shown(p: float) -> str:
+def format_p(p: float) -> str:
     """A p value; empty without a test."""
     return "" if math.isnan(p) else f"{p:.2g}" if p >= 1e-4 else "<0.0001"
 
@@ -179,7 +179,7 @@ def _cells(row: Row, planted: Mapping[str, Interval]) -> dict[str, str]:
         "verdict": row.verdict,
         "better half": row.pair.better if row.pair else "",
         INSTABILITY: differences.pop(INSTABILITY),
-        "p (Holm)": p_shown(row.p_adjusted),
+        "p (Holm)": format_p(row.p_adjusted),
         "sum of both": sum_word(row.pair.interaction) if row.pair else "",
         "interaction": change(row.pair.interaction) if row.pair else "",
         "rank": ranks_shown(row.ranks),

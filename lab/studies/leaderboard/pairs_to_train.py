@@ -18,7 +18,7 @@ from lab.records import store
 from lab.studies.leaderboard import arms
 from lab.studies.leaderboard.board import ALPHA, HARMS, HELPS, MARGIN, QK, Base, Board, Panel, Row, read_board
 from lab.studies.leaderboard.curves import PART
-from lab.studies.leaderboard.listing import change, p_shown, ranks_shown
+from lab.studies.leaderboard.listing import change, format_p, ranks_shown
 from lab.studies.leaderboard.pairs import pair_panels, sum_word
 
 BEST = 12  # number of arms that are paired
@@ -232,5 +232,5 @@ def _answer(pairs: PanelPairs, rows: Sequence[Row], stage: Stage) -> Iterator[st
     yield f"Pairs {pairs.title}: {len(helping)} of {len(rows)} {verb} beyond the better half, {judged}:"
     for row in helping:
         assert row.pair is not None
-        beyond = f"{change(row.differences[PART])} nats/token beyond {row.pair.better}, p {p_shown(row.p_adjusted)}"
+        beyond = f"{change(row.differences[PART])} nats/token beyond {row.pair.better}, p {format_p(row.p_adjusted)}"
         yield f"  {row.name}: {beyond}; sum of both {sum_word(row.pair.interaction)}"

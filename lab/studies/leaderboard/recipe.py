@@ -14,7 +14,7 @@ from lab.records import store
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import HELPS, QK, Panel, Reference, Row, read_board
 from lab.studies.leaderboard.curves import PART
-from lab.studies.leaderboard.listing import change, p_shown
+from lab.studies.leaderboard.listing import change, format_p
 
 FEWEST_LRS = 4
 FIRST_SEEDS, FRESH_SEEDS = 3, 6
@@ -177,7 +177,7 @@ def _second_stage(recipe: Recipe, first: Panel, chosen: Sequence[ArmChoice], out
 def _answer(recipe: Recipe, second: Panel, chosen: Sequence[ArmChoice]) -> Iterator[str]:
     rows = [row for row in second.rows if row.name in _rows(second, chosen)]
     for row in rows:
-        yield f"  {row.name}: {row.verdict}, {change(row.differences[PART])}, p {p_shown(row.p_adjusted) or 'none'}"
+        yield f"  {row.name}: {row.verdict}, {change(row.differences[PART])}, p {format_p(row.p_adjusted) or 'none'}"
     helping = [row for row in rows if row.verdict == HELPS]
     judged = (
         f"Chosen among {len(recipe.arms)} arms on other seeds, judged on {len(recipe.fresh_seeds)} fresh seeds alone, "
@@ -193,7 +193,7 @@ def _answer(recipe: Recipe, second: Panel, chosen: Sequence[ArmChoice]) -> Itera
 
 def _price(row: Row) -> str:
     """``-0.100 [-0.120, -0.080] nats/token, p 0.002, +64 parameters, 1.05 times the time``."""
-    parts = [f"{change(row.differences[PART])} nats/token, p {p_shown(row.p_adjusted)}"]
+    parts = [f"{change(row.differences[PART])} nats/token, p {format_p(row.p_adjusted)}"]
     parts.append(f"{row.parameters_added:+,} parameters" if row.parameters_added else "no parameters")
     parts += [] if math.isnan(row.cost) else [f"{row.cost:.2f} times the time"]
     return ", ".join(parts)

@@ -13,7 +13,7 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import student_t
-from lab.analysis.text import spell
+from lab.analysis.text import format_value
 from lab.records.store import Records
 from lab.studies.precision.measures import FIRST, LATE_PART, has_loss_scales, scale_exponent, spike_rate
 
@@ -67,7 +67,9 @@ def spikes_by_loss_scale(records: Records, runs: pd.DataFrame) -> Sheet:
     columns = layout.columns_for(2, panels.NARROWEST_ROWS)
     sheet, ((spikes,), (zeros,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
     arms = list(table.groupby(["precision", "eps"]))
-    looks = {f"{precision}, epsilon {spell(eps)}": panels.arm_look(n) for n, ((precision, eps), _) in enumerate(arms)}
+    looks = {
+        f"{precision}, epsilon {format_value(eps)}": panels.arm_look(n) for n, ((precision, eps), _) in enumerate(arms)
+    }
     for axes, column, quantity in ((spikes, "spikes", SPIKES), (zeros, "zeros", ZEROS)):
         groups = []
         for look, (_, of_arm) in zip(looks.values(), arms, strict=True):

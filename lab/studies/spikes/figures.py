@@ -20,7 +20,7 @@ from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import student_t
-from lab.analysis.text import spell
+from lab.analysis.text import format_value
 from lab.records.store import Records
 from lab.studies.spikes.planted import (
     ALL_WEIGHTS,
@@ -410,7 +410,7 @@ def updates_and_descent(records: Records, runs: pd.DataFrame) -> Sheet:
     met = met[met["lr"] == met["lr"].max()]
     met = met.join(cards[["burst", BATCH, EPSILON]], on="id").sort_values(["burst", EPSILON, BATCH])
     bursts = met["burst"].astype(str).str.replace("_", " ")
-    titles = bursts + ", epsilon " + met[EPSILON].map(spell) if met[EPSILON].nunique() > 1 else bursts
+    titles = bursts + ", epsilon " + met[EPSILON].map(format_value) if met[EPSILON].nunique() > 1 else bursts
     met = met.assign(panel=titles, line=met[BATCH])
     sheet = over_steps(around, met, ROWS, "sequences of a batch")
     onset = float(onsets[met["id"]].median())

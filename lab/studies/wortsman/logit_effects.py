@@ -37,7 +37,9 @@ LOGIT, FIRST = "attention_logit_max", "block0"
 def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
     """Loss at the top LR minus the best one + 0.3, without qk-layernorm; and the negative of that with it."""
     ends = [off.sizes[0], off.sizes[-1]]
-    return parts(off=off.lost_by(off.top)[ends], on=-on.lost_by(on.top).reindex(columns=ends))
+    return parts(
+        off=off.margin_over_unstable_loss(off.top)[ends], on=-on.margin_over_unstable_loss(on.top).reindex(columns=ends)
+    )
 
 
 def at_least_four_blocks(group: ComparisonGroup) -> list[ArmTables]:
@@ -252,7 +254,7 @@ def that_kappa_rises_with_steps(*arms: ArmTables) -> Effects:
 
 def _lost_at_the_top(neither: ArmTables, *_: ArmTables) -> pd.DataFrame:
     """Loss at the top learning rate minus the best one + 0.3, at each size; the first arm has no remedy."""
-    return neither.lost_by(neither.top)
+    return neither.margin_over_unstable_loss(neither.top)
 
 
 # If drifting logits harm no run, z-loss and decay have nothing to cure.
