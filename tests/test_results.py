@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from lab.core import shipped
 from lab.records import store
 from lab.records.parts import written
 from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
-from sampling import few
+from sampling import few, some
 
 PAIRS = "leaderboard_pairs"  # the pairs of a board, which `lab leaderboard DIR --pairs` has trained by the same sweep
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
@@ -71,6 +72,17 @@ def test_seeds_that_were_added_lie_beside_the_earlier_ones() -> None:
     assert set(earlier["seed"]) == {3, 4, 5}
     assert set(added["seed"]) == {6, 7, 8, 9}
     assert len(load(folder).runs) == len(earlier) + len(added)
+
+
+WHOLE = RESULTS / "quickstart"  # every probe value of it is there
+PRUNED = [folder for folder in [*FOLDERS, *ON_OTHER_TEXT] if folder != WHOLE]
+SMALL = [RESULTS / name for name in ("epsilon", "noise_scale", "final_gain")]
+
+
+@pytest.mark.parametrize("folder", some(PRUNED, SMALL), ids=lambda folder: f"{folder.relative_to(RESULTS)}")
+def test_no_value_is_committed_that_nobody_reads(folder: Path) -> None:
+    records = store.read(folder)
+    assert len(runpy.run_path(str(RESULTS / "prune.py"))["pruned"](records)) == len(records.metrics)
 
 
 @pytest.fixture(scope="module")
