@@ -14,8 +14,8 @@ import planted
 from cap import Cap
 from lab.analysis.judging.evidence import Evidence
 from lab.core.hooks import Act, HookIntervention, HookPoint, acting_at, unlike_names
+from lab.core.number_formats import as_fp16
 from lab.core.registry import INTERVENTIONS
-from lab.core.rounding import as_fp16
 from lab.model.transformer import Transformer
 from lab.records import store
 from lab.training import identity

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lab.model.loss import losses
-from lab.studies.alarms.doubles import ReplayEvidence, diagnose
+from lab.studies.alarms.replays import ReplayEvidence, diagnose
 from lab.training.fleet import Fleet
 from pieces import model, tokens
 from small import configs

@@ -29,7 +29,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.report.build import first_figures
 from lab.studies.figures import FIGURES
-from lab.sweeping.coordinate_growth import figure as coordinate_growth
+from lab.sweeping.coordinate_check import figure as coordinate_growth
 from sampling import some
 
 RESULTS = Path(__file__).parents[1] / "results"

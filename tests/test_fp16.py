@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
-from lab.core.rounding import rounded
+from lab.core.number_formats import rounded
 from lab.interventions.fp16 import HalfGELU, HalfSoftmax
 from lab.model.layers import product
 from lab.optim.loss_scale import LossScale, MetaseqScale, TorchScale

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lab.core.rounding import Mantissa, rounded
+from lab.core.number_formats import Mantissa, rounded
 from lab.interventions.loss_terms import ZLoss
 from lab.model import layers
 from lab.model.loss import losses

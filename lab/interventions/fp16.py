@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.hooks import Act, HookIntervention, HookPoint
+from lab.core.number_formats import as_fp16
 from lab.core.registry import INTERVENTIONS
-from lab.core.rounding import as_fp16
 from lab.model.config import ModelConfig
 
 GELU_FACTOR, GELU_CUBE = math.sqrt(2 / math.pi), 0.044715

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lab.core import machine
 from lab.core.axes import in_whole_vectors
+from lab.core.number_formats import Format, Mantissa, as_kept_in
 from lab.core.roles import Role
-from lab.core.rounding import Format, Mantissa, as_kept_in
 from lab.model.low_precision import LowPrecision, low_precision_product, rounded_gain
 
 GELU_SLOPE, GELU_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715

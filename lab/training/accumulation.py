@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lab.core.axes import over, whole
 from lab.core.hooks import announce
+from lab.core.number_formats import rounded
 from lab.core.registry import PROBES
-from lab.core.rounding import rounded
 from lab.training.config import RunConfig
 
 

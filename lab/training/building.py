@@ -14,8 +14,8 @@ from lab.core import distributed
 from lab.core.distributed import check_divisible
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, LossTerm, WeightIntervention
+from lab.core.number_formats import Mantissa
 from lab.core.registry import PROBES
-from lab.core.rounding import Mantissa
 from lab.model import low_precision
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.layers import Operands

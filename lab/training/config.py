@@ -29,6 +29,7 @@ import lab.records.trackers
 import lab.responses  # noqa: F401  (these fill the registries)
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, WeightIntervention, changes_weights
+from lab.core.number_formats import MANTISSA_BITS
 from lab.core.registry import (
     BATCHES,
     BURSTS,
@@ -42,7 +43,6 @@ from lab.core.registry import (
     TRACKERS,
     Registry,
 )
-from lab.core.rounding import MANTISSA_BITS
 from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, leaves, one_of, seed
 from lab.model.config import ModelConfig
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS

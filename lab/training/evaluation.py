@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lab.core import distributed
-from lab.core.rounding import Mantissa
+from lab.core.number_formats import Mantissa
 from lab.core.schema import leaves
 from lab.data.corpus import Corpus, fewer
 from lab.model.custom import CustomModel

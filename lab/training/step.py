@@ -16,8 +16,8 @@ from lab.core import distributed
 from lab.core.axes import over, per_run_norm, select_per_run
 from lab.core.distributed import gradients
 from lab.core.hooks import announce
+from lab.core.number_formats import rounded
 from lab.core.registry import PROBES
-from lab.core.rounding import rounded
 from lab.model.custom import CustomModel
 from lab.model.layers import Operands
 from lab.model.loss import IGNORED, losses
