@@ -17,6 +17,7 @@ from lab.analysis.curves import points
 from lab.analysis.judging.evidence import curve_summaries
 from lab.analysis.sensitivity import split
 from lab.analysis.statistics import student_t
+from lab.core.errors import RequestError
 from lab.report import findings, tables
 
 
@@ -190,6 +191,12 @@ def test_arms_are_compared_seed_by_seed():
     unpaired = sensitivity.by_curve(sensitivity.per_seed(runs))["total"].iloc[0]
     assert unpaired.high - unpaired.low > 0.5
     assert sensitivity.paired(runs, "with z-loss", "without z-loss").iloc[0]["above"].mean == pytest.approx(-0.1)
+
+
+def test_an_arm_that_is_not_there_is_refused():
+    runs = study(list(planted.cards(arms=["none", "z_loss"], widths=[32])))
+    with pytest.raises(RequestError, match=r"no arm 'z_loss'; .*with z-loss"):
+        sensitivity.paired(runs, "without z-loss", "z_loss")
 
 
 def test_pairs_share_seeds_and_learning_rates():

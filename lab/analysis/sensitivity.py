@@ -14,7 +14,7 @@ import pandas as pd
 from lab.analysis.curves import load, points, significant
 from lab.analysis.statistics import student_t
 from lab.analysis.text import count, format_value, span
-from lab.core.errors import RequestError
+from lab.core.errors import RequestError, nearest
 from lab.records import run_table
 from lab.records.store import Records
 
@@ -185,7 +185,14 @@ def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high
 
     Returns:
         Columns ``first``, ``second``, ``size``, and an ``Interval`` over seeds for ``total``, ``below``, ``above``.
+
+    Raises:
+        RequestError: there is no such arm.
     """
+    arms = list(points["arm"].unique())
+    for arm in (first, second):
+        if arm not in arms:
+            raise RequestError(f"no arm {arm!r}; {nearest(arm, arms)}")
     return _differences(points, [(first, second)], low, high)
 
 
