@@ -305,6 +305,14 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale_of_its_run_alone
     assert max(probe(scaled, "loss_scale")) == 2.0 ** (24 - scaled.outcome["skipped_batches"])
 
 
+def test_an_overflow_is_left_out_before_a_response_begins_to_leave_out_updates() -> None:
+    shared = (FP16, "loss_scale=torch", "loss_scale.init=1e30", "response=skip_update", "response.start=5")
+    fleet = Fleet(configs("", shared=shared))
+    before = {name: weight.clone() for name, weight in fleet.state.weights.items()}
+    fleet.step(0)
+    assert all(torch.equal(weight, before[name]) for name, weight in fleet.state.weights.items())
+
+
 def test_a_run_that_overflows_whatever_its_scale_stalls() -> None:
     """In bf16 the same weights overflow nothing, and in the same fleet the other run goes on."""
     shared = ("loss_scale=metaseq", "steps=40", "probes=none", "optimizer.lr=1e-3")

@@ -78,6 +78,20 @@ def test_at_twice_the_base_width_each_factor_is_the_tables(name: str) -> None:
         torch.testing.assert_close(weight, start[key] * part, rtol=1e-6, atol=0, msg=key)
 
 
+def test_curvature_is_measured_along_the_step_that_is_made() -> None:
+    """At twice the base width, where the learning rate of linear layers is half that of the others."""
+    shared = ("probes.names=[update_curvature]", "probes.every=1", "optimizer.weight_decay=0", "schedule.warmup=0")
+    fleet = Fleet(configs("", shared=(*wanted("mup_simple", BASE // 2), *shared)), torch.float64)
+    weights, slice_rbt = fleet.state.weights, fleet.evaluation.slice().unsqueeze(0)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    curvature_r = fleet.step(0)["update_curvature", ""]
+    gradients, after = (fleet.step_function.gradients_of(each, slice_rbt)[0] for each in (before, weights))
+    steps = {name: before[name] - weights[name] for name in weights}
+    bend = sum((step * (gradients[name] - after[name])).sum() for name, step in steps.items())
+    slope = sum((step * fleet.state.links["adam"][f"mean.{name}"]).sum() for name, step in steps.items())
+    torch.testing.assert_close(curvature_r[0], bend / slope / 38, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_scores_are_products_of_queries_and_keys_times_the_scale(name: str) -> None:
     fleet = Fleet(configs("", shared=("intervention=[]", *wanted(name))))
