@@ -217,6 +217,18 @@ def test_what_a_large_epsilon_does_is_not_testable_where_gradients_stay_above_it
     )
 
 
+@pytest.mark.parametrize(("cosines", "expected"), [((0.2, 0.02), "contradicted"), ((0.2, 0.15), "reproduced")])
+def test_queries_and_keys_that_turn_apart_are_no_little_alignment(cosines: tuple[float, float], expected: str) -> None:
+    """Their norms grow by 1.48 decades together; a cosine that falls by a decade has changed by more than a fifth."""
+    start, end = cosines
+    claim = CLAIMS["alignment_gives_little"]
+    runs = [
+        (run, recorded | {("query_key_cosine", "block0"): (start, start, end, end)})
+        for run, recorded in planted_claims.cards(claim.sweep, HOLDS)
+    ]
+    assert judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(runs))]).verdict == expected
+
+
 def test_a_seed_that_does_not_tell_what_a_claim_presumes_does_not_count() -> None:
     """No learning rate of its arm without a remedy beat the bigram model, so none is lost or kept; log^2 Z is known."""
     claim = CLAIMS["output_logits_drift_late"]

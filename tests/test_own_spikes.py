@@ -7,6 +7,8 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ import planted_claims
 from drawn_texts import complaints
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
@@ -25,6 +28,7 @@ from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
+from lab.studies.spikes.own_effects import five_stages_go_before
 from lab.studies.spikes.own_spikes import (
     APART,
     OWN,
@@ -144,6 +148,16 @@ def test_false_alarms_are_those_far_from_any_spike() -> None:
     good = alarm_traits(world("own_spike_curvature"))
     assert set(good["curvature.first"]) == set(good["spikes"]) == {1}
     assert set(good["curvature.lead"]) == {8}
+
+
+def test_shares_of_spikes_and_of_like_steps_are_of_their_own_counts() -> None:
+    """Two arms have 8 spikes together, and only 4 like steps without one."""
+    counts = {"spikes": 4.0, "controls": 2.0, "rate": 20.0}
+    counts |= dict.fromkeys(STAGES, 3.0) | {f"{stage}_control": 1.0 for stage in STAGES}
+    arm: Any = SimpleNamespace(top=0.1, column=lambda lr, traits, column: pd.DataFrame([[counts[column]]]))
+    effect = five_stages_go_before(arm, arm)
+    assert isinstance(effect, Qualified)
+    assert effect.table.to_numpy().tolist() == [[6 / 8 - 2 / 4] * len(STAGES)]
 
 
 def test_claims_on_what_no_run_recorded_are_open() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from functools import cache
 
 import numpy as np
@@ -32,14 +33,23 @@ def planted_records() -> Records:
 
 def costs(repeats: float, onsets: tuple[int, ...], loss_n: np.ndarray, steps: int = 400) -> tuple[float, float]:
     """Peak and recovery of a run whose held-out loss was measured at every second step."""
-    watched = {"spikes": 0, "rewound_steps": 0, "skipped_batches": 0}
+    row = all_costs(repeats, onsets, loss_n, steps)
+    return row["peak"], row["recovery"]
+
+
+def all_costs(
+    repeats: float, onsets: tuple[int, ...], loss_n: np.ndarray, steps: int = 400, spikes: tuple[int, ...] = ()
+) -> dict[Hashable, float]:
+    """All costs of a run with bursts and spikes that begin at these steps."""
+    watched = {"spikes": len(spikes), "rewound_steps": 0, "skipped_batches": 0}
     card = planted.card(burst="shift", steps=steps, **{"burst.repeats": repeats}) | watched
     rows = [(card["id"], 2 * step, "val_loss", "", value) for step, value in enumerate(loss_n)]
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    met = [(card["id"], step, step, "burst", 1.0, "") for step in onsets]
+    begun = sorted([*((step, "burst") for step in onsets), *((step, "spike") for step in spikes)])
+    met = [(card["id"], step, step, kind, 1.0, "") for step, kind in begun]
     events = pd.DataFrame(met, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
     (row,) = spike_costs(Records(planted.table([card]), metrics, events)).to_dict("records")
-    return row["peak"], row["recovery"]
+    return row
 
 
 def spiking(*spans: tuple[int, int, float]) -> np.ndarray:
@@ -58,6 +68,13 @@ def test_of_several_bursts_the_largest_peak_counts_and_recoveries_add_up() -> No
     lasting = spiking((202, 300, 2.5))
     assert costs(3.0, ONSETS, lasting) == pytest.approx((0.5, 50 + 50 + 0))
     assert costs(3.0, ONSETS, spiking((302, 400, 3.0))) == pytest.approx((1.0, 100))
+
+
+def test_a_spike_before_the_burst_is_a_false_alarm_and_none_of_the_bursts() -> None:
+    row = all_costs(1.0, (200,), spiking((202, 210, 2.5)), spikes=(50, 120, 200, 260))
+    assert (row["false_alarms"], row["spikes"], row["clean_steps"]) == (2, 2, 200)
+    without = all_costs(1.0, (), spiking(), spikes=(50, 120, 200, 260))
+    assert (without["false_alarms"], without["spikes"], without["clean_steps"]) == (4, 0, 400)
 
 
 def test_the_last_held_out_loss_is_of_other_text_and_no_peak() -> None:
