@@ -23,6 +23,7 @@ from omegaconf.errors import ConfigKeyError
 import planted
 from lab.__main__ import main
 from lab.cli import compose, launch, override_rules
+from lab.cli.launch import compose_points
 from lab.core import files
 from lab.records import store
 from sampling import few
@@ -122,6 +123,12 @@ REFUSALS = [
     (["train", "learning_rate=0.1"], "unknown key 'learning_rate'; lab train --help lists the keys\n"),
     (["train", "seed=-1"], "lab: seed must be at least 0, not -1"),
     (["train", "intervention=null"], "a group cannot be null; choose a file of it by name, or none of them, as in"),
+    (["train", "model=3"], "a group cannot be a number; choose a file of it by name"),
+    (["train", "+optimizer={1:2}"], "unknown key 'optimizer.1': 1 is no text"),
+    (["train", "+intervention.z_loss={true:1}"], "unknown key 'intervention.z_loss.True': True is no text"),
+    (["coordcheck", "+optimizer={1:2}"], "unknown key 'optimizer.1': 1 is no text"),
+    (["train", "model={1:2}"], "unknown key 'model.1'; nearest: model"),
+    (["train", "hydra.sweeper.max_runs=abc"], "hydra.sweeper.max_runs: Value 'abc' of type 'str' could not be"),
     (["train", "intervention.z_loss=null"], "intervention.z_loss is null; to leave it out say intervention=[qk_layern"),
     (
         ["train", "intervention=[qk_layernorm,qk_layernorm_model]"],
@@ -229,6 +236,71 @@ def test_an_empty_sweep_file_is_refused(content: str, capsys: pytest.CaptureFixt
     Path("mine.yaml").write_text(content)
     assert lab("sweep", "mine.yaml", *ONE, "--dry-run") == 2
     assert capsys.readouterr() == ("", "lab: mine.yaml must hold keys and values, as the files in sweeps/ do\n")
+
+
+REFUSED_FILES = [
+    ("5: 6", "mine.yaml: unknown key '5': 5 is no text"),
+    ("true: 1", "mine.yaml: unknown key 'True': True is no text"),
+    ("optimizer: {lr: {1: 2}}", "mine.yaml: unknown key 'optimizer.lr.1': 1 is no text"),
+    ("restarts: [{step: 3, 5: 6}]", "mine.yaml: unknown key 'restarts.0.5': 5 is no text"),
+    ("hydra: {sweeper: {params: {5: '0,1'}}}", "unknown key 'hydra.sweeper.params.5': 5 is no text"),
+    ("hydra: {sweeper: {params: abc}}", "params (of hydra.sweeper.params) must hold keys and values, not 'abc'"),
+    ("hydra: {sweeper: {params: }}", "params (of hydra.sweeper.params) must hold keys and values, not None"),
+    ("hydra: abc", "hydra (of hydra.sweeper.params) must hold keys and values, not 'abc'"),
+    ("optimizer: lion", "optimizer must hold keys and values, not 'lion'; 'override /optimizer: lion' among the"),
+    ("model: []", "model must hold keys and values, not []"),
+    ("intervention: [5]", "intervention must hold keys and values, not [5]"),
+    ("defaults: abc", "defaults must be a list, not 'abc'"),
+    ("steps: [1\n" + 999 * "x: [\n", "mine.yaml is not YAML: "),
+    ("a: &a {b: *a}", "mine.yaml holds more than 10,000 values, with all aliases written out"),
+    (
+        "\n".join(["a0: &a0 [1]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))]),
+        "mine.yaml holds more than 10,000 values, with all aliases written out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), REFUSED_FILES, ids=lambda value: value[:30])
+def test_a_file_that_makes_no_sense_is_refused_in_one_short_line(
+    content: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.yaml").write_text(content)
+    for words in (["sweep", "mine.yaml"], ["train", "ledger=mine.yaml"]):
+        if words[0] == "sweep" or "restarts" in content or "no text" in said or "values, with" in said:
+            assert lab(*words, *ONE, "--dry-run") == 2
+            out, error = capsys.readouterr()
+            assert (out, error.count("\n")) == ("", 1)
+            assert said in error
+            assert len(error) < 400
+    assert [path.name for path in Path().iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize("none", ["[]", "{}"])
+def test_an_empty_list_or_mapping_in_a_file_chooses_none(none: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text(
+        f"intervention: {none}\nburst: {none}\nguest: {none}\n"
+        "defaults:\n  - override /data: trigram\n  - override /burst: shift\n"
+    )
+    for words, kept in (([], []), (["intervention=[relu]"], ["relu"])):
+        assert lab("sweep", "mine.yaml", *words, "--cfg", "job") == 0
+        shown = OmegaConf.create(capsys.readouterr().out)
+        assert (list(shown.intervention), shown.burst, shown.guest) == (kept, {}, {})
+        assert shown.data.name == "trigram"
+
+
+def test_a_list_in_a_file_chooses_interventions_as_one_on_the_command_line_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("mine.yaml").write_text("intervention: [relu, z_loss]\n")
+    assert lab("sweep", "mine.yaml", "--cfg", "job") == 0
+    in_a_file = capsys.readouterr().out
+    assert lab("train", "intervention=[relu,z_loss]", "--cfg", "job", "out=runs/mine") == 0
+    assert OmegaConf.create(in_a_file).intervention == OmegaConf.create(capsys.readouterr().out).intervention
+
+
+def test_an_empty_mapping_on_the_command_line_chooses_none() -> None:
+    trees = compose_points(["intervention={},[relu]", "seed=0"]) + compose_points(["intervention={}"])
+    assert [list(tree["intervention"]) for tree in trees] == [[], ["relu"], []]
 
 
 @pytest.mark.parametrize("word", ["--version", "version"])

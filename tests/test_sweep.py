@@ -47,6 +47,30 @@ def test_a_link_less_in_the_chain_is_another_run() -> None:
     assert ids("~optimizer.clip " + chain) != ids("")
 
 
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        ("optimizer.chain=[adam,peak,decay,schedule]", "~optimizer.clip"),
+        (
+            "optimizer.chain=[clip,sgd,peak,schedule]",
+            " ".join(f"~optimizer.{key}" for key in ("beta1", "beta2", "eps", "weight_decay")),
+        ),
+        (
+            "optimizer=adamw_embedding_lr optimizer.chain=[clip,adam,peak,schedule]",
+            " ".join(f"~optimizer.{key}" for key in ("embedding", "lr_factor", "weight_decay")),
+        ),
+    ],
+)
+def test_numbers_of_the_file_that_another_chain_lacks_links_for_are_left_out(words: str, without: str) -> None:
+    assert ids(words) == ids(f"{words} {without}")
+
+
+def test_a_number_that_was_given_and_reaches_no_link_is_refused() -> None:
+    for changed in ("optimizer.eps=1e-6", "optimizer=adamw_embedding_lr optimizer.embedding.lr_factor=3"):
+        with pytest.raises(RequestError, match=r"unknown key 'optimizer\.(eps|embedding\.lr_factor)'"):
+            ids(f"{changed} optimizer.chain=[clip,sgd,peak,decay,schedule]")
+
+
 def test_the_id_follows_the_text_of_a_file(tmp_path: Path) -> None:
     place = tmp_path / "text.txt"
     fox, sphinx = "the quick brown fox jumps over the lazy dog. " * 200, "jackdaws love my big sphinx of quartz. " * 230
@@ -137,6 +161,9 @@ def test_columns_are_the_keys_a_user_types() -> None:
     [
         ("optimizer.lr=0", "optimizer.lr must be above 0"),
         ("optimizer.lr=nan", "optimizer.lr is NaN"),
+        ("optimizer.lr=1e-310", "optimizer.lr is 1e-310, which training rounds to 0; the least is 2.23e-308"),
+        ("optimizer.eps=5e-324", "optimizer.eps is 5e-324, which training rounds to 0"),
+        ("intervention.z_loss.coefficient=1e-320", "which training rounds to 0"),
         ("optimizer.lr=-1", "optimizer.lr must be above 0"),
         ("optimizer.beta2=1", "optimizer.beta2 must be below 1"),
         ("optimizer.weight_decay=-1e-4", "optimizer.weight_decay must be at least 0"),

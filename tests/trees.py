@@ -36,7 +36,8 @@ def of_field(kind: type, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any
         low = least if above is None else above
         high = (math.inf if bounds.get("infinite") else sys.float_info.max) if below is most is None else below or most
         ends = {"exclude_min": above is not None, "exclude_max": below is not None}
-        return st.floats(low, high, allow_nan=False, **ends) | st.sampled_from([high * 0.5, low + 5e-324])
+        floats = st.floats(low, high, allow_nan=False, allow_subnormal=False, **ends)
+        return floats | st.sampled_from([high * 0.5, low + sys.float_info.min])
     if "choices" in bounds:
         return st.sampled_from(bounds["choices"])
     return words if hint is str else st.none() | words

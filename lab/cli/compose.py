@@ -109,13 +109,33 @@ def take_config_dir(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     return config_dir, others
 
 
+def check_keys(node: Any, file: str = "", prefix: str = "") -> None:
+    """Refuse a key that is no text, such as a number, in nested mappings and lists.
+
+    Args:
+        node: plain values.
+        file: opens the refusal, where a file holds them.
+        prefix: the dotted keys that lead to the node.
+
+    Raises:
+        RequestError: there is one.
+    """
+    for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
+        if isinstance(node, Mapping) and not isinstance(key, str):
+            raise RequestError(f"{file}unknown key '{prefix}{key}': {key!r} is no text")
+        if isinstance(child, (Mapping, list)):
+            check_keys(child, file, f"{prefix}{key}.")
+
+
 def resolved(config: DictConfig) -> dict[str, Any]:
     """The plain tree of a run's config; ``tokens`` replaces the default number of steps, but not a given one.
 
     Raises:
         OmegaConfBaseException: a key refers to a key that does not exist, or has no value.
+        RequestError: a key is no text.
     """
     tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    check_keys(tree)
     if tree.get("tokens") is not None:
         given: Any = OmegaConf.to_container(config)
         if given["steps"] == DEFAULT_STEPS:
@@ -202,11 +222,16 @@ def _single_overrides(override: Override) -> list[str]:
         if override.is_delete():
             return [str(override.input_line)]
         if not override.is_sweep_override():
-            return [f"{key}={override.get_value_element_as_str()}"]
+            return [f"{key}={_none_chosen(key, override.get_value_element_as_str())}"]
         if override.is_discrete_sweep():
             values = itertools.islice(override.sweep_string_iterator(), MAX_POINTS + 1)
-            return [f"{key}={value}" for value in values]
+            return [f"{key}={_none_chosen(key, value)}" for value in values]
     raise RequestError(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
+
+
+def _none_chosen(key: str, value: str) -> str:
+    """The value, but ``intervention={}``, by which Hydra would change nothing, chooses none."""
+    return "[]" if (key, value) == ("intervention", "{}") else value
 
 
 def one_line(error: BaseException, config_dir: Path | None = None) -> str:
@@ -214,20 +239,26 @@ def one_line(error: BaseException, config_dir: Path | None = None) -> str:
     text = str(error)
     if isinstance(error, OverrideParseException):
         return f"cannot read '{error.override}'; quote the value, as in \"key='value'\""
-    if "raised while composing config" in text and error.__cause__ is not None:
+    if ("raised while composing config" in text or "Error merging override" in text) and error.__cause__ is not None:
         return one_line(error.__cause__, config_dir)
-    if "Config group override must be a string or a list" in text:
-        return "a group cannot be null; choose a file of it by name, or none of them, as in intervention=[]"
+    if match := re.search(r"Config group override must be a string or a list. Got (\w+)", text):
+        given = {"NoneType": "null"}.get(match[1], "a number")
+        return f"a group cannot be {given}; choose a file of it by name, or none of them, as in intervention=[]"
+    if "Cannot merge DictConfig with ListConfig" in text:
+        return "a file has a list where keys and values belong; 'override /intervention: []' is among its defaults"
     if match := re.search(r"already at '([^']*)'", text):
         return f"key '{match[1]}' exists already; give it without the +"
     if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
         return _unknown_choice(match[1], match[2], text)
     if match := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
-        return _unknown_key(match[1], config_dir)
+        return _unknown_key(getattr(error.__cause__, "full_key", None) or match[1], config_dir)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {text.splitlines()[0]}"
-    message = text.split("raised while composing config:\n")[-1]
-    return (message.splitlines() or [type(error).__name__])[0].rstrip(".:")
+    message = (text.split("raised while composing config:\n")[-1].splitlines() or [type(error).__name__])[0].rstrip(
+        ".:"
+    )
+    where = re.search(r"full_key: (\S+)", text)
+    return f"{where[1]}: {message}" if where else message
 
 
 def _unknown_choice(group: str, name: str, text: str) -> str:

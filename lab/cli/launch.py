@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from textwrap import shorten
+from typing import Any, NoReturn
 
+import yaml
 from hydra._internal.utils import get_args_parser  # private: the public way prints its usage on an error
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -19,8 +22,10 @@ from lab.cli.compose import (
     CONFIG_DIR_FLAGS,
     GIVEN,
     Request,
+    check_keys,
     config_loader,
     expand,
+    groups,
     is_override,
     known_keys,
     parse,
@@ -38,6 +43,9 @@ from lab.core.shipped import question, sweeps
 SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
 SHOW_OPTIONS = ("--package", "-p", "--resolve")
 DRY_RUNS = {"--dry-run": "summary", "--dry-run=full": "full"}
+# Groups of which a file may choose none, by an empty list or mapping.
+MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "response")
+MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
 TAKE_VALUES = ("--cfg", "-c", "--info", "-i", "--package", "-p", *CONFIG_DIR_FLAGS)
 
 
@@ -58,18 +66,71 @@ def find_sweep(name: str) -> Path:
 
 
 def read_sweep(path: Path) -> DictConfig:
-    """A sweep file as Hydra will compose it.
+    """A sweep file, or a restart log, as Hydra will compose it.
 
     Raises:
-        RequestError: the file is not YAML, holds no mapping, or is empty.
+        RequestError: the file is not YAML, holds no mapping, is empty, has a key that is no text, or is too large.
     """
     try:
-        content = OmegaConf.load(io.StringIO(read_text(path)))
+        text = read_text(path)
+        values = _count_values(yaml.compose(text, yaml.SafeLoader), {})
+        content = OmegaConf.load(io.StringIO(text)) if values <= MOST_VALUES else None
     except Exception as error:  # the YAML reader raises errors of many types
-        raise RequestError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise RequestError(f"{path} is not YAML: {shorten(str(error), 300)}") from None
+    if content is None:
+        raise RequestError(f"{path} holds more than {MOST_VALUES:,} values, with all aliases written out")
     if not isinstance(content, DictConfig) or not content:
         raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
+    check_keys(OmegaConf.to_container(content), f"{path}: ")
     return content
+
+
+def _count_values(node: yaml.Node | None, counts: dict[int, float]) -> float:
+    """How many values a YAML node holds, with aliases written out; infinite if it holds itself."""
+    if id(node) not in counts:
+        counts[id(node)] = math.inf
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        flat = [each for pair in inner for each in pair] if isinstance(node, yaml.MappingNode) else inner
+        counts[id(node)] = 1 + sum(_count_values(each, counts) for each in flat)
+    return counts[id(node)]
+
+
+def _with_choices(sweep: DictConfig, path: Path) -> DictConfig:
+    """The sweep file with ``intervention: [z_loss]``, ``intervention: {}`` and the like as choices among its defaults.
+
+    Hydra cannot merge a list with keys and values, and by an empty mapping it would change nothing.
+
+    Raises:
+        RequestError: a group, or a part of Hydra's settings, holds neither keys and values nor such a choice.
+    """
+    tree: Any = OmegaConf.to_container(sweep)
+    chosen: dict[str, Any] = {}
+    for key in sorted({*groups(None), *MAY_BE_NONE} & tree.keys()):
+        value = tree[key]
+        if key == "intervention" and (value == {} or _are_names(value)):
+            chosen[key] = [*value]
+        elif key in MAY_BE_NONE and value in ([], {}):
+            chosen[key] = None
+        elif value is not None and not isinstance(value, dict):
+            hint = f"; 'override /{key}: {value}' among the defaults chooses a file" if isinstance(value, str) else ""
+            raise RequestError(f"{path}: {key} must hold keys and values, not {value!r}{hint}")
+    place = tree
+    for key in ("hydra", "sweeper", "params"):
+        place = place.get(key, {})
+        if not isinstance(place, dict):
+            raise RequestError(f"{path}: {key} (of hydra.sweeper.params) must hold keys and values, not {place!r}")
+    defaults = tree.get("defaults", [])
+    if not isinstance(defaults, list):
+        raise RequestError(f"{path}: defaults must be a list, not {defaults!r}")
+    if not chosen:
+        return sweep
+    kept = {key: value for key, value in tree.items() if key not in chosen}
+    others = [entry for entry in defaults if not {f"override /{key}" for key in chosen} & {*entry}]
+    return OmegaConf.create({**kept, "defaults": [*others, *({f"override /{key}": chosen[key]} for key in chosen)]})
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def read_request(
@@ -87,7 +148,7 @@ def read_request(
     Raises:
         RequestError: the request cannot be carried out.
     """
-    content = read_sweep(sweep) if sweep else OmegaConf.create()
+    content = _with_choices(read_sweep(sweep), sweep) if sweep else OmegaConf.create()
     files = {"sweeps": content} if sweep else {}
     shard = [word for word in words if word.startswith("shard=")]  # an option of the sweeper, not of a run
     overrides = [word for word in words if is_override(word) and word not in shard]

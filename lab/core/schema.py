@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
@@ -178,6 +179,8 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
         raise RequestError(f"{where} must be below {below:g}, not {value}")
     if at_most is not None and not exact <= at_most:
         raise RequestError(f"{where} must be at most {at_most:g}, not {value}")
+    if hint is float and 0 < abs(number) < sys.float_info.min:
+        raise RequestError(f"{where} is {value}, which training rounds to 0; the least is {sys.float_info.min:.3g}")
     if hint is float:
         return number + 0.0  # -0.0 becomes 0.0, so that equal numbers have one id
     if not -(2**63) <= exact < 2**63:

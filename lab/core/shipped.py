@@ -81,6 +81,13 @@ def default_recipe(scale: str = DEFAULT_SCALE) -> Mapping[str, str | float]:
     return plain | {f"intervention.{name}": "on" for name in choices["intervention"]}
 
 
+@cache
+def optimizer_numbers(name: str) -> Mapping[str, str | float]:
+    """The numbers in the file of an optimizer of the lab, by dotted key; empty for another optimizer."""
+    files = {path.stem: path for path in (data_folder("conf") / "optimizer").glob("*.yaml")}
+    return {key: _number(value) for key, value in _flat(load(files[name])).items()} if name in files else {}
+
+
 def _load(name: str) -> dict[str, Any]:
     content: dict[str, Any] = load(data_folder("conf") / f"{name}.yaml")
     return content

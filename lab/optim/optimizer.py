@@ -16,6 +16,7 @@ from lab.core.hooks import announce, listening_too
 from lab.core.registry import LINKS
 from lab.core.roles import TUNABLE_ROLES, Role, numbered_as
 from lab.core.schema import build, text_value
+from lab.core.shipped import optimizer_numbers
 from lab.optim.links import Link, Now, Tensors
 from lab.optim.links.clipping import Gate
 
@@ -184,7 +185,8 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     """Make the chain from ``{name, chain, KEY: number ..., LINK: {KEY: number ...} ..., ROLE: {KEY: number ...} ...}``.
 
     All links with a field KEY share the number of that key, but those that have one of their own under LINK.  Tensors
-    of a ROLE take the numbers under it from all links with these fields.
+    of a ROLE take the numbers under it from all links with these fields.  Numbers of the optimizer's own file for links
+    that the chain lacks are left out: whoever gives another chain did not ask for them.
 
     Raises:
         RequestError: an unknown link, links in a wrong order, a number that reaches no link, or a missing number.
@@ -196,6 +198,19 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     _check_order(kinds)
     numbers = {key: value for key, value in values.items() if key not in ("name", "chain")}
     nested = {key: numbers.pop(key) for key, value in values.items() if isinstance(value, Mapping)}
+    of_file, taken = optimizer_numbers(name), {field.name for kind in kinds.values() for field in fields(kind)}
+
+    def asked_for(given: Mapping[str, Any], prefix: str = "", is_taken: bool = True) -> dict[str, Any]:
+        """The numbers but those of the file that no link takes."""
+        return {
+            key: value
+            for key, value in given.items()
+            if (is_taken and key in taken) or of_file.get(f"{prefix}{key}") != value
+        }
+
+    numbers = asked_for(numbers)
+    nested = {key: asked_for(each, f"{key}.", key in [*kinds, *TUNABLE_ROLES]) for key, each in nested.items()}
+    nested = {key: each for key, each in nested.items() if each}
     own = {key: each for key, each in nested.items() if key not in TUNABLE_ROLES}
     of_roles = {role: nested[role] for role in TUNABLE_ROLES if role in nested}
     _check_numbers(kinds, numbers, own)

@@ -63,7 +63,7 @@ def find_single_rates(configs: Sequence[RunConfig]) -> Iterator[str]:
     Args:
         configs: all that a request asks for, whether or not they are trained already.
     """
-    rows = [columns(config) for config in configs]
+    rows = [columns(config) for config in configs if config.seed == configs[0].seed]  # of many seeds, one is enough
     no_settings = {*FREE, ENTRIES}
     settings = dict.fromkeys(key for row in rows for key in row if key not in no_settings and "probes." not in key)
     values = {key: [row.get(key) for row in rows] for key in settings}
