@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.local_launcher.local_launcher import LocalLauncher
+from lab.__main__ import main
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.files import quoted
@@ -53,6 +55,29 @@ def traces(folder: Path) -> list[dict[str, Any]]:
 
 def most_at_once(found: list[dict[str, Any]]) -> int:
     return max(sum(other["began"] <= one["began"] < other["ended"] for other in found) for one in found)
+
+
+class SlurmLauncher(LocalLauncher):
+    """Named as that of submitit, whose package need not be there."""
+
+
+def test_slurm_is_refused_where_there_is_none_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launchers = Path("conf/hydra/launcher")
+    launchers.mkdir(parents=True)
+    (launchers / "mine.yaml").write_text(
+        "{_target_: hydra_plugins.SlurmLauncher, processes: 0, devices: null, timeout_minutes: null}"
+    )
+    monkeypatch.setitem(Plugins.instance().class_name_to_class, "hydra_plugins.SlurmLauncher", SlurmLauncher)
+    words = ["train", "data=synthetic", "steps=3", "--config-dir", "conf", "hydra/launcher=mine"]
+    monkeypatch.setattr(sys, "argv", ["lab", *words])
+    assert main(words) == 2
+    said = "lab: there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here\n"
+    assert capsys.readouterr() == ("", said)
+    assert [path.name for path in Path().iterdir()] == ["conf"]
 
 
 @pytest.mark.parametrize(("processes", "each"), [(4, 2), pytest.param(0, 1, marks=pytest.mark.slow)])

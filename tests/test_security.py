@@ -179,7 +179,7 @@ SPRINGS = "{(): test_security.spring}"
 IMPORTS = "{version: 1, handlers: {x: {class: trap.Handler}}, root: {handlers: [x]}}"
 # What a file may not sweep, and what is said of it.
 SWEPT = {
-    "+hydra.hydra_logging": (TRUNCATES, "which is no key of a run; known: arm, batch, batch_size, "),
+    "+hydra.hydra_logging": (TRUNCATES, "which is no key of a run; known: arm, "),
     "++hydra.hydra_logging": (TRUNCATES, "holds ++hydra.hydra_logging, which is no key of a run"),
     "++hydra.job_logging": (IMPORTS, "holds ++hydra.job_logging, which is no key"),
     "++hydra": (f"{{hydra_logging: {IMPORTS}}}", "holds ++hydra, which is no key"),

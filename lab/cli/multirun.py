@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -131,6 +132,8 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
         return
     launcher = composed.launcher
     planned = plan(composed)
+    if planned.fleets and type(launcher).__name__ == "SlurmLauncher" and not shutil.which("srun"):
+        raise RequestError("there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here")
     trains_here = getattr(launcher, "trains_here", False) and not jobs_only
     ids = pipeline.train(planned, partial(_launch, launcher), trains_here=trains_here, **noted)
     if known:
