@@ -25,6 +25,7 @@ FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom mod
 # Files that are an entry with other numbers.
 PRESETS = {
     "data/c4": "huggingface",
+    "data/c4_paper": "huggingface",
     "response/restart_from_newest": "restart_and_lower",
     "response/rewind_only": "rewind_and_skip",
     "response/rewind_skip_and_lower": "rewind_and_skip",

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli import hydra_app
 from lab.core.errors import RequestError, nearest, similar_names
+from lab.core.shipped import files_with
 
 CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 GIVEN = "requested"  # the name, in its config group, of a file that the user gave by its path
@@ -276,5 +277,7 @@ def _unknown_key(key: str, config_dir: Path | None) -> str:
     if group in ("guest", "intervention"):  # groups that hold only what is switched on
         alike = nearest(key, [name for name in known if name.startswith(group)])
         return f"unknown key '{key}'; {alike}; one of your own is added by +{key}=VALUE"
+    if group in groups(None) and (files := files_with(key)):
+        return f"unknown key '{key}'; it belongs to {group}={'|'.join(files)}"
     alike = nearest(key, known) if similar_names(key, known) else "lab train --help lists the keys"
     return f"unknown key '{key}'; {alike}"

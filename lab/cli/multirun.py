@@ -27,6 +27,7 @@ from lab.cli.points import Tree, TreeComposer, chooses_file, with_values
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
+from lab.core.shipped import at_scale
 from lab.sweeping import pipeline
 from lab.sweeping.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
 from lab.sweeping.requests import recognizable
@@ -74,7 +75,10 @@ def compose(request: Request) -> Composed:
         swept = [] if sweeper["one"] else [f"{key}={value}" for key, value in params.items()]
         points = expand([*parse(swept, loader), *of_points])
         composer = TreeComposer(loader, chosen, _lines(files), request.config_dir)
-        trees = list(show_planning(map(composer.tree, points), len(points)))
+        try:
+            trees = list(show_planning(map(composer.tree, points), len(points)))
+        except RequestError as refusal:
+            raise RequestError(at_scale(refusal, chosen.get("scale"))) from None
     return Composed(trees, launcher, {**sweeper, "launcher": OmegaConf.to_container(config.hydra.launcher)})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,27 @@ def data_folder(name: str) -> Path:
 def sweeps() -> Mapping[str, Path]:
     """The sweeps that come with the lab, by name."""
     return {path.stem: path for path in sorted(data_folder("sweeps").glob("*.yaml"))}
+
+
+def at_scale(refusal: object, scale: Any) -> str:
+    """A refusal, with the name of the scale, given by its values, unless it is the default one.
+
+    The data or the number in question may come from there.
+    """
+    name = scale.get("name") if isinstance(scale, Mapping) else None
+    return f"{refusal} (scale={name})" if name not in (None, DEFAULT_SCALE) else str(refusal)
+
+
+@cache
+def files_with(key: str) -> Sequence[str]:
+    """Names of the files of a config group that hold this dotted key, which begins with the group."""
+    group, _, rest = key.partition(".")
+    return [path.stem for path in sorted((data_folder("conf") / group).glob("*.yaml")) if _holds(load(path), rest)]
+
+
+def _holds(tree: Any, key: str) -> bool:
+    first, _, rest = key.partition(".")
+    return isinstance(tree, Mapping) and first in tree and (not rest or _holds(tree[first], rest))
 
 
 def load(path: Path) -> Any:

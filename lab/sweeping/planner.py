@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from lab.core import distributed
 from lab.core.errors import RequestError
+from lab.core.shipped import at_scale
 from lab.data.corpus import look_again
 from lab.records import plans, store
 from lab.records.trackers import require
@@ -54,7 +55,10 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
     points: dict[str, Point] = {}
     groups: dict[str, Any] = {}
     for tree in trees:
-        config = run_config(tree, groups)
+        try:
+            config = run_config(tree, groups)
+        except RequestError as refusal:
+            raise RequestError(at_scale(refusal, tree.get("scale"))) from None
         corpus = config.data.entry.open()
         corpus.check(config.batch_size, config.seq_len)
         name, shape = identify(config, corpus.fingerprint)

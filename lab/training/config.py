@@ -200,6 +200,10 @@ def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mappin
 def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> NamedEntry:
     numbers = dict(values)
     name = str(numbers.pop("name"))
+    keys = {each: {field.name for field in fields(registry[each])} for each in {name, *registry}}
+    for key in numbers:
+        if key not in keys[name] and (owners := [each for each in registry if key in keys[each]]):
+            raise RequestError(f"{where}={name} has no key '{where}.{key}'; it belongs to {where}={'|'.join(owners)}")
     return NamedEntry(name, build(registry[name], numbers, where))
 
 
