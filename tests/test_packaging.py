@@ -2,51 +2,76 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from lab.__main__ import main
+from lab.core import shipped
+from lab.report.scoreboard import OF_THE_LAB
+from lab.studies.claims import CLAIMS
+from lab.studies.leaderboard.listing import board_folders
+from lab.studies.leaderboard.planted_spikes import planted_durations
+from lab.studies.leaderboard.transfer import predict, published
 
 HOME = Path(__file__).parents[1]
 
 
+def shipped_alone(top: Path) -> Path:
+    """The results that a wheel has, as the package holds them."""
+    included = tomllib.loads((HOME / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for source, place in included["force-include"].items():
+        if source.startswith("results/"):
+            (top / place).parent.mkdir(parents=True, exist_ok=True)
+            (top / place).symlink_to(HOME / source)
+    return top / "lab/yaml/results"
+
+
+def test_what_claims_and_the_board_read_comes_with_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = shipped_alone(tmp_path / "site")
+    for room in ("lab.core.shipped", "lab.studies.leaderboard.transfer"):
+        monkeypatch.setattr(f"{room}.data_folder", lambda name: results if name == "results" else HOME / name)
+    assert main(["claims", "--source", "PaLM-540B", "--json"]) == 0
+    verdicts = {one["name"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
+    assert {name for name in CLAIMS if CLAIMS[name].source == "PaLM-540B"} == {*verdicts}
+    assert {"reproduced", "not run"} & {*verdicts.values()}
+    assert main(["claims"]) == 0
+    assert "These verdicts come with the lab" in capsys.readouterr().out
+    boards = {path.name for path in (HOME / "results").glob("leaderboard*")}
+    assert {path.name for path in board_folders([])} == boards
+    assert planted_durations(shipped.results())
+    by_claim = [pair for pair in published() if pair.claim]
+    assert all(one.difference for one in predict(SimpleNamespace(curves=[]), by_claim, shipped.results()))
+
+
 @pytest.mark.slow
-def test_a_sweep_runs_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
+def test_a_sweep_and_the_committed_results_are_there_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path / "wheel"), str(HOME)], check=True)
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
     (tmp_path / "empty").mkdir()
-    words = [sys.executable, "-m", "lab", "sweep", "quickstart", "scale=toy", "data=synthetic"]
-    made = subprocess.run(
-        words,
-        cwd=tmp_path / "empty",
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    assert "4 trained, 0 already there" in made.stdout
-    claims = [sys.executable, "-m", "lab", "claims", "runs"]  # which reads a table of the package
-    judged = subprocess.run(
-        claims,
-        cwd=tmp_path / "empty",
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "theirs 0.007" in judged.stdout, judged.stderr
-    where = [sys.executable, "-c", "import lab; print(lab.__file__)"]
-    told = subprocess.run(
-        where,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert str(tmp_path / "site") in told.stdout
+
+    def said(*words: str, folder: Path = tmp_path / "empty", site: Path = tmp_path / "site") -> str:
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+        words = (sys.executable, *words)
+        return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert str(tmp_path / "site") in said("-c", "import lab; print(lab.__file__)")
+    for command in (["claims", "--source", "PaLM-540B"], ["leaderboard", "--csv"], ["transfer"]):
+        here, in_a_clone = (
+            said("-m", "lab", *command, folder=f, site=s)
+            for f, s in ((tmp_path / "empty", tmp_path / "site"), (HOME, HOME))
+        )
+        assert here.replace(f"\n{OF_THE_LAB}", "").split("\n\n")[0].strip() == in_a_clone.split("\n\n")[0].strip()
+    sweep = ("-m", "lab", "sweep", "quickstart", "scale=toy", "data=synthetic")
+    assert "4 trained, 0 already there" in said(*sweep)

@@ -89,6 +89,12 @@ def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
     assert made <= without_q((RESULTS / "README.md").read_text())
 
 
+def test_the_verdicts_that_come_with_the_lab_are_those_of_the_tables() -> None:
+    shipped, results = scoreboard.markdown_tables(scoreboard.committed()), (RESULTS / "README.md").read_text("utf-8")
+    for marks in TABLES:
+        assert between(shipped, marks) == between(results, marks)
+
+
 def rows_of_the_results() -> dict[str, tuple[str, str]]:
     """Verdict and effect of each claim, by its sentence, in the tables of the results."""
     lines = between((RESULTS / "README.md").read_text(encoding="utf-8"), scoreboard.MARKS).splitlines()
@@ -177,6 +183,15 @@ def test_a_quoted_effect_is_redrawn() -> None:
 @pytest.mark.parametrize("marks", TABLES)
 def test_the_tables_of_claims_are_those_of_the_committed_results(marks: tuple[str, str]) -> None:
     assert between((RESULTS / "README.md").read_text(encoding="utf-8"), marks) == between(claims(), marks)
+
+
+@pytest.mark.slow
+@in_one_process
+def test_the_verdicts_that_come_with_the_lab_are_those_of_the_committed_results() -> None:
+    for shipped, row in zip(scoreboard.committed(), judged(), strict=True):
+        assert shipped.claim == row.claim
+        assert shipped.verdict[1:4] == pytest.approx(row.verdict[1:4], nan_ok=True)
+    assert list(scoreboard.text(scoreboard.committed())) == list(scoreboard.text(judged()))
 
 
 @pytest.mark.slow
@@ -271,6 +286,7 @@ if __name__ == "__main__":  # the tables and the effects, put where they stand
     for marks in TABLES:
         results = results.replace(between(results, marks), between(claims(), marks))
     (RESULTS / "README.md").write_text(results, encoding="utf-8")
+    (RESULTS / "verdicts.json").write_text(scoreboard.to_commit(judged()), encoding="utf-8")
     for page in QUOTING:
         quoted = quote((HOME / page).read_text(encoding="utf-8"), effects_of_the_results(), tally_of_the_results())
         (HOME / page).write_text(quote_board(quoted), encoding="utf-8")

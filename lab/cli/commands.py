@@ -208,14 +208,15 @@ def _watch(arguments: list[str]) -> None:
 
 
 def _claims(arguments: list[str]) -> None:
-    from lab.core import files
+    from lab.core import files, shipped
     from lab.report import scoreboard
 
     given = OptionParser("claims").read(arguments)
     options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
     formats = [option for option, is_given in options.items() if is_given]
     chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
-    text = scoreboard.render(given.folders or [Path("results")], *formats, **chosen)
+    here = [results] if (results := shipped.results()) == Path("results") else []
+    text = scoreboard.render(given.folders or here, *formats, **chosen)
     if given.html:
         files.write_output(Path(given.html), text)
     say(f"page: {given.html}" if given.html else text)
@@ -274,15 +275,15 @@ def _recipe(file: Path, folders: Sequence[Path]) -> None:
 
 
 def _transfer(arguments: list[str]) -> None:
+    from lab.core import shipped
     from lab.studies.leaderboard import listing, transfer
-    from lab.studies.leaderboard.curves import RESULTS
 
     given = OptionParser("transfer").read(arguments)
     if len(given.folders) > 1:
         raise RequestError("lab transfer [TABLE.csv] [--board DIR]; a table has the columns a, b and outcome")
     pairs = transfer.read_outcomes(given.folders[0]) if given.folders else transfer.published()
     board = listing.board_of([Path(given.board)] if given.board else [])
-    predictions = transfer.predict(board, pairs, RESULTS)
+    predictions = transfer.predict(board, pairs, shipped.results())
     say(transfer.as_json(predictions) if given.json else "\n".join(transfer.lines(predictions)))
 
 

@@ -1,4 +1,4 @@
-"""The contents of the lab's YAML files: the default recipe of `conf/`, and the questions of `sweeps/`."""
+"""The files that come with the lab: the default recipe of `conf/`, the questions of `sweeps/`, committed results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ DEFAULT_SCALE = "cpu"
 
 
 def data_folder(name: str) -> Path:
-    """``conf`` or ``sweeps``: in ``lab/yaml`` of an installed package, beside ``lab`` in a checkout."""
+    """``conf``, ``sweeps`` or ``results``: in ``lab/yaml`` of an installed package, beside ``lab`` in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "yaml" / name
     return installed if installed.is_dir() else package.parent / name
+
+
+def results() -> Path:
+    """The folder of results: ``results`` here if it holds any, or else the committed ones.
+
+    Of these an installed package has the records of the board and the verdicts on all claims.
+    """
+    here = Path("results")
+    return here if any(here.glob("*/store.json")) else data_folder("results")
 
 
 @cache

@@ -23,10 +23,12 @@ from lab.analysis.judging.verdicts import (
     Verdict,
     amount,
     judge_claim,
+    verdict_of,
 )
+from lab.analysis.judging.verdicts import committed as verdicts_by_claim
 from lab.analysis.rendering import html
 from lab.analysis.statistics import benjamini_hochberg, format_3_decimals
-from lab.analysis.text import count, plain_text
+from lab.analysis.text import count, finite, plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 from lab.studies.claims import CLAIMS
@@ -43,6 +45,9 @@ PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about")
 FALSE_SHARE = 0.05  # expected share of false decisions among the decided claims that are counted as certain
 # The folder, inside one of results, of sweeps trained on a corpus that every machine has; and the figures judged on it.
 OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
+
+
+OF_THE_LAB = "These verdicts come with the lab; lab claims DIR judges runs of your own."
 
 
 class ScoreboardRow(NamedTuple):
@@ -136,6 +141,32 @@ def judge_all(
     return list(starmap(ScoreboardRow, zip(claims, verdicts, apart, qs, read_before, strict=True)))
 
 
+def committed() -> list[ScoreboardRow]:
+    """The rows of the committed results, as they were judged."""
+    return [
+        ScoreboardRow(
+            CLAIMS[name],
+            verdict_of(entry),
+            entry["on_other_text"],
+            math.nan if entry["q"] is None else entry["q"],
+            [ClaimReading(**reading) for reading in entry["readings"]],
+        )
+        for name, entry in verdicts_by_claim().items()
+    ]
+
+
+def to_commit(rows: Sequence[ScoreboardRow]) -> str:
+    """The content of ``results/verdicts.json``, from which ``committed`` makes the rows: a line for each claim."""
+    lines = []
+    for row in rows:
+        verdict = row.verdict._replace(folder=row.verdict.folder and f"results/{Path(row.verdict.folder).name}")
+        entry = {"name": row.claim.name, **verdict._asdict(), "on_other_text": row.on_other_text, "q": row.q}
+        known = {key: finite(value) for key, value in entry.items()}
+        readings = [reading._asdict() for reading in row.readings]
+        lines.append(json.dumps({**known, "readings": readings}, allow_nan=False, ensure_ascii=False))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
 def _is_of(claim: Claim, figures: Collection[str]) -> bool:
     return claim.source == SOURCES[0] and claim.figure in figures
 
@@ -200,6 +231,8 @@ def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format
 def render(folders: Sequence[Path], *style: str, source: str = "", figure: str = "", verdict: str = "") -> str:
     """The output of ``lab claims``: all claims, or those of one source, figure or verdict, as text or in a ``style``.
 
+    Without folders the verdicts are the committed ones.
+
     As text, claims that are not run are counted and left out, unless that verdict is asked for.
 
     Args:
@@ -213,8 +246,9 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
     for kind, name, known in (("source", source, SOURCES), ("figure", figure, figures), ("verdict", verdict, VERDICTS)):
         if name and name not in known:
             raise RequestError(f"no claims of {kind} {name!r}; {nearest(name, known)}")
-    evidence = read(folders)
-    rows = judge_all(evidence, other_text=read_other_text(folders), earlier=history.readings(folders))
+    rows = committed()
+    if folders:
+        rows = judge_all(read(folders), other_text=read_other_text(folders), earlier=history.readings(folders))
     rows = [
         row
         for row in rows
@@ -226,6 +260,7 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
         return page(rows, all_of_them=bool(verdict))
     if not style:
         below = list(_drawn(rows)) if source else []
+        below += [] if folders else [OF_THE_LAB]
         return "\n".join([*text(rows, all_of_them=bool(verdict)), *[""] * bool(below), *below])
     return as_json(rows) if style[-1] == "--json" else markdown_tables(rows)
 

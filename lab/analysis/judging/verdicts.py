@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 from lab.analysis.judging import earlier_seeds
 from lab.analysis.judging.decision import (
@@ -36,6 +37,7 @@ from lab.analysis.judging.evidence import (
 )
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.analysis.text import count, listed
+from lab.core import files, shipped
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
 ON = "on"
@@ -158,6 +160,19 @@ class Verdict(NamedTuple):
     steps: Sequence[int] = ()
     decay_times_steps: Sequence[float] = ()
     p: float = math.nan
+
+
+@cache
+def committed() -> Mapping[str, Mapping[str, Any]]:
+    """The entry of each claim in ``results/verdicts.json``, by its name: the fields of ``Verdict``, and more."""
+    entries = files.read_json(shipped.data_folder("results") / "verdicts.json", list)
+    return {entry["name"]: entry for entry in entries}
+
+
+def verdict_of(entry: Mapping[str, Any]) -> Verdict:
+    """The verdict in an entry of ``committed``."""
+    fields: dict[str, Any] = {field: math.nan if entry[field] is None else entry[field] for field in Verdict._fields}
+    return Verdict(**fields)
 
 
 def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> Verdict:

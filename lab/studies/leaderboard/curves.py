@@ -19,7 +19,6 @@ from lab.records import store
 from lab.records.store import Records
 from lab.studies.leaderboard.spikes import NOT_COUNTED, Spikes, counted_at, spike_rate
 
-RESULTS = Path("results")  # the folder of committed results
 # Groups of keys that distinguish arms; all other keys are settings that a panel shares.
 GROUPS = ("intervention", "optimizer", "schedule", "parametrization", "guest")
 # Measures of one seed of an arm, in the order of their columns.

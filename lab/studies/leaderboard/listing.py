@@ -14,6 +14,7 @@ from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals
 from lab.analysis.text import finite, listed, plain_text
+from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import (
@@ -27,7 +28,7 @@ from lab.studies.leaderboard.board import (
     Row,
     read_board,
 )
-from lab.studies.leaderboard.curves import MEASURES, PART, RESULTS, SPIKES, Curve
+from lab.studies.leaderboard.curves import MEASURES, PART, SPIKES, Curve
 from lab.studies.leaderboard.notes import board_notes
 from lab.studies.leaderboard.pairs import pair_panels, sum_word
 from lab.studies.leaderboard.planted_spikes import planted_of
@@ -53,9 +54,10 @@ def board_folders(given: Sequence[Path]) -> list[Path]:
     Raises:
         RequestError: no folder is given, and there are no committed results.
     """
-    folders = list(given) or sorted(path.parent for path in RESULTS.glob("leaderboard*/store.json"))
+    results = shipped.results()
+    folders = list(given) or sorted(path.parent for path in results.glob("leaderboard*/store.json"))
     if not folders:
-        raise RequestError(f"no results of the leaderboard in {RESULTS}; train `lab sweep leaderboard`, or give a DIR")
+        raise RequestError(f"no results of the leaderboard in {results}; train `lab sweep leaderboard`, or give a DIR")
     return folders
 
 

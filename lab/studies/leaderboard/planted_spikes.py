@@ -10,28 +10,27 @@ from lab.analysis.judging import earlier_seeds
 from lab.analysis.judging.evidence import Config, Evidence, MissingRunsError
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import Interval
-from lab.core.shipped import default_recipe
+from lab.core.shipped import default_recipe, results
 from lab.records import store
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.arms import ArmCard, arm_cards
 from lab.studies.leaderboard.board import QK, Panel, Row, default_reference
-from lab.studies.leaderboard.curves import RESULTS
 from lab.studies.spikes.effects import USUAL, each_burst_with
 
 CLAIM = "a_tight_clip_ends_the_spike_sooner"  # its effect is a difference of durations
 
 
 @cache
-def planted_durations(results: Path) -> Mapping[str, Mapping[str, Interval]]:
+def planted_durations(folder: Path) -> Mapping[str, Mapping[str, Interval]]:
     """Durations of planted spikes with an arm minus those with the recipe, in updates, by arm and by burst.
 
     They are the effect of the study's own claim on durations, on the arms that its sweep trained with the numbers of
     the board. Bursts are bad batches, and a spike ends when the held-out loss is back within 0.1 nats of the usual one.
 
     Args:
-        results: the folder with the results of that sweep; without them there are no arms.
+        folder: holds the results of that sweep; without them there are no arms.
     """
-    folder = results / CLAIMS[CLAIM].sweep
+    folder /= CLAIMS[CLAIM].sweep
     records = store.find(folder) if folder.is_dir() else None
     if not records:
         return {}
@@ -63,4 +62,4 @@ def _change(card: ArmCard) -> Config:
 def planted_of(panel: Panel, row: Row) -> Mapping[str, Interval]:
     """Durations of planted spikes with an arm, by burst; only beside the recipe with which they were measured."""
     is_recipe = panel.reference.interventions == default_reference().interventions | {QK}
-    return planted_durations(RESULTS.resolve()).get(row.name, {}) if is_recipe and not row.pair else {}
+    return planted_durations(results().resolve()).get(row.name, {}) if is_recipe and not row.pair else {}

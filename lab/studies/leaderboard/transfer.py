@@ -16,12 +16,12 @@ from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
 from lab.analysis.judging.effects import FEWEST_SIZES, slope
 from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
+from lab.analysis.judging.verdicts import committed, judge_claim, verdict_of
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, share_interval, student_t
 from lab.analysis.text import finite, listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError, nearest
-from lab.core.shipped import load
+from lab.core.shipped import data_folder, load
 from lab.records import store
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.arms import known
@@ -187,11 +187,14 @@ def _by_claim(pair: Pair, results: Path) -> Prediction:
     claim, nothing = CLAIMS[pair.claim], (math.nan, math.nan)
     folder = results / claim.sweep
     records = store.find(folder) if folder.is_dir() else None
-    if not records:
+    if records:
+        evidence = Evidence(str(folder), records, store.commands(folder), earlier_seeds.read(folder))
+        reading = history.number(history.readings([results]).get(claim.name, ()))
+        verdict = judge_claim(claim, [evidence], reading)
+    elif results == data_folder("results"):  # of an installed package, which has the verdict only
+        verdict = verdict_of(committed()[claim.name])
+    else:
         return Prediction(pair, NOT_ON_BOARD, None, nothing, f"no runs of the sweep {claim.sweep} in {results}")
-    evidence = Evidence(str(folder), records, store.commands(folder), earlier_seeds.read(folder))
-    reading = history.number(history.readings([results]).get(claim.name, ()))
-    verdict = judge_claim(claim, [evidence], reading)
     word = {REPRODUCED: A, CONTRADICTED: B, NO_EFFECT: NO_DIFFERENCE}.get(verdict.verdict, OPEN)
     return Prediction(pair, word, Interval(-verdict.effect, -verdict.high, -verdict.low, verdict.seeds), nothing)
 
