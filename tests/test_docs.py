@@ -57,7 +57,7 @@ def missing_paths(text: str) -> list[str]:
 
 
 def unknown_commands(text: str) -> list[str]:
-    return [word for word in COMMAND.findall(text) if word not in (*COMMANDS, "WORD")]
+    return [word for word in COMMAND.findall(text) if word not in (*COMMANDS, "WORD", "help", "version")]
 
 
 def dead_links(text: str, folder: Path) -> list[str]:

@@ -125,7 +125,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "claims": Command(
         "[DIR ...]",
-        "list which claims of papers the records reproduce (default: those of the lab)",
+        "list which claims of papers the records reproduce (default: results)",
         "--source PaLM-540B",
         {
             "--source NAME": "the claims of one source, such as PaLM-540B, and the figures that show them",
@@ -138,7 +138,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "leaderboard": Command(
         "[DIR ...]",
-        "rank changes of a recipe by how they lower LR sensitivity (default: those of the lab)",
+        "rank changes of a recipe by how they lower LR sensitivity (default: results)",
         "runs/leaderboard",
         {
             "--pairs": "instead, which pairs of the best dozen arms to train next, then which of them help",
