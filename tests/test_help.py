@@ -99,7 +99,7 @@ def test_the_help_of_a_sweep_is_of_its_config(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("name", "entry"),
     [
-        ("scales", "toy    Any sweep in seconds: 2 learning rates, 1 seed, 4 steps, width 16."),
+        ("scales", "toy    Any sweep in seconds: 2 learning rates, 1 seed, 4 steps"),
         ("arms", "clip_0_3                    Gradients are clipped at norm 0.3"),
         ("links", "peak"),
     ],
