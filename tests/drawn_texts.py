@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 from matplotlib.text import Text
 
-from lab.analysis.rendering import layout, style
+from lab.analysis.rendering import style
 from lab.analysis.rendering.layout import Drawing
 
 SLACK = 1.0  # pixels by which boxes of texts may touch
@@ -41,8 +41,6 @@ def _misplaced(figure: Drawing) -> Iterator[str]:
 
 def _texts(figure: Drawing) -> Iterator[Text]:
     yield from figure.texts
-    for legend in figure.findobj(layout.Legend):
-        yield from (*legend.get_texts(), legend.get_title())
     for axes in figure.axes:
         yield from (axes.title, axes._left_title, axes._right_title, *axes.texts)
         for axis in (axes.xaxis, axes.yaxis):
@@ -111,7 +109,7 @@ TOLD = {
 
 
 def _absent(figure: Drawing) -> Iterator[str]:
-    keys = [text.get_text().replace("\n", " ") for each in figure.findobj(layout.Legend) for text in each.get_texts()]
+    keys = [text.get_text().replace("\n", " ") for text in figure.key_texts]
     for words, is_there in THERE.items():
         for told in (figure.caption, *keys):
             if re.search(words, told, re.IGNORECASE) and not is_there(figure):

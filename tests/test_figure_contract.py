@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 
 import planted
 from drawn_texts import complaints
@@ -333,7 +334,7 @@ def test_captions_follow_the_figure() -> None:
 
 def test_a_number_is_written_one_way_on_axes_and_in_keys() -> None:
     figure = FIGURES["gradient_with_size"](recorded(cards(widths=(32, 64), lrs=(1e-3, 3e-3, 1e-2, 1e-1))))
-    keys = {text.get_text() for legend in figure.findobj(layout.Legend) for text in legend.get_texts()}
+    keys = {text.get_text() for text in figure.key_texts}
     ticks = {label.get_text() for label in figure.axes[1].get_xticklabels()}
     assert {"0.001", "0.003", "0.01", "0.1"} <= keys
     assert ticks == {"0.001", "0.01", "0.1"}
@@ -342,18 +343,55 @@ def test_a_number_is_written_one_way_on_axes_and_in_keys() -> None:
     )
 
 
-def test_a_page_has_each_figure_for_wide_and_for_narrow_screens() -> None:
-    records = small("sizes")
-    figure = FIGURES["learning_rate_sensitivity"]
-    wide, narrow = layout.svg(figure(records), "a"), layout.narrow_svg(lambda: figure(records), "a")
-    widths = [float(re.search(r'viewBox="0 0 (\S+)', svg)[1]) / 72 for svg in (wide, narrow)]  # type: ignore[index]
-    assert widths[0] > 8
-    assert widths[1] == pytest.approx(style.NARROW_SCREEN.width)
-    assert sorted(hovers(wide)) == sorted(hovers(narrow)), "the same marks"
-    shown = html.figure(wide, "Title.", narrow=narrow)
-    assert re.findall('class="drawing ([a-z]+)"><svg role="group" aria-label="Title."', shown) == ["wide", "narrow"]
+def test_a_figure_is_drawn_once_for_wide_and_for_narrow_screens() -> None:
+    figure = FIGURES["learning_rate_sensitivity"](small("sizes"))
+    drawn = layout.svg(figure, "a")
+    width = float(re.search(r'viewBox="0 0 (\S+)', drawn)[1])  # type: ignore[index]
+    smallest = style.SMALL * style.SCREEN.size
+    assert 388 / width * smallest > 9, "pixels, on a phone 420 pixels wide with a margin"
+    shown = html.figure(drawn, "Title.")
+    assert re.findall('<svg role="group" aria-label="([^"]*)"', shown) == ["Title."]
     ids = re.findall(r'\bid="([^"]*)"', shown)
     assert len(ids) == len(set(ids))
+
+
+def panels_by_title(figure: Drawing) -> dict[str, Axes]:
+    return {axes.get_title(): axes for axes in figure.axes}
+
+
+def test_arms_are_overlaid_in_the_panel_of_their_size() -> None:
+    for name, widths in (("learning_rate_sensitivity", (32, 64)), ("max_attention_logit", (32, 64))):
+        figure = FIGURES[name](recorded(cards(widths=widths)))
+        titles = [title for title in panels_by_title(figure) if title]
+        assert titles == ["24.7k parameters", "98.6k parameters"]
+        for title in titles:
+            colours = {line.get_color() for line in panels_by_title(figure)[title].get_lines()} - {style.INK}
+            assert colours == set(style.ARM_COLOURS[:2])
+        assert {"without qk-layernorm", "with qk-layernorm"} <= {text.get_text() for text in figure.key_texts}
+
+
+def test_keys_take_no_width_from_the_panels_and_short_names_stand_at_their_lines() -> None:
+    """One arm: its sizes are lines, and their names stand at their ends."""
+    figure = FIGURES["learning_rate_sensitivity"](recorded(cards(arms=("z_loss",))))
+    panel = figure.axes[0]
+    assert panel.get_position().width > 0.7
+    (at_line,) = [text for text in panel.texts if text.get_text() == "98.6k"]
+    lines = [line for line in panel.get_lines() if line.get_color() == at_line.get_color()]
+    ends = [panel.transData.transform(line.get_xydata())[-1, 1] for line in lines if len(line.get_xdata()) > 2]
+    box = at_line.get_window_extent()
+    assert [(box.y0 + box.y1) / 2] == pytest.approx(ends, abs=16)
+    assert "Each line is labelled with its parameters." in figure.caption
+    for shape in ("sizes", "long names", "setting"):
+        for _, each in drawings(small(shape), iter(FEW)):
+            right = max(axes.get_position().x1 for axes in each.axes)
+            assert right > 0.85, (shape, "panels reach the right side")
+
+
+def test_a_key_tells_a_page_the_colour_that_it_names() -> None:
+    drawn = layout.svg(FIGURES["learning_rate_sensitivity"](small("sizes")), "a")
+    assert set(re.findall(r'<g class="key" data-colour="([^"]*)"', drawn)) == {c.lower() for c in style.ARM_COLOURS[:2]}
+    for colour in style.ARM_COLOURS[:2]:
+        assert len(re.findall(rf"stroke: {colour.lower()}", drawn)) > 2
 
 
 def test_bands_of_many_seeds_leave_out_the_extremes() -> None:
@@ -361,7 +399,7 @@ def test_bands_of_many_seeds_leave_out_the_extremes() -> None:
     assert "Bands hold the middle 80 % of 8 seeds." in figure.caption
     runs = judge(points(small("many seeds").runs))
     values = runs[(runs["arm"] == runs["arm"].iloc[0]) & (runs["lr"] == 1e-3)]["capped"].to_numpy()
-    (band,) = [each for each in figure.axes[0].get_children() if str(each.get_gid()).startswith("middle")]
+    (band, _) = [each for each in figure.axes[0].get_children() if str(each.get_gid()).startswith("middle")]
     ends = sorted({y for x, y in band.get_xy() if x == 1e-3})
     assert ends == pytest.approx(list(np.quantile(values, [0.1, 0.9])))
     assert values.min() < ends[0]

@@ -16,11 +16,11 @@ from lab.analysis import probe_values
 from lab.analysis.curves import points
 from lab.analysis.events.costs import named_costs
 from lab.analysis.rendering import style
+from lab.analysis.rendering.scales import spread
 from lab.records import store
 from lab.records.store import Records
 from lab.studies.figures import FIGURES
 from lab.studies.spikes import restart_effects as claims
-from lab.studies.spikes.ledger_figures import spread
 from lab.studies.spikes.restart_effects import restarts_of
 from small import configs
 

@@ -6,13 +6,16 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Any, NamedTuple
 
 import pandas as pd
+from matplotlib.lines import Line2D
 
 from lab.analysis.curves import SHAPE, configs, differing, name_arms, setting_name
+from lab.analysis.rendering import layout, panels, style
 from lab.analysis.text import count
 
 MIN_VALUES = 3
 # With more arms than this along a setting, each value is a line in the panel of its size instead of a panel.
 MOST_ARM_FACETS = 4
+MOST_ARM_LINES = len(style.ARM_COLOURS)
 # Among settings that change together, the first one of these counts as the one that was swept.
 CAUSES = ("batch_size", "steps")
 
@@ -120,19 +123,35 @@ class Facets(NamedTuple):
     panels: list[tuple[str, pd.DataFrame]]
     line: str
     name: str
-    spell: Callable[[float], str]
+    spell: Callable[[Any], str]
 
     @property
-    def values(self) -> Any:
-        """Values of ``line`` in all panels."""
-        return pd.concat([panel_runs for _, panel_runs in self.panels])[self.line]
+    def looks(self) -> dict[Any, dict[str, Any]]:
+        """The look of the lines of each value of ``line``: that of its arm, or a shade."""
+        values = pd.concat([panel_runs for _, panel_runs in self.panels])[self.line]
+        if self.line == "arm":
+            return {arm: panels.arm_look(position) for position, arm in enumerate(values.unique())}
+        return {value: {"color": shade} for value, shade in style.shades(values, style.SIZE_SHADES).items()}
+
+    @property
+    def keys(self) -> list[Line2D]:
+        """Key entries of the lines."""
+        if self.line == "arm":
+            return [panels.arm_key(arm, look) for arm, look in self.looks.items()]
+        return layout.line_keys({value: look["color"] for value, look in self.looks.items()}, self.spell)
 
 
 def facets(cards: pd.DataFrame, runs: pd.DataFrame) -> Facets:
-    """A panel per arm and a line per size; with many arms along a setting, a panel per size and a line per value."""
-    swept = swept_setting(cards, runs) if runs["arm"].nunique() > MOST_ARM_FACETS else None
+    """A panel per size and a line per arm; with many arms along a setting, a line per value of it.
+
+    One arm is a panel with a line per size, and each of more arms than there are colours a panel of its own.
+    """
+    arms = [(str(arm), group) for arm, group in runs.groupby("arm", sort=False)]
+    swept = swept_setting(cards, runs) if len(arms) > MOST_ARM_FACETS else None
+    if swept is None and 1 < len(arms) <= MOST_ARM_LINES:
+        sizes = [(f"{count(group['size'].iloc[0])} parameters", group) for _, group in runs.groupby("size")]
+        return Facets(sizes, "arm", "arm", str)
     if swept is None:
-        arms = [(str(arm), group) for arm, group in runs.groupby("arm", sort=False)]
         return Facets(arms, "size", "parameters", count)
     groups = swept.runs.groupby(["rest", "size"], sort=False)
     titled = [(f"{group['rest'].iloc[0]}, {count(group['size'].iloc[0])}", group) for _, group in groups]

@@ -6,7 +6,6 @@ import platform
 import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -248,9 +247,8 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             files.remove(file, within=out)
             continue
         try:
-            draw = partial(FIGURES[name], study.records, study.points, study.window)
-            drawing = draw()
-            svg, narrow = layout.svg(drawing, name), layout.narrow_svg(draw, name)
+            drawing = FIGURES[name](study.records, study.points, study.window)
+            svg = layout.svg(drawing, name)
         except NothingToDrawError:
             files.remove(file, within=out)
             continue
@@ -259,7 +257,7 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             shown = html.paragraph(_fault(fault), "warning")
         else:
             files.write_text(file, svg, within=out)
-            shown, drawn = html.figure(svg, drawing.caption, _figure_links(file), narrow), drawn + 1
+            shown, drawn = html.figure(svg, drawing.caption, _figure_links(file)), drawn + 1
         yield html.section(title, shown)
     if arms > MOST_ARMS:
         yield html.paragraph(

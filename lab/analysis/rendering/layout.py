@@ -1,4 +1,4 @@
-"""Lay out figures: a sheet of panels in rows with keys beside or below them; write them as SVG, PDF and PNG."""
+"""Lay out figures: a sheet of panels in rows with keys below them; write them as SVG, PDF and PNG."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
-from lab.analysis.rendering import hover, marks, style
+from lab.analysis.rendering import hover, keys, marks, scales, style
 from lab.analysis.text import number
 from lab.core import files
 
@@ -26,14 +27,10 @@ MOST_KEYS = 9
 MOST_COLUMNS = 4
 MOST_FINE_CORNERS = 15  # shapes with more corners are rounded to fewer digits
 PNG_DPI = 300
-# In multiples of the size of text: about the room for labels left of the panels, and for keys beside them; the least
-# and the greatest width of a panel; and the width of a page from which keys stand beside the panels.
-LABELS, KEYS = 7.0, 13.0
-NARROWEST, WIDEST = 9.5, {1: 28.0, 2: 21.0}  # by number of columns
-PAGE_OF_KEYS_BESIDE = 42.0
-ANY_TEXT = 100.0
-PAD = 0.7  # around each panel with its labels
-SAMPLE = 2.3  # width of the sample before the text of a key
+# In multiples of the size of text: about the room for labels left of the panels; the least width of a panel, and the
+# greatest by number of columns; around each panel with its labels; from one line of text to the next.
+LABELS, NARROWEST, PAD, LINE = 7.0, 9.5, 0.7, 1.2
+WIDEST = {1: 34.0, 2: 21.0}
 
 
 class Drawing(Figure):
@@ -42,6 +39,7 @@ class Drawing(Figure):
     Attributes:
         caption: a title, then paragraphs on everything that the figure shows, and on nothing else.
         points: marks with hover texts.
+        key_texts: texts of keys, and names at the ends of lines.
     """
 
     caption: str = ""
@@ -49,33 +47,43 @@ class Drawing(Figure):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.points: list[hover.Points] = []
+        self.key_texts: list[Text] = []
+
+
+class _Cell(NamedTuple):
+    """The place of a panel: its row, and the first and the last of its columns."""
+
+    row: int
+    first: int
+    last: int
+
+
+class _Margins(NamedTuple):
+    """Room that the texts around a panel take, in inches."""
+
+    left: float
+    right: float
+    below: float
+    above: float
 
 
 class Sheet:
-    """Rows of panels, with keys at the right or, on a narrow page, below; matplotlib places them.
+    """Rows of panels, with the keys below them.
 
-    The height of the figure follows from the heights of the panels and the text around them.
+    Panels have the heights that are asked, and all columns are equally wide. The texts around the panels are measured,
+    and the height of the figure follows.
     """
 
     def __init__(self, columns: int, heights: Sequence[float], room: float = LABELS) -> None:
         """Heights of panels, by row, and the room for labels at the left are in multiples of the size of text."""
         em = style.em()
-        self.columns, self.heights = columns, [height * em for height in heights]
-        self.keys_beside = _keys_beside()
-        panel_width = min(_widest(columns, room), WIDEST.get(columns, np.inf)) * em
-        self.column_width = panel_width - PAD * em
-        page_width = (room + KEYS) * em + columns * panel_width if self.keys_beside else style.page().width
-        self.engine = ConstrainedLayoutEngine(w_pad=PAD * em / 2, h_pad=PAD * em / 2, wspace=0, hspace=0)
-        # Ample room for text until its height is known. Panels have about their final size, on which ticks and titles
-        # depend.
-        page_height = 2 * sum(self.heights) + ANY_TEXT * em
-        self.figure = Drawing(figsize=(page_width, page_height), layout=self.engine)
-        place = {"left": room * em / page_width, "right": (room * em + columns * panel_width) / page_width}
-        place |= {"bottom": 0.0, "top": sum(self.heights) / page_height, "hspace": 0.0, "wspace": 0.1}
-        self.grid = self.figure.add_gridspec(len(heights), columns, height_ratios=heights, **place)
+        self.columns, self.heights, self.room = columns, [height * em for height in heights], room * em
+        column = min(_widest(columns, room), WIDEST.get(columns, np.inf)) * em
+        self.column_width = column - PAD * em
+        self.figure = Drawing(figsize=(room * em + columns * column, sum(self.heights)))
         self.headline = ""
         self._keys: list[tuple[str, list[Any]]] = []
-        self._row_of: dict[Axes, int] = {}
+        self._cells: dict[Axes, _Cell] = {}
         self._notes: list[str] = []
         self._explained: dict[str, str] = {}
 
@@ -84,12 +92,21 @@ class Sheet:
 
         ``shared`` may hold ``sharex`` and ``sharey``, as in matplotlib.
         """
-        axes: Axes = self.figure.add_subplot(self.grid[row, column : column + columns], **shared)
-        self._row_of[axes] = row % len(self.heights)
+        row %= len(self.heights)
+        left, pad = self.room + column * (self.column_width + PAD * style.em()), (columns - 1) * PAD * style.em()
+        # about its final place, on which ticks and titles depend
+        width, below = columns * self.column_width + pad, sum(self.heights[row + 1 :])
+        axes: Axes = self.figure.add_axes(self._shares(left, below, width, self.heights[row]), **shared)
+        self._cells[axes] = _Cell(row, column, column + columns - 1)
         return axes
 
+    def _shares(self, left: float, bottom: float, width: float, height: float) -> tuple[float, float, float, float]:
+        """A place given in inches, as shares of the figure."""
+        whole_width, whole_height = self.figure.get_size_inches()
+        return left / whole_width, bottom / whole_height, width / whole_width, height / whole_height
+
     def keys(self, *groups: tuple[str, Sequence[Any]]) -> None:
-        """Draw titled groups of key entries."""
+        """Draw titled groups of key entries, or write their names at the ends of lines."""
         self._keys += [(title, list(entries)) for title, entries in groups if entries]
 
     def note(self, sentence: str) -> None:
@@ -106,64 +123,108 @@ class Sheet:
         Args:
             caption: title and paragraphs; sentences on what is drawn are added.
         """
+        named = {title: self._name_ends(entries) for title, entries in self._keys}
+        for title in filter(named.get, filter(None, named)):
+            self.note(f"Each line is labelled with its {title}.")
         sentences = [*self._notes, *marks.sentences(self.figure, self._explained)]
         self.figure.caption = "\n\n".join([caption, *[" ".join(sentences)] * bool(sentences)])
-        self._break_labels()
-        legend = self._legend()
-        if self.headline:
-            self.figure.suptitle(self.headline, x=0.01, ha="left", weight="bold", size=style.page().size)
-        self.engine.execute(self.figure)
-        if self._break_labels():  # beside long names of rows panels are narrower than planned
-            self.engine.execute(self.figure)
-        height = self.figure.get_figheight()
-        shares = {row: axes.get_position().height for axes, row in self._row_of.items()}
-        height += sum(self.heights) - height * sum(shares.values())
-        if legend and self.keys_beside:
-            height = max(height, legend.get_window_extent().height / self.figure.dpi + PAD * style.em())
-        self.figure.set_figheight(height)
-        self.engine.execute(self.figure)  # again, since ticks may depend on the height
-        self.figure.set_layout_engine(None)
+        groups = [(title, entries) for title, entries in self._keys if not named[title]]
+        lines = keys.in_lines([*groups, ("", marks.keys(self.figure))], self.figure.get_figwidth() - style.em())
+        self._place(keys.height(lines))
+        top = keys.height(lines) + PAD * style.em() / 2
+        self.figure.key_texts += keys.draw(self.figure, lines, PAD * style.em(), top)
         return self.figure
 
-    def _break_labels(self) -> bool:
-        """Break labels of axes that are longer than their panel, and reach its neighbour; return whether any was."""
-        size, (width, height), any_broken = style.page().size, self.figure.get_size_inches(), False
-        for axes in self._row_of:
-            place = axes.get_position()
-            rooms = {axes.xaxis: place.width * width + style.em(), axes.yaxis: place.height * height + PAD * style.em()}
-            for axis, room in rooms.items():
-                label = axis.get_label_text()
-                text = "\n".join(chain(*(style.broken(line, room, size) for line in label.split("\n"))))
-                axis.set_label_text(text)
-                any_broken |= text != label
-        return any_broken
+    def _name_ends(self, entries: Sequence[Any]) -> bool:
+        """Name lines at their ends in the upper right panel, and return whether there is room."""
+        axes = max(self._cells, key=lambda each: (-self._cells[each].row, self._cells[each].last))
+        texts = keys.name_ends(axes, self.heights[self._cells[axes].row], entries)
+        self.figure.key_texts += texts
+        return bool(texts)
 
-    def _legend(self) -> Legend | None:
-        """All key entries, each group below its title."""
-        entries = list[Any]()
-        for title, group in [*self._keys, ("", marks.keys(self.figure))]:
-            entries += [Line2D([], [], linestyle="", label=f"{title}:")] * bool(title) + group
-        if not entries:
-            return None
-        em, size = style.em(), style.page().size * style.SMALL
-        width = KEYS * em if self.keys_beside else self.figure.get_figwidth() - em
-        labels = [style.wrapped(entry.get_label(), width - SAMPLE * em) for entry in entries]
-        widest = max(style.text_width(line, size) for label in labels for line in label.split("\n"))
-        columns = 1 if self.keys_beside else max(1, int(width / (widest + (SAMPLE + 1.0) * em)))
-        look: dict[str, Any] = {"handlelength": SAMPLE - 0.6, "handletextpad": 0.6, "labelspacing": 0.35}
-        look |= {"borderaxespad": 0.35, "borderpad": 0.2, "columnspacing": 1.0}
-        look |= {"loc": "outside right upper" if self.keys_beside else "outside lower left", "ncols": columns}
-        legend: Legend = self.figure.legend(handles=entries, labels=labels, **look)
-        return legend
+    def _place(self, keys_height: float) -> None:
+        """Place the panels beside and above one another, with room for their texts, and for the keys below them."""
+        pad, width = PAD * style.em(), self.figure.get_figwidth()
+        for _ in range(2):  # again, since labels are broken to fit the width of their panel
+            left, right = np.zeros(self.columns), np.zeros(self.columns)
+            above, below = np.zeros(len(self.heights)), np.zeros(len(self.heights))
+            for axes, (row, first, last) in self._cells.items():
+                self._break_labels(axes)
+                margins = _margins(axes)
+                left[first], right[last] = max(left[first], margins.left), max(right[last], margins.right)
+                above[row], below[row] = max(above[row], margins.above), max(below[row], margins.below)
+            column = (width - (left + right + pad).sum()) / self.columns
+            starts = np.cumsum(left + column + right + pad) - column - right - pad / 2
+            rows = above + self.heights + below + pad
+            top = keys_height + rows.sum()
+            bottoms = top - np.cumsum(rows) + below + pad / 2
+            self.figure.set_size_inches(width, top + LINE * style.em() * bool(self.headline))
+            for axes, (row, first, last) in self._cells.items():
+                wide = starts[last] + column - starts[first]
+                axes.set_position(self._shares(starts[first], bottoms[row], wide, self.heights[row]))
+        if self.headline:
+            look: dict[str, Any] = {"ha": "left", "va": "top", "weight": "bold", "size": style.page().size}
+            self.figure.suptitle(self.headline, x=0.01, y=1.0, **look)
+
+    def _break_labels(self, axes: Axes) -> None:
+        """Break labels of axes that are longer than their panel, and reach its neighbour."""
+        size, place = style.page().size, axes.get_position()
+        width, height = self.figure.get_size_inches() * (place.width, place.height)
+        for axis, room in ((axes.xaxis, width + style.em()), (axes.yaxis, height + PAD * style.em())):
+            lines = axis.get_label_text().split("\n")
+            axis.set_label_text("\n".join(chain(*(style.broken(line, room, size) for line in lines))))
 
 
-def _keys_beside() -> bool:
-    return style.page().width / style.em() >= PAGE_OF_KEYS_BESIDE
+def _margins(axes: Axes) -> _Margins:
+    """Measure the texts around a panel."""
+    size, small, pads = style.page().size, style.page().size * style.SMALL, matplotlib.rcParams
+    width = scales.width(axes)
+    x_numbers, y_numbers = tick_labels(axes.xaxis), tick_labels(axes.yaxis)
+    x_label, y_label, title = axes.xaxis.get_label_text(), axes.yaxis.get_label_text(), axes.get_title()
+    left = _padded(max((_width(text, small) for _, text in y_numbers), default=0.0), pads["ytick.major.pad"])
+    left += _padded(_height(y_label, size), pads["axes.labelpad"])
+    below = _padded(max((_height(text, small) for _, text in x_numbers), default=0.0), pads["xtick.major.pad"])
+    below += _padded(_height(x_label, size), pads["axes.labelpad"])
+    above = _padded(_height(title, small), pads["axes.titlepad"])
+    if y_numbers:
+        above, below = max(above, LINE * small / 144), max(below, LINE * small / 144)
+    # what is wider than the panel, or stands at its end
+    middles = [(at, _width(text, small)) for at, text in x_numbers]
+    middles += [(0.5, _width(x_label, size)), (0.5, _width(title, small))]
+    left = max(left, *(wide / 2 - at * width for at, wide in middles))
+    right = max(0.0, *(wide / 2 - (1 - at) * width for at, wide in middles))
+    names = [style.text_width(text.get_text(), small) for text in axes.texts if keys.is_key(text)]
+    return _Margins(left, max(right, _padded(max(names, default=0.0), keys.GAP * size)), below, above)
+
+
+def _width(text: str, size: float) -> float:
+    return max(style.text_width(line, size) for line in text.split("\n"))
+
+
+def _height(text: str, size: float) -> float:
+    return LINE * size / 72 * (text.count("\n") + 1) if text else 0.0
+
+
+def _padded(inches: float, points: float) -> float:
+    """With this distance from the panel, if there is anything."""
+    return inches + points / 72 if inches else 0.0
+
+
+def tick_labels(axis: Axis) -> list[tuple[float, str]]:
+    """The numbers shown along an axis, each with its place as a share of the axis."""
+    shown = axis.get_tick_params()["labelbottom" if isinstance(axis, XAxis) else "labelleft"]
+    if not (shown and axis.get_visible()):
+        return []
+    ends, places = axis.get_view_interval(), list(axis.get_majorticklocs())
+    low, high = axis.get_transform().transform(np.array(ends))
+    shares = (axis.get_transform().transform(np.asarray(places, dtype=float)) - low) / (high - low)
+    texts = axis.get_major_formatter().format_ticks(places)
+    return [(share, text) for share, text in zip(shares, texts, strict=True) if text and -1e-6 < share < 1 + 1e-6]
 
 
 def _widest(columns: int, room: float) -> float:
     """Width that each of ``columns`` columns may have on the page, in multiples of the size of text."""
-    return (style.page().width / style.em() - room - KEYS * _keys_beside()) / columns
+    return (style.page().width / style.em() - room) / columns
 
 
 def columns_for(panels: int, narrowest: float = NARROWEST, room: float = LABELS) -> int:
@@ -251,15 +312,10 @@ def svg(figure: Drawing, name: str) -> str:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         drawn = text.getvalue()
     drawn = hover.with_texts(drawn[drawn.index("<svg") :], figure.points, 72 * figure.get_figheight())
+    drawn = re.sub(rf'<g id="{keys.KEY_ID}([0-9a-f]+)"', r'<g class="key" data-colour="#\1"', drawn)
     drawn = re.sub(r'(<g) id="[^"]*"', r"\1", drawn)  # nothing refers to groups
     drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
     return re.sub(r'(?<= d=")[^"]+', _shorten, re.sub(r"\n +", "\n", drawn))
-
-
-def narrow_svg(draw: Callable[[], Drawing], name: str) -> str:
-    """Draw a figure for a narrow screen and render it; its ids differ from those of ``svg`` for this name."""
-    with style.drawn_for(style.NARROW_SCREEN):
-        return svg(draw(), f"{name}-narrow")
 
 
 def save(figure: Drawing, path: Path, *, within: Path | None = None) -> None:

@@ -58,7 +58,7 @@ def drawn(figure: Figure) -> dict[str, list[Artist]]:
     artists: dict[str, list[Artist]] = {kind: [] for kind in KINDS}
     for axes in figure.axes:
         for artist in axes.get_children():
-            if artist.get_gid() and _is_in_view(artist):
+            if "|" in str(artist.get_gid()) and _is_in_view(artist):
                 artists.setdefault(str(artist.get_gid()).rpartition("|")[0], []).append(artist)
     return {kind: shown for kind, shown in artists.items() if shown}
 

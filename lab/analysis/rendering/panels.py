@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 
-from lab.analysis.rendering import hover, layout, marks, style
+from lab.analysis.rendering import hover, layout, marks, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.marks import OUTCOME_LOOK, OUTCOMES
 from lab.analysis.rendering.style import DASHED, INK
@@ -20,7 +20,8 @@ from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
 REFERENCES = {"loss_at_init": (marks.AT_INIT, (0, (1, 1.5))), "loss_bigram": (marks.BIGRAM, (0, (5, 2)))}
 FINAL_LOSS = Quantity("final held-out loss", "nats/token")
 # Width of the widest name of a row, in multiples of the size of text, and as a share of the page.
-ROW_NAME, ROW_NAME_SHARE = 13.0, 0.24
+ROW_NAME, ROW_NAME_SHARE = 13.0, 0.28
+NUMBER = 4.5  # room along the axis for each number, in multiples of the size of text
 ROOM = 0.7  # the share of a row's height over which its dots are spread
 # Panels of rows, with the names at the left, stand below one another if they would be narrower than this.
 NARROWEST_ROWS = 16.0
@@ -60,11 +61,12 @@ def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, quantity: Quantity,
 
 
 def lines(
-    axes: Axes, runs: pd.DataFrame, by: str, shades: Mapping[Any, str], x: str, value: str, quantity: Quantity
+    axes: Axes, runs: pd.DataFrame, by: str, looks: Mapping[Any, Any], x: str, value: str, quantity: Quantity
 ) -> None:
-    """Draw a line of ``over`` for each value of the column ``by``, in its shade."""
-    for key, of_key in runs.groupby(by):
-        over(axes, of_key, x, value, quantity, color=shades[key])
+    """Draw a line of ``over`` for each value of the column ``by``, in its shade or with its look."""
+    for key, of_key in runs.groupby(by, sort=False):
+        look = looks[key]
+        over(axes, of_key, x, value, quantity, **({"color": look} if isinstance(look, str) else look))
 
 
 def mean_line(
@@ -217,7 +219,7 @@ def rows(axes: Axes, names: Sequence[str], groups: Sequence[tuple[Mapping[str, A
             draw_dots(axes, heights, list(dots_of.values()), sideways=True, **{**look, "linestyle": ""})
     axes.set_yticks(range(len(names)), list(map(row_name, names)))
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.locator_params(axis="x", nbins=4)
+    axes.locator_params(axis="x", nbins=max(1, min(4, int(scales.width(axes) / (NUMBER * style.em())))))
 
 
 def draw_dots(axes: Axes, x: Any, shown: Sequence[Dot], sideways: bool = False, **look: Any) -> None:

@@ -160,6 +160,18 @@ def log_ticks(low: float, high: float, most: float) -> list[float]:
     return chosen
 
 
+def spread(places: Sequence[float], least: float) -> list[float]:
+    """The places nearest to these, in least squares, that keep their order and lie at least ``least`` apart."""
+    pools = list[list[float]]()
+    for index, place in enumerate(places):
+        pools.append([place - index * least])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    level = [float(np.mean(pool)) for pool in pools for _ in pool]
+    return [place + index * least for index, place in enumerate(level)]
+
+
 def _apart(places: Iterable[float], labels: Sequence[str], lengths: Sequence[float]) -> list[str]:
     """Labels, of which those that would touch the last one shown are emptied; the first is always shown.
 

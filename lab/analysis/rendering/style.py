@@ -61,10 +61,8 @@ class Page(NamedTuple):
     size: float
 
 
-# The width of figures in a report, whose text has 12 points.
-SCREEN = Page(10.4, 11.0)
-# On a narrow screen, such as a phone of 420 pixels, a figure takes the whole width.
-NARROW_SCREEN = Page(4.2, 11.0)
+# Figures of a report: so narrow that a phone of 420 pixels, which shows them in its width, leaves text 10 pixels high.
+SCREEN = Page(5.8, 11.0)
 _page: ContextVar[Page] = ContextVar("page", default=SCREEN)
 
 

@@ -117,23 +117,11 @@ def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart],
     axes.spines["left"].set_bounds(low, high)
     end, below_text = (low * (high / low) ** (1 + part / CURVES) for part in (LEADERS - GAP, LEADERS))
     least = APART * style.SMALL * style.em() / scales.width(axes) * np.diff(axes.get_xlim())[0]
-    for restart, x in zip(changes, spread([restart.step for restart in changes], least), strict=True):
+    for restart, x in zip(changes, scales.spread([restart.step for restart in changes], least), strict=True):
         corners = [restart.step, restart.step, x], [low, high, end]
         axes.plot(*corners, color=style.INK, linewidth=0.7, zorder=1)
         look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom", "size": style.page().size * style.SMALL}
         axes.text(x, below_text, restart.changes, **look)
-
-
-def spread(places: Sequence[float], least: float) -> list[float]:
-    """The places nearest to these, in least squares, that keep their order and lie at least ``least`` apart."""
-    pools = list[list[float]]()
-    for index, place in enumerate(places):
-        pools.append([place - index * least])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    level = [float(np.mean(pool)) for pool in pools for _ in pool]
-    return [place + index * least for index, place in enumerate(level)]
 
 
 def _onsets(records: Records) -> list[str]:

@@ -33,7 +33,7 @@ BEST_LOSS, BEST_LR = Quantity("best held-out loss", "nats/token"), Quantity("bes
 BLOCKLESS_DASHES = (0, (3, 1.5, 1, 1.5))
 LOSS_LABEL = "final held-out loss\n(nats/token)"
 # More arms than colours have a row each instead of a line.
-OWN_LABELS = 16.0  # least width of a panel with labels of its own, in multiples of the size of text
+OWN_LABELS = 15.0  # least width of a panel with labels of its own, in multiples of the size of text
 MOST_LINES = len(style.ARM_COLOURS)
 # The two numbers drawn for each arm and size: its name in hover texts, its key, and its look.
 PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -163,29 +163,29 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     curves = by_curve(per_seed(runs, *window))
     if not has_sensitivity(curves):
         raise NothingToDrawError("nothing to draw: no curve has two learning rates")
-    shades = style.shades(shown.values, style.SIZE_SHADES)
     arms, sizes = list(curves["arm"].unique()), sorted(curves["size"].unique())
-    has_lines = len(sizes) > 1 and len(arms) <= MOST_LINES and shown.line == "size"
+    has_lines = len(sizes) > 1 and len(arms) <= MOST_LINES and shown.line in ("arm", "size")
     below, room = (13.0, layout.LABELS) if has_lines else (panels.rows_height(arms), panels.rows_room(arms))
     titles = [label for label, _ in shown.panels]
     sheet, facet_axes = layout.facets(titles, [LOSS_LABEL], 15.0, below=[below], room=room)
     for (axes,), (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
-        panels.lines(axes, panel_runs, shown.line, shades, "lr", "capped", FINAL_LOSS)
+        panels.lines(axes, panel_runs, shown.line, shown.looks, "lr", "capped", FINAL_LOSS)
         panels.references(axes, runs)
         scales.lr_axis(axes, runs["lr"])
     scales.loss_axis(facet_axes[0][0], runs, runs["capped"])
-    sheet.keys((shown.name, layout.line_keys(shades, shown.spell)))
+    sheet.keys((shown.name, shown.keys))
     bottom = sheet.panel(-1, 0, sheet.columns)
     quantity = "LR sensitivity" if window == WINDOW else f"LR sensitivity, {window}"
     if has_lines:
         _sensitivity_lines(bottom, curves, runs, size_name(records))
         bottom.set_ylabel(f"{quantity}\n(nats/token)")
-        sheet.keys(("arms", [panels.arm_key(arm, panels.arm_look(position)) for position, arm in enumerate(arms)]))
+        if shown.line != "arm":
+            sheet.keys(("arm", [panels.arm_key(arm, panels.arm_look(position)) for position, arm in enumerate(arms)]))
     else:
-        by_size = shades if shown.line == "size" else style.shades(sizes, style.LR_SHADES)
+        by_size = style.shades(sizes, style.SIZE_SHADES if shown.line == "size" else style.LR_SHADES)
         _sensitivity_rows(bottom, curves, runs, by_size)
         bottom.set_xlabel(f"{quantity} (nats/token)")
-        if by_size is not shades and len(sizes) > 1:
+        if shown.line != "size" and len(sizes) > 1:
             sheet.keys(("parameters, below", layout.line_keys(by_size, count)))
     usual: dict[str, Any] = {"color": style.INK, "marker": "o", "markersize": 5}
     looks = [usual | look | ({} if has_lines else {"linestyle": ""}) for _, _, look in PARTS.values()]

@@ -25,7 +25,6 @@ from lab.records.store import Records
 
 # There is one row of panels per arm; with more arms there is no figure, since it would fill the page.
 MOST_ARM_ROWS = 4
-NARROWEST_VIEW = 13.0  # in multiples of the size of text; makes the three panels of an arm one row or one column
 FEWEST_BLOCKS, USUAL_LR = 4, 1e-2
 TENSORS = {"mlp_up": "first layer of the MLP", "attention.key": "key projection"}
 GRADIENT = Quantity("gradient RMS", log=True)
@@ -65,15 +64,14 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: no run recorded attention_logit_max, or all have one learning rate")
     peaks = runs.assign(peak=runs["id"].map(logits.groupby("id")["value"].max()))
     shown = facets(records.runs, peaks[peaks.groupby("curve")["peak"].transform("count") > 0])
-    shades = style.shades(shown.values, style.SIZE_SHADES)
     quantity = Quantity("peak of max attention logit", log=True)
     titles = [label for label, _ in shown.panels]
     sheet, facet_axes = layout.facets(titles, ["peak of max\nattention logit"], 13.0)
     for (axes,), (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
-        panels.lines(axes, panel_runs, shown.line, shades, "lr", "peak", quantity)
+        panels.lines(axes, panel_runs, shown.line, shown.looks, "lr", "peak", quantity)
         scales.lr_axis(axes, runs["lr"])
     scales.probe_axis(facet_axes[0][0])
-    sheet.keys((shown.name, layout.line_keys(shades, shown.spell)))
+    sheet.keys((shown.name, shown.keys))
     return sheet
 
 
@@ -143,7 +141,8 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
     sizes = style.shades(runs["size"], style.SIZE_SHADES)
     quantity = Quantity(series.label.replace("\n", " "), log=True)
     titles = [arm for arm, _ in arms for _ in range(3)]
-    sheet, facet_axes = layout.facets(titles, [series.label], 11.0, layout.columns_for(3, NARROWEST_VIEW))
+    columns = 3 if layout.columns_for(3) == 3 else 1
+    sheet, facet_axes = layout.facets(titles, [series.label], 11.0, columns)
     for index, (_, group) in enumerate(arms):
         largest = group[group["size"] == group["size"].max()]
         by_block = pd.concat(
