@@ -282,9 +282,11 @@ def test_many_arms_along_a_setting_are_lines_of_one_panel():
     made = cards(**{EPS: (0.0, 1e-8, 1e-5, 1e-4, 1e-3)})
     assert len(FIGURES["learning_rate_sensitivity"](records(made, everything)).axes) == 2
     named = cards(**{"parametrization.name": ("a", "b", "c", "d", "e")})
+    assert len(FIGURES["learning_rate_sensitivity"](records(named, everything)).axes) == 2
+    named = cards(**{"parametrization.name": tuple("abcdefghijkl")})
     figure = FIGURES["learning_rate_sensitivity"](records(named, everything))
-    assert len(figure.axes) == 6
-    assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:5]}) == 2, "in two rows"
+    assert len(figure.axes) == 13, "more arms than colours have a panel each"
+    assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:12]}) == 4, "in four rows"
 
 
 def test_crossing_shapes_become_ways_to_grow():

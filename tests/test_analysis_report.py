@@ -1,5 +1,6 @@
 """The page, the figures and the plain summary, made from planted records."""
 
+import base64
 import json
 import math
 import os
@@ -75,9 +76,9 @@ def test_the_page_needs_nothing_but_itself(page):
     links = Links(page)
     assert not {"link", "img", "iframe", "object", "b", "i"} & set(links.tags)
     assert page.count("<script") == page.count(f"<script>{html.SCRIPT}</script>") == 1
-    assert links.tags.count("svg") == 2 * len(DRAWN), "each figure for wide and for narrow screens"
+    assert links.tags.count("svg") == len(DRAWN), "each figure once"
     assert links.links
-    assert all(re.match(r"#|figures/\w+\.svg$|tables/\w+\.csv$", link) for link in links.links)
+    assert all(re.match(r"#|data:text/csv;base64,", link) for link in links.links), "so that it can be mailed alone"
     assert "url(http" not in page
     assert "@import" not in page
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", page))
@@ -91,9 +92,48 @@ def test_drawings_on_one_page_share_no_ids(page):
     assert {link[1:] for link in links.links if link.startswith("#")} <= set(links.ids)
 
 
-def test_every_link_leads_to_a_file_of_the_report(folder, page):
-    files = {link for link in Links(page).links if not link.startswith("#")}
-    assert files == {str(path.relative_to(folder)) for path in [*folder.glob("figures/*"), *folder.glob("tables/*")]}
+def test_the_page_holds_every_table_and_drawing_to_save(folder, page):
+    saved = re.findall(r'<a download="([^"]+)" href="data:text/csv;base64,([^"]+)"', page)
+    assert {name: base64.b64decode(data).decode() for name, data in saved} == {
+        path.name: path.read_text() for path in folder.glob("tables/*")
+    }
+    for kind in ("svg", "png", "pdf"):
+        assert set(re.findall(rf'<button type="button" data-{kind}="(\w+)"', page)) == DRAWN
+
+
+def test_a_large_table_is_a_file_beside_the_page_only(tmp_path, monkeypatch, undrawn):
+    monkeypatch.setattr(build, "LARGEST_INSIDE", 10)
+    folder = planted.write(tmp_path / "large", list(planted.cards(**LONE)))
+    page = build.write_report(study([folder]), [folder]).page.read_text()
+    assert "data:text/csv" not in page
+    assert (folder / "tables/losses.csv").stat().st_size > 10
+
+
+def test_one_figure_and_one_table_are_open_and_the_rest_is_folded(page):
+    body = page[page.index("<main") : page.index("</main>")]
+    shown = re.sub(r"<details>.*?</details>", "", body, flags=re.DOTALL)
+    assert (shown.count("<figure"), shown.count("<table")) == (1, 1)
+    assert re.findall(r"<h2>(.*)</h2>", shown) == ["Final loss against learning rate, and sensitivity"]
+    assert len(re.findall(r"<details><summary><h2>", body)) == body.count("<section") - 1
+    assert body.count("<figure") == len(DRAWN)
+
+
+def test_without_a_contrast_the_first_table_is_open(tmp_path, undrawn):
+    folder = planted.write(tmp_path / "one", list(planted.cards(arms=("z_loss",), widths=(32,))))
+    page = build.write_report(study([folder]), [folder]).page.read_text()
+    shown = re.sub(r"<details>.*?</details>", "", page[page.index("<main") :], flags=re.DOTALL)
+    assert shown.count("<table") == 1
+
+
+def test_a_caution_is_written_smaller_than_the_answer_and_has_no_ground_of_its_own(page):
+    lead = float(re.search(r"^\.lead {[^}]*font-size: ([\d.]+)rem", html.STYLE, re.MULTILINE)[1])
+    rules = re.findall(r"^([^{@]*\.warning[^{]*){([^}]*)}", html.STYLE, re.MULTILINE)
+    sizes = [float(found[1]) for _, rule in rules if (found := re.search(r"font-size: ([\d.]+)rem", rule))]
+    assert sizes
+    assert max(sizes) < 1 < lead
+    assert not any("background" in rule for _, rule in rules)
+    opening = page[page.index("<h1>") : page.index("<section")]
+    assert opening.index('class="lead"') < opening.index('class="warning"')
 
 
 def test_the_page_opens_with_its_question_and_answer(folder, page):

@@ -122,7 +122,7 @@ def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
         html.block,
         lambda text: html.table(pd.DataFrame({text: [text]})),
         lambda text: html.figure("<svg ></svg>", f"{text}\n\n{text}"),
-        lambda text: html.links({text: text}, text, ("png", "pdf")),
+        lambda text: html.downloads({text: text}) + html.savers(text),
         lambda text: html.cards([html.Card(text, text, text, text, text, html.paragraph(text))]),
     ],
 )
@@ -289,6 +289,50 @@ document.title = JSON.stringify(seen);
 </script>"""
 
 
+KEYED = """<svg width="300" height="200" viewBox="0 0 300 200">
+<g class="sample" data-colour="#0072b2"><path style="stroke: #0072b2" d="M1 1L9 9"/></g>
+<g class="key" data-colour="#0072b2"><text x="40" y="20">with</text></g>
+<path id="line" style="fill: none; stroke: #0072b2" d="M1 50L99 50"/>
+<path id="other" style="stroke: #d55e00" d="M1 60L99 60"/>
+<circle cx="60" cy="50" r="3" style="fill: #0072b2" data-hover="loss 2.5"/></svg>"""
+PRESSER = """<script>
+var key = document.querySelector(".key"), seen = [], saved = null;
+function visible(name) { return getComputedStyle(document.getElementById(name)).display !== "none"; }
+function look() { seen.push([visible("line"), visible("other"), key.getAttribute("aria-pressed")].join(" ")); }
+HTMLAnchorElement.prototype.click = function () { saved = [this.download, decodeURIComponent(this.href)]; };
+var box = key.getBoundingClientRect();
+look();
+key.dispatchEvent(new MouseEvent("click", {bubbles: true, clientX: box.left + 1, clientY: box.top + 1}));
+look();
+document.querySelector("button[data-svg]").dispatchEvent(new MouseEvent("click"));
+seen.push([saved[0], ...["line", "other"].filter((name) => saved[1].includes(`id="${name}"`))].join(" "));
+key.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter", bubbles: true}));
+look();
+seen.push(document.querySelector("details").open ? "open" : "folded");
+history.replaceState(null, "", "#further");
+window.dispatchEvent(new Event("hashchange"));
+seen.push(document.querySelector("details").open ? "open" : "folded");
+document.title = JSON.stringify(seen);
+</script>"""
+
+
+@pytest.mark.slow
+def test_a_key_hides_what_it_names_and_a_link_opens_a_folded_section(browser: str, tmp_path: Path) -> None:
+    parts = [html.figure(KEYED, "A drawing", html.savers("drawing"))]
+    parts += [html.section("Further", html.paragraph("more"), folded=True)]
+    page = html.document("calm", parts).replace(html.POLICY, "").replace("</body>", f"{PRESSER}</body>")
+    (tmp_path / "page.html").write_text(page)
+    dumped = shown(browser, tmp_path / "page.html", tmp_path / "profile")
+    assert json.loads(unescape(dumped[dumped.index("<title>") + 7 : dumped.index("</title>")])) == [
+        "true true true",
+        "false true false",
+        "drawing.svg other",
+        "true true true",
+        "folded",
+        "open",
+    ]
+
+
 @pytest.mark.slow
 def test_rows_are_filtered_by_their_own_verdict_not_by_their_history(browser: str, tmp_path: Path) -> None:
     page = html.document("calm", [html.table(ROWS, sorts=True, kind="verdict")])
@@ -309,7 +353,7 @@ def test_rows_are_filtered_by_their_own_verdict_not_by_their_history(browser: st
 
 @pytest.mark.slow
 def test_a_point_tells_its_numbers_to_mouse_touch_and_keyboard(browser: str, tmp_path: Path) -> None:
-    page = html.document("calm", [html.figure(DRAWING, "A drawing", html.links({}, "drawing", ("png", "pdf")))])
+    page = html.document("calm", [html.figure(DRAWING, "A drawing", html.savers("drawing"))])
     assert html.POLICY in page
     (tmp_path / "page.html").write_text(page.replace(html.POLICY, "").replace("</body>", f"{READER}</body>"))
     dumped = shown(browser, tmp_path / "page.html", tmp_path / "profile")

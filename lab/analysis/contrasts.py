@@ -76,6 +76,8 @@ def _shown(interval: Interval, show: Callable[[float], str] | None = None, plus:
 def _digits(value: float, digits: int) -> str:
     """A positive number to so many significant digits; with a power of ten only below 0.001 and from a million on."""
     rounded = float(f"{value:.{digits}g}")
+    if 1e-3 <= rounded < 10 ** (digits - 1):
+        return f"{rounded:#.{digits}g}"  # with the zeros at its end
     return f"{rounded:,.0f}" if 10 ** (digits - 1) <= rounded < 1e6 else format_value(rounded)
 
 

@@ -22,6 +22,16 @@ def number(value: float) -> str:
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.6g}")
 
 
+def alike(values: Iterable[float]) -> list[str]:
+    """Numbers to the same decimals: three digits of the largest; without a number in common, three digits of each."""
+    numbers = list(values)
+    largest = max((abs(value) for value in numbers if math.isfinite(value)), default=0.0)
+    if not 1e-4 <= largest < 1e6:
+        return [f"{value:.3g}" for value in numbers]
+    decimals = max(0, 2 - math.floor(math.log10(largest)))
+    return [f"{round(value, decimals) + 0.0:.{decimals}f}" for value in numbers]  # + 0.0, since -0.000 is 0.000
+
+
 def count(parameters: float) -> str:
     """A parameter count to three digits: ``98688 -> 98.7k``."""
     for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):

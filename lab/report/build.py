@@ -60,7 +60,7 @@ that it should prevent. Everything else is inconclusive."""
 
 CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window of their papers, {WINDOW}."
 
-FORMATS = ("png", "pdf")  # formats of each figure, besides SVG
+LARGEST_INSIDE = 2**20  # bytes of a table that the page holds as a file to save
 NAMED_ARMS = 12  # with more arms, only the tables name them
 MOST_ARMS, MOST_PAIRS = 40, 400  # with more, a page shows one figure, and no differences of all pairs
 
@@ -154,7 +154,7 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
         first,
         *_facts(study, paths),
         *_claims(study, claims),
-        *_tables(study),
+        *_tables(study, out, folded=bool(said.contrasts)),
         *others,
         *_cautions(study),
         *_provenance(study, paths),
@@ -257,8 +257,8 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             shown = html.paragraph(_fault(fault), "warning")
         else:
             files.write_text(file, svg, within=out)
-            shown, drawn = html.figure(svg, drawing.caption, _figure_links(file)), drawn + 1
-        yield html.section(title, shown)
+            shown, drawn = html.figure(svg, drawing.caption, html.savers(name)), drawn + 1
+        yield html.section(title, shown, folded=drawn > 1)
     if arms > MOST_ARMS:
         yield html.paragraph(
             f"With {arms} arms only one figure is drawn; lab leaderboard --html draws each arm beside the recipe."
@@ -277,14 +277,6 @@ def _fault(fault: Exception) -> str:
 def first_figures() -> list[str]:
     """Names of the figures that come first on the page, in this order; the others follow by name."""
     return [name for room in rooms() for name in room.FIRST_FIGURES]
-
-
-def _figure_links(svg: Path) -> Markup:
-    """Links to a figure in all formats in which it was drawn, and a button for each other format."""
-    links = {"SVG": f"figures/{svg.name}"}
-    drawn = [kind for kind in FORMATS if svg.with_suffix(f".{kind}").is_file()]
-    links |= {kind.upper(): f"figures/{svg.stem}.{kind}" for kind in drawn}
-    return html.links(links, svg.stem, [kind for kind in FORMATS if kind not in drawn])
 
 
 def _facts(study: Study, folders: list[Path]) -> Iterator[Markup]:
@@ -330,37 +322,42 @@ def _claims(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[Markup]:
         rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
         shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
         about = ABOUT_CLAIMS if study.window == WINDOW else f"{ABOUT_CLAIMS} {CLAIMS_WINDOW}"
-        yield html.section("Claims of papers", html.paragraph(about, "note"), shown)
+        yield html.section("Claims of papers", html.paragraph(about, "note"), shown, folded=True)
 
 
-def _tables(study: Study) -> Iterator[Markup]:
+def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
+    """Yield sections of tables; all but the first are folded, and that one if it should be."""
     if has_sensitivity(study.curves):
         sensitivities = html.table(tables.sensitivities_as_text(study))
-        by_seed = _csv("sensitivity", "sensitivity_by_seed", "optima_by_seed")
-        about = SENSITIVITY.format(study.window)
-        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, html.paragraph(about, "note"))
+        by_seed = _csv(out, "sensitivity", "sensitivity_by_seed", "optima_by_seed")
+        about = html.paragraph(SENSITIVITY.format(study.window), "note")
+        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, about, folded=folded)
+        folded = True
         if len(study.pairs):
             many = f"{len(study.pairs):,} differences are more than a page shows; all are in the file."
             few = len(study.pairs) <= MOST_PAIRS
             shown = html.table(tables.differences_as_text(study)) if few else html.paragraph(many)
-            about = html.paragraph(DIFFERENCES, "note")
-            yield html.section("Differences between arms, paired by seed", shown, _csv("differences"), about)
-    losses = html.table(tables.losses_as_text(study))
-    yield html.section("Final loss by learning rate", losses, _csv("losses"), html.paragraph(LOSSES, "note"))
+            parts = shown, _csv(out, "differences"), html.paragraph(DIFFERENCES, "note")
+            yield html.section("Differences between arms, paired by seed", *parts, folded=True)
+    parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(LOSSES, "note")
+    yield html.section("Final loss by learning rate", *parts, folded=folded)
     lost = tables.lost(study)
     if len(lost):
-        yield html.section("Runs that failed or diverged", html.table(lost))
+        yield html.section("Runs that failed or diverged", html.table(lost), folded=True)
 
 
-def _csv(*names: str) -> Markup:
-    return html.links({f"{name}.csv": f"tables/{name}.csv" for name in names})
+def _csv(out: Path, *names: str) -> Markup:
+    """Links that save these tables, whose text the page holds, so that it can be sent alone; none for large ones."""
+    paths = {f"{name}.csv": out / "tables" / f"{name}.csv" for name in names}
+    small = {name: path for name, path in paths.items() if path.stat().st_size <= LARGEST_INSIDE}
+    return html.downloads({name: files.read_text(path) for name, path in small.items()})
 
 
 def _cautions(study: Study) -> Iterator[Markup]:
     of_studies = (module.cautions(study) for module in modules("answer") if hasattr(module, "cautions"))
     cautions = [*chain(*of_studies), *notes(study)]
     if cautions:
-        yield html.section("Read with care", html.bullets(cautions))
+        yield html.section("Read with care", html.bullets(cautions), folded=True)
 
 
 def _commands(folders: list[Path]) -> list[str]:
@@ -376,6 +373,7 @@ def _provenance(study: Study, folders: list[Path]) -> Iterator[Markup]:
     libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
     lines += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
     settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(study).items())
-    yield html.section("Settings in which arms and sizes differ", html.table(tables.arms(study)))
-    yield html.section("How this was made", html.block(commands or "no command on record"), html.bullets(lines))
-    yield html.section("Settings that all runs share", html.block(settings))
+    command = html.block(commands or "no command on record")
+    yield html.section("Settings in which arms and sizes differ", html.table(tables.arms(study)), folded=True)
+    yield html.section("How this was made", command, html.bullets(lines), folded=True)
+    yield html.section("Settings that all runs share", html.block(settings), folded=True)

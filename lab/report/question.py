@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from lab.analysis.judging.decision import CONTRADICTED, IN_PART, NO_EFFECT, NOT_TESTABLE, REPRODUCED
+from lab.analysis.judging.verdicts import LOG10
+from lab.analysis.text import alike
 from lab.report.scoreboard import ScoreboardRow
 
 AGAINST = (CONTRADICTED, NO_EFFECT)
@@ -39,7 +42,7 @@ def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
 def _part(row: ScoreboardRow) -> str:
     verdict, sentence = row.verdict.verdict, row.claim.sentence
     seeds = f"{row.verdict.seeds} {'seed' if row.verdict.seeds == 1 else 'seeds'}"
-    shown = f" ({row.effect}, {seeds})" if row.effect else f" ({seeds})"
+    shown = f" ({_effect(row)}, {seeds})" if row.effect else f" ({seeds})"
     if verdict == REPRODUCED:
         return f"{sentence}{shown}"
     if verdict in AGAINST:
@@ -49,3 +52,13 @@ def _part(row: ScoreboardRow) -> str:
     if verdict == NOT_TESTABLE:
         return f"these runs cannot test whether {sentence}"
     return f"it is open whether {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
+
+
+def _effect(row: ScoreboardRow) -> str:
+    """The effect with its interval in equal decimals, and its unit; a log of a number is shown as that number."""
+    verdict, unit = row.verdict, row.claim.unit
+    if unit.startswith(LOG10):
+        return row.effect
+    effect, low, high = alike([verdict.effect, verdict.low, verdict.high])
+    interval = "" if math.isnan(verdict.low) else f" [{low}, {high}]"
+    return f"{effect}{interval} {unit}".rstrip()

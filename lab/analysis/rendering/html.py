@@ -25,7 +25,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 RELOAD_SECONDS = 10
-HEADING = re.compile(r'^<section id="([\w-]+)">\n<h2>(.*)</h2>', re.MULTILINE)
+HEADING = re.compile(r'^<section id="([\w-]+)">\n(?:<details><summary>)?<h2>(.*)</h2>', re.MULTILINE)
 
 
 def _text(value: Any) -> Any:
@@ -64,10 +64,10 @@ def document(title: str, body: Iterable[Markup], heading: str = "", *, filters: 
     return str(PIECES.document(title, heading, content, contents, filters, *frame))
 
 
-def section(title: str, *parts: Markup) -> Markup:
-    """A heading with HTML below it; the list of contents shows it."""
+def section(title: str, *parts: Markup, folded: bool = False) -> Markup:
+    """A heading with HTML below it, hidden until it is pressed if ``folded``; the list of contents shows it."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
-    return Markup(PIECES.section(title, name, parts))
+    return Markup(PIECES.section(title, name, parts, folded))
 
 
 def paragraph(text: str, kind: str = "plain", word: str = "") -> Markup:
@@ -85,13 +85,15 @@ def block(text: str) -> Markup:
     return Markup(PIECES.block(text))
 
 
-def links(files: Mapping[str, str], drawing: str = "", formats: Iterable[str] = ()) -> Markup:
-    """Links to files beside the page, by label, and buttons that save the drawing above, of this name.
+def downloads(tables: Mapping[str, str]) -> Markup:
+    """Links that save files of text, by name, whose content the page holds."""
+    data = {name: base64.b64encode(text.encode()).decode() for name, text in tables.items()}
+    return Markup(PIECES.downloads(data))
 
-    Args:
-        formats: one button each: ``png`` saves a picture, ``pdf`` prints the drawing on a page of its size.
-    """
-    return Markup(PIECES.links(files, drawing, formats))
+
+def savers(drawing: str) -> Markup:
+    """Buttons that save the drawing above under this name: as SVG, as PNG, and, by printing it alone, as PDF."""
+    return Markup(PIECES.savers(drawing, ("svg", "png", "pdf")))
 
 
 def table(frame: pd.DataFrame, prose: Iterable[str] = (), *, sorts: bool = False, kind: str = "") -> Markup:
@@ -105,19 +107,16 @@ def table(frame: pd.DataFrame, prose: Iterable[str] = (), *, sorts: bool = False
     return Markup(PIECES.table(list(frame), frame.to_numpy().tolist(), set(prose), sorts, kind))
 
 
-def figure(svg: str, caption: str, files: Markup | str = "", narrow: str = "") -> Markup:
+def figure(svg: str, caption: str, files: Markup | str = "") -> Markup:
     """An inline drawing with its caption, whose first paragraph becomes the drawing's label.
 
     Args:
         svg: trusted HTML, as ``layout.svg`` makes it.
-        files: HTML between the drawing and its caption, as made by ``links``.
-        narrow: the same figure drawn for a narrow screen, which is shown there instead.
+        files: HTML below the drawing, as made by ``savers``.
     """
     label, *paragraphs = [" ".join(text.split()) for text in caption.split("\n\n")]
     opening = Markup('<svg role="group" aria-label="{}" ').format(printable(label))
-    drawings = {"drawing wide": svg, "drawing narrow": narrow} if narrow else {"drawing": svg}
-    shown = {kind: Markup(each.replace("<svg ", opening, 1)) for kind, each in drawings.items()}
-    return Markup(PIECES.figure(shown, paragraphs, files))
+    return Markup(PIECES.figure(Markup(svg.replace("<svg ", opening, 1)), paragraphs, files))
 
 
 class Card(NamedTuple):

@@ -20,8 +20,9 @@ from lab.analysis.rendering import scales, style
 SAMPLE, AFTER_SAMPLE, BETWEEN, KEY_LINE = 1.7, 0.5, 1.2, 1.5
 # Lines are named at their ends if they are few, their names short and their ends not far from where a name has room.
 MOST_NAMED, LONGEST_NAME, FARTHEST, GAP = 6, 4.5, 1.0, 0.4
-# The id of the SVG group of a key begins so; the colour of what it names follows, so that a page can hide that.
-KEY_ID = "key-"
+# The ids of SVG groups of texts of keys, and of their samples, begin so; the colour of what they name follows, which a
+# page can hide.
+KEY_ID, SAMPLE_ID = "key-", "sample-"
 
 
 class Key(NamedTuple):
@@ -71,7 +72,7 @@ def draw(figure: Figure, lines: Sequence[Sequence[Key]], left: float, top: float
                 x += (SAMPLE + AFTER_SAMPLE) * em
             text = figure.text(x, middle, key.text, size=style.page().size * style.SMALL, va="center_baseline")
             text.set_transform(inches)
-            text.set_gid(key_id(key.entry) if key.entry else None)
+            text.set_gid(colour_id(KEY_ID, key.entry) if key.entry else None)
             texts.append(text)
         top -= _line_height(line)
     return texts
@@ -87,7 +88,7 @@ def _sample(entry: Any, left: float, middle: float) -> Any:
     else:
         sample = Rectangle((left, middle - thick / 2), width, thick)
         sample.update_from(entry)
-    sample.set_gid(key_id(entry))
+    sample.set_gid(colour_id(SAMPLE_ID, entry))
     sample.set_clip_path(None)  # that of the panel of its entry
     sample.set_clip_box(None)
     return sample
@@ -102,10 +103,10 @@ def is_key(text: Text) -> bool:
     return str(text.get_gid()).startswith(KEY_ID)
 
 
-def key_id(entry: Any) -> str | None:
-    """The id of the group of a key, which tells its colour; None for what has none, such as the marks of outcomes."""
+def colour_id(kind: str, entry: Any) -> str | None:
+    """The id of a group that tells a colour; None for what has no colour of its own, such as the marks of outcomes."""
     colour = to_hex(entry.get_color() if isinstance(entry, Line2D) else entry.get_facecolor())
-    return None if colour == style.INK else f"{KEY_ID}{colour.removeprefix('#')}"
+    return None if colour == style.INK else f"{kind}{colour.removeprefix('#')}"
 
 
 def name_ends(axes: Axes, height: float, entries: Sequence[Any]) -> list[Text]:
@@ -129,7 +130,7 @@ def name_ends(axes: Axes, height: float, entries: Sequence[Any]) -> list[Text]:
         gap = {"xycoords": "axes fraction", "textcoords": "offset points", "xytext": (GAP * style.page().size, 0)}
         look = {"color": entry.get_color(), "size": size, "va": "center_baseline"}
         text: Text = axes.annotate(labels[index], (1, place / height), **gap, **look)  # type: ignore[arg-type]
-        text.set_gid(key_id(entry))
+        text.set_gid(colour_id(KEY_ID, entry))
         texts.append(text)
     return texts
 

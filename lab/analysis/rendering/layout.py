@@ -312,7 +312,7 @@ def svg(figure: Drawing, name: str) -> str:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         drawn = text.getvalue()
     drawn = hover.with_texts(drawn[drawn.index("<svg") :], figure.points, 72 * figure.get_figheight())
-    drawn = re.sub(rf'<g id="{keys.KEY_ID}([0-9a-f]+)"', r'<g class="key" data-colour="#\1"', drawn)
+    drawn = re.sub(r'<g id="(key|sample)-([0-9a-f]+)"', r'<g class="\1" data-colour="#\2"', drawn)
     drawn = re.sub(r'(<g) id="[^"]*"', r"\1", drawn)  # nothing refers to groups
     drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
     return re.sub(r'(?<= d=")[^"]+', _shorten, re.sub(r"\n +", "\n", drawn))

@@ -31,6 +31,7 @@
   function nearest(points, x, y) {
     var best = null, least = near * near;
     points.forEach(function (point) {
+      if (point.closest(".off")) return;
       var at = middle(point), distance = (at.x - x) * (at.x - x) + (at.y - y) * (at.y - y);
       if (distance < least) { least = distance; best = point; }
     });
@@ -58,6 +59,39 @@
         event.preventDefault();
         points[(index + step + points.length) % points.length].focus({ preventScroll: true });
       });
+    });
+  });
+  document.querySelectorAll("svg").forEach(function (drawing) { // a key hides what has its colour, and shows it again
+    var keys = Array.prototype.slice.call(drawing.querySelectorAll(".key"));
+    var samples = Array.prototype.slice.call(drawing.querySelectorAll(".sample"));
+    function toggle(colour) {
+      var hides = drawing.querySelector(".key[data-colour='" + colour + "']").getAttribute("aria-pressed") === "true";
+      keys.concat(samples).forEach(function (each) {
+        if (each.dataset.colour !== colour) return;
+        each.classList.toggle("faded", hides);
+        if (each.hasAttribute("aria-pressed")) each.setAttribute("aria-pressed", String(!hides));
+      });
+      drawing.querySelectorAll("[style*='" + colour + "']").forEach(function (drawn) {
+        if (!drawn.closest(".key, .sample")) drawn.classList.toggle("off", hides);
+      });
+    }
+    keys.forEach(function (key) {
+      key.setAttribute("role", "button");
+      key.setAttribute("tabindex", "0");
+      key.setAttribute("aria-pressed", "true");
+      key.addEventListener("keydown", function (event) {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        toggle(key.dataset.colour);
+      });
+    });
+    drawing.addEventListener("click", function (event) { // also between the letters of a key
+      var pressed = keys.concat(samples).filter(function (key) {
+        var box = key.getBoundingClientRect();
+        return event.clientX >= box.left - 4 && event.clientX <= box.right + 4 && event.clientY >= box.top - 4 &&
+          event.clientY <= box.bottom + 4;
+      })[0];
+      if (pressed) toggle(pressed.dataset.colour);
     });
   });
   document.addEventListener("keydown", function (event) { if (event.key === "Escape") hide(); });
@@ -138,30 +172,47 @@
     });
   });
 
-  document.querySelectorAll("button[data-png]").forEach(function (button) { // a picture of the drawing above it
+  function save(address, name) {
+    var link = document.createElement("a");
+    link.download = name;
+    link.href = address;
+    link.click();
+  }
+  function drawn(drawing, width, height) { // a drawing as a file
+    var copy = drawing.cloneNode(true);
+    copy.querySelectorAll(".off").forEach(function (hidden) { hidden.remove(); });
+    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    copy.setAttribute("width", width);
+    copy.setAttribute("height", height);
+    return "data:image/svg+xml;charset=utf-8," + encodeURIComponent(new XMLSerializer().serializeToString(copy));
+  }
+  document.querySelectorAll("button[data-svg]").forEach(function (button) { // the drawing beside it
     button.hidden = false;
     button.addEventListener("click", function () {
-      var drawing = button.closest("figure").querySelector("svg"), box = drawing.viewBox.baseVal, scale = 3;
-      var picture = new Image(), canvas = document.createElement("canvas"), copy = drawing.cloneNode(true);
-      canvas.width = box.width * scale;
-      canvas.height = box.height * scale;
-      copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-      copy.setAttribute("width", canvas.width);
-      copy.setAttribute("height", canvas.height);
-      picture.onload = function () {
-        var link = document.createElement("a"), paper = canvas.getContext("2d");
-        paper.fillStyle = "#fff";
-        paper.fillRect(0, 0, canvas.width, canvas.height);
-        paper.drawImage(picture, 0, 0, canvas.width, canvas.height);
-        link.download = button.getAttribute("data-png") + ".png";
-        link.href = canvas.toDataURL("image/png");
-        link.click();
-      };
-      picture.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(new XMLSerializer().serializeToString(copy));
+      var drawing = button.closest("figure").querySelector("svg"), box = drawing.viewBox.baseVal;
+      save(drawn(drawing, box.width + "pt", box.height + "pt"), button.getAttribute("data-svg") + ".svg");
     });
   });
 
-  document.querySelectorAll("button[data-pdf]").forEach(function (button) { // the drawing above it, printed alone
+  document.querySelectorAll("button[data-png]").forEach(function (button) { // a picture of the drawing beside it
+    button.hidden = false;
+    button.addEventListener("click", function () {
+      var drawing = button.closest("figure").querySelector("svg"), box = drawing.viewBox.baseVal, scale = 3;
+      var picture = new Image(), canvas = document.createElement("canvas");
+      canvas.width = box.width * scale;
+      canvas.height = box.height * scale;
+      picture.onload = function () {
+        var paper = canvas.getContext("2d");
+        paper.fillStyle = "#fff";
+        paper.fillRect(0, 0, canvas.width, canvas.height);
+        paper.drawImage(picture, 0, 0, canvas.width, canvas.height);
+        save(canvas.toDataURL("image/png"), button.getAttribute("data-png") + ".png");
+      };
+      picture.src = drawn(drawing, canvas.width, canvas.height);
+    });
+  });
+
+  document.querySelectorAll("button[data-pdf]").forEach(function (button) { // the drawing beside it, printed alone
     button.hidden = false;
     button.addEventListener("click", function () {
       var drawing = button.closest("figure").querySelector("svg"), box = drawing.viewBox.baseVal;
@@ -181,6 +232,24 @@
       window.print();
     });
   });
+
+  // a folded section opens when a link leads to it, and all open for the printer
+  function unfold() {
+    var section = location.hash && document.getElementById(location.hash.slice(1));
+    var folded = section && section.querySelector("details");
+    if (folded) folded.open = true;
+  }
+  window.addEventListener("hashchange", unfold);
+  document.querySelectorAll("nav a").forEach(function (link) {
+    link.addEventListener("click", function () { setTimeout(unfold); }); // the address may stay the same
+  });
+  unfold();
+  var unfolded = [];
+  window.addEventListener("beforeprint", function () {
+    unfolded = Array.prototype.slice.call(document.querySelectorAll("details:not([open])"));
+    unfolded.forEach(function (folded) { folded.open = true; });
+  });
+  window.addEventListener("afterprint", function () { unfolded.forEach(function (folded) { folded.open = false; }); });
 
   var links = {}, marked = null, contents = document.querySelectorAll("nav a");
   contents.forEach(function (link) { links[link.getAttribute("href").slice(1)] = link; });

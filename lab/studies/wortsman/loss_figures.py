@@ -190,9 +190,7 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     usual: dict[str, Any] = {"color": style.INK, "marker": "o", "markersize": 5}
     looks = [usual | look | ({} if has_lines else {"linestyle": ""}) for _, _, look in PARTS.values()]
     keys = [Line2D([], [], label=key, **look) for look, (_, key, _) in zip(looks, PARTS.values(), strict=True)]
-    seeds = sorted({interval.n for interval in curves["total"]})
-    name = f"n = {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))}"
-    sheet.keys(("", [*keys, Line2D([], [], linestyle="", label=name)]))
+    sheet.keys(("", keys))
     return sheet
 
 
