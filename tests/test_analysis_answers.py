@@ -14,6 +14,7 @@ from lab.cli.launch import compose_points
 from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
+from lab.report import tables
 from lab.report.answers import answer, dates, questions
 from lab.report.comparisons import nearest, reference_arm
 from planted import BOTH, LRS, cards
@@ -247,3 +248,17 @@ def test_dates_are_those_on_record_and_never_left_out(tmp_path):
     assert dates([both]) == f"{today} (and before)"
     (new / "requests.json").write_text(json.dumps(requests))
     assert dates([new]) == f"2024-02-29 to {today}"
+
+
+def test_where_no_run_beat_the_bigram_model_there_is_no_unstable_learning_rate() -> None:
+    """One arm learns nothing, at any rate; the other one does."""
+    idle = {"loss_bigram": 1.0}
+    runs = [card | (idle if card["intervention"] == BOTH[0] else {}) for card in cards(widths=(32,))]
+    made = study(runs)
+    text = tables.sensitivities_as_text(made).set_index("arm")["eta_div"]
+    numbers = tables.sensitivities(made).set_index("arm")
+    assert text["without qk-layernorm"] == "—"
+    assert text["with qk-layernorm"] != "—"
+    assert math.isnan(numbers.loc["without qk-layernorm", "eta_div_least"])
+    assert numbers.loc["without qk-layernorm", "eta_div_seeds"] == 0
+    assert made._repr_html_().count("<td>—</td>") == 1

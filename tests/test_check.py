@@ -365,3 +365,12 @@ def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
     assert "\n# t" not in summary.read_text()
     assert "[z](" not in summary.read_text()
     assert "<script" not in summary.read_text()
+
+
+def test_without_a_run_that_beat_the_bigram_model_no_unstable_rate_is_compared(tmp_path: Path) -> None:
+    idle = cards(arms=BOTH[:1], widths=(32,), loss_bigram=1.0)
+    folder = baseline.from_folder(write(tmp_path / "idle", list(idle)))
+    comparison = compare.compare_baselines(folder, folder, 0.05)
+    assert "smallest unstable learning rate" not in {change.quantity for change in comparison.changes}
+    (line,) = [line for line in comparison.remarks if "smallest unstable learning rate was not compared" in line]
+    assert line.endswith("no run ended better than the bigram model on one of the sides")

@@ -18,6 +18,7 @@ from lab.__main__ import main
 from lab.analysis import from_frame, study
 from lab.core.errors import RequestError
 from lab.records import run_table, store
+from lab.studies.figures import FIGURES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "your_own_sweep.md"
@@ -266,3 +267,14 @@ def test_a_size_is_any_number(tmp_path: Path) -> None:
     assert sorted(sizes.unique()) == [1, 16]
     with pytest.raises(RequestError, match="the size -1 is not above 0"):
         from_frame(table().assign(n_params=-1))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_table_without_some_runs_of_a_grid_is_not_called_partial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert import_it(tmp_path, table().iloc[:-1], "--initial-loss", "9") == 0
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert "Partial: " not in (tmp_path / "out" / "report.html").read_text()
+    figure = FIGURES["learning_rate_sensitivity"](store.read(tmp_path / "out"))
+    assert not [text for text in figure.texts if "partial" in text.get_text()]

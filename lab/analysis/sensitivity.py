@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.analysis.curves import load, points, significant
 from lab.analysis.statistics import student_t
-from lab.analysis.text import count, format_value, span
+from lab.analysis.text import UNDEFINED, count, format_value, span
 from lab.core.errors import RequestError, nearest
 from lab.records import run_table
 from lab.records.store import Records
@@ -160,6 +160,12 @@ def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.D
         row |= {"best_lr": best_lr[first], "eta_div": min(lrs[lost[indices]], default=math.nan)}
         rows.append({**row, "lrs": int(((lrs >= floor) & (lrs <= ceiling)).sum())})
     return pd.DataFrame(rows)
+
+
+def untrained(points: pd.DataFrame) -> pd.MultiIndex:
+    """Arms and sizes of ``judge(points)`` no run of which ended better than the bigram model, so none is stable."""
+    best = points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
+    return pd.MultiIndex.from_tuples(best.index[best["capped"] > best["loss_bigram"]], names=["arm", "size"])
 
 
 def by_curve(seeds: pd.DataFrame) -> pd.DataFrame:
@@ -368,6 +374,8 @@ class Study(NamedTuple):
 
 def _unstable_lrs(curve: pd.DataFrame) -> str:
     """The learning rates at which runs were unstable or diverged, with the number of seeds if not all did."""
+    if len(untrained(curve)):
+        return UNDEFINED
     outcomes = curve["outcome"].ne("").groupby(curve["lr"]).agg(["sum", "size"])
     lost = [(format_value(lr), n, seeds) for lr, n, seeds in outcomes.itertuples() if n]
     return ", ".join(lr if n == seeds else f"{lr} ({n} of {seeds} seeds)" for lr, n, seeds in lost) or "none"

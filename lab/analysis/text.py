@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+UNDEFINED = "\N{EM DASH}"  # the cell of a number that is not defined
+
 
 def format_value(value: Hashable) -> str:
     """A config value in full precision, as labels show it: ``1.0 -> 1``, ``1e-08 -> 1e-8``."""

@@ -220,7 +220,7 @@ def _growing(growth: str) -> Iterator[Markup]:
 
 
 def _partial(study: Study) -> Iterator[Markup]:
-    ended, expected = run_counts(study.records.runs, study.points)
+    ended, expected = run_counts(study.records, study.points)
     if ended < expected:
         yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from lab.analysis.curves import LR, significant
-from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, with_scaled_steps
+from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, untrained, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import arm_phrase, count, format_value, listed
 
@@ -123,8 +123,7 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     """Yield groups of curves, each with the sentence that warns about them."""
     curves = study.curves
     n = curves["total"].map(lambda interval: interval.n)
-    learned = study.points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
-    worse = learned.index[learned["capped"] > learned["loss_bigram"]]
+    worse = untrained(study.points)
     index = pd.MultiIndex.from_frame(curves[["arm", "size"]])
     few = f"Fewer than {FEWEST_SEEDS} seeds, so each seed's value is shown instead of an interval: {{}}."
     idle = "No run ended better than the bigram model, so all above the best learning rate count as unstable"

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.curves import LR, configs, differing, parameters, plain
-from lab.analysis.sensitivity import WINDOW, Study, optima
-from lab.analysis.text import count, format_value, span
+from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
+from lab.analysis.text import UNDEFINED, count, format_value, span
 
 # Names of the parts of sensitivity, for readers and CSV files.
 PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
@@ -22,18 +22,27 @@ def sensitivities(study: Study) -> pd.DataFrame:
     Returns:
         Columns ``arm``, ``size``, ``parameters``; sensitivity and its two parts with the ends of their intervals;
         ``best_lr`` and ``eta_div``, the smallest unstable learning rate, each as the least and the greatest of the
-        seeds that have one, with the number of these seeds; ``n``, the seeds of the intervals.
+        seeds that have one, with the number of these seeds; ``n``, the seeds of the intervals. Where no run ended
+        better than the bigram model, there is no ``eta_div``.
     """
     numbers = _flat(study.curves.drop(columns=["best_lr", "eta_div"]))
     for name in ("best_lr", "eta_div"):
-        seeds = study.curves[name].map(pd.Series)
+        is_undefined = _untrained(study) & (name == "eta_div")
+        pairs = zip(study.curves[name], is_undefined, strict=True)
+        seeds = [pd.Series([] if undefined else values, dtype=float) for values, undefined in pairs]
         ends = {
-            "least": seeds.map(pd.Series.min),
-            "greatest": seeds.map(pd.Series.max),
-            "seeds": seeds.map(pd.Series.count),
+            "least": [each.min() for each in seeds],
+            "greatest": [each.max() for each in seeds],
+            "seeds": [each.count() for each in seeds],
         }
         numbers = numbers.assign(**{f"{name}_{end}": values for end, values in ends.items()})
     return numbers[[*numbers.columns.drop("n"), "n"]]
+
+
+def _untrained(study: Study) -> pd.Series:
+    """Whether no run of each curve ended better than the bigram model."""
+    index = pd.MultiIndex.from_frame(study.curves[["arm", "size"]])
+    return pd.Series(index.isin(untrained(study.points)), study.curves.index)
 
 
 def sensitivities_as_text(study: Study) -> pd.DataFrame:
@@ -45,7 +54,7 @@ def sensitivities_as_text(study: Study) -> pd.DataFrame:
             "parameters": curves["size"].map(count),
             **{name: curves[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
             "best LR": curves["best_lr"].map(span),
-            "eta_div": curves["eta_div"].map(span),
+            "eta_div": curves["eta_div"].map(span).mask(_untrained(study), UNDEFINED),
             "n": curves["total"].map(lambda interval: interval.n),
         }
     )

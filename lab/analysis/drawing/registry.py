@@ -14,6 +14,7 @@ from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.core.errors import RequestError
 from lab.core.registry import Registry
+from lab.records.run_table import is_imported
 from lab.records.store import Records
 
 DrawFigure = Callable[..., Drawing]
@@ -47,7 +48,7 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             sheet = draw(records, ways_to_grow(records.runs, runs), *[window] * over_window)
-            ended, expected = run_counts(records.runs, runs)
+            ended, expected = run_counts(records, runs)
             if ended < expected:
                 sheet.headline = f"partial: {ended} of {expected} runs"
             return sheet
@@ -58,9 +59,14 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
     return register
 
 
-def run_counts(cards: pd.DataFrame, runs: pd.DataFrame) -> tuple[int, int]:
-    """How many runs ended, and how many would have ended on the full grid: every learning rate and seed of each arm."""
+def run_counts(records: Records, runs: pd.DataFrame) -> tuple[int, int]:
+    """How many runs ended, and how many would have ended on the full grid: every learning rate and seed of each arm.
+
+    Of imported runs nobody knows the grid.
+    """
+    if is_imported(records):
+        return len(runs), len(runs)
     lrs = runs.groupby("arm")["lr"].nunique()
     curves = runs.groupby("arm")["curve"].nunique()
     full_grid = int((lrs * curves).sum()) * runs["seed"].nunique()
-    return len(runs), max(full_grid, len(runs) + int((cards["status"] == "failed").sum()))
+    return len(runs), max(full_grid, len(runs) + int((records.runs["status"] == "failed").sum()))

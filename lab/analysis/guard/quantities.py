@@ -60,6 +60,7 @@ RATES = [quantity.rate for quantity in QUANTITIES.values() if quantity.rate]
 # The reasons why a quantity may be missing from a comparison over a ``{window}``.
 MISSING_BECAUSE = {
     "total": "fewer than two learning rates lie from {window}",
+    "unstable_lr_index": "no run ended better than the bigram model on one of the sides",
     "best_lr_index": f"fewer than {FEWEST_SEEDS} seeds have a run that did not diverge on one of the sides",
     **{column: f"{probe} was recorded on one side only" for column, probe in PROBES.items()},
 }
@@ -82,12 +83,13 @@ def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
     seeds = per_seed(runs, *baseline.window).set_index(["curve", "seed"])
     runs_by_seed = runs.groupby(["curve", "seed"])
     seeds["best"] = runs_by_seed["capped"].min()
+    seeds["untrained"] = seeds["best"] > runs_by_seed["loss_bigram"].min()
     seeds = seeds.join(runs_by_seed[["loss_at_init", *PROBES]].mean())
     tables = {}
     for number, table in seeds.groupby("curve"):
         grid = sorted(set(runs.loc[runs["curve"] == number, "lr"]))
         index = {lr: float(n) for n, lr in enumerate(grid, 1)}
         table["best_lr_index"] = table["best_lr"].map(index)
-        table["unstable_lr_index"] = table["eta_div"].map(index).fillna(len(grid) + 1.0)
+        table["unstable_lr_index"] = table["eta_div"].map(index).fillna(len(grid) + 1.0).mask(table["untrained"])
         tables[int(str(number))] = table.droplevel("curve")[[*QUANTITIES, *RATES]]
     return tables
