@@ -26,13 +26,27 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
 
-docs: .venv/installed-docs
-	$(BIN)/python -m sphinx -q -W -E --keep-going -c docs . build/docs
-	@mkdir -p build/reports build/docs/reports && cp -R results/. build/reports
-	$(BIN)/lab report build/reports
+docs: .venv/installed-docs reports
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs
 	@cd build/reports && for part in *.html */report.html */figures */tables; do \
 		mkdir -p "../docs/reports/$$(dirname $$part)" && cp -R "$$part" "../docs/reports/$$(dirname $$part)"; done
 	@echo "site: build/docs/index.html"
+
+# The report of each folder of results is drawn anew if its records, or the lab, have changed since.
+CODE := $(shell find lab sweeps docs/reports.py -type f ! -name '*.pyc')
+REPORTS := $(patsubst results/%/store.json,build/reports/%/report.html,$(wildcard results/*/store.json))
+.PHONY: reports
+reports: build/reports/index.html
+
+build/reports/index.html: $(REPORTS)
+	$(BIN)/python docs/reports.py
+
+.SECONDEXPANSION:
+$(REPORTS): build/reports/%/report.html: $$(wildcard results/%/*.parquet results/%/*.json results/*.csv) $(CODE) \
+		| .venv/installed-docs
+	@rm -rf $(@D) && mkdir -p $(@D) && cp results/$*/*.parquet results/$*/*.json $(@D) && \
+		{ cp results/*.csv build/reports 2>/dev/null || true; }
+	$(BIN)/python docs/reports.py $(@D)
 
 # Which claims of Wortsman et al. 2023 hold for models that train for thousands of steps with the decay of the paper?  None
 # of these seeds was used when the rules were made.  Warm-up, steps and batch size begin at learning rate 0.01, since

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -194,3 +196,52 @@ def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: P
     index = json.loads(re.sub(r"^[^(]*\(|\)\s*$", "", (tmp_path / "site/searchindex.js").read_text()))
     found = [index["docnames"][number] for number in index["terms"]["warmup"]]
     assert "notebooks/01_lr_sensitivity" in found, "which says warm-up"
+
+
+def test_make_draws_the_reports_of_folders_that_changed_and_no_others(tmp_path: Path) -> None:
+    """With a stand-in for the program that draws."""
+    for path in ("lab/a.py", "sweeps/a.yaml", "docs/reports.py", "pyproject.toml", "constraints.txt"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    for name in ("one", "two"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+        for file in ("store.json", "runs.parquet"):
+            (tmp_path / "results" / name / file).touch()
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ntouch "${2:-build/reports}/${2:+report.html}" build/reports/index.html\n')
+    python.chmod(0o755)
+    for each in ("installed", "installed-docs"):
+        (python.parent.parent / each).touch()
+    shutil.copy(HOME / "Makefile", tmp_path)
+
+    def drawn() -> list[str]:
+        words = ["make", "reports", "PYTHON=python3", "TORCH_INDEX="]
+        made = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return re.findall(r"reports\.py build/reports/(\w+)", made)
+
+    def change(path: str) -> None:
+        later = max(each.stat().st_mtime for each in tmp_path.rglob("*")) + 2
+        os.utime(tmp_path / path, (later, later))
+        for each in (tmp_path / "build").rglob("report.html"):
+            os.utime(each, (later - 1, later - 1))
+
+    assert sorted(drawn()) == ["one", "two"]
+    assert drawn() == []
+    change("results/two/runs.parquet")
+    assert drawn() == ["two"]
+    change("lab/a.py")
+    assert sorted(drawn()) == ["one", "two"]
+
+
+def test_figures_on_white_turn_dark_with_the_site_and_no_word_of_code_is_broken() -> None:
+    style = (HOME / "docs/_static/wide.css").read_text(encoding="utf-8")
+    drawn = [name for page in ("README.md", "results/README.md") for name in FIGURE.findall(text_of(HOME / page))]
+    dark = re.findall(r"body[^{]*\{\s*filter: invert[^}]*\}", style)
+    assert len(dark) == 2, "by the switch of the site, and by the browser"
+    assert len(drawn) >= 2
+    assert all(f"/{name}" in rule for rule in dark for name in drawn)
+    assert not re.search(r"code[^{]*\{[^}]*overflow-wrap: anywhere", style)
+
+
+FIGURE = re.compile(r"figures/(\w+)\.svg\)")
