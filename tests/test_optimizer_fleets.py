@@ -184,6 +184,11 @@ def test_all_links_keep_what_they_say_per_weight() -> None:
             r"'keep_norm' keeps the norm of each matrix, so 'decay' does nothing there; leave it out, or say "
             r"\+optimizer.matrix.weight_decay=0",
         ),
+        (
+            "optimizer=adamh parametrization=mup_full",
+            "'keep_norm' keeps the norm of each matrix, so attention's query matrices, which start at zero, stay there",
+        ),
+        ("optimizer=muonh intervention=[zero_init_projections]", "so attention's output matrices, which start at zero"),
         ("intervention=[mu_centering,tied_head]", "interventions mu_centering and tied_head exclude each other"),
         (
             "optimizer=adamw_qk_clip intervention=[] batch=constant batch.micro_batch=2",
@@ -210,6 +215,10 @@ def test_all_links_keep_what_they_say_per_weight() -> None:
 def test_arms_that_would_do_nothing_and_other_refusals(overrides: str, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         configs(overrides)
+
+
+def test_kept_norms_of_queries_that_do_not_start_at_zero_are_no_refusal() -> None:
+    configs("optimizer=adamh", "optimizer=adamh parametrization=mup_full intervention=[small_init]")
 
 
 def test_a_decay_of_other_weights_beside_kept_norms_is_no_refusal() -> None:

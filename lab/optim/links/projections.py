@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lab.core.axes import over, per_run_norm, select_per_run
 from lab.core.distributed import max_over_ranks
+from lab.core.hooks import HookIntervention
 from lab.core.registry import LINKS
 from lab.core.roles import MATRICES, Role
 from lab.core.schema import PerRun, bounded, one_of
@@ -53,6 +54,13 @@ class KeepNorm(Link):
                     f"keeps the norm of each matrix, so {name!r} does nothing there; leave it out"
                     + ", or say +optimizer.matrix.weight_decay=0" * isinstance(link, Decay)
                 )
+        for part, role in (("query", Role.QUERY), ("output", Role.MATRIX)):
+            std = config.parametrization.entry.factors(role, config.model.width, config.model.width).init_std
+            for each in config.intervention.values():
+                if isinstance(each, HookIntervention):
+                    std = each.initial_std(f"block0.attention.{part}", std, config.model)
+            if std == 0 and config.model.depth:
+                return f"keeps the norm of each matrix, so attention's {part} matrices, which start at zero, stay there"
         return None
 
 
