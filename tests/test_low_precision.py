@@ -25,6 +25,7 @@ from lab.core.number_formats import (
     split,
 )
 from lab.model import low_precision
+from lab.model.layers import product
 from lab.model.low_precision import HISTORY, LowPrecision, RoundingPass, hadamard, rounded_gain, rounding_pass
 from lab.training.building import operand_format
 from lab.training.fleet import Fleet
@@ -371,8 +372,20 @@ def test_what_is_said_to_see_the_future_does(switches: str) -> None:
     assert not torch.equal(made(rows_rbt)[0][..., :known, :], made(other_rbt)[0][..., :known, :])
 
 
-def test_the_products_of_attention_stay_in_bf16_unless_they_are_asked_for() -> None:
-    """The operands that a step rounds, as probes hear of them."""
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_attention_rounds_its_operands_to_bf16_and_none_of_its_results(precision: str) -> None:
+    usual = low_precision.build(precision, "e5m2", "none", "fp32", "ends", "bf16").at("block0.attention.scores")
+    draws = torch.Generator().manual_seed(6)
+    a, b, upstream = (torch.randn(2, *shape, generator=draws) for shape in ((5, 8), (8, 6), (5, 6)))
+    first, second, third = (each.to(torch.bfloat16).float() for each in (a, b, upstream))
+    ours = product(a.requires_grad_(), b.requires_grad_(), usual)
+    theirs = (first @ second, third @ second.mT, first.mT @ third)
+    for one, other in zip((ours, *torch.autograd.grad(ours, (a, b), upstream)), theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_the_products_of_attention_have_their_precision_only_where_they_are_asked_for() -> None:
+    """The operands that a step rounds to it, as probes hear of them."""
     heard = {}
     for attention in ("bf16", "same"):
         words = (f"precision=mxfp8 attention_precision={attention} probes.names=[saturation]",)

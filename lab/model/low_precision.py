@@ -1,6 +1,6 @@
 """Products whose operands are rounded to fp8, MX or NVFP4, forward and backward; sums are in fp32.
 
-The two products of attention stay in bf16 unless a config asks otherwise.
+The two products of attention have operands in bf16 unless a config asks otherwise.
 
 Formats and scales: arXiv:2209.05433 (fp8), Open Compute Project MX 1.0, arXiv:2509.25149 (NVFP4).
 """
@@ -33,6 +33,7 @@ from lab.core.number_formats import (
     nv_blocks,
     nv_scales,
     random_noise,
+    rounded,
     rounded_to,
     split,
     whole_blocks,
@@ -56,12 +57,12 @@ class LowPrecision:
     """How products round their operands; ``at`` says it of one product.
 
     Attributes:
-        precision: one of ``PRECISIONS``.
+        precision: one of ``PRECISIONS``; ``bf16`` of a product of attention that does not round as all others do.
         gradient_format: of gradients in fp8 and MXFP8.
         stochastic_rounding: ``none``, ``gradients`` or ``all``: which operands are rounded at random.
         keeps_ends: whether the first block and the head are kept in bf16.
         rounds_gains: whether gains of norms are rounded, too.
-        rounds_attention: whether the two products of attention are rounded, too, instead of kept in bf16. The second
+        rounds_attention: whether the two products of attention round as all others do, instead of to bf16. The second
             contracts positions, so blocks of MX and NVFP4 join a value with later ones: attention is not causal then.
         operands: every operand that rounds, by product and name.
         where: the product.
@@ -77,7 +78,9 @@ class LowPrecision:
     where: str = ""
 
     def at(self, where: str) -> LowPrecision | torch.dtype:
-        """The rounding of one product of the model, or of gains; bf16 where products are kept in it."""
+        """The rounding of one product of the model, or of gains; bf16 at the ends if these are kept."""
+        if where.endswith(OF_ATTENTION) and not self.rounds_attention:
+            return replace(self, where=where, precision="bf16")
         if self._is_kept(where):
             return torch.bfloat16
         for name in OPERANDS:
@@ -89,8 +92,7 @@ class LowPrecision:
         return self.rounds_gains and not self._is_kept(where)
 
     def _is_kept(self, where: str) -> bool:
-        is_at_an_end = where.startswith(("block0.", "head", "readout"))
-        return (self.keeps_ends and is_at_an_end) or (not self.rounds_attention and where.endswith(OF_ATTENTION))
+        return self.keeps_ends and where.startswith(("block0.", "head", "readout"))
 
     @property
     def is_stateful(self) -> bool:
@@ -322,6 +324,25 @@ class BlockedProduct(torch.autograd.Function):
         return of_a, of_b
 
 
+class ProductOfBfloat16(torch.autograd.Function):
+    """A product of ``[... i j]`` and ``[... j k]`` whose operands have bf16 values, and whose results stay fp32.
+
+    So fused attention keeps scores: rounded to bf16, large ones are far from each other.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        a, b = rounded(a, torch.bfloat16), rounded(b, torch.bfloat16)
+        ctx.save_for_backward(a, b)
+        return torch.matmul(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        gradient = rounded(gradients[0], torch.bfloat16)
+        return torch.matmul(gradient, b.transpose(-1, -2)), torch.matmul(a.transpose(-1, -2), gradient)
+
+
 def _times(made_r: Tensor, number_r: Tensor) -> Tensor:
     factor: Any = over(number_r, made_r)
     return made_r.mul_(factor)
@@ -329,6 +350,8 @@ def _times(made_r: Tensor, number_r: Tensor) -> Tensor:
 
 def low_precision_product(a: Tensor, b: Tensor, low: LowPrecision, *, has_weight: bool) -> Tensor:
     """Multiply over the last two axes with rounded operands; ``has_weight`` says that ``b`` is a weight."""
+    if low.precision == "bf16":
+        return ProductOfBfloat16.apply(a.float(), b.float())  # type: ignore
     if low.precision in ("fp8_current", "fp8_delayed"):
         return ScaledProduct.apply(a.float(), b.float(), low)  # type: ignore
     return BlockedProduct.apply(a.float(), b.float(), low, has_weight)  # type: ignore
