@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.core.errors import RequestError
+from lab.core.hooks import listening
 from lab.core.number_formats import (
     E2M1,
     E4M3,
@@ -27,6 +28,7 @@ from lab.core.number_formats import (
 from lab.model import low_precision
 from lab.model.layers import product
 from lab.model.low_precision import HISTORY, LowPrecision, RoundingPass, hadamard, rounded_gain, rounding_pass
+from lab.probes.activations import saturation
 from lab.training.building import operand_format
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
@@ -220,6 +222,20 @@ def test_an_operand_too_small_for_the_largest_scale_becomes_zero(size: float) ->
     assert made_of.eq(0).all()
     assert of_b.eq(0).all()
     torch.testing.assert_close(of_a, torch.full_like(a, 2))
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp4", "nvfp4"])
+def test_a_block_of_zeros_saturates_nothing(precision: str) -> None:
+    """Of the other block, whose mantissas are above that of the largest number, MX saturates all, and NVFP4 nothing."""
+    shares = {}
+
+    def listen(kind: str, where: str, before: Tensor, after: Tensor, beyond: Tensor) -> None:
+        shares[where] = saturation(before, after, beyond).item()
+
+    a = torch.cat([torch.zeros(1, 2, 32), torch.full((1, 2, 32), 1.95)], -1)
+    with listening(listen):
+        low_precision.low_precision_product(a, torch.zeros(1, 64, 1), made(precision), has_weight=False)
+    assert shares == {"product.left": 0.0 if precision == "nvfp4" else 0.5, "product.right": 0.0}
 
 
 def test_an_operand_is_rounded_at_random_anew_for_the_backward_pass() -> None:

@@ -135,9 +135,10 @@ def saturation(before_r: Tensor, after_r: Tensor, beyond: Tensor | float) -> Ten
     """Share of an operand's entries that the largest number of its format takes the place of.
 
     Rounding to nearest would leave them beyond it.  A scale by the largest entry of the operand itself leaves none;
-    delayed scales do where an operand has grown, and MX where the largest of a block has a large mantissa.
+    delayed scales do where an operand has grown, and MX where the largest of a block has a large mantissa.  A block
+    without a scale, in which all is zero, has none either.
     """
-    return _share(before_r.abs() >= beyond, before_r)
+    return _share((before_r.abs() >= beyond) & (after_r != 0), before_r)
 
 
 @probe(event="gradients")
