@@ -76,18 +76,20 @@ def planted(good: bool) -> Records:
 
 @pytest.mark.parametrize("good", [True, False])
 def test_spikes_are_counted_as_often_as_training_met_them(good: bool) -> None:
-    """Of runs that answer none they are found in the loss."""
+    """Per update that was trained, those that were gone back over included. Of runs that answer none they are found in
+    the loss.
+    """
     records = planted(good)
     names = remedy_names(records.runs.to_dict("records"))
     traits = remedy_traits(records).assign(name=names).drop_duplicates("name").set_index("name")
     told = planted_own_spikes.GOOD_REMEDIES if good else planted_own_spikes.BAD_REMEDIES
-    after = planted_own_spikes.STEPS - planted_own_spikes.FIRST
     for name, (spikes, returns, _) in zip(REMEDIES, told, strict=True):
         row = traits.loc[name]
-        assert row["more"] == spikes - 1, name
-        assert row["rate"] == pytest.approx(1000 * (spikes - 1) / after), name
-        assert row["overall"] == pytest.approx(1000 * spikes / planted_own_spikes.STEPS), name
         goes_back = name not in (NO_REMEDY, REMEDY_NAMES["lower"], SHRUNK_NAME)
+        trained = planted_own_spikes.STEPS + goes_back * (planted_own_spikes.BEFORE + 1)
+        assert row["more"] == spikes - 1, name
+        assert row["rate"] == pytest.approx(1000 * (spikes - 1) / (trained - planted_own_spikes.FIRST)), name
+        assert row["overall"] == pytest.approx(1000 * spikes / trained), name
         assert (row["answered"], row["returned"]) == (goes_back, goes_back and returns), name
 
 

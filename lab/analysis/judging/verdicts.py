@@ -64,7 +64,7 @@ PLAIN: Config = {
 LOG10 = "log10 "
 # By unit, the size below which an effect does not count. Figures 1 and 3 of the paper call losses this near the same;
 # half a spike is about a quarter of what a run without a remedy had in pilots of `own_spike_remedies`.
-MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02, "spikes in 1,000 steps": 0.5}
+MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02, "spikes in 1,000 updates": 0.5}
 # Beginnings of reasons that withhold a verdict which the effects alone would give.
 UNDERTRAINED, CONTROLLED = "undertrained: ", "the control shows no effect of "
 

@@ -64,7 +64,7 @@ def _own_rates(study: Study) -> pd.DataFrame:
 
 
 def _further_spikes(study: Study) -> pd.DataFrame:
-    """Spikes after the first, in 1,000 steps that follow it, by the remedy."""
+    """Spikes after the first, in 1,000 updates trained after it, by the remedy."""
     names = pd.Series(remedy_names(study.records.runs.to_dict("records")), dtype=object)
     return valued(study, remedy_traits(study.records)["rate"].reindex(names.index), arm=names)
 
@@ -155,7 +155,7 @@ MEASURES = (
         asked_by=("spike_causes",),
     ),
     Measure(
-        "Loss spikes after the first, in 1,000 steps",
+        "Loss spikes after the first, in 1,000 updates trained",
         "",
         _further_spikes,
         by_size,

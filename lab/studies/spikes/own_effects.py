@@ -184,7 +184,7 @@ def curvature_warns_before_updates_of_own_spikes(*arms: ArmTables) -> Effects:
 
 
 KNOWN_TO = 0.01  # a share of few spikes is known to no less
-# Spikes in 1,000 steps: fewer without a remedy leave it nothing to do.
+# Spikes in 1,000 updates: fewer without a remedy leave it nothing to do.
 FEW = 1.0
 
 
@@ -223,7 +223,7 @@ def _returned(arm: ArmTables, unanswered: float) -> pd.Series:
 
 
 def further_spikes_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
-    """Spikes after the first, in 1,000 steps that follow it, of the first arm minus those of the second.
+    """Spikes after the first, in 1,000 of the updates trained after it, of the first arm minus those of the second.
 
     The control: the first has more than 1.
     """
@@ -232,7 +232,7 @@ def further_spikes_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
 
 
 def spikes_of_the_run_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
-    """Spikes in 1,000 steps of the run, of the first arm minus those of the second; control as above."""
+    """Spikes in 1,000 updates trained, of the first arm minus those of the second; control as above."""
     rate = _remedy_trait(usual, "overall")
     return Qualified(rate - _remedy_trait(changed, "overall"), _one_spike(usual), control=exceeds(rate, FEW))
 
@@ -240,7 +240,7 @@ def spikes_of_the_run_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects
 def the_whole_recipe_has_no_more_own_spikes(
     none: ArmTables, whole: ArmTables, skip: ArmTables, lower: ArmTables
 ) -> Effects:
-    """Further spikes in 1,000 steps with each part of a recipe minus those with all of it.
+    """Further spikes in 1,000 updates with each part of a recipe minus those with all of it.
 
     The control: without a remedy there are more than with all of it, by over half of 1.
     """
@@ -250,7 +250,7 @@ def the_whole_recipe_has_no_more_own_spikes(
 
 
 def own_spikes_are_frequent(none: ArmTables, *others: ArmTables) -> Effects:
-    """A control: further spikes in 1,000 steps without a remedy, minus 1."""
+    """A control: further spikes in 1,000 updates without a remedy, minus 1."""
     return _remedy_trait(none, "rate") - FEW
 
 

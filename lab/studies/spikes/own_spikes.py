@@ -384,12 +384,13 @@ Event = tuple[int, int, str, float]  # step, batch, kind and value
 def remedy_traits(records: Records) -> pd.DataFrame:
     """The loss spikes of each run without planted bad data, indexed by its id.
 
-    Spikes are those that training met: one that comes back after a run went back counts again.  Runs that answer none
-    have no events, so theirs are found in the training loss, where it was measured at every step.
+    Spikes are those that training met: one that comes back after a run went back counts again, and so do the updates
+    that were trained again.  Runs that answer none have no events, so theirs are found in the training loss, where it
+    was measured at every step.
 
     Returns:
-        Columns ``more``, spikes after the first, and ``rate``, these in 1,000 of the steps that follow it, both 0
-        without a spike; ``overall``, spikes in 1,000 steps of the run; ``answered``, how often it went back, and
+        Columns ``more``, spikes after the first, and ``rate``, these in 1,000 of the updates trained after it, both 0
+        without a spike; ``overall``, spikes in 1,000 updates trained; ``answered``, how often it went back, and
         ``returned``, after how many of these a spike began up to 20 updates after the step from which it went back;
         ``lost``, updates gone back, and batches that the run which was kept passed over; ``final``, the final held-out
         loss, nats/token.
@@ -441,14 +442,14 @@ def _happened(records: Records, cards: pd.DataFrame) -> dict[str, list[Event]]:
 
 
 def _remedy_traits(card: Mapping[Hashable, Any], events: Sequence[Event]) -> tuple[float, ...]:
-    steps = float(card["steps"])
+    trained = float(np.nansum([card["steps"], card["rewound_steps"]]))
     spikes = [step for step, _, kind, _ in events if kind == "spike"]
     more = max(0, len(spikes) - 1)
-    rate = PER_STEPS * more / (steps - spikes[0]) if spikes else 0.0
+    rate = PER_STEPS * more / (trained - spikes[0]) if spikes else 0.0
     returned = [_comes_back(events[place:]) for place, (_, _, kind, _) in enumerate(events) if kind == "rewind"]
     last_step, last_batch = events[-1][:2] if events else (0, 0)
     lost = np.nansum([card["rewound_steps"], last_batch - last_step])
-    overall = PER_STEPS * len(spikes) / steps
+    overall = PER_STEPS * len(spikes) / trained
     return more, rate, overall, len(returned), sum(returned), float(lost), float(card["final_val_loss"])
 
 
