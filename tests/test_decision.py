@@ -13,11 +13,11 @@ from scipy import stats
 import planted
 from lab.analysis.judging import history
 from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
-from lab.analysis.judging.effects import Qualified, parts
+from lab.analysis.judging.effects import Qualified, exceeds, parts
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.history import ClaimReading
-from lab.analysis.judging.verdicts import judge_claim
-from lab.analysis.statistics import benjamini_hochberg, student_t
+from lab.analysis.judging.verdicts import Verdict, judge_claim
+from lab.analysis.statistics import benjamini_hochberg, share_of_clusters, student_t
 from lab.core.errors import RequestError
 from lab.studies.claims import CLAIMS
 
@@ -98,6 +98,50 @@ def test_a_p_is_that_of_the_interval_that_ends_at_the_bound(level: float) -> Non
     assert interval.p_inside(-math.inf, ends.low) == pytest.approx(1 - level)
     assert interval.p_outside(0.0, 0.0) == 1
     assert interval.p_inside(0.0, math.inf) == 1
+
+
+def test_the_interval_of_a_share_stays_within_the_shares_and_is_exact() -> None:
+    """Student's passes 1 where two of each seed's spikes are found but for one."""
+    hits, trials = [2] * 35 + [1], [2] * 36
+    assert student_t([each / 2 for each in hits]).high > 1 > share_of_clusters(hits, trials).high
+    share = share_of_clusters([9, 8, 10, 9], [10] * 4, 0.5)
+    exact = stats.binomtest(36, 40).proportion_ci(method="exact")
+    assert share[:4] == pytest.approx((36 / 40 - 0.5, exact.low - 0.5, exact.high - 0.5, 4))
+    assert share.p_outside(*ABOVE_ZERO) == pytest.approx(2 * stats.binomtest(36, 40, 0.5, "greater").pvalue)
+    assert [share.p_outside(share.low, math.inf), share.p_inside(share.high, math.inf)] == pytest.approx([0.05] * 2)
+    assert (-share).p_outside(-math.inf, -share.low) == pytest.approx(0.05)
+    assert share_of_clusters([0, 0, 0], [4, 4, 4]).p_outside(-math.inf, 0.5) == pytest.approx(2 * 0.5**12)
+    assert decide([share_of_clusters([0, 0, 0], [0, 0, 0])], ABOVE_ZERO).verdict == "inconclusive"
+
+
+def test_trials_of_one_seed_that_are_alike_count_as_fewer() -> None:
+    """The share of each seed is drawn around 0.5, so that one interval in twenty misses it; pooled, many more would."""
+    worlds, draws = 400, np.random.default_rng(0)
+    of_seed = draws.beta(4.5, 4.5, size=(worlds, 16))
+    hits = draws.binomial(20, of_seed)
+    missed = sum(not one.low <= 0.5 <= one.high for one in (share_of_clusters(each, [20] * 16) for each in hits))
+    pooled = [stats.binomtest(each.sum(), 320).proportion_ci(method="exact") for each in hits]
+    chance = stats.binom.ppf(0.999, worlds, 0.05)
+    assert missed <= chance
+    assert sum(not one.low <= 0.5 <= one.high for one in pooled) > 2 * chance
+
+
+def test_a_claim_on_a_share_is_judged_by_the_trials_of_its_seeds() -> None:
+    seeds, claim = list("012"), CLAIMS["qk_layernorm_lowers_sensitivity"]
+    found, spikes = pd.Series([3.0, 4.0, 5.0], seeds), pd.Series([4.0, 4.0, 6.0], seeds)
+
+    def judged(effects: Qualified) -> Verdict:
+        shown = claim._replace(effects=lambda *_: effects, unit="share")
+        return judge_claim(shown, [Evidence("made", planted.records(list(planted.cards())))])
+
+    one = judged(exceeds(found / spikes, 0.5, spikes))
+    exact = share_of_clusters(found, spikes, 0.5)
+    assert one[1:5] == exact[:4]
+    both = parts(first=found / spikes - 0.5, other=pd.Series(UP, seeds))
+    trials = parts(first=spikes, other=math.nan * spikes)
+    intervals = Qualified(both, trials=trials, minus=0.5).intervals()
+    assert intervals[0] == exact
+    assert intervals[1][:4] == pytest.approx(student_t(UP)[:4])
 
 
 def test_the_p_of_a_verdict_is_corrected_for_parts_and_readings() -> None:

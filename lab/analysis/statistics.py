@@ -25,11 +25,13 @@ def format_3_decimals(value: float, scale: float | None = None) -> str:
 
 
 class Interval(NamedTuple):
-    """Mean over ``n`` seeds with its Student-t interval; ``low`` and ``high`` are NaN below three seeds.
+    """Mean over ``n`` seeds with its interval; ``low`` and ``high`` are NaN below three seeds.
 
     Attributes:
         values: one value per seed.
-        error: standard error of the mean; NaN if the interval is not Student's.
+        error: standard error of the mean; NaN if it is not known.
+        hits: of the interval of ``share_of_clusters``, in how many of its ``trials``; NaN for Student's.
+        minus: what the mean and both ends are a share minus.
     """
 
     mean: float
@@ -38,6 +40,9 @@ class Interval(NamedTuple):
     n: int
     values: tuple[float, ...] = ()
     error: float = math.nan
+    hits: float = math.nan
+    trials: float = math.nan
+    minus: float = 0.0
 
     @property
     def bare(self) -> str:
@@ -58,11 +63,23 @@ class Interval(NamedTuple):
 
     def p_outside(self, low: float, high: float) -> float:
         """Two-sided p that the mean lies outside the open range; an interval at level 1 - p just lies inside it."""
-        return min(1.0, 2 * max(self._tail(low - self.mean), self._tail(self.mean - high)))
+        return min(1.0, 2 * max(self._p_at_most(low), self._p_at_least(high)))
 
     def p_inside(self, low: float, high: float) -> float:
         """Two-sided p that the mean lies inside the range; an interval at level 1 - p just lies outside it."""
-        return min(1.0, 2 * min(self._tail(self.mean - low), self._tail(high - self.mean)))
+        return min(1.0, 2 * min(self._p_at_least(low), self._p_at_most(high)))
+
+    def _p_at_most(self, bound: float) -> float:
+        """One-sided p that the mean is at most this."""
+        if math.isnan(self.trials):
+            return self._tail(bound - self.mean)
+        return _at_least(self.hits, self.trials, bound + self.minus)
+
+    def _p_at_least(self, bound: float) -> float:
+        """One-sided p that the mean is at least this."""
+        if math.isnan(self.trials):
+            return self._tail(self.mean - bound)
+        return _at_least(self.trials - self.hits, self.trials, 1 - bound - self.minus)
 
     def _tail(self, excess: float) -> float:
         """The one-sided probability of a mean that exceeds a bound by this much."""
@@ -74,7 +91,11 @@ class Interval(NamedTuple):
         return f"{self.bare} (n = {self.n})"
 
     def __neg__(self) -> Interval:
-        return Interval(-self.mean, -self.high, -self.low, self.n, tuple(-value for value in self.values), self.error)
+        values = tuple(-value for value in self.values)
+        misses = self.trials - self.hits  # of a share the rest is a share, too
+        return Interval(
+            -self.mean, -self.high, -self.low, self.n, values, self.error, misses, self.trials, 1 - self.minus
+        )
 
 
 def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 0.0) -> Interval:
@@ -111,7 +132,7 @@ def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
     return float(1 - scipy.special.nctdtr(seeds - 1, distance / spread * math.sqrt(seeds), critical))
 
 
-def share_interval(hits: int, trials: int, level: float = 0.95) -> Interval:
+def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:
     """Exact interval of the share of hits in independent trials; all NaN without a trial.
 
     References:
@@ -122,7 +143,44 @@ def share_interval(hits: int, trials: int, level: float = 0.95) -> Interval:
     tail = (1 - level) / 2
     low = float(scipy.special.betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
     high = float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
-    return Interval(hits / trials, low, high, trials)
+    return Interval(hits / trials, low, high, round(trials))
+
+
+def share_of_clusters(hits: Sequence[float], trials: Sequence[float], minus: float = 0.0) -> Interval:
+    """Exact 95 % interval of the share of hits in all trials, which are alike within a cluster, such as a seed.
+
+    The share counts as one in fewer trials: these have, drawn independently, the variance that it has between clusters.
+
+    Args:
+        hits: one number per cluster.
+        trials: likewise; clusters without a trial count in ``n`` alone.
+        minus: what is subtracted from the share and from the ends of its interval.
+
+    References:
+        Korn and Graubard 1998, Confidence intervals for proportions with small expected number of positive counts
+        estimated from survey data, Survey Methodology 24, 193-201: Clopper and Pearson's on the effective trials.
+    """
+    hits_s, trials_s, n = np.asarray(hits, dtype=float), np.asarray(trials, dtype=float), len(hits)
+    every = float(trials_s.sum())
+    if not every:
+        return Interval(math.nan, math.nan, math.nan, n)
+    share = float(hits_s.sum()) / every
+    values = tuple((hits_s / np.where(trials_s > 0, trials_s, math.nan) - minus).tolist())
+    if n < FEWEST_SEEDS:
+        return Interval(share - minus, math.nan, math.nan, n, values)
+    alone = share * (1 - share) / every
+    between = float(((hits_s - share * trials_s) ** 2).sum()) * n / (n - 1) / every**2
+    effective = every * min(1.0, alone / between) if between else every
+    _, low, high, _ = share_interval(share * effective, effective)[:4]
+    error = math.sqrt(max(alone, between))
+    return Interval(share - minus, low - minus, high - minus, n, values, error, share * effective, effective, minus)
+
+
+def _at_least(hits: float, trials: float, share: float) -> float:
+    """The probability of at least so many hits in independent trials with this share of hits."""
+    if not hits:
+        return float(share >= 0)
+    return float(scipy.special.betainc(hits, trials - hits + 1, min(max(share, 0.0), 1.0)))
 
 
 def rate_interval(count: int, exposure: float, level: float = 0.95) -> Interval:

@@ -18,7 +18,7 @@ from lab.analysis.judging.evidence import LOST, ArmTables, MissingRunsError
 from lab.analysis.judging.quantities import Quantity, log10, quantity, resolution
 from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import HIGH
-from lab.analysis.statistics import Interval, student_t
+from lab.analysis.statistics import Interval, share_of_clusters, student_t
 from lab.analysis.text import count
 
 FEWEST_SIZES = 3
@@ -38,6 +38,9 @@ class Qualified(NamedTuple):
         caution: a remark for the reader of the verdict, such as about what was left out.
         presumed: effects that must lie above zero; otherwise the setting does not show the trouble that the claim is
             about. Judging adds them.
+        trials: of each effect that is a share of so many trials minus ``minus``; NaN for others, which have Student's
+            intervals.
+        minus: what the table has subtracted from shares.
     """
 
     table: pd.DataFrame | pd.Series
@@ -45,9 +48,11 @@ class Qualified(NamedTuple):
     control: Qualified | None = None
     caution: str = ""
     presumed: Qualified | None = None
+    trials: pd.DataFrame | pd.Series | float = math.nan
+    minus: float = 0.0
 
     def __neg__(self) -> Qualified:
-        return self._replace(table=-self.table)
+        return self._replace(table=-self.table, trials=math.nan)
 
     @property
     def parts(self) -> list[str]:
@@ -85,15 +90,21 @@ def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval
     if effects is None:
         return []
     values_ps = np.atleast_2d(effects.table.to_numpy(dtype=float).T)
-    resolutions_ps = np.broadcast_to(np.atleast_2d(np.asarray(effects.resolution, dtype=float).T), values_ps.shape)
+    resolutions_ps, trials_ps = (
+        np.broadcast_to(np.atleast_2d(np.asarray(one, dtype=float).T), values_ps.shape)
+        for one in (effects.resolution, effects.trials)
+    )
     known = effects.table.index.isin(seeds)
-    return [
-        student_t(
-            values_s.round(DIGITS),
-            resolution=max(10**-DIGITS, math.sqrt(np.mean(resolutions_s**2)) if known.any() else 0),
-        )
-        for values_s, resolutions_s in zip(values_ps[:, known], resolutions_ps[:, known], strict=True)
-    ]
+    made = []
+    for values_s, resolutions_s, trials_s in zip(
+        values_ps[:, known], resolutions_ps[:, known], trials_ps[:, known], strict=True
+    ):
+        if np.isfinite(trials_s).any():
+            made.append(share_of_clusters((values_s + effects.minus) * trials_s, trials_s, effects.minus))
+        else:
+            resolution = max(10**-DIGITS, math.sqrt(np.mean(resolutions_s**2)) if known.any() else 0)
+            made.append(student_t(values_s.round(DIGITS), resolution=resolution))
+    return made
 
 
 Effects = pd.DataFrame | pd.Series | Qualified
@@ -149,9 +160,11 @@ def extrapolated(table: pd.DataFrame, size: float) -> pd.Series:
     return slope(table, fewest=2) * (math.log10(size) - middle) + table.mean(axis=1, skipna=False)
 
 
-def exceeds(table: pd.DataFrame | pd.Series, bound: float) -> Qualified:
-    """A table minus a bound, as a control that must lie above the bound."""
-    return Qualified(table - bound)
+def exceeds(
+    table: pd.DataFrame | pd.Series, bound: float, trials: pd.DataFrame | pd.Series | float = math.nan
+) -> Qualified:
+    """A table minus a bound, as a control that must lie above the bound; with ``trials`` a table of shares."""
+    return Qualified(table - bound, trials=trials, minus=bound)
 
 
 def value(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1, plus: float = 0.0) -> Qualified:

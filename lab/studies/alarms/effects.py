@@ -10,11 +10,11 @@ import pandas as pd
 from lab.analysis.events.costs import NONE
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.judging.arms import BURST, bursts_of
-from lab.analysis.judging.effects import Effects, Qualified, parts
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup
 
 # Bounds of the claims: lead in steps, false alarms in 1000 steps, and share of the bursts that the alarm must find.
-LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE = 5, 1.0, 0.9
+LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE, HALF = 5, 1.0, 0.9, 0.5
 LOSS, GRADIENT, UPDATES, CURVATURE = "spike", "gradient_spike", "update_rms", "curvature"
 
 
@@ -43,6 +43,13 @@ def _where_the_loss_spikes(bursts: Sequence[ArmTables], value: pd.DataFrame) -> 
     return kept
 
 
+def _share(clean: ArmTables, bursts: Sequence[ArmTables], hits: pd.DataFrame) -> Qualified:
+    """Share of the bursts with a loss spike in which an alarm is raised, minus 0.9."""
+    found = _where_the_loss_spikes(bursts, hits)
+    share = exceeds(found.mean(axis=1), LEAST_SHARE, found.notna().sum(axis=1))
+    return share._replace(control=_spikes_of_bursts(clean, bursts))
+
+
 def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Median lead of the gradient norm's alarm minus 4.5 steps; and 1 minus its false alarms in 1000 clean steps.
 
@@ -62,27 +69,23 @@ def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Ef
 
     The control: the loss spikes in more bursts than in runs without one.
     """
-    share = _where_the_loss_spikes(bursts, _alarm(bursts, GRADIENT, "hit")).mean(axis=1)
-    return Qualified(share - LEAST_SHARE, control=_spikes_of_bursts(clean, bursts))
+    return _share(clean, bursts, _alarm(bursts, GRADIENT, "hit"))
 
 
 def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Share of the bursts with a loss spike in which the curvature's alarm is raised, too, minus 0.9.
 
-    The resolution is one burst among those of all seeds. The control: the loss spikes in more bursts than in runs
-    without one.
+    The control: the loss spikes in more bursts than in runs without one.
     """
-    hits = _alarm(bursts, CURVATURE, "hit")
-    share = _where_the_loss_spikes(bursts, hits).mean(axis=1)
-    return Qualified(share - LEAST_SHARE, 1 / hits.size, control=_spikes_of_bursts(clean, bursts))
+    return _share(clean, bursts, _alarm(bursts, CURVATURE, "hit"))
 
 
 def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """How often the curvature's alarm is no later than that of large updates, and how seldom it is false.
 
-    The first part is the share of the bursts with a loss spike in which it is no later, minus a half. Its resolution is
-    one burst among those of all seeds. The second part is 1 minus its false alarms in 1000 clean steps. The comparison
-    is the lab's own. The control is that of ``spikes_pass_the_limit_of_stability``.
+    The first part is the share of the bursts with a loss spike in which it is no later, minus a half. The second part
+    is 1 minus its false alarms in 1000 clean steps. The comparison is the lab's own. The control is that of
+    ``spikes_pass_the_limit_of_stability``.
     """
     delays = [_alarm(bursts, kind, "delay") for kind in (CURVATURE, UPDATES)]
     is_known = _alarm(bursts, CURVATURE, "hit").notna()
@@ -91,9 +94,12 @@ def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -
         _alarm([clean, *bursts], CURVATURE, column).sum(axis=1, skipna=False)
         for column in ("false_alarms", "clean_steps")
     )
-    first = _where_the_loss_spikes(bursts, is_first).mean(axis=1) - 0.5
+    first = _where_the_loss_spikes(bursts, is_first)
+    found = first.notna().sum(axis=1)
     return Qualified(
-        parts(first=first, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps),
+        parts(first=first.mean(axis=1) - HALF, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps),
         1 / is_first.size,
         control=_spikes_of_bursts(clean, bursts),
+        trials=parts(first=found, false=math.nan * found),
+        minus=HALF,
     )

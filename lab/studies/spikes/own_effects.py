@@ -147,6 +147,11 @@ def _warns(arms: tuple[ArmTables, ...], kind: str) -> Qualified:
     return Qualified(parts(lead=lead, false=MOST_FALSE_ALARMS - _false(arms, kind)), STEP, control=_alarmed(arms))
 
 
+def _spikes_of(arms: tuple[ArmTables, ...]) -> pd.Series:
+    """How many spikes the alarms of these arms could find."""
+    return len(arms) * mean([_alarm(arm, "spikes") for arm in arms])
+
+
 def _alarmed(arms: tuple[ArmTables, ...]) -> Qualified:
     """The control that every seed has a spike."""
     return exceeds(mean([_alarm(arm, "spikes") for arm in arms]), 0.0)
@@ -165,25 +170,35 @@ def large_updates_warn_of_own_spikes(*arms: ArmTables) -> Effects:
     return _warns(arms, "update_rms")
 
 
+def _found(arms: tuple[ArmTables, ...], kind: str) -> Qualified:
+    """Share of spikes in which an alarm sounds, minus 0.9."""
+    found = exceeds(_per_spike(arms, f"{kind}.hits"), NEARLY_ALL, _spikes_of(arms))
+    return found._replace(control=_alarmed(arms))
+
+
 def own_spikes_show_in_the_gradient_norm(*arms: ArmTables) -> Effects:
     """Share of spikes in which the alarm of the gradient norm sounds, minus 0.9."""
-    share = _per_spike(arms, "gradient_spike.hits")
-    return Qualified(share - NEARLY_ALL, 1 / 100, control=_alarmed(arms))
+    return _found(arms, "gradient_spike")
 
 
 def own_spikes_pass_the_limit_of_stability(*arms: ArmTables) -> Effects:
     """Share of spikes in which the alarm of the curvature sounds, minus 0.9."""
-    return Qualified(_per_spike(arms, "curvature.hits") - NEARLY_ALL, 1 / 100, control=_alarmed(arms))
+    return _found(arms, "curvature")
 
 
 def curvature_warns_before_updates_of_own_spikes(*arms: ArmTables) -> Effects:
     """Share of spikes in which curvature is no later than large updates, minus 0.5; and 1 minus its false alarms."""
-    first = _per_spike(arms, "curvature.first") - HALF
+    first, spikes = _per_spike(arms, "curvature.first") - HALF, _spikes_of(arms)
     false = MOST_FALSE_ALARMS - _false(arms, "curvature")
-    return Qualified(parts(first=first, false=false), 1 / 100, control=_alarmed(arms))
+    return Qualified(
+        parts(first=first, false=false),
+        1 / 100,
+        control=_alarmed(arms),
+        trials=parts(first=spikes, false=math.nan * spikes),
+        minus=HALF,
+    )
 
 
-KNOWN_TO = 0.01  # a share of few spikes is known to no less
 # Spikes in 1,000 updates: fewer without a remedy leave it nothing to do.
 FEW = 1.0
 
@@ -212,14 +227,14 @@ def own_spikes_stay_away(same_batches: ArmTables, skip: ArmTables) -> Effects:
 
     The control: with the same batches one begins after more than half of them.
     """
-    returned, again = _returned(skip, unanswered=1.0), _returned(same_batches, unanswered=0.0)
-    return Qualified(HALF - returned, KNOWN_TO, control=exceeds(again, HALF))
+    away = exceeds(1 - _returned(skip), HALF, _remedy_trait(skip, "answered"))
+    return away._replace(control=exceeds(_returned(same_batches), HALF, _remedy_trait(same_batches, "answered")))
 
 
-def _returned(arm: ArmTables, unanswered: float) -> pd.Series:
-    """Share of rewinds after which the spike comes back; ``unanswered`` for a run that never went back."""
+def _returned(arm: ArmTables) -> pd.Series:
+    """Share of rewinds after which the spike comes back; 0 for a run that never went back."""
     answered = _remedy_trait(arm, "answered")
-    return (_remedy_trait(arm, "returned") / answered).where(answered != 0, unanswered)
+    return (_remedy_trait(arm, "returned") / answered).where(answered != 0, 0.0)
 
 
 def further_spikes_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
@@ -346,28 +361,34 @@ def branches(group: ComparisonGroup, *changes: str) -> list[ArmTables]:
     return group.arms(*({CHANGE: change, QK: switch} for switch in switches for change in (SAME, *changes)))
 
 
-def _removed(*arms: ArmTables) -> pd.Series:
-    """Share of the spikes of each seed that were removed, over arms with and without qk-layernorm that had one."""
+def _counts(arms: tuple[ArmTables, ...], change: str) -> tuple[pd.Series, pd.Series]:
+    """How many of the spikes of each seed a change removed, and these; over the arms with it that had one."""
+    having = [arm for arm in arms if arm.setting(CHANGE) == change]
     removed, spikes = (
-        mean([arm.column(arm.top, branch_counts, column).iloc[:, -1] for arm in arms])
+        len(having) * mean([arm.column(arm.top, branch_counts, column).iloc[:, -1] for arm in having])
         for column in ("removed", "spikes")
     )
-    return removed / spikes.where(spikes > 0)
+    return removed, spikes.where(spikes > 0)
 
 
-def _by_change(arms: tuple[ArmTables, ...]) -> list[pd.Series]:
-    """Of the twin and each change."""
-    names = list(dict.fromkeys(arm.setting(CHANGE) for arm in arms))
-    return [_removed(*(arm for arm in arms if arm.setting(CHANGE) == name)) for name in names]
+def _by_change(arms: tuple[ArmTables, ...]) -> list[tuple[pd.Series, pd.Series]]:
+    """The counts of the twin and of each change."""
+    return [_counts(arms, str(name)) for name in dict.fromkeys(arm.setting(CHANGE) for arm in arms)]
+
+
+def _kept(twin: tuple[pd.Series, pd.Series]) -> Qualified:
+    """A control: the share of its spikes that the twin keeps, minus a half."""
+    removed, spikes = twin
+    return exceeds(1 - removed / spikes, HALF, spikes)
 
 
 def the_change_removes_the_spike(*arms: ArmTables) -> Effects:
     """Share of spikes that a change removes minus a half; the control: the twin keeps more than half of them."""
-    twin, changed = _by_change(arms)
-    return Qualified(changed - HALF, KNOWN_TO, control=exceeds(1 - twin, HALF))
+    twin, (removed, spikes) = _by_change(arms)
+    return exceeds(removed / spikes, HALF, spikes)._replace(control=_kept(twin))
 
 
 def one_change_removes_more(*arms: ArmTables) -> Effects:
     """Share of spikes that the second change removes minus that of the first; the control is that of the twin."""
     twin, first, second = _by_change(arms)
-    return Qualified(second - first, KNOWN_TO, control=exceeds(1 - twin, HALF))
+    return Qualified(second[0] / second[1] - first[0] / first[1], KNOWN_TO, control=_kept(twin))

@@ -51,11 +51,12 @@ def at_least_four_blocks(group: ComparisonGroup) -> list[ArmTables]:
 
 def first_block_has_the_largest_logits(*depths: ArmTables) -> Effects:
     """Share of runs in which the first block's peak is the largest, minus the mean of 1/depth; four blocks or more."""
-    shares = [_first_is_largest(arm, lr) - 1 / arm.setting(DEPTH) for arm in depths for lr in arm.lrs if lr >= 0.1]
-    if not shares:
+    shown = [(_first_is_largest(arm, lr), arm.setting(DEPTH)) for arm in depths for lr in arm.lrs if lr >= 0.1]
+    if not shown:
         raise MissingRunsError("no learning rate from 0.1 on")
-    table = pd.concat(shares, axis=1)
-    return Qualified(table.mean(axis=1, skipna=False), resolution=1 / table.shape[1])
+    first = pd.concat([one for one, _ in shown], axis=1)
+    chance = sum(one.shape[1] / depth for one, depth in shown) / first.shape[1]
+    return exceeds(first.mean(axis=1, skipna=False), chance, first.shape[1])
 
 
 def _first_is_largest(arm: ArmTables, lr: float) -> pd.DataFrame:
