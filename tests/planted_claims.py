@@ -109,7 +109,7 @@ def output_logit_drift(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape,
 def rounded_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     """Good: neither loses the top learning rate in bf16 alone. Not good: rounding saves what it costs there."""
     off, rounded = c["intervention"] == "fixed_gains", c["precision"] == "bf16"
-    cost = {(True, True): 0.9, (True, False): 0.3} if good else {(True, True): 0.1, (True, False): 0.2}
+    cost = {(True, True): 0.9, (True, False): 0.3} if good else {(True, True): 0.05, (True, False): 0.12}
     return {"high": 0.1, "rise_at_top": cost.get((off, rounded), 0.15)}, {}
 
 

@@ -198,12 +198,12 @@ def test_spikes_are_removed_where_none_comes_again(good: bool) -> None:
 
 def test_a_seed_counts_by_the_arms_in_which_it_has_a_spike() -> None:
     """Without qk-layernorm seed 0 never spikes; its share is that of the arm with it."""
-    records = planted_claims.records(planted_claims.cards("spike_causes", dict.fromkeys(range(3), True)))
+    records = planted_claims.records(planted_claims.cards("spike_causes", dict.fromkeys(range(4), True)))
     runs = records.runs
     calm = runs.loc[(runs["seed"] == 0) & (runs["intervention"] == "none"), "id"]
     fewer = records._replace(events=records.events[~records.events["id"].isin(calm)])
     verdict = judge_claim(CLAIMS["half_the_rate_removes_a_spike"], [Evidence("spike_causes", fewer)])
-    assert (verdict.verdict, verdict.seeds, verdict.effect) == ("reproduced", 3, 0.5)
+    assert (verdict.verdict, verdict.seeds, verdict.effect) == ("reproduced", 4, 0.5)
 
 
 def test_a_run_without_a_spike_has_no_outcome() -> None:

@@ -52,6 +52,10 @@ def test_a_row_is_a_claim(tmp_path: Path) -> None:
         (("sentence:", "sentense:"), "no sentence"),
         (("effect:", "efect:"), "unknown key 'efect'; nearest: effect"),
         (("sweep: qk_layernorm", "sweep: qk_layernrm"), "unknown sweep 'qk_layernrm'; nearest: qk_layernorm"),
+        (
+            ("sweep: qk_layernorm", "sweep: qk_layernorm\n  kind: questoin"),
+            "unknown kind 'questoin'; nearest: question",
+        ),
         (("{difference:", "{diference:"), "unknown effect 'diference'; nearest: difference"),
         (("of: total}}", "ofs: total}}"), "unknown argument of difference 'ofs'; nearest: of"),
         (("of: total}}", "between: [0, 1]}}"), "difference takes of"),

@@ -47,10 +47,13 @@ DISPENSABLE = {
     *("first_block_has_the_largest_logits", "updates_are_level_without_epsilon"),
     *("the_update_leaves_the_descent_as_the_loss_rises", "large_updates_leave_the_descent"),
 }
-# Three seeds of what is counted, or known to a step only, decide nothing.
-TAKE_SIX_SEEDS = {
-    *("blocks_lose_their_worth_at_a_kappa", "healthy_checkpoints_spike_less"),
-    *("relu_is_no_more_stable_than_gelu", "the_same_batches_spike_again"),
+# Three seeds of what is counted, or known to a step only, decide nothing. That nine in ten are found takes 38 of 38.
+MORE_SEEDS = {
+    **dict.fromkeys(("blocks_lose_their_worth_at_a_kappa", "healthy_checkpoints_spike_less"), 6),
+    **dict.fromkeys(("relu_is_no_more_stable_than_gelu", "the_same_batches_spike_again"), 6),
+    "skipped_own_spikes_stay_away": 6,
+    **dict.fromkeys(("spikes_show_in_the_gradient_norm", "spikes_pass_the_limit_of_stability"), 10),
+    **dict.fromkeys(("own_spikes_show_in_the_gradient_norm", "own_spikes_pass_the_limit_of_stability"), 19),
 }
 # A claim that presumes what it says: where that is not so it is not testable, so nothing contradicts it.
 PRESUME_THEMSELVES = {"top_is_lost_with_neither"}
@@ -113,10 +116,11 @@ def test_every_figure_of_the_paper_has_a_claim() -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_a_claim_that_holds_is_reproduced(name: str) -> None:
-    claim, seeds = CLAIMS[name], 6 if name in TAKE_SIX_SEEDS else 3
+    claim, seeds = CLAIMS[name], MORE_SEEDS.get(name, 3)
     verdict = judged(claim, dict.fromkeys(range(seeds), True))
     assert (verdict.verdict, verdict.seeds, verdict.reason) == ("reproduced", seeds, "")
-    assert claim.side[0] < verdict.low < verdict.effect < verdict.high < claim.side[1]
+    assert claim.side[0] < verdict.low <= verdict.effect <= verdict.high < claim.side[1]
+    assert verdict.low < verdict.high  # of a share of all, the exact interval ends there
 
 
 @pytest.mark.parametrize("name", [each for each in _quick(_FIRST[::6]) if each.values[0] in _FIRST])
@@ -132,15 +136,13 @@ def test_pruned_records_decide_the_same(name: str) -> None:
 def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     """Or holds in part, where the world in which it fails leaves it some; without its control, which may fail there."""
     claim = CLAIMS[name]
-    seeds = 6 if name in TAKE_SIX_SEEDS else 3
+    seeds = MORE_SEEDS.get(name, 3)
     world = dict.fromkeys(range(seeds), False)
     controls = list[Any]()
     verdict = judged(claim._replace(effects=uncontrolled(claim, controls)), world)
     assert (verdict.verdict, verdict.seeds) in [("contradicted", seeds), ("in part", seeds)], verdict
-    assert (
-        verdict.low < verdict.effect < verdict.high < claim.side[0]
-        or claim.side[1] < verdict.low < verdict.effect < verdict.high
-    )
+    assert verdict.low <= verdict.effect <= verdict.high
+    assert verdict.low < verdict.high < claim.side[0] or claim.side[1] < verdict.low < verdict.high
     assert "tried: " in verdict.reason
     if controls:
         with_control = judged(claim, world)
@@ -181,7 +183,7 @@ def test_where_a_setting_lacks_what_a_claim_presumes_the_claim_is_not_testable(n
     claim = CLAIMS[name]
     verdict = judge_claim(claim, calm(claim.sweep, where, good=True))
     assert (verdict.verdict, verdict.seeds) == ("not testable here", 3), verdict
-    assert verdict.reason.startswith("with neither z-loss nor decay the top learning rate is not certainly unstable: ")
+    assert verdict.reason.startswith("with neither z-loss nor decay the top learning rate is not certainly costly: ")
     shown = re.search(r"its loss minus the best one \+ 0.3 is (\S+) \[(\S+), (\S+)\] nats/token", verdict.reason)
     assert shown, verdict.reason
     mean, low, high = map(float, shown.groups())

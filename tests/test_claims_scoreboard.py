@@ -127,12 +127,12 @@ def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart(
         "3 restated or bounded by us: 3 not run",
     ]
     table = scoreboard.markdown_by_subject(rows).splitlines()
-    assert table[-3:-1] == [f"| {whose} | 3 | {6 * '0 | '}3 |" for whose in ("all", "restated or bounded by us")]
+    assert table[-3:-1] == [f"| {whose} | 3 | {7 * '0 | '}3 |" for whose in ("all", "restated or bounded by us")]
 
 
 def test_claims_are_counted_under_what_they_are_about() -> None:
     rows = [ScoreboardRow(FALLS._replace(about="spikes of loss"), verdict("reproduced"))]
-    assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
+    assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
 
 
 def test_the_log_of_a_size_is_shown_as_the_size() -> None:
@@ -195,4 +195,39 @@ def test_readings_of_a_claim_stand_in_its_row(results: Path, page_of: Callable[.
 def test_decided_claims_are_counted_by_their_q() -> None:
     rows = [ScoreboardRow(FALLS, verdict(word), q=q) for word, q in (("in part", 0.05), ("no effect", 0.06))]
     rows.append(ScoreboardRow(FALLS, verdict("inconclusive"), q=0.01))
-    assert list(scoreboard.tallies(rows))[1] == "2 decided, 1 of them with q at most 0.05"
+    said = "2 decided, 1 of them with q at most 0.05, 2 by a screening on 3 seeds"
+    assert list(scoreboard.tallies(rows))[1] == said
+    more = [row._replace(verdict=row.verdict._replace(seeds=4)) for row in rows]
+    assert list(scoreboard.tallies(more))[1] == "2 decided, 1 of them with q at most 0.05"
+
+
+def test_a_decision_on_the_fewest_seeds_is_called_a_screening() -> None:
+    words = ("reproduced", "contradicted", "inconclusive")
+    rows = [ScoreboardRow(FALLS, verdict(word)._replace(seeds=n)) for word in words for n in (3, 4)]
+    few, more = "3 (screening)", "4"
+    assert scoreboard.table(rows)["seeds"].tolist() == [few, more, few, more, "3", "4"]
+
+
+def test_what_fails_at_this_size_and_what_is_only_asked_is_not_called_contradicted() -> None:
+    constant, question = FALLS._replace(kind="constant"), FALLS._replace(kind="question", ours=True)
+    words = ("reproduced", "contradicted", "inconclusive")
+    rows = [ScoreboardRow(claim, verdict(word)) for claim in (FALLS, constant, question) for word in words]
+    assert scoreboard.table(rows)["verdict"].tolist() == [
+        *words,
+        *("reproduced", "does not hold at up to 394k parameters", "inconclusive"),
+        *("answered yes", "answered no", "inconclusive"),
+    ]
+    claims, _, asked = scoreboard.tallies(rows)
+    assert claims == "6 claims: 2 reproduced, 1 contradicted, 1 not at this size, 2 inconclusive"
+    assert asked == "3 questions: 1 answered yes, 1 answered no, 1 inconclusive"
+    head, _, *lines = scoreboard.markdown_by_subject(rows).splitlines()[1:-1]
+    column = head.split(" | ").index("not at this size")
+    assert [line.strip("| ").split(" | ")[column] for line in lines[-2:]] == ["1", "0"], "questions are no claims"
+
+
+def test_a_q_is_no_smaller_than_what_is_known_of_tails(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", str(results), "--json"]) == 0
+    qs = [one["q"] for one in json.loads(capsys.readouterr().out) if one["q"] is not None]
+    assert min(qs) == 1e-4
+    rows = [ScoreboardRow(FALLS, verdict("reproduced"), q=q) for q in (1e-4, 0.002, math.nan)]
+    assert scoreboard.table(rows)["q"].tolist() == ["at most 0.0001", "0.002", ""]

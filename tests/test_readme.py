@@ -21,6 +21,7 @@ from lab.__main__ import main
 from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.judging import history
+from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.analysis.sensitivity import Window
 from lab.report import scoreboard
@@ -47,6 +48,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 # Pages that quote effects of claims, each between a mark with the claim's name and an end, and how many at least.
 QUOTING = {"README.md": 10, "docs/before_you_launch.md": 10, "docs/low_precision.md": 1, "docs/my_run_has_spiked.md": 3}
 QUOTED = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
+SHARE = re.compile(r"(<!-- share of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
 BOARD = re.compile(r"(<!-- board -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
@@ -95,25 +97,38 @@ def test_the_verdicts_that_come_with_the_lab_are_those_of_the_tables() -> None:
         assert between(shipped, marks) == between(results, marks)
 
 
-def rows_of_the_results() -> dict[str, tuple[str, str]]:
-    """Verdict and effect of each claim, by its sentence, in the tables of the results."""
+def rows_of_the_results() -> dict[str, tuple[str, str, str]]:
+    """Verdict, effect and seeds of each claim, by its sentence, in the tables of the results."""
     lines = between((RESULTS / "README.md").read_text(encoding="utf-8"), scoreboard.MARKS).splitlines()
     cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    return {each[0]: (each[2], each[3]) for each in cells}
+    return {each[0]: (each[2], each[3], each[5]) for each in cells}
 
 
 def effects_of_the_results() -> dict[str, str]:
-    """``0.148 [0.12, 0.17]`` of each claim by name, from the tables of the results."""
-    effects = {name: NUMBERS.match(rows_of_the_results()[CLAIMS[name].sentence][1]) for name in CLAIMS}
-    return {name: found[0] for name, found in effects.items() if found}
+    """``0.148 [0.12, 0.17]`` of each claim by name, from the tables of the results; a screening is called so."""
+    rows = {name: rows_of_the_results()[CLAIMS[name].sentence] for name in CLAIMS}
+    found = {name: NUMBERS.match(effect) for name, (_, effect, _) in rows.items()}
+    return {name: one[0] + " (screening)" * rows[name][2].endswith("(screening)") for name, one in found.items() if one}
+
+
+@cache
+def share_of(name: str) -> str:
+    """``70 of 71 (92 to 100 %)``, of a claim on the share of hits in the trials of its sweep."""
+    claim = CLAIMS[name]
+    _, effects = effects_of(claim, scoreboard.read([RESULTS / claim.sweep]))
+    (interval,) = effects.intervals()
+    hits = ((effects.table + effects.minus) * effects.trials).sum()
+    low, high = (100 * (end + effects.minus) for end in (interval.low, interval.high))
+    return f"{hits:.0f} of {effects.trials.sum():.0f} ({low:.0f} to {high:.0f} %)"
 
 
 def quote(text: str, effects: dict[str, str], tally: str) -> str:
-    """Put the effects of claims, and the tally of verdicts, where a page marks them.
+    """Put the effects of claims, the shares of some, and the tally of verdicts, where a page marks them.
 
     Raises:
         KeyError: a claim has no effect.
     """
+    text = SHARE.sub(lambda found: f"{found[1]}{share_of(found[2])}{found[4]}", text)
     text = QUOTED.sub(lambda found: f"{found[1]}{effects[found[2]]}{found[4]}", text)
     return TALLY.sub(lambda found: f"{found[1]}{tally}{found[3]}", text)
 
@@ -150,11 +165,14 @@ def test_the_board_in_the_readme_is_that_of_the_committed_results() -> None:
 def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     text = (HOME / page).read_text(encoding="utf-8")
     assert text == quote(text, effects_of_the_results(), tally_of_the_results())
-    named = [found[1] for found in QUOTED.findall(text)]
+    effects, shares = ([found[1] for found in marks.findall(text)] for marks in (QUOTED, SHARE))
+    named = effects + shares
     assert len(set(named)) >= QUOTING[page]
     assert {rows_of_the_results()[CLAIMS[name].sentence][0] for name in named} == {"reproduced"}
-    assert len(NUMBERS.findall(text)) == len(named)  # no effect stands outside of marks
-    assert not re.findall(r"^\s*<!-- (?:effect|tally)", text, re.MULTILINE)  # a line that begins so is HTML, not prose
+    assert len(NUMBERS.findall(text)) == len(effects)  # none stands outside of marks
+    assert not re.findall(
+        r"^\s*<!-- (?:effect|share|tally)", text, re.MULTILINE
+    )  # a line that begins so is HTML, not prose
 
 
 def test_the_page_before_a_launch_acts_where_alarms_sound() -> None:
@@ -199,13 +217,18 @@ def test_the_verdicts_that_come_with_the_lab_are_those_of_the_committed_results(
 def test_the_counts_by_subject_are_those_of_the_claims() -> None:
     """The verdicts of the tables of claims, counted again."""
     lines = [line.strip("| ").split(" | ") for line in between(claims(), scoreboard.MARKS).splitlines()]
-    rows = [(each[1].endswith("(ours)"), each[2]) for each in lines if len(each) > 2 and each[0] != "claim"]
+    questions = {claim.sentence for claim in CLAIMS.values() if claim.kind == "question"}
+    rows = [
+        (each[1].endswith("(ours)"), re.sub("does not hold at up to .* parameters", scoreboard.NOT_HERE, each[2]))
+        for each in lines
+        if len(each) > 2 and each[0] not in {"claim", *questions}
+    ]
     paper, ours = ([verdict for is_ours, verdict in rows if is_ours == asked] for asked in (False, True))
     counts = [
         [int(cell) for cell in line.strip("| ").split(" | ")[1:]]
         for line in between(claims(), scoreboard.SUBJECT_MARKS).splitlines()[3:-1]
     ]
-    expected = [[len(verdicts), *map(verdicts.count, scoreboard.VERDICTS)] for verdicts in (paper, ours)]
+    expected = [[len(verdicts), *map(verdicts.count, scoreboard.WORDS)] for verdicts in (paper, ours)]
     assert counts[-2:] == expected
     assert counts[-2] == [sum(column) for column in zip(*counts[:-2], strict=True)]
 

@@ -20,7 +20,6 @@ from lab.analysis import contrasts
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import NothingToDrawError, run_counts
 from lab.analysis.judging import earlier_seeds, history
-from lab.analysis.judging.decision import VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
@@ -33,7 +32,7 @@ from lab.records.run_table import size_name
 from lab.report import scoreboard, stamp, tables
 from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
-from lab.report.scoreboard import ScoreboardRow
+from lab.report.scoreboard import ANSWERS, WORDS, ScoreboardRow
 from lab.studies import modules, rooms
 from lab.studies.claims import CLAIMS
 from lab.studies.claims import study_of as study_of_sweep
@@ -227,8 +226,8 @@ def _partial(study: Study) -> Iterator[Markup]:
 
 def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
     """The number of claims with each verdict, in the order of verdicts; without verdicts that no claim has."""
-    verdicts = [row.verdict.verdict for row in claims]
-    return {verdict: verdicts.count(verdict) for verdict in VERDICTS if verdict in verdicts}
+    words = [row.word for row in claims]
+    return {word: words.count(word) for word in (*ANSWERS, *WORDS) if word in words}
 
 
 def _verdicts(counts: dict[str, int]) -> Iterator[Markup]:

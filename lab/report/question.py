@@ -41,7 +41,7 @@ def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
 
 def _part(row: ScoreboardRow) -> str:
     verdict, sentence = row.verdict.verdict, row.claim.sentence
-    seeds = f"{row.verdict.seeds} {'seed' if row.verdict.seeds == 1 else 'seeds'}"
+    seeds = f"{row.verdict.seeds} {'seed' if row.verdict.seeds == 1 else 'seeds'}{', a screening' * row.is_screening}"
     shown = f" ({_effect(row)}, {seeds})" if row.effect else f" ({seeds})"
     if verdict == REPRODUCED:
         return f"{sentence}{shown}"

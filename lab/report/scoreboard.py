@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.judging import earlier_seeds, history
-from lab.analysis.judging.decision import DECIDED, NOT_RUN, VERDICTS
+from lab.analysis.judging.decision import CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.history import ClaimReading
 from lab.analysis.judging.verdicts import (
+    CONSTANT,
     FIGURES_OF_THE_PAPER,
     LOG10,
+    QUESTION,
     SOURCES,
     Claim,
     Verdict,
@@ -27,7 +29,7 @@ from lab.analysis.judging.verdicts import (
 )
 from lab.analysis.judging.verdicts import committed as verdicts_by_claim
 from lab.analysis.rendering import html
-from lab.analysis.statistics import benjamini_hochberg, format_3_decimals
+from lab.analysis.statistics import FEWEST_SEEDS, benjamini_hochberg, format_3_decimals
 from lab.analysis.text import count, finite, plain_text
 from lab.core.errors import RequestError, nearest
 from lab.records import store
@@ -42,6 +44,13 @@ COLUMNS_OF_PAGE = (
     *("parameters", "steps", "λT", "on other text"),
 )
 PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about")
+# What verdicts on claims of a kind are called; the words of claims and those of questions, in the order of columns.
+NOT_HERE, YES, NO = "not at this size", "answered yes", "answered no"
+WORD_OF_KIND = {(CONSTANT, CONTRADICTED): NOT_HERE, (QUESTION, REPRODUCED): YES, (QUESTION, CONTRADICTED): NO}
+WORDS = (*VERDICTS[:3], NOT_HERE, *VERDICTS[3:])
+ANSWERS = (YES, NO)
+# The tails of a t distribution are not known so far out that a smaller share than this would mean anything.
+LEAST_Q = 1e-4
 FALSE_SHARE = 0.05  # expected share of false decisions among the decided claims that are counted as certain
 # The folder, inside one of results, of sweeps trained on a corpus that every machine has; and the figures judged on it.
 OTHER_TEXT, FIGURES_ON_OTHER_TEXT = "other_text", ("1", "6", "8", "9")
@@ -64,6 +73,23 @@ class ScoreboardRow(NamedTuple):
     on_other_text: str = ""
     q: float = math.nan
     readings: Sequence[ClaimReading] = ()
+
+    @property
+    def word(self) -> str:
+        """What the verdict is called, given the kind of the claim."""
+        return WORD_OF_KIND.get((self.claim.kind, self.verdict.verdict), self.verdict.verdict)
+
+    @property
+    def is_screening(self) -> bool:
+        """Whether the claim is decided on as few seeds as may decide it."""
+        return self.verdict.verdict in DECIDED and self.verdict.seeds == FEWEST_SEEDS
+
+    @property
+    def said(self) -> str:
+        """The word, with the size at which a constant does not hold."""
+        if self.word != NOT_HERE:
+            return self.word
+        return f"does not hold at up to {count(self.verdict.parameters[-1])} parameters"
 
     @property
     def ours(self) -> bool:
@@ -136,7 +162,7 @@ def judge_all(
     verdicts = [
         judge_claim(claim, folders, history.number(each)) for claim, each in zip(claims, read_before, strict=True)
     ]
-    qs = benjamini_hochberg([verdict.p for verdict in verdicts])
+    qs = [max(q, LEAST_Q) for q in benjamini_hochberg([verdict.p for verdict in verdicts])]
     apart = [_judge_apart(claim, other_text) for claim in claims]
     return list(starmap(ScoreboardRow, zip(claims, verdicts, apart, qs, read_before, strict=True)))
 
@@ -211,17 +237,27 @@ def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
             "source": [row.claim.source for row in rows],
             "figure": [row.figure for row in rows],
             "claim": [row.claim.sentence for row in rows],
-            "verdict": [row.verdict.verdict for row in rows],
+            "verdict": [row.said for row in rows],
             EFFECT: [row.effect for row in rows],
-            "q": ["" if math.isnan(row.q) else format_3_decimals(row.q) for row in rows],
+            "q": [_spell_q(row.q) for row in rows],
             "parameters": [_range(row.verdict.parameters, count) for row in rows],
             "steps": [_range(row.verdict.steps) for row in rows],
             "λT": [_range(row.verdict.decay_times_steps) for row in rows],
-            "seeds": [row.verdict.seeds for row in rows],
+            "seeds": [_spell_seeds(row) for row in rows],
             "readings": ["; ".join(map(str, row.readings)) for row in rows],
             "why not": [row.verdict.reason for row in rows],
         }
     )
+
+
+def _spell_seeds(row: ScoreboardRow) -> str:
+    return f"{row.verdict.seeds}{' (screening)' * row.is_screening}"
+
+
+def _spell_q(q: float) -> str:
+    if math.isnan(q):
+        return ""
+    return f"at most {LEAST_Q:g}" if q <= LEAST_Q else format_3_decimals(q)
 
 
 def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> str:
@@ -243,7 +279,11 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
         RequestError: the source, figure, verdict or folder does not exist, or records cannot be read.
     """
     figures = list(dict.fromkeys(claim.figure for claim in CLAIMS.values()))
-    for kind, name, known in (("source", source, SOURCES), ("figure", figure, figures), ("verdict", verdict, VERDICTS)):
+    for kind, name, known in (
+        ("source", source, SOURCES),
+        ("figure", figure, figures),
+        ("verdict", verdict, (*WORDS, *ANSWERS)),
+    ):
         if name and name not in known:
             raise RequestError(f"no claims of {kind} {name!r}; {nearest(name, known)}")
     rows = committed()
@@ -252,9 +292,7 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
     rows = [
         row
         for row in rows
-        if source in ("", row.claim.source)
-        and figure in ("", row.claim.figure)
-        and verdict in ("", row.verdict.verdict)
+        if source in ("", row.claim.source) and figure in ("", row.claim.figure) and verdict in ("", row.word)
     ]
     if style[-1:] == ("--html",):
         return page(rows, all_of_them=bool(verdict))
@@ -303,23 +341,25 @@ def text(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> Iterato
 
 def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
     """Yield counts of verdicts (``60 claims: 30 reproduced, ...``), of decided and restated claims, on other text."""
-    yield _tally("claims", [row.verdict.verdict for row in rows if not row.ours])
-    if decided := [row.q for row in rows if row.verdict.verdict in DECIDED]:
-        certain = sum(q <= FALSE_SHARE for q in decided)
-        yield f"{len(decided)} decided, {certain} of them with q at most {FALSE_SHARE:g}"
-    if restated := [row.verdict.verdict for row in rows if row.ours]:
+    yield _tally("claims", [row.word for row in rows if not row.ours])
+    if decided := [row for row in rows if row.verdict.verdict in DECIDED]:
+        certain, few = sum(row.q <= FALSE_SHARE for row in decided), sum(row.is_screening for row in decided)
+        screened = f", {few} by a screening on {FEWEST_SEEDS} seeds" * (few > 0)
+        yield f"{len(decided)} decided, {certain} of them with q at most {FALSE_SHARE:g}{screened}"
+    if restated := [row.word for row in rows if row.ours and row.claim.kind != QUESTION]:
         yield _tally("restated or bounded by us", restated)
-    pairs = [(row.verdict.verdict, row.on_other_text) for row in rows if row.on_other_text]
-    if pairs:
-        decided = [here == there for here, there in pairs if here in DECIDED and there in DECIDED]
+    if asked := [row.word for row in rows if row.claim.kind == QUESTION]:
+        yield _tally("questions", asked)
+    if pairs := [(row.verdict.verdict, row.on_other_text) for row in rows if row.on_other_text]:
+        agree = [here == there for here, there in pairs if here in DECIDED and there in DECIDED]
         yield (
-            f"{len(pairs)} also on other text: of {len(decided)} decided on both, {sum(decided)} agree and "
-            f"{len(decided) - sum(decided)} disagree"
+            f"{len(pairs)} also on other text: of {len(agree)} decided on both, {sum(agree)} agree and "
+            f"{len(agree) - sum(agree)} disagree"
         )
 
 
 def _tally(what: str, names: Sequence[str]) -> str:
-    counts = [f"{names.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in names]
+    counts = [f"{names.count(word)} {word}" for word in (*ANSWERS, *WORDS) if word in names]
     return f"{len(names)} {what}: {', '.join(counts) or 'none'}"
 
 
@@ -343,7 +383,7 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
         "source": row.claim.source,
         "figure": row.claim.figure,
         "claim": row.claim.sentence,
-        "verdict": verdict.verdict,
+        "verdict": row.word,
         **{name: known[name] for name in ("effect", "low", "high")},
         "seeds": verdict.seeds,
         "sweep": verdict.sweep,
@@ -372,19 +412,20 @@ def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     paper = [row for row in rows if not row.ours]
     verdicts_by_subject: dict[str, list[str]] = {}
     for row in paper:
-        verdicts_by_subject.setdefault(row.claim.about, []).append(row.verdict.verdict)
+        verdicts_by_subject.setdefault(row.claim.about, []).append(row.word)
     head = [
-        "| claims on | claims |" + "".join(f" {name} |" for name in VERDICTS),
-        "|---|" + "---:|" * (len(VERDICTS) + 1),
+        "| claims on | claims |" + "".join(f" {name} |" for name in WORDS),
+        "|---|" + "---:|" * (len(WORDS) + 1),
     ]
     lines = [_count_row(subject, names) for subject, names in verdicts_by_subject.items()]
-    total = _count_row("all", [row.verdict.verdict for row in paper])
-    restated = _count_row("restated or bounded by us", [row.verdict.verdict for row in rows if row.ours])
-    return "\n".join([SUBJECT_MARKS[0], *head, *lines, total, restated, SUBJECT_MARKS[1]])
+    lines.append(_count_row("all", [row.word for row in paper]))
+    restated = [row.word for row in rows if row.ours and row.claim.kind != QUESTION]
+    lines.append(_count_row("restated or bounded by us", restated))
+    return "\n".join([SUBJECT_MARKS[0], *head, *lines, SUBJECT_MARKS[1]])
 
 
 def _count_row(label: str, names: Sequence[str]) -> str:
-    counts = [str(count) for count in (len(names), *map(names.count, VERDICTS))]
+    counts = [str(count) for count in (len(names), *map(names.count, WORDS))]
     return f"| {' | '.join([label, *counts])} |"
 
 

@@ -233,11 +233,11 @@ def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
 def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
     """Largest loss at learning rates above the best one, in the paper's window, minus the best loss + 0.3, nats/token.
 
-    Of one arm, at each size, times ``sign``. Above zero some learning rate is unstable.
+    Of one arm, at each size, times ``sign``. Above zero some learning rate is costly.
     """
     one = arms[arm]
     best, lrs = one.table("log_best"), [lr for lr in one.lrs if lr <= HIGH] or [one.top]
-    losses = np.stack([one.margin_over_unstable_loss(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
+    losses = np.stack([one.margin_over_costly_loss(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
     return Qualified(sign * pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna()))
 
 

@@ -27,7 +27,7 @@ SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
 COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
 FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
-# A run above the best learning rate is unstable if its loss lies further than this above the best one, nats/token.
+# A learning rate above the best one is costly if the loss ends further than this above the best loss, nats/token.
 LOST = 0.3
 
 Config = Mapping[str, Any]
@@ -283,8 +283,8 @@ class ArmTables:
         """Final held-out loss at a learning rate, at most that at initialization, nats/token."""
         return self._tabulate(lambda summary: summary.runs[lr].loss)
 
-    def margin_over_unstable_loss(self, lr: float) -> pd.DataFrame:
-        """Final loss minus the curve's best one + ``LOST``, nats/token: above zero the run is unstable.
+    def margin_over_costly_loss(self, lr: float) -> pd.DataFrame:
+        """Final loss minus the curve's best one + ``LOST``, nats/token: above zero the learning rate is costly.
 
         NaN if no learning rate of the curve beat the bigram model.
         """

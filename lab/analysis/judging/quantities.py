@@ -68,11 +68,11 @@ def _loss(arm: ArmTables, *, loss: Rate, size: str = "") -> pd.DataFrame | pd.Se
     return _at_rate(arm, loss, size, arm.loss)
 
 
-def _margin_over_unstable_loss(
-    arm: ArmTables, *, margin_over_unstable_loss: Rate, size: str = ""
+def _margin_over_costly_loss(
+    arm: ArmTables, *, margin_over_costly_loss: Rate, size: str = ""
 ) -> pd.DataFrame | pd.Series:
     """Final held-out loss at a learning rate minus the best one + 0.3, nats/token."""
-    return _at_rate(arm, margin_over_unstable_loss, size, arm.margin_over_unstable_loss)
+    return _at_rate(arm, margin_over_costly_loss, size, arm.margin_over_costly_loss)
 
 
 def loss_at_top(arm: ArmTables, factor: float = 1.0) -> pd.Series:
@@ -115,7 +115,7 @@ def _probe(
 QUANTITIES: dict[str, Callable[..., pd.DataFrame | pd.Series]] = {
     "curve": _curve,
     "loss": _loss,
-    "margin_over_unstable_loss": _margin_over_unstable_loss,
+    "margin_over_costly_loss": _margin_over_costly_loss,
     "cost": cost,
     "probe": _probe,
 }

@@ -16,7 +16,7 @@ from lab.analysis.judging import quantities
 from lab.analysis.judging.decision import ABOVE_ZERO
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
 from lab.analysis.judging.evidence import ArmTables, Config
-from lab.analysis.judging.verdicts import PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
+from lab.analysis.judging.verdicts import CLAIM, KINDS, PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
@@ -45,7 +45,7 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
         of_study: modules with the functions and presumptions of the study, besides those of the library.
 
     Raises:
-        RequestError: a row has an unknown field, or names an unknown function, sweep or source.
+        RequestError: a row has an unknown field, or names an unknown function, sweep, source or kind.
     """
     known = {
         name: named
@@ -70,6 +70,7 @@ def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
         ("key", row, KEYS),
         ("sweep", [row["sweep"], *answered["affirms"], *answered["denies"]], shipped.sweeps()),
         ("source", [row.get("source", SOURCES[0])], SOURCES),
+        ("kind", [row.get("kind", CLAIM)], KINDS),
     ):
         for each in names:
             _check_name(kind, each, all_names)

@@ -68,6 +68,9 @@ MARGINS = {"nats/token": 0.02, "nats/token per decade": 0.02, "spikes in 1,000 u
 # Beginnings of reasons that withhold a verdict which the effects alone would give.
 UNDERTRAINED, CONTROLLED = "undertrained: ", "the control shows no effect of "
 
+# Kinds of claims.
+CLAIM, CONSTANT, QUESTION = KINDS = ("claim", "constant", "question")
+
 ChooseArms = Callable[[ComparisonGroup], list[ArmTables]]
 
 
@@ -110,6 +113,8 @@ class Claim(NamedTuple):
         untestable: the reason why runs of its sweep cannot test it; empty if they can.
         affirms: sweeps whose question this claim answers with yes if it is reproduced.
         denies: sweeps whose question it answers with no if it is reproduced.
+        kind: ``claim``; ``constant``, if its sentence has a number or a size of large models, so that failing at a
+            small size is no evidence against it; or ``question``, if the source asks it and does not claim it.
     """
 
     name: str
@@ -133,6 +138,7 @@ class Claim(NamedTuple):
     untestable: str = ""
     affirms: tuple[str, ...] = ()
     denies: tuple[str, ...] = ()
+    kind: str = CLAIM
 
 
 class Verdict(NamedTuple):

@@ -97,7 +97,7 @@ def gradients_lie_between_the_epsilons(small: ArmTables, large: ArmTables) -> Ef
 
 
 def a_larger_epsilon_widens_the_range(small: ArmTables, large: ArmTables) -> Effects:
-    """Decades from the best to the first unstable learning rate, at the large epsilon minus those at the small one."""
+    """Decades from the best to the first costly learning rate, at the large epsilon minus those at the small one."""
     widths = [arm.table("log_lost") - arm.table("log_best") for arm in (small, large)]
     resolutions = [arm.resolution(quantity) ** 2 for arm in (small, large) for quantity in ("log_lost", "log_best")]
     return Qualified((widths[1] - widths[0]).iloc[:, -1], (sum(resolutions) ** 0.5).iloc[:, -1])

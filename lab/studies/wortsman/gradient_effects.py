@@ -185,8 +185,8 @@ def epsilon_past_the_gradient_raises_the_loss(smallest: ArmTables, *larger: ArmT
 
 def epsilon_past_the_gradient_loses_training(smallest: ArmTables, *larger: ArmTables) -> Effects:
     """Loss minus the best one + 0.3 at each larger epsilon, and the negative at the smallest; top LR, largest size."""
-    lost = {f"epsilon {arm.setting(EPS):g}": arm.margin_over_unstable_loss(arm.top).iloc[:, -1] for arm in larger}
-    return parts(**lost, the_smallest=-smallest.margin_over_unstable_loss(smallest.top).iloc[:, -1])
+    lost = {f"epsilon {arm.setting(EPS):g}": arm.margin_over_costly_loss(arm.top).iloc[:, -1] for arm in larger}
+    return parts(**lost, the_smallest=-smallest.margin_over_costly_loss(smallest.top).iloc[:, -1])
 
 
 # A learning rate above the paper's, at which an epsilon stops a block (found on seeds 3 to 5 of the sweep `epsilon`).
@@ -237,11 +237,11 @@ def gradients_meet_epsilon_at_a_size(arm: ArmTables) -> Effects:
 def full_mup_trains_at_one(full: ArmTables, standard: ArmTables) -> Effects:
     """The best loss + 0.3 minus the loss at learning rate 1, at each size.
 
-    The control: with the standard parametrization LR 1 is unstable, at every size.
+    The control: with the standard parametrization LR 1 is costly, at every size.
     """
     if 1.0 not in full.lrs:
         raise MissingRunsError("no runs at learning rate 1")
-    return Qualified(-full.margin_over_unstable_loss(1.0), control=Qualified(standard.margin_over_unstable_loss(1.0)))
+    return Qualified(-full.margin_over_costly_loss(1.0), control=Qualified(standard.margin_over_costly_loss(1.0)))
 
 
 def _gain(root: ArmTables, inverse: ArmTables) -> pd.DataFrame:

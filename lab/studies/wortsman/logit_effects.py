@@ -38,7 +38,7 @@ def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
     """Loss at the top LR minus the best one + 0.3, without qk-layernorm; and the negative of that with it."""
     ends = [off.sizes[0], off.sizes[-1]]
     return parts(
-        off=off.margin_over_unstable_loss(off.top)[ends], on=-on.margin_over_unstable_loss(on.top).reindex(columns=ends)
+        off=off.margin_over_costly_loss(off.top)[ends], on=-on.margin_over_costly_loss(on.top).reindex(columns=ends)
     )
 
 
@@ -113,7 +113,7 @@ def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
 def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
     """AUC of the logit a tenth into the run minus that of the learning rate alone.
 
-    A run is unstable if its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
+    A run is lost if its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
     """
     logits = pd.concat({lr: _early(off, lr) for lr in off.lrs}, axis=1)
     lost = pd.concat({lr: off.lost(lr) for lr in off.lrs}, axis=1)
@@ -128,9 +128,9 @@ def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
 
 
 def _auc(values: np.ndarray, lost: pd.Series) -> float:
-    """Share of pairs of an unstable and a stable run in which the unstable one has the larger value; ties count half.
+    """Share of pairs of a lost run and another in which the lost one has the larger value; ties count half.
 
-    NaN if all runs are unstable, or none is.
+    NaN if all runs are lost, or none is.
     """
     high, low = values[lost.to_numpy()], values[~lost.to_numpy()]
     wins = [float(one > other) + 0.5 * float(one == other) for one in high for other in low]
@@ -255,13 +255,13 @@ def that_kappa_rises_with_steps(*arms: ArmTables) -> Effects:
 
 def _lost_at_the_top(neither: ArmTables, *_: ArmTables) -> pd.DataFrame:
     """Loss at the top learning rate minus the best one + 0.3, at each size; the first arm has no remedy."""
-    return neither.margin_over_unstable_loss(neither.top)
+    return neither.margin_over_costly_loss(neither.top)
 
 
 # If drifting logits harm no run, z-loss and decay have nothing to cure.
 UNSTABLE_WITH_NEITHER = Presumption(
     _lost_at_the_top,
-    "with neither z-loss nor decay the top learning rate is not certainly unstable: at some size its loss minus the "
+    "with neither z-loss nor decay the top learning rate is not certainly costly: at some size its loss minus the "
     "best one + 0.3 is {} nats/token, which must lie above 0; the learned gain of the last norm can keep logits small",
 )
 
