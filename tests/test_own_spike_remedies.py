@@ -127,7 +127,7 @@ def test_planted_spikes_stand_beside_the_models_own() -> None:
     records = planted_claims.records([*own, *bursts])
     drawn = FIGURES["own_spike_remedies"](records, judge(points(records.runs)))
     assert not complaints(drawn)
-    keys = [text.get_text() for legend in drawn.figure.legends for text in legend.get_texts()]
+    keys = [text.get_text() for text in drawn.key_texts]
     assert {"the model's own", "conflicting labels", "rare tokens"} <= set(keys)
     with pytest.raises(NothingToDrawError):
         FIGURES["own_spike_remedies"](planted_claims.records(bursts), judge(points(records.runs)))
