@@ -15,6 +15,7 @@ import pytest
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare, render
 from lab.core.errors import RequestError
+from lab.records import store
 from planted import BOTH, OFF_LABEL, ON_LABEL, card, cards, write
 
 pytestmark = pytest.mark.xdist_group("check")  # one process makes the folders that are checked
@@ -58,6 +59,48 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def saved(folders: dict[str, Path], tmp_path: Path) -> Path:
     baseline.save(baseline.from_folder(folders["good"]), tmp_path / "saved.json")
     return tmp_path / "saved.json"
+
+
+HEADROOM = "headroom of the learning rate"
+
+
+def of_recipe(folder: Path, lr: float) -> Path:
+    """A sweep with the same runs, and another learning rate of the recipe itself."""
+    made = write(folder, list(cards()))
+    first = store.read(made).runs.drop_duplicates(["intervention", "model.width"])
+    store.note_command(made, "lab sweep mine.yaml", recipe_lrs=dict.fromkeys(first["id"], lr))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("lr", "code", "verdict"),
+    [(0.03, 1, "regression"), (0.015, 0, "drift"), (0.01, 0, "ok"), (0.003, 0, "drift")],
+)
+def test_a_learning_rate_of_the_recipe_that_is_closer_to_instability_is_a_regression(
+    lr: float, code: int, verdict: str, tmp_path: Path, run: Run
+) -> None:
+    assert run("baseline", "save", of_recipe(tmp_path / "before", 0.01), tmp_path / "b.json")[0] == 0
+    now, junit, markdown = of_recipe(tmp_path / "now", lr), tmp_path / "junit", tmp_path / "markdown"
+    ended, out, _ = run("check", now, "--baseline", tmp_path / "b.json", "--junit", junit, "--markdown", markdown)
+    assert (ended, out.split(":")[0], out.count(HEADROOM)) == (code, verdict, 4)  # two arms of two sizes
+    assert (out.count(f"the recipe's own learning rate is 0.01 in the baseline, {lr:g} now") == 4) == (lr != 0.01)
+    assert markdown.read_text().count(HEADROOM) == 4
+    cases = ElementTree.fromstring(junit.read_text()).findall("testcase")
+    assert sum(case.attrib["name"].endswith(HEADROOM) and len(case) == code for case in cases) == 4
+    changes = json.loads(run("check", now, "--baseline", tmp_path / "b.json", "--json")[1])["changes"]
+    headrooms = [change for change in changes if change["quantity"] == HEADROOM]
+    assert [change["change"] for change in headrooms] == pytest.approx([math.log10(0.01 / lr)] * 4)
+    assert not [change for change in changes if change["verdict"] == "regression" and change not in headrooms]
+
+
+def test_a_baseline_without_a_learning_rate_of_the_recipe_says_so_and_fails_nothing(
+    saved: Path, tmp_path: Path, run: Run
+) -> None:
+    code, out, _ = run("check", of_recipe(tmp_path / "now", 0.1), "--baseline", saved)
+    assert (code, out.split(":")[0]) == (0, "ok")
+    why = "the recipe's own learning rate is on record on one side only; save the baseline anew"
+    assert out.count(f"{HEADROOM} was not compared, {why}") == 4
+    assert "not on record" in run("baseline", "show", saved)[1]
 
 
 def test_a_baseline_file_says_what_its_folder_says(folders: dict[str, Path], saved: Path) -> None:

@@ -66,6 +66,25 @@ def test_a_key_given_here_replaces_the_sweeps_values() -> None:
     assert set(runs["intervention"]) == {"none"}
 
 
+def test_a_folder_knows_the_learning_rate_of_the_recipe_that_the_swept_ones_replace() -> None:
+    def recorded(lr: str, *words: str) -> dict[str, float]:
+        Path("mine.yaml").write_text(
+            f"optimizer: {{lr: {lr}}}\nhydra: {{sweeper: {{params: {{optimizer.lr: '1e-2,1e-1', seed: '0,1'}}}}}}\n"
+        )
+        assert lab("sweep", "mine.yaml", *ONE, "intervention=[],[z_loss]", *words) == 0
+        return store.recipe_lrs(Path("runs/mine"))
+
+    first = recorded("3e-3")
+    runs = store.read(Path("runs/mine")).runs.set_index("id")
+    assert sorted(runs.loc[list(first), "intervention"]) == ["none", "z_loss"]
+    assert set(first.values()) == {3e-3}
+    assert recorded("9e-3") == dict.fromkeys(first, 9e-3)  # though all runs are there already
+    assert recorded("3e-3") == first
+    assert [*recorded("1e-2", "seed=1,2").values()] == [3e-3, 3e-3, 1e-2, 1e-2]  # the newest last
+    assert lab("train", "-m", *ONE, "seed=3,4", "out=runs/mine") == 0
+    assert len(store.recipe_lrs(Path("runs/mine"))) == 4  # nothing is swept over learning rates
+
+
 def test_a_users_own_sweep_file_is_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(
         "# Mine.\nsteps: 3\nmodel: {width: 16}\ndefaults:\n  - override /data: synthetic\n"

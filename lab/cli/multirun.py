@@ -28,9 +28,13 @@ from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.core.shipped import at_scale
+from lab.records import store
 from lab.sweeping import pipeline
 from lab.sweeping.local_jobs import JobEnd, Slot, check_timeout, choose_slots, run_jobs
 from lab.sweeping.requests import recognizable
+
+LR = "optimizer.lr"
+ALONG_AN_ARM = (LR, "seed", "data.seed")  # keys in which the runs of an arm differ
 
 if TYPE_CHECKING:
     from lab.sweeping.planner import SweepPlan
@@ -41,11 +45,14 @@ class Composed(NamedTuple):
 
     Attributes:
         trees: the resolved config tree of every point.
+        recipe_lrs: the learning rate of the recipe itself, by the index of the first point of each arm that is swept
+            over learning rates.
         launcher: what runs the jobs.
         settings: ``max_runs``, ``one``, ``shard`` and ``dry_run`` of the sweeper, and those of the ``launcher``.
     """
 
     trees: Sequence[Tree]
+    recipe_lrs: Mapping[int, float]
     launcher: Launcher
     settings: Mapping[str, Any]
 
@@ -79,7 +86,19 @@ def compose(request: Request) -> Composed:
             trees = list(show_planning(map(composer.tree, points), len(points)))
         except RequestError as refusal:
             raise RequestError(at_scale(refusal, chosen.get("scale"))) from None
-    return Composed(trees, launcher, {**sweeper, "launcher": OmegaConf.to_container(config.hydra.launcher)})
+        recipe_lrs = _recipe_lrs(composer, points)
+    return Composed(trees, recipe_lrs, launcher, {**sweeper, "launcher": OmegaConf.to_container(config.hydra.launcher)})
+
+
+def _recipe_lrs(composer: TreeComposer, points: Sequence[Sequence[str]]) -> dict[int, float]:
+    """See ``Composed``; points of one arm differ in learning rate and seeds."""
+    first: dict[tuple[str, ...], int] = {}
+    for index, point in enumerate(points):
+        arm = tuple(word for word in point if word.partition("=")[0] not in ALONG_AN_ARM)
+        if any(word.startswith(f"{LR}=") for word in point):
+            first.setdefault(arm, index)
+    found = {index: composer.of_files(points[index], LR) for index in first.values()}
+    return {index: float(lr) for index, lr in found.items() if isinstance(lr, (int, float)) and 0 < lr < math.inf}
 
 
 def _lines(overrides: Sequence[Override]) -> list[str]:
@@ -94,7 +113,7 @@ def plan(composed: Composed) -> SweepPlan:
     """
     from lab.sweeping import planner  # slow to load
 
-    trees, launcher, settings = composed
+    trees, _, launcher, settings = composed
     limits = {key: settings[key] for key in ("max_runs", "one", "shard")}
     is_local = type(launcher).__name__ in ("BasicLauncher", "LocalLauncher")
     slots = getattr(launcher, "slots", [None])
@@ -132,14 +151,20 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
     noted: Any = {"command": request.command, "question": request.question, "one": composed.settings["one"]}
     known = recognizable(composed.trees, composed.settings)
     if known and (ids := known.finished_ids()) is not None:
-        pipeline.report_finished(known.folder, ids, **noted)
-        return
+        on_record = store.recipe_lrs(known.folder)
+        if {*composed.recipe_lrs.values()} == {on_record[run] for run in ids if run in on_record}:
+            pipeline.report_finished(known.folder, ids, **noted)
+            return
     launcher = composed.launcher
     planned = plan(composed)
     if planned.fleets and type(launcher).__name__ == "SlurmLauncher" and not shutil.which("srun"):
         raise RequestError("there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here")
     trains_here = getattr(launcher, "trains_here", False) and not jobs_only
-    ids = pipeline.train(planned, partial(_launch, launcher), trains_here=trains_here, **noted)
+    id_of = {id(point.tree): point.id for point in planned.requested}
+    recipe_lrs = {
+        id_of[tree]: lr for index, lr in composed.recipe_lrs.items() if (tree := id(composed.trees[index])) in id_of
+    }
+    ids = pipeline.train(planned, partial(_launch, launcher), trains_here=trains_here, recipe_lrs=recipe_lrs, **noted)
     if known:
         known.note(ids)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli.compose import reading_request, resolved
 
@@ -70,6 +71,17 @@ class TreeComposer:
         if choice not in trees:
             trees[choice] = self._resolved(words)
         return _substituted(trees[choice], places, values)
+
+    def of_files(self, point: Sequence[str], key: str) -> Any:
+        """The value of a key in the files that a point chooses, before its own words; None if it has none.
+
+        Call ``tree`` first.
+        """
+        files = tuple(word for word in point if self._chooses_file[word])
+        try:
+            return OmegaConf.select(self._composed_files[files], key)
+        except OmegaConfBaseException:  # such as a reference to a key that the words add
+            return None
 
     def _parsed(self, word: str) -> Override:
         if word not in self._overrides:

@@ -181,13 +181,23 @@ def check_version(folder: Path) -> str | None:
     return None if engine is None else str(engine)
 
 
-def note_command(folder: Path, command: str, question: str = "") -> None:
-    """Record, once, a command that adds to this folder, and with it the day and the question of its sweep."""
-    earlier, recorded = commands(folder), requests(folder)
-    if command not in recorded:
-        day = "" if command in earlier else datetime.date.today().isoformat()
+def note_command(folder: Path, command: str, question: str = "", recipe_lrs: Mapping[str, float] | None = None) -> None:
+    """Record a command that adds to this folder, and what ``RecordedCommand`` holds: the day and the question once.
+
+    One with learning rates of recipes comes last, since these may have changed since it was given before.
+    """
+    earlier, before = commands(folder), requests(folder)
+    recorded = dict(before)
+    day = "" if command in earlier else datetime.date.today().isoformat()
+    now = recorded.get(command) or RecordedCommand(day, question)
+    if recipe_lrs:
+        recorded.pop(command, None)
+        now = now._replace(recipe_lrs=dict(recipe_lrs))
+    recorded[command] = now
+    if [*recorded.items()] != [*before.items()]:
         content = {
-            key: request._asdict() for key, request in {**recorded, command: RecordedCommand(day, question)}.items()
+            key: {name: value for name, value in request._asdict().items() if name != "recipe_lrs" or value}
+            for key, request in recorded.items()
         }
         write_text(folder / "requests.json", json.dumps(content, indent=1) + "\n")
     if command not in earlier:
@@ -200,10 +210,13 @@ class RecordedCommand(NamedTuple):
     Attributes:
         day: when it was first given, as in ``2026-01-31``; empty if it is older than this record.
         question: the question of its sweep; empty if it asks none.
+        recipe_lrs: of each arm that it swept over learning rates the id of its first run, and the learning rate of the
+            recipe itself, which the swept ones replace.
     """
 
     day: str
     question: str
+    recipe_lrs: dict[str, float] = {}  # noqa: RUF012
 
 
 def requests(folder: Path) -> dict[str, RecordedCommand]:
@@ -211,10 +224,20 @@ def requests(folder: Path) -> dict[str, RecordedCommand]:
     try:
         content = files.read_json(folder / "requests.json", dict)
         return {
-            command: RecordedCommand(str(entry["day"]), str(entry["question"])) for command, entry in content.items()
+            command: RecordedCommand(
+                str(entry["day"]),
+                str(entry["question"]),
+                {run: float(lr) for run, lr in entry.get("recipe_lrs", {}).items() if 0 < float(lr) < math.inf},
+            )
+            for command, entry in content.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def recipe_lrs(folder: Path) -> dict[str, float]:
+    """The learning rates of recipes by run, as in ``RecordedCommand``; those of the newest command come last."""
+    return {run: lr for request in requests(folder).values() for run, lr in request.recipe_lrs.items()}
 
 
 def results_folders(folder: Path) -> list[Path]:

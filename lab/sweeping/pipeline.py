@@ -54,6 +54,7 @@ def train(
     *,
     command: str,
     question: str = "",
+    recipe_lrs: Mapping[str, float] | None = None,
     one: bool = False,
     trains_here: bool = False,
 ) -> list[str]:
@@ -64,6 +65,7 @@ def train(
         launch: runs the jobs.
         command: the command line, for the folder to note.
         question: the question of the sweep file, for the folder to note.
+        recipe_lrs: learning rates of the recipe itself, for the folder to note, see ``store.RecordedCommand``.
         one: whether the plan is a single run, whose outcome is printed.
         trains_here: whether to train a single fleet in this process, which saves loading torch again.
 
@@ -76,7 +78,7 @@ def train(
     """
     folder, engine, requested, mine, missing, fleets, _ = plan
     store.open_folder(folder, engine)
-    store.note_command(folder, command, question)
+    store.note_command(folder, command, question, recipe_lrs)
     elsewhere = set[str]()  # runs that other commands train
     while fleets:
         elsewhere -= {point.id for fleet in fleets for point in fleet}
@@ -84,7 +86,7 @@ def train(
         left = _left_by_others(folder, elsewhere)
         fleets = [rest for fleet in plan.fleets if (rest := [point for point in fleet if point.id in left])]
     # noted again, since a shard that began at the same time may have overwritten it
-    store.note_command(folder, command, question)
+    store.note_command(folder, command, question, recipe_lrs)
     ids = [point.id for point in mine]
     _gather_and_report(folder, [point.id for point in requested], ids, len(missing), len(elsewhere), one=one)
     return ids

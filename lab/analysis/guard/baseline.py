@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -44,6 +45,8 @@ class Baseline(NamedTuple):
         curves: config of each curve by its number: plain values by dotted key.
         made: how the runs were made: ``commands``, ``versions``, ``data``.
         window: the learning rates over which sensitivity is a mean.
+        recipe_lrs: the learning rate of the recipe itself, which those of the sweep replace, by number of the curve;
+            without curves of which it is not on record.
     """
 
     source: str
@@ -51,6 +54,7 @@ class Baseline(NamedTuple):
     curves: dict[int, Curve]
     made: dict[str, list[str]]
     window: Window = WINDOW
+    recipe_lrs: Mapping[int, float] = MappingProxyType({})
 
 
 def from_folder(folder: Path, window: Window = WINDOW) -> Baseline:
@@ -59,11 +63,14 @@ def from_folder(folder: Path, window: Window = WINDOW) -> Baseline:
     Raises:
         RequestError: the folder cannot be read, or none of its runs ended.
     """
-    return from_records(load(folder), str(folder), store.commands(folder))._replace(window=window)
+    made = from_records(load(folder), str(folder), store.commands(folder), store.recipe_lrs(folder))
+    return made._replace(window=window)
 
 
-def from_records(records: Records, source: str, commands: Sequence[str] = ()) -> Baseline:
-    """The baseline of records, which messages call ``source``.
+def from_records(
+    records: Records, source: str, commands: Sequence[str] = (), recipe_lrs: Mapping[str, float] = MappingProxyType({})
+) -> Baseline:
+    """The baseline of records, which messages call ``source``; learning rates of recipes by run, the newest last.
 
     Raises:
         RequestError: none of the runs ended.
@@ -80,9 +87,10 @@ def from_records(records: Records, source: str, commands: Sequence[str] = ()) ->
     facts = {name: sorted(records.runs[name].dropna().unique()) for name in ("versions", "data_notes")}
     made = {"commands": list(commands), "versions": facts["versions"], "data": facts["data_notes"]}
     curves = {int(number): config_of[key] for number, key in zip(first["curve"], keys, strict=True)}
-    return Baseline(
-        source, runs.assign(**{name: significant(runs[name].astype("float64")) for name in NUMBERS}), curves, made
-    )
+    curve_of = dict(zip(runs["id"], runs["curve"], strict=True))
+    of_curves = {int(curve_of[run]): lr for run, lr in recipe_lrs.items() if run in curve_of}
+    runs = runs.assign(**{name: significant(runs[name].astype("float64")) for name in NUMBERS})
+    return Baseline(source, runs, curves, made, recipe_lrs=of_curves)
 
 
 def read(path: Path, window: Window | None = None) -> Baseline:
@@ -127,7 +135,11 @@ def _from_json(path: Path, content: Mapping[str, Any]) -> Baseline:
     runs = pd.DataFrame(rows).astype(dict.fromkeys(["lr", *NUMBERS], "float64") | {"seed": str, "arm": "string"})
     _check(runs, curves)
     made = {name: list(map(str, lines)) for name, lines in content["made"].items()}
-    return Baseline(str(path), runs, curves, made, window_of(content.get("window", WINDOW)))
+    given = {n: curve["recipe_lr"] for n, curve in enumerate(content["curves"]) if "recipe_lr" in curve}
+    recipe_lrs = {n: float(lr) for n, lr in given.items()}
+    if not all(0 < lr < math.inf for lr in recipe_lrs.values()):
+        raise ValueError("a learning rate is none")
+    return Baseline(str(path), runs, curves, made, window_of(content.get("window", WINDOW)), recipe_lrs)
 
 
 def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
@@ -183,14 +195,16 @@ def as_text(baseline: Baseline) -> str:
     curves = []
     for number, runs in baseline.runs.groupby("curve", sort=False):
         config = baseline.curves[int(str(number))]
-        curves.append(_curve_text({key: _to_json(config[key]) for key in varying}, runs))
+        arm = {key: _to_json(config[key]) for key in varying}
+        curves.append(_curve_text(arm, runs, baseline.recipe_lrs.get(int(str(number)))))
     return json.dumps(head, indent=1)[:-2] + ',\n "curves": [\n' + ",\n".join(curves) + "\n ]\n}\n"
 
 
-def _curve_text(arm: Mapping[str, Hashable], runs: pd.DataFrame) -> str:
+def _curve_text(arm: Mapping[str, Hashable], runs: pd.DataFrame, recipe_lr: float | None) -> str:
     rows: Sequence[Mapping[str, Any]] = runs[["lr", "seed", "status", *NUMBERS]].to_dict("records")  # type: ignore[assignment]
     lines = ",\n".join("   " + json.dumps({key: _to_json(value) for key, value in row.items()}) for row in rows)
-    head = json.dumps({"arm": arm, "parameters": int(runs["parameters"].iloc[0])})
+    own = {} if recipe_lr is None else {"recipe_lr": recipe_lr}
+    head = json.dumps({"arm": arm, "parameters": int(runs["parameters"].iloc[0]), **own})
     return f'  {head[:-1]}, "runs": [\n{lines}\n  ]}}'
 
 

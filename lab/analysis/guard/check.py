@@ -96,10 +96,12 @@ def describe_baseline(baseline: Baseline) -> Iterator[str]:
 
 def _curve_row(baseline: Baseline, number: int, seeds: pd.DataFrame) -> dict[str, str]:
     (arm, size), lrs = where(baseline, number), sorted(set(runs_of(baseline, number)["lr"]))
+    own = baseline.recipe_lrs.get(number)
     return {
         "arm": arm,
         "parameters": count(size),
         "learning rates": f"{len(lrs)} from {format_value(lrs[0])} to {format_value(lrs[-1])}",
+        "recipe's own": format_value(own) if own else "not on record",
         "seeds": str(len(seeds)),
         **{name: student_t(seeds[column]).bare for column, name in COLUMN_NAMES.items()},
     }

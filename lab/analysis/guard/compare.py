@@ -12,9 +12,23 @@ import pandas as pd
 from lab.analysis.guard.baseline import PROBES, Baseline
 from lab.analysis.guard.matching import Match, match_curves, reasons_not_to_judge, remarks, runs_of, title, where
 from lab.analysis.guard.moves import Move, find_moves
-from lab.analysis.guard.quantities import MISSING_BECAUSE, NATS, QUANTITIES, STEPS, margins, measured
+from lab.analysis.guard.quantities import (
+    HEADROOM,
+    HEADROOM_MARGIN,
+    LOG_HEADROOM,
+    MISSING_BECAUSE,
+    NATS,
+    QUANTITIES,
+    RECIPE_LR,
+    STEP_OF_GRID,
+    STEPS,
+    TENFOLD,
+    margins,
+    measured,
+)
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, difference, holm
+from lab.analysis.text import format_value
 from lab.core.errors import RequestError
 
 OK, DRIFT, REGRESSION, CANNOT_JUDGE = "ok", "drift", "regression", "cannot judge"
@@ -28,13 +42,14 @@ class Change(NamedTuple):
     Attributes:
         size: parameters without embeddings.
         before: the mean of the baseline. The quantities that change in grid steps are learning rates, and their mean is
-            geometric; infinite if no learning rate of some seed was unstable.
+            geometric, as is that of the headroom; infinite if no learning rate of some seed was unstable.
         now: likewise of the new curves.
         margin: the largest change allowed, in ``unit``.
         effect: Cohen's d, for paired seeds d_z; NaN if seeds do not spread.
         equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms and
             for an intervention.
-        p: p of no change, adjusted for all changes that were compared (Holm 1979).
+        p: p of no change, adjusted for all changes that were compared (Holm 1979); NaN for a headroom that changes as
+            the smallest unstable learning rate does, which has been compared.
         verdict: ``regression``; ``better`` (beyond the margin); ``drift`` (a significant change); ``same`` (the
             interval lies within the margin, or the order holds); or ``unclear``.
     """
@@ -109,6 +124,8 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
     - losses and sensitivities (nats per token) may rise by ``margin`` times the baseline's best loss;
     - values of probes may rise by a factor of two;
     - the best and the smallest unstable learning rate may move by one step of the grid;
+    - the headroom, the smallest unstable learning rate over the recipe's own, may halve; while the recipe's own is the
+      same, it moves as the smallest unstable one does;
     - if two arms differ in sensitivity by more than the margin, their order must not reverse, unless it reverses
       because the more sensitive arm improved.
 
@@ -141,7 +158,11 @@ def _compare_curves(
     arms = {number: where(old, number) for number in match.pairs}
     changes = compare_tables(arms, before, now, margin)
     changes += [_removed(name, arms[number]) for number, names in match.removed.items() for name in names]
-    moving = {(change.arm, change.size) for change in changes if change.verdict == REGRESSION or change.is_certain}
+    moving = {
+        (change.arm, change.size)
+        for change in changes
+        if (change.verdict == REGRESSION or change.is_certain) and change.unit != TENFOLD  # a headroom has no runs
+    }
     moved = [
         move
         for number, other in match.pairs.items()
@@ -151,7 +172,8 @@ def _compare_curves(
         )
     ]
     missing = [line for number in arms for line in _missing(old, number, before[number], now[number])]
-    return changes, moved, missing
+    rates = [line for number in arms for line in _recipe_lrs(old, number, before[number], now[number])]
+    return changes, moved, [*rates, *missing]
 
 
 def compare_tables(
@@ -172,7 +194,10 @@ def compare_tables(
     changes = [
         change
         for number, arm_and_size in arms.items()
-        for change in _changes(arm_and_size, before[number], now[number], limits[number])
+        for change in (
+            *_changes(arm_and_size, before[number], now[number], limits[number]),
+            *_headroom(arm_and_size, before[number], now[number]),
+        )
     ]
     return _with_drifts([*changes, *_orders(arms, before, now, limits)])
 
@@ -203,6 +228,36 @@ def _missing(old: Baseline, number: int, before: pd.DataFrame, now: pd.DataFrame
         if not all(enough) and (any(enough) or column not in PROBES):
             reason = why.format(window=old.window)
             yield f"{title(old, number)}: {QUANTITIES[column].name} was not compared, {reason}"
+
+
+def _recipe_lrs(old: Baseline, number: int, before: pd.DataFrame, now: pd.DataFrame) -> Iterator[str]:
+    """Yield a line if the recipe's own learning rate has changed, or one if it is on record on one side only."""
+    rates = [float(table[RECIPE_LR].iloc[0]) for table in (before, now)]
+    if math.isnan(rates[0]) != math.isnan(rates[1]):
+        why = "the recipe's own learning rate is on record on one side only; save the baseline anew"
+        yield f"{title(old, number)}: {HEADROOM.name} was not compared, {why}"
+    elif rates[0] < rates[1] or rates[0] > rates[1]:
+        was, is_now = map(format_value, rates)
+        yield f"{title(old, number)}: the recipe's own learning rate is {was} in the baseline, {is_now} now"
+
+
+def _headroom(arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame) -> Iterator[Change]:
+    """The change of the headroom, if the recipe's own learning rate is on record on both sides.
+
+    That rate is exact. While it is the same, the headroom is known as well as the smallest unstable learning rate, to a
+    step of the grid, and may move by as much.
+    """
+    sides = [table.dropna(subset=[LOG_HEADROOM]) for table in (before, now)]
+    old, new = (side[LOG_HEADROOM] for side in sides)
+    if min(len(old), len(new)) < FEWEST_SEEDS:
+        return
+    is_moved = before[RECIPE_LR].iloc[0] != now[RECIPE_LR].iloc[0]
+    limit = HEADROOM_MARGIN if is_moved else float(before[STEP_OF_GRID].iloc[0])
+    change = difference(old, new, resolution=0.0 if is_moved else limit)
+    tests = (change.effect, change.equivalence(limit), change.p(NEGLIGIBLE * limit) if is_moved else math.nan)
+    mean_before, mean_now = (HEADROOM.mean(side, LOG_HEADROOM) for side in sides)
+    interval = (mean_before, mean_now, change.mean, change.low, change.high, limit)
+    yield Change(HEADROOM.name, TENFOLD, *arm_and_size, *interval, *tests, _verdict(change, limit, HEADROOM.worse))
 
 
 def _changes(

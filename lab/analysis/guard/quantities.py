@@ -15,7 +15,8 @@ from lab.core.errors import RequestError
 
 GRID_MARGIN = 1.0  # in steps of the learning-rate grid
 PROBE_MARGIN = math.log10(2)  # in decades: the value of a probe may double
-NATS, STEPS, DECADES = "nats/token", "grid steps", "decades"
+HEADROOM_MARGIN = math.log10(2)  # it may halve
+NATS, STEPS, DECADES, TENFOLD = "nats/token", "grid steps", "decades", "factors of ten"
 
 
 class GuardedQuantity(NamedTuple):
@@ -56,7 +57,10 @@ QUANTITIES = {
     "param_rms": GuardedQuantity("RMS of the weights", DECADES, 0),
     "log_z_square": GuardedQuantity("mean square of log Z", DECADES, +1),
 }
-RATES = [quantity.rate for quantity in QUANTITIES.values() if quantity.rate]
+# It is compared apart, since its margin depends on whether the recipe's own learning rate has changed.
+HEADROOM = GuardedQuantity("headroom of the learning rate", TENFOLD, -1, "headroom")
+LOG_HEADROOM, RECIPE_LR, STEP_OF_GRID = "log_headroom", "recipe_lr", "step_of_grid"
+RATES = [quantity.rate for quantity in (*QUANTITIES.values(), HEADROOM) if quantity.rate]
 # The reasons why a quantity may be missing from a comparison over a ``{window}``.
 MISSING_BECAUSE = {
     "total": "fewer than two learning rates lie from {window}",
@@ -73,6 +77,9 @@ def margins(before: pd.DataFrame, margin: float) -> dict[str, float]:
 
 def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
     """Tables by number of the curve, with a row per complete seed, and a column per key of ``QUANTITIES`` and rate.
+
+    Other columns are ``RECIPE_LR``; ``LOG_HEADROOM``, log10 of the smallest unstable learning rate over it, or of the
+    next one beyond the grid if none was unstable; and ``STEP_OF_GRID``, log10 of the largest ratio in the grid.
 
     Raises:
         RequestError: no seed ran at every learning rate of its curve.
@@ -91,5 +98,11 @@ def measured(baseline: Baseline) -> dict[int, pd.DataFrame]:
         index = {lr: float(n) for n, lr in enumerate(grid, 1)}
         table["best_lr_index"] = table["best_lr"].map(index)
         table["unstable_lr_index"] = table["eta_div"].map(index).fillna(len(grid) + 1.0).mask(table["untrained"])
-        tables[int(str(number))] = table.droplevel("curve")[[*QUANTITIES, *RATES]]
+        steps = np.diff(np.log10(grid)) if len(grid) > 1 else [math.nan]
+        table[RECIPE_LR], table[STEP_OF_GRID] = baseline.recipe_lrs.get(int(str(number)), math.nan), max(steps)
+        table["headroom"] = table["eta_div"] / table[RECIPE_LR]
+        unstable = table["eta_div"].fillna(grid[-1] * 10 ** steps[-1]).mask(table["untrained"])
+        table[LOG_HEADROOM] = np.log10(unstable / table[RECIPE_LR])
+        others = [RECIPE_LR, LOG_HEADROOM, STEP_OF_GRID]
+        tables[int(str(number))] = table.droplevel("curve")[[*QUANTITIES, *RATES, *others]]
     return tables

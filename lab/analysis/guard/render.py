@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, Change, Comparison
 from lab.analysis.guard.moves import Move
-from lab.analysis.guard.quantities import STEPS
+from lab.analysis.guard.quantities import STEPS, TENFOLD
 from lab.analysis.sensitivity import WINDOW
 from lab.analysis.text import count, format_value, json_rows, plain_text
 from lab.core.printing import printable
@@ -67,8 +67,8 @@ def _rounded(value: float, sign: str = "") -> str:
 
 
 def _value(change: Change, value: float) -> str:
-    """A value of the quantity of a change: a learning rate, if it changes in steps of their grid, or three decimals."""
-    if change.unit == STEPS:
+    """A value of the quantity of a change to three digits, if it is a learning rate or a headroom, or decimals."""
+    if change.unit in (STEPS, TENFOLD):
         return f"{value:.3g}" if math.isfinite(value) else "none"
     return _rounded(value)
 
