@@ -10,8 +10,9 @@ from lab.analysis.events.costs import spike_costs
 from lab.analysis.judging.effects import Effects, mean
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
 from lab.analysis.judging.quantities import log10
-from lab.analysis.probe_values import late
-from lab.studies.precision.measures import FIRST, LAST, LATE_PART, PER_UPDATES
+from lab.analysis.judging.verdicts import Presumption
+from lab.analysis.probe_values import late, peak
+from lab.studies.precision.measures import FIRST, LAST, LAST_MLP, LATE_PART, PER_UPDATES
 
 ON, GAINS, SCALE, EPS = "on", "norm_gains", "loss_scale.init", "optimizer.eps"
 INTERVENTIONS = ("swiglu", "qk_layernorm")
@@ -32,6 +33,17 @@ def _chooser(name: str) -> Callable[[Config], bool]:
         return matches and curve.get("precision") == precision and curve.get(GAINS, "fp32") == gains
 
     return is_it
+
+
+def _saturated(delayed: ArmTables, *_: ArmTables) -> pd.Series:
+    """Largest share of what the last layer of an MLP takes that is beyond the format, highest LR, minus a hundredth."""
+    return delayed.probe(delayed.lrs[-1], "saturation", LAST_MLP, peak).iloc[:, -1] - 0.01
+
+
+# Delayed scales differ from current ones by what they let saturate.
+SATURATED = Presumption(
+    _saturated, "hardly an entry saturates: the largest share of them in delayed scales, minus a hundredth, is {}"
+)
 
 
 def at_scales(group: ComparisonGroup, eps: float, *ends: str) -> list[ArmTables]:

@@ -10,6 +10,7 @@ from lab.records.store import Records
 
 PER_UPDATES = 1000
 FIRST, LAST = "block0.attention.query", "head"  # tensors that stand for the first block and for the end
+LAST_MLP = "block1.mlp_down.left"  # what the last layer of the last MLP takes
 LATE_PART = 0.8  # of a run, up to its end, over which updates and gradients are averaged
 
 
