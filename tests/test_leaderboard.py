@@ -45,7 +45,7 @@ from lab.studies.leaderboard.board import (
     Row,
     verdict,
 )
-from lab.studies.leaderboard.curves import RESULTS, curves_of
+from lab.studies.leaderboard.curves import curves_of
 from lab.studies.leaderboard.documents import markdown_pages
 from lab.studies.leaderboard.listing import board_of, headline
 from lab.studies.leaderboard.notes import board_notes
@@ -338,11 +338,12 @@ def test_a_folder_without_the_reference_is_refused(tmp_path: Path, capsys: pytes
     assert "z_loss" in line
 
 
-def test_without_committed_results_the_board_asks_for_a_folder(
+def test_in_a_place_with_results_but_no_board_it_asks_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    planted.write(tmp_path / "results" / "quickstart", list(planted.cards())[:4])
     monkeypatch.chdir(tmp_path)
-    assert f"no results of the leaderboard in {RESULTS}" in refusal(capsys, "leaderboard")
+    assert "no results of the leaderboard in results" in refusal(capsys, "leaderboard")
 
 
 def test_all_pairs_of_a_board_measure_each_arm_once(monkeypatch: pytest.MonkeyPatch) -> None:

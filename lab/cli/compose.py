@@ -252,7 +252,7 @@ def one_line(error: BaseException, config_dir: Path | None = None) -> str:
     if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^/']+)'", text):
         return _unknown_choice(match[1], match[2], text)
     if match := re.search(r"Could not (?:override|append|delete|find).*?'[+~]*([^'=\n]*)", text):
-        return _unknown_key(getattr(error.__cause__, "full_key", None) or match[1], config_dir)
+        return _unknown_key(max(match[1], getattr(error.__cause__, "full_key", None) or "", key=len), config_dir)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {text.splitlines()[0]}"
     message = (text.split("raised while composing config:\n")[-1].splitlines() or [type(error).__name__])[0].rstrip(
