@@ -52,6 +52,25 @@ def test_every_arm_stands_beside_the_stated_reference_and_the_best_one_is_named(
     assert turned.endswith("with qk-layernorm, the reference.")
 
 
+def optimizers(lrs):
+    """A study of two optimizers over learning rates, without a question."""
+    known = list(cards(BOTH[:1], (32,), lrs))
+    own = {"optimizer.name": "mine", "optimizer.chain": ["clip", "mine", "peak", "schedule"]}
+    return study([*known, *(card | own | {"id": f"{card['id']}-mine"} for card in known)])
+
+
+def test_two_optimizers_over_learning_rates_are_compared_by_their_sensitivity():
+    for lrs in (LRS, LRS[2:5], (1e-3, 1e-2, 1e-1)):
+        said = answer(optimizers(lrs))
+        assert said.text.startswith("LR sensitivity at 24.7k parameters is lowest for adamw, tied with mine: ")
+        assert said.subject == "LR sensitivity: adamw, mine"
+    outside = answer(optimizers((1e-3, 1e-1)))
+    assert outside.text.startswith("Best loss over learning rates at 24.7k parameters is lowest for adamw")
+    assert outside.text.endswith(" LR sensitivity takes 3 learning rates from 0.0003 to 0.3, which no arm has.")
+    assert outside.subject == "Best loss over learning rates: adamw, mine"
+    assert "sensitivity" not in answer(optimizers((1e-2,))).text
+
+
 def test_arms_that_differ_by_noise_are_tied():
     def noisy(card):
         same = 2 + (card["optimizer.lr"] == 0.3) * (card["seed"] - 1) * (0.1 if card["intervention"] == BOTH[0] else 0)

@@ -125,6 +125,15 @@ def test_without_a_contrast_the_first_table_is_open(tmp_path, undrawn):
     assert shown.count("<table") == 1
 
 
+def test_without_a_question_the_quantity_and_the_arms_head_the_page(tmp_path, undrawn):
+    folder = planted.write(tmp_path / "opt", list(planted.cards(widths=(32,))))
+    for noted in ("commands.json", "requests.json"):
+        (folder / noted).unlink()
+    report = build.write_report(study([folder]), [folder])
+    assert report.question == "LR sensitivity: without qk-layernorm, with qk-layernorm"
+    assert f"<h1>{report.question}</h1>" in report.page.read_text()
+
+
 def test_a_caution_is_written_smaller_than_the_answer_and_has_no_ground_of_its_own(page):
     lead = float(re.search(r"^\.lead {[^}]*font-size: ([\d.]+)rem", html.STYLE, re.MULTILINE)[1])
     rules = re.findall(r"^([^{@]*\.warning[^{]*){([^}]*)}", html.STYLE, re.MULTILINE)

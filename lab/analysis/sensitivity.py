@@ -32,10 +32,8 @@ class Window(NamedTuple):
 # The window of Wortsman et al. 2023, sec. 2.2, for AdamW.
 WINDOW = Window(3e-4, 3e-1)
 LOW, HIGH = WINDOW
-FEWEST_LRS = 3  # learning rates that another window must hold
+FEWEST_LRS = 3  # learning rates inside a window for a sensitivity; with fewer, arms are compared by their best losses
 PARTS = ("total", "below", "above")
-# With fewer learning rates inside the window, sensitivity says little, and arms are compared by their best losses.
-FEWEST_TO_COMPARE = 4
 # Parametrizations in which every tensor has the peak learning rate.
 UNSCALED = ("standard", "inverse_head_width")
 MOST_ROWS = 60  # of a study that a notebook displays
@@ -457,4 +455,4 @@ def compares_sensitivity(study: Study) -> bool:
     """Whether arms can be compared by sensitivity: with enough learning rates, which mean the same in all arms."""
     inside = study.points[study.points["lr"].between(*significant(study.window))]
     lrs = inside.groupby("curve")["lr"].nunique()
-    return len(lrs) > 0 and lrs.max() >= FEWEST_TO_COMPARE and with_scaled_steps(study).empty
+    return len(lrs) > 0 and lrs.max() >= FEWEST_LRS and with_scaled_steps(study).empty

@@ -12,7 +12,7 @@ import pandas as pd
 from lab.analysis import contrasts
 from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, by_column
 from lab.analysis.curves import arm_factors
-from lab.analysis.sensitivity import Study
+from lab.analysis.sensitivity import FEWEST_LRS, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.analysis.text import arm_phrase, count, format_value, listed
 from lab.core import shipped
@@ -78,6 +78,16 @@ class Answer(NamedTuple):
         return f"{self.word}: {self.text}" if self.word else self.text
 
     @property
+    def subject(self) -> str:
+        """The quantity and the arms, such as ``LR sensitivity: adamw, lion``; empty without contrasts."""
+        if not self.contrasts:
+            return ""
+        measure, arms = self.contrasts[0].measure, list(self.contrasts[0].levels)
+        return (
+            f"{measure.name} of {len(arms)} arms" if len(arms) > MOST_VALUES else f"{measure.name}: {', '.join(arms)}"
+        )
+
+    @property
     def speaks_of_sensitivity(self) -> bool:
         """Whether it quotes a sensitivity."""
         return "sensitiv" in " ".join([self.text, *(one.measure.name for one in self.contrasts)])
@@ -98,8 +108,17 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
         return Answer(word, text or _one_run(points.iloc[0]), [])
     found = compared(study, sweeps)
     if not word and found:
-        word, text = _decided(study, found[0]) or ("", _sentence(study, found[0]))
+        word, text = _decided(study, found[0]) or ("", _sentence(study, found[0]) + _no_sensitivity(study, found[0]))
     return Answer(word, text, found)
+
+
+def _no_sensitivity(study: Study, one: Contrast) -> str:
+    """Why the best losses over several learning rates are compared, and no sensitivities; empty for anything else."""
+    if ANY_SWEEP not in one.measure.asked_by or compares_sensitivity(study) or study.points["lr"].nunique() < 2:
+        return ""
+    if not with_scaled_steps(study).empty:
+        return " LR sensitivities are not compared, since a learning rate does not mean the same in all arms."
+    return f" LR sensitivity takes {FEWEST_LRS} learning rates from {study.window}, which no arm has."
 
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:

@@ -142,7 +142,7 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     rows = scoreboard.judge_all([evidence], earlier=readings, sweeps=evidence.sweeps)
     said = answer(study, evidence.sweeps, rows)
     claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
-    question, counts = " ".join(questions(paths)), _counts(claims)
+    question, counts = " ".join(questions(paths)) or said.subject, _counts(claims)
     first, *others = [*_figures(study, out), Markup()]
     body = [
         html.paragraph(said.text, "lead", said.word),
