@@ -520,3 +520,25 @@ def test_a_paper_that_makes_no_sense_is_refused_in_one_line(
 def test_nothing_to_draw_is_a_refusal() -> None:
     with pytest.raises(RequestError, match="nothing to draw"):
         FIGURES["best_loss_with_size"](small("one run"))
+
+
+def test_a_label_of_a_thousand_letters_is_shortened_with_both_its_ends() -> None:
+    arms = tuple(f"{letter * 1000}_{letter}_end+z_loss" for letter in "ab")
+    figure = FIGURES["learning_rate_sensitivity"](recorded(cards(arms=arms, widths=(32, 64))))
+    assert not complaints(figure)
+    texts = [text.get_text() for text in figure.key_texts]
+    assert [text for text in texts if text.replace("\n", "").endswith("a-end")]
+    assert [text for text in texts if text.replace("\n", "").endswith("b-end")]
+    assert max(map(len, texts)) < 150
+    assert max(len(lines[0]) for lines in hovers(layout.svg(figure, "a"))) <= 120
+
+
+def test_a_figure_of_many_arms_draws_the_first_of_them_and_says_so() -> None:
+    runs = [
+        planted.card(**{"parametrization.name": f"p{arm:02}", "optimizer.lr": lr}, final_val_loss=2 + lr)
+        for arm in range(45)
+        for lr in LRS
+    ]
+    figure = FIGURES["learning_rate_sensitivity"](recorded(runs))
+    assert len([axes for axes in figure.axes if axes.get_title()]) == 40
+    assert "Drawn are the first 40 of 45 arms; the tables have all." in figure.caption

@@ -24,6 +24,12 @@ def number(value: float) -> str:
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.6g}")
 
 
+def shortened(label: str, most: int = 120) -> str:
+    """A label of at most so many letters: of a longer one the beginning and the end, where labels differ."""
+    end = most // 3
+    return label if len(label) <= most else f"{label[: most - end - 3]}...{label[-end:]}"
+
+
 def alike(values: Iterable[float]) -> list[str]:
     """Numbers to the same decimals: three digits of the largest; without a number in common, three digits of each."""
     numbers = list(values)

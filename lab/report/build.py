@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from lab.analysis import contrasts
 from lab.analysis.curves import load, switches_text
-from lab.analysis.drawing.registry import NothingToDrawError, run_counts
+from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
 from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html, layout
@@ -61,7 +61,7 @@ CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window 
 
 LARGEST_INSIDE = 2**20  # bytes of a table that the page holds as a file to save
 NAMED_ARMS = 12  # with more arms, only the tables name them
-MOST_ARMS, MOST_PAIRS = 40, 400  # with more, a page shows one figure, and no differences of all pairs
+MOST_PAIRS = 400  # with more, a page shows no differences of all pairs
 
 
 class Report(NamedTuple):

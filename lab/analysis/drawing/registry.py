@@ -18,6 +18,7 @@ from lab.records.run_table import is_imported
 from lab.records.store import Records
 
 DrawFigure = Callable[..., Drawing]
+MOST_ARMS = 40  # arms that a figure draws; of more a page has one figure
 FIGURES: Registry[DrawFigure] = Registry("figure", "figures")
 
 
@@ -25,11 +26,14 @@ class NothingToDrawError(RequestError):
     """Raised if the records hold nothing that the figure shows; a report leaves the figure out."""
 
 
-def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., Sheet]], DrawFigure]:
+def figure(
+    name: str, *, over_window: bool = False, of_all_arms: bool = False
+) -> Callable[[Callable[..., Sheet]], DrawFigure]:
     """Decorator: register a function that draws records as the figure ``name``; its docstring begins the caption.
 
     The decorated function takes the records and their runs (``judge(points)``, regrouped by ``ways_to_grow``), and
     returns a sheet. With ``over_window`` it also takes the window of learning rates of the sensitivity that it draws.
+    Its runs are those of the first ``MOST_ARMS`` arms, unless ``of_all_arms``, and the caption says so.
 
     The registered function returns the finished figure. Its optional second argument is the table of runs, so that a
     caller of many figures judges the runs once; the optional third one is the window. If runs are missing, a line above
@@ -47,7 +51,11 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
             runs = judge(points(records.runs)) if runs is None else runs
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
-            sheet = draw(records, ways_to_grow(records.runs, runs), *[window] * over_window)
+            arms = runs["arm"].unique()
+            shown = runs if of_all_arms else runs[runs["arm"].isin(arms[:MOST_ARMS])]
+            sheet = draw(records, ways_to_grow(records.runs, shown), *[window] * over_window)
+            if len(shown) < len(runs):
+                sheet.note(f"Drawn are the first {MOST_ARMS} of {len(arms)} arms; the tables have all.")
             ended, expected = run_counts(records, runs)
             if ended < expected:
                 sheet.headline = f"partial: {ended} of {expected} runs"

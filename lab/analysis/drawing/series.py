@@ -135,7 +135,8 @@ def _values(records: Records, runs: pd.DataFrame, row: ProbeSeries) -> pd.DataFr
     metrics = records.metrics[records.metrics["probe"] == row.probe]
     if row.where is not None:
         metrics = metrics[metrics["where"] == row.where]
-    values = metrics.groupby(["id", "step"])["value"].max().reset_index().merge(runs, on="id")
+    values = metrics.groupby(["id", "step"])["value"].max().reset_index()
+    values = values.merge(runs[["id", "title", "line", "loss_at_init"]], on="id")
     if row.scale == "loss":
         init = values["loss_at_init"]
         values["value"] = np.where(np.isfinite(values["value"]), np.fmin(values["value"], init), init)

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
-from lab.analysis.text import count
+from lab.analysis.text import count, shortened
 from lab.core.printing import printable
 
 COLUMNS = ("arm", "size", "lr", "seed", "outcome", "id")
@@ -71,7 +71,7 @@ class HoverText:
         lr = f"learning rate {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} learning rates, {lrs[0]:g} to {lrs[-1]:g}"
         counts = {outcome: int((runs["outcome"] == outcome).sum()) for outcome in OUTCOMES}
         outcomes = [f"{lost} of {n} {outcome}" for outcome, lost in counts.items() if lost]
-        where = [str(runs["arm"][0]), f"{count(runs['size'][0])} parameters", lr, *others]
+        where = [shortened(str(runs["arm"][0])), f"{count(runs['size'][0])} parameters", lr, *others]
         seeds, ids = dict.fromkeys(map(str, runs["seed"])), list(map(str, runs.get("id", ())))
         names = [_few(list(seeds), "seed"), *[_few(ids, "run")] * bool(ids)]
         return "\n".join([*where, *quantity.lines(values), *outcomes, *names])

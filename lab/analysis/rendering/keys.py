@@ -70,7 +70,8 @@ def draw(figure: Figure, lines: Sequence[Sequence[Key]], left: float, top: float
             if key.entry:
                 figure.add_artist(_sample(key.entry, x, middle)).set_transform(inches)
                 x += (SAMPLE + AFTER_SAMPLE) * em
-            text = figure.text(x, middle, key.text, size=style.page().size * style.SMALL, va="center_baseline")
+            align = "center" if "\n" in key.text else "center_baseline"
+            text = figure.text(x, middle, key.text, size=style.page().size * style.SMALL, va=align)
             text.set_transform(inches)
             text.set_gid(colour_id(KEY_ID, key.entry) if key.entry else None)
             texts.append(text)

@@ -129,7 +129,7 @@ class Sheet:
         sentences = [*self._notes, *marks.sentences(self.figure, self._explained)]
         self.figure.caption = "\n\n".join([caption, *[" ".join(sentences)] * bool(sentences)])
         groups = [(title, entries) for title, entries in self._keys if not named[title]]
-        lines = keys.in_lines([*groups, ("", marks.keys(self.figure))], self.figure.get_figwidth() - style.em())
+        lines = keys.in_lines([*groups, ("", marks.keys(self.figure))], self.figure.get_figwidth() - 2 * style.em())
         self._place(keys.height(lines))
         top = keys.height(lines) + PAD * style.em() / 2
         self.figure.key_texts += keys.draw(self.figure, lines, PAD * style.em(), top)

@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from lab.analysis.text import number
+from lab.analysis.text import number, shortened
 
 FONT = "DejaVu Sans"
 STYLE: dict[Any, Any] = {
@@ -29,6 +29,8 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.6,
+    "xtick.bottom": False,  # no marks at ticks, whose grid lines show them
+    "ytick.left": False,
     "xtick.major.size": 0,
     "xtick.major.pad": 6,  # keeps the numbers of the x axis below the lowest one of the y axis
     "ytick.major.size": 0,
@@ -103,8 +105,8 @@ def literal(label: object) -> str:
 
 
 def _readable(label: object) -> str:
-    """A label with control characters escaped and long numbers shortened."""
-    return NUMBER.sub(_short, str(label).encode("unicode_escape").decode())
+    """A label with control characters escaped, and shortened if it or its numbers are long."""
+    return shortened(NUMBER.sub(_short, str(label)).encode("unicode_escape").decode())
 
 
 def _short(found: re.Match[str]) -> str:

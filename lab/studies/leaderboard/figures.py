@@ -27,7 +27,7 @@ LOOKS = {
 }
 
 
-@figure("leaderboard", over_window=True)
+@figure("leaderboard", over_window=True, of_all_arms=True)
 def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     """Instability part of LR sensitivity minus that of the reference, by intervention.
 

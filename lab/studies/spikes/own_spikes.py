@@ -477,7 +477,9 @@ def source_traits(records: Records) -> pd.DataFrame:
         row of it, ``NAME.batches``, the batches with one, and ``NAME.norm``, the sum over these of the log of the norm.
     """
     rows = {}
-    metrics = records.metrics[records.metrics["probe"].isin([GRADIENT_NORM, ROWS])]
+    of_mixtures = records.metrics.loc[records.metrics["probe"] == ROWS, "id"].unique()
+    metrics = records.metrics[records.metrics["id"].isin(of_mixtures)]
+    metrics = metrics[metrics["probe"].isin([GRADIENT_NORM, ROWS])]
     for run, of_run in metrics.groupby("id", observed=True):
         is_norm = of_run["probe"] == GRADIENT_NORM
         norms = of_run[is_norm].set_index("step")["value"].sort_index()

@@ -265,7 +265,7 @@ def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
     the bottom row does not, the drift does no harm.
     """
     losses = records.metrics[records.metrics["probe"] == "train_loss"]
-    if losses.empty or "head_common_mode" not in set(records.metrics["probe"]):
+    if losses.empty or not (records.metrics["probe"] == "head_common_mode").any():
         raise NothingToDrawError("nothing to draw: no run recorded train_loss and head_common_mode")
     excess = (losses["value"] - losses["value"].min()).clip(lower=LOSS_ROUNDING)
     metrics = pd.concat([records.metrics, losses.assign(probe="excess_loss", value=excess)])
